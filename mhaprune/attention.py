@@ -1,0 +1,178 @@
+"""Multi-head attention from scratch, with a gate on every head.
+
+Dimensions: B = batch, T = queries, U = keys, D = embed_dim, H = heads, K = head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mhaprune.gates import Gate
+
+
+def padding_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:
+    """True where a key is padding: lengths (B,) give a `key_padding_mask` (B, U), lengths (B, T) an `attn_mask` (B, T, U)."""
+    return torch.arange(num_keys, device=valid_lengths.device) >= valid_lengths.unsqueeze(-1)
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2) whose heads can be gated, masked and removed.
+
+    Every head's output is multiplied by one number before the output projection W_O: the product of its learned gate, its
+    entry in the buffer `head_mask` and the `gates` of the call. Query, key and value may have sizes of their own (`qdim`,
+    `kdim`, `vdim`, by default `embed_dim`); `head_dim` is by default `embed_dim // num_heads`. A layer may hold any number of
+    heads, none included: its output is then W_O's bias.
+
+    Raises ValueError if `num_heads` does not divide `embed_dim` and no `head_dim` is given.
+    """
+
+    head_mask: Tensor
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        qdim: int | None = None,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        head_dim: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        gate: Gate | None = None,
+    ) -> None:
+        super().__init__()
+        if head_dim is None:
+            if num_heads < 1 or embed_dim % num_heads:
+                allowed = ", ".join(str(h) for h in range(1, embed_dim + 1) if embed_dim % h == 0)
+                raise ValueError(f"num_heads={num_heads}: must divide embed_dim={embed_dim}, so one of {allowed}")
+            head_dim = embed_dim // num_heads
+        self.embed_dim, self.num_heads, self.head_dim, self.dropout = embed_dim, num_heads, head_dim, dropout
+        width = num_heads * head_dim
+        self.q_proj = Projection(embed_dim if qdim is None else qdim, width, bias)
+        self.k_proj = Projection(embed_dim if kdim is None else kdim, width, bias)
+        self.v_proj = Projection(embed_dim if vdim is None else vdim, width, bias)
+        self.out_proj = Projection(width, embed_dim, bias)
+        self.gate = gate(num_heads) if gate else None
+        self.register_buffer("head_mask", torch.ones(num_heads))
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        gates: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from query (B, T, qdim) to key (B, U, kdim) and value (B, U, vdim); gives (B, T, D) and the weights.
+
+        As in `torch.nn.MultiheadAttention`, True in `key_padding_mask` (B, U) and in a boolean `attn_mask` (T, U), (B, T, U) or
+        (B, H, T, U) means *not* attended to, and a float `attn_mask` is added to the scores; unlike there, `is_causal` alone
+        makes the mask. `gates` is (H,) or (B, H). The weights (B, H, T, U) are computed only if `need_weights`, else None.
+        A query that may attend to nothing gets zeros from every head.
+        """
+        keys_BHUK, values_BHUK = self.project(key, value)
+        bias = attention_bias(key_padding_mask, attn_mask, query.dtype)
+        context_BHTK, weights_BHTU = self.attend(
+            query, keys_BHUK, values_BHUK, bias, is_causal=is_causal, need_weights=need_weights
+        )
+        return self.merge(context_BHTK, gates), weights_BHTU
+
+    def project(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values of every head, (B, H, U, K) each: what a KV cache stores."""
+        return self._split(self.k_proj(key)), self._split(self.v_proj(value))
+
+    def attend(
+        self,
+        query: Tensor,
+        keys_BHUK: Tensor,
+        values_BHUK: Tensor,
+        bias: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Every head's output c_n before gate and W_O, (B, H, T, K), and its weights (B, H, T, U) or None.
+
+        `bias` is added to the scores and broadcasts to (B, H, T, U).
+        """
+        queries_BHTK = self._split(self.q_proj(query))
+        dropout = self.dropout if self.training else 0.0
+        if not need_weights and not (is_causal and bias is not None):
+            return F.scaled_dot_product_attention(
+                queries_BHTK, keys_BHUK, values_BHUK, attn_mask=bias, dropout_p=dropout, is_causal=is_causal
+            ), None
+        if is_causal:
+            causal_TU = causal_bias(query.shape[1], keys_BHUK.shape[2], query.dtype, query.device)
+            bias = causal_TU if bias is None else bias + causal_TU
+        if not need_weights:
+            return F.scaled_dot_product_attention(queries_BHTK, keys_BHUK, values_BHUK, bias, dropout), None
+        scores_BHTU = queries_BHTK @ keys_BHUK.mT / math.sqrt(self.head_dim)
+        if bias is not None:
+            scores_BHTU = scores_BHTU + bias
+        # A row without any open key has only -inf, whose softmax is NaN where the fused kernel gives zeros.
+        weights_BHTU = scores_BHTU.softmax(dim=-1).masked_fill(scores_BHTU == -math.inf, 0.0)
+        return F.dropout(weights_BHTU, dropout, self.training) @ values_BHUK, weights_BHTU
+
+    def merge(self, context_BHTK: Tensor, gates: Tensor | None = None, fallback: Tensor | None = None) -> Tensor:
+        """Gate every head, put the heads side by side and project: (B, T, D).
+
+        `gates` is (H,) or (B, H). `fallback`, which broadcasts to (B, H, T, K), is what a closed gate lets through instead
+        of nothing: a head gives gate·c_n + (1 - gate)·fallback.
+        """
+        scale = self.head_scale()
+        if gates is not None and fallback is None:
+            scale = scale * gates
+        elif gates is not None:
+            context_BHTK = fallback + gates[..., None, None] * (context_BHTK - fallback)
+        # The scale is spread over a head's K columns first: one long inner loop instead of many short ones.
+        scale_W = scale.unsqueeze(-1).expand(*scale.shape, self.head_dim).flatten(-2)
+        merged_BTW = context_BHTK.transpose(1, 2).flatten(2)
+        return self.out_proj(merged_BTW * (scale_W if scale_W.dim() == 1 else scale_W.unsqueeze(1)))
+
+    def head_scale(self) -> Tensor:
+        """(H,): what the layer itself multiplies each head by, its learned gate times its mask."""
+        return self.head_mask if self.gate is None else self.gate() * self.head_mask
+
+    def _split(self, x_BTW: Tensor) -> Tensor:
+        return x_BTW.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+
+def attention_bias(key_padding_mask: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """One additive mask that broadcasts to (B, H, T, U), -inf where attention is forbidden; None if nothing is."""
+    biases = []
+    if key_padding_mask is not None:
+        biases.append(_additive(key_padding_mask, dtype)[:, None, None, :])
+    if attn_mask is not None:
+        attn_mask = _additive(attn_mask, dtype)
+        biases.append(attn_mask.unsqueeze(1) if attn_mask.dim() == 3 else attn_mask)
+    return sum(biases[1:], biases[0]) if biases else None
+
+
+def causal_bias(num_queries: int, num_keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(T, U): -inf above the diagonal, so that a position attends to itself and what stands before it."""
+    return torch.full((num_queries, num_keys), -math.inf, dtype=dtype, device=device).triu(1)
+
+
+class Projection(nn.Linear):
+    """`nn.Linear` with Xavier weights and zero bias; also of a width of zero, where torch's own initialisation warns."""
+
+    def reset_parameters(self) -> None:
+        if self.weight.numel() and not self.weight.is_meta:
+            nn.init.xavier_uniform_(self.weight)
+        if self.bias is not None and not self.bias.is_meta:
+            nn.init.zeros_(self.bias)
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask, -math.inf)

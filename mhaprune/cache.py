@@ -1,0 +1,94 @@
+"""The cache of what was trained: looked up by content, so that the same recipe is never trained twice."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import logging
+import pickle
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from mhaprune.store import fingerprint, make_folder, write_bytes
+
+log = logging.getLogger(__name__)
+
+
+class Cache:
+    """Files named after the recipe they were made by; each holds that recipe too, so that a foreign file is noticed."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = make_folder("cache", Path(folder))
+
+    def get(
+        self,
+        kind: str,
+        recipe: dict[str, Any],
+        make: Callable[[dict[str, Any] | None, Callable[[dict[str, Any]], None]], dict[str, Any]],
+    ) -> dict[str, Any]:
+        """What `make` gives, from the file where there is one.
+
+        `make(state, save)` is called otherwise: `state` is what an interrupted call last gave to `save`, or None. Content is
+        plain containers and tensors. A second process that wants the same recipe waits for the first.
+        """
+        path = self.folder / f"{kind}-{fingerprint(recipe)}.pt"
+        partial = path.with_suffix(".partial.pt")
+        with FileLock(path.with_suffix(".lock")):
+            content = _load(path, recipe)
+            if content is not None:
+                log.info("%s: taken from the cache, %s", kind, path)
+                return content
+            state = _load(partial, recipe)
+            if state is not None:
+                log.info("%s: goes on from the interrupted one, %s", kind, partial)
+            content = make(state, lambda state: _save(partial, recipe, state))
+            _save(path, recipe, content)
+            partial.unlink(missing_ok=True)
+            return content
+
+
+def source_digest(modules: Iterable[ModuleType]) -> str:
+    """A fingerprint of what modules *do*: it changes with their code, not with their comments or docstrings."""
+    return fingerprint([ast.dump(_without_docstrings(ast.parse(inspect.getsource(module)))) for module in modules])
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [n for n in body if not _is_docstring(n)]  # type: ignore[attr-defined]
+    return tree
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _save(path: Path, recipe: dict[str, Any], content: dict[str, Any]) -> None:
+    buffer = io.BytesIO()
+    torch.save({"recipe": recipe, "content": content}, buffer)
+    write_bytes(path, buffer.getvalue())
+
+
+def _load(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
+    """The content of a file that is whole and made by this recipe; any other file is set aside, and said."""
+    if not path.exists():
+        return None
+    try:
+        stored = torch.load(path, weights_only=True, map_location="cpu")
+        if stored["recipe"] != recipe:
+            raise ValueError("made by another recipe")
+        content: dict[str, Any] = stored["content"]
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        aside = path.with_suffix(".damaged")
+        path.replace(aside)
+        reason = str(error).splitlines()[0]
+        log.warning("cache file %s is damaged or foreign (%s): set aside as %s, made anew", path, reason, aside.name)
+        return None
+    return content

@@ -1,0 +1,101 @@
+"""Many run folders in, one set of tables, figures and a report out. Works on whatever is there, failed runs included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from mhaprune.plots import draw_comparison
+from mhaprune.report import answers, render
+from mhaprune.store import RunFolder, read_status
+
+RUN, COLLECTION = "run", "collection"
+"""What a folder's `status.json` says under `kind`."""
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run folder and what its status says; a job that died before it could write one has none."""
+
+    folder: Path
+    status: dict[str, Any]
+
+    @property
+    def done(self) -> bool:
+        return self.status.get("status") == "done"
+
+    @property
+    def state(self) -> str:
+        state = str(self.status.get("status", "no status"))
+        return f"{state}: {self.status['reason']}" if self.status.get("reason") else state
+
+
+def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
+    """All runs in and below the folders, in the order of their names, numbers by their value."""
+    found: dict[Path, FoundRun] = {}
+    for top in folders:
+        if not top.is_dir():
+            raise ValueError(f"folder={top}: no such folder, name run folders or folders that hold some")
+        for marker in [*top.rglob("status.json"), *top.rglob(".hydra/config.yaml")]:
+            folder = marker.parent if marker.name == "status.json" else marker.parent.parent
+            status = read_status(folder)
+            if status.get("kind") != COLLECTION:
+                found[folder.resolve()] = FoundRun(folder, status)
+    return sorted(found.values(), key=lambda run: [(part.isdigit(), part.zfill(8)) for part in run.folder.parts])
+
+
+def collect(folders: Iterable[Path], out: Path, title: str = "Runs compared") -> list[str]:
+    """Combine the runs found in `folders` into `out`; gives the findings in sentences, failed runs named first.
+
+    Raises ValueError where no run is found.
+    """
+    folders = list(folders)
+    runs = find_runs(folders)
+    if not runs:
+        raise ValueError(f"folder={', '.join(map(str, folders))}: holds no run, a run folder has a status.json")
+    with RunFolder(out).recorded() as folder:
+        folder.note(kind=COLLECTION)
+        labels = dict(zip([run.folder for run in runs], _labels(runs), strict=True))
+        overview = pd.DataFrame(
+            {"label": labels[run.folder], "folder": str(run.folder), "state": run.state, "seconds": run.status.get("seconds")}
+            for run in runs
+        )
+        tables = {"runs": overview} | dict(_combined([run for run in runs if run.done], labels))
+        plots = list(draw_comparison(tables))
+        lines = [f"{labels[run.folder]} is not in here, {run.state} ({run.folder})." for run in runs if not run.done]
+        lines += answers(tables)
+        for name, frame in tables.items():
+            folder.write_table(name, frame)
+        folder.write_figures(plots)
+        facts = {"command": f"python scripts/collect.py {' '.join(map(str, folders))} --out {out}", "runs": len(runs)}
+        folder.write("report.html", render(title, lines, plots, tables, facts).encode())
+        folder.note(runs=len(runs), failed=[str(run.folder) for run in runs if not run.done])
+    return lines
+
+
+def _combined(runs: list[FoundRun], labels: dict[Path, str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    names = dict.fromkeys(name for run in runs for name in run.status.get("files", []) if name.endswith(".csv"))
+    for name in names:
+        parts = []
+        for run in runs:
+            if name in run.status["files"]:
+                frame = pd.read_csv(run.folder / name)
+                frame.insert(0, "label", labels[run.folder])
+                parts.append(frame)
+        yield name.removesuffix(".csv"), pd.concat(parts, ignore_index=True)
+
+
+def _labels(runs: list[FoundRun]) -> list[str]:
+    """What tells the runs apart: the settings that differ between them, and the folder where nothing does."""
+    identities = [run.status.get("identity", {}) for run in runs]
+    names = dict.fromkeys(name for identity in identities for name in identity if name != "run")
+    varying = [name for name in names if len({str(identity.get(name)) for identity in identities if identity}) > 1]
+    labels = [", ".join(f"{name}={identity[name]}" for name in varying if name in identity) for identity in identities]
+    return [
+        label if label and labels.count(label) == 1 else ", ".join(filter(None, [label, run.folder.name]))
+        for label, run in zip(labels, runs, strict=True)
+    ]

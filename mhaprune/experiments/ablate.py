@@ -1,0 +1,112 @@
+"""Score every head, remove the weakest for real, and measure what that costs and brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+from torch import Tensor
+
+from mhaprune.experiments.base import Experiment, Findings, Study
+from mhaprune.heads import HeadGrid
+from mhaprune.measure import greedy_disagreements
+from mhaprune.pruning import PROOF_BATCH, Plan, prune, smallest_bite, time_removed
+from mhaprune.schedules.base import check_budgets, heads_to_remove
+from mhaprune.scoring import Scored, agreement_table, heads_table, score_heads
+from mhaprune.store import option_name
+from mhaprune.subject import Subject
+
+
+@dataclass(frozen=True)
+class Ablate(Experiment):
+    """Scorers × budgets: tables `summary`, `heads`, `pruning`, `agreement`, `latency` and `training`.
+
+    `budgets` are fractions of all heads (0.25) or numbers of heads (6). The summary names, for every scorer, the largest
+    budget that loses at most `tolerance` of exact match on the *choose* split, and what is left of it on the *report* split.
+    A latency is that of one greedy decoding of `latency_batch` examples, `latency_rounds` times in turn with the dense model.
+    Of a scorer that draws several times the first draw is treated like any other scorer, the rest are a control: accuracy only.
+    """
+
+    budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+    tolerance: float = 0.01
+    latency_batch: int = 32
+    latency_rounds: int = 20
+
+    def __post_init__(self) -> None:
+        check_budgets(self.budgets)
+        for name in ("latency_batch", "latency_rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
+        if not 0 <= self.tolerance <= 1:
+            raise ValueError(f"tolerance={self.tolerance}: must be from 0 to 1")
+
+    def check(self, grid: HeadGrid) -> None:
+        heads_to_remove(self.budgets, len(grid))
+
+    def __call__(self, study: Study) -> Findings:
+        subject, report = study.subject, study.splits.report
+        scored = score_heads(subject, study.scorers, study.splits.score, study.seed)
+        plans = list(self._plans(study, scored))
+        pruning, difference = prune(subject, plans, study.splits)
+        latency = time_removed(
+            subject, [plan for plan in plans if plan.draw == 0], report[: self.latency_batch], self.latency_rounds
+        )
+        pruning = pruning.merge(latency, how="left", on=[name for name in latency if name in pruning])
+        heads = heads_table(subject, scored)
+        agreement = agreement_table(heads)
+        first_draws = [scores.values[0] for scores, _ in scored.values()]
+        return Findings(
+            {
+                "summary": summary_table(pruning, agreement, self.tolerance),
+                "heads": heads,
+                "pruning": pruning,
+                "agreement": agreement,
+                "latency": latency,
+                "training": study.history,
+            },
+            {
+                "max_difference_masked_removed": difference,
+                "min_difference_open_closed": smallest_bite(subject, first_draws, report[:PROOF_BATCH]),
+                "greedy_decoding_disagreements": greedy_disagreements(subject, report),
+            },
+        )
+
+    def _plans(self, study: Study, scored: Mapping[str, Scored]) -> Iterator[Plan]:
+        budgets = heads_to_remove(self.budgets, len(study.subject.grid))
+        for name, (scores, _) in scored.items():
+            for draw in range(len(scores.values)):
+
+                def score(subject: Subject, name: str = name, draw: int = draw) -> Tensor:
+                    if subject is study.subject:
+                        return scored[name].scores.values[draw]
+                    return study.scorers[name](subject, study.splits.score, study.seed).values[draw]
+
+                for mask in study.schedule(study.subject, score, budgets):
+                    yield Plan(name, draw, option_name(study.schedule), mask)
+
+
+def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: float) -> pd.DataFrame:
+    """One row per scorer: the largest budget within `tolerance` of the dense exact match, chosen and reported apart."""
+    rows = []
+    for name, curve in pruning[pruning["draw"] == 0].groupby("scorer", sort=False):
+        if (pruning["scorer"] == name).sum() > len(curve):
+            continue  # a control of several draws is no candidate
+        dense = curve[curve["heads_removed"] == 0].iloc[0]
+        within = curve["choose_sequence_accuracy"] >= dense["choose_sequence_accuracy"] - tolerance
+        best = curve[within].sort_values("heads_removed").iloc[-1]
+        pairs = agreement[(agreement["scorer"] == name) | (agreement["other"] == name)]
+        with_ablation = pairs[(pairs["scorer"] == "ablation") | (pairs["other"] == "ablation")]["spearman"]
+        rows.append(
+            {
+                "scorer": name,
+                "tolerance": tolerance,
+                "heads_total": best["heads_total"],
+                "heads_removed": best["heads_removed"],
+                "dense_sequence_accuracy": dense["sequence_accuracy"],
+                **{f"sequence_accuracy{end}": best[f"sequence_accuracy{end}"] for end in ("", "_low", "_high")},
+                **{f"speedup{end}": best[f"speedup{end}"] for end in ("", "_q1", "_q3")},
+                "spearman_with_ablation": with_ablation.iloc[0] if len(with_ablation) else float("nan"),
+            }
+        )
+    return pd.DataFrame(rows)

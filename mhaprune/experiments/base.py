@@ -1,0 +1,48 @@
+"""What an experiment is given and what it gives back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from mhaprune.heads import HeadGrid
+from mhaprune.schedules.base import Schedule
+from mhaprune.scorers.base import Scorer
+from mhaprune.subject import Subject
+from mhaprune.tasks.base import Splits, Task
+
+
+@dataclass(frozen=True)
+class Study:
+    """A trained model and all that an experiment may do with it. `history` is the table its training left."""
+
+    subject: Subject
+    task: Task
+    splits: Splits
+    history: pd.DataFrame
+    scorers: Mapping[str, Scorer]
+    schedule: Schedule
+    seed: int
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Tidy tables by name, from which figures and words are made; `checks` are the proofs that go into `status.json`."""
+
+    tables: dict[str, pd.DataFrame]
+    checks: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment(ABC):
+    """A study of one trained model."""
+
+    @abstractmethod
+    def __call__(self, study: Study) -> Findings: ...
+
+    def check(self, grid: HeadGrid) -> None:
+        """Raise ValueError, before anything is trained, for settings that do not fit a model of these heads."""
+        return

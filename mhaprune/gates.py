@@ -1,0 +1,79 @@
+"""Learnable gates: one weight per head of a block, trained together with the model.
+
+Dimensions: H = heads of one block.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+
+class HeadGate(nn.Module, ABC):
+    """The trained part of a gate: called without arguments it gives the weights (H,) of its block."""
+
+    @abstractmethod
+    def forward(self) -> Tensor: ...
+
+    @abstractmethod
+    def penalty(self) -> Tensor | None:
+        """A scalar that training adds to the loss, or None."""
+
+
+@dataclass(frozen=True)
+class Gate(ABC):
+    """What a gate is made from; called with a number of heads it makes one.
+
+    `learning_rate` is the gates' own: at the weights' rate they hardly leave where they started, because the scale of a
+    gate and of the W_O slice behind it are the same function.
+    """
+
+    learning_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.learning_rate < 0:
+            raise ValueError(f"learning_rate={self.learning_rate}: must be 0 or more")
+
+    @abstractmethod
+    def __call__(self, num_heads: int) -> HeadGate: ...
+
+
+@dataclass(frozen=True)
+class Softmax(Gate):
+    """Softmax over the heads of a block, as in the exercise of d2l.ai's section on multi-head attention.
+
+    `scale=heads` multiplies by H, so that an untrained gate changes nothing; `scale=one` is the exercise as written.
+    `init=zeros` starts all heads equal; `init=rand` is the exercise's `torch.rand`, whose ranking is then largely the
+    ranking of the random draw. `entropy_weight` presses towards few open heads; 0 leaves the gate to the loss alone.
+    """
+
+    scale: Literal["heads", "one"] = "heads"
+    init: Literal["zeros", "rand"] = "zeros"
+    entropy_weight: float = 0.0
+
+    def __call__(self, num_heads: int) -> SoftmaxGate:
+        return SoftmaxGate(num_heads, self)
+
+
+class SoftmaxGate(HeadGate):
+    """g = H·softmax(logits), or softmax(logits) with `scale=one`."""
+
+    def __init__(self, num_heads: int, config: Softmax) -> None:
+        super().__init__()
+        initial = torch.zeros(num_heads) if config.init == "zeros" else torch.rand(num_heads)
+        self.logits = nn.Parameter(initial)
+        self.factor = num_heads if config.scale == "heads" else 1
+        self.entropy_weight = config.entropy_weight
+
+    def forward(self) -> Tensor:
+        return self.factor * self.logits.softmax(dim=0)
+
+    def penalty(self) -> Tensor | None:
+        if self.entropy_weight == 0:
+            return None
+        log_share = self.logits.log_softmax(dim=0)
+        return -self.entropy_weight * (log_share.exp() * log_share).sum()

@@ -1,0 +1,140 @@
+"""The vocabulary of heads: what a head is called, in which order heads stand, which of them are gone.
+
+Dimensions: N = all heads of a model on one flat axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Site(StrEnum):
+    """Where in an encoder-decoder an attention block sits."""
+
+    ENCODER_SELF = "encoder_self"
+    DECODER_SELF = "decoder_self"
+    CROSS = "cross"
+
+
+class Block(NamedTuple):
+    """One attention layer: a site and its number in the stack."""
+
+    site: Site
+    layer: int
+
+    def __str__(self) -> str:
+        return f"{self.site}.{self.layer}"
+
+
+@dataclass(frozen=True)
+class HeadId:
+    """The name of one head. It stays with the head: removing others never renumbers it."""
+
+    site: Site
+    layer: int
+    head: int
+
+    @property
+    def block(self) -> Block:
+        return Block(self.site, self.layer)
+
+    def __str__(self) -> str:
+        return f"{self.site}.{self.layer}.{self.head}"
+
+    @classmethod
+    def parse(cls, text: str) -> HeadId:
+        """Read `encoder_self.0.3` back; raises ValueError on anything else."""
+        try:
+            site, layer, head = text.split(".")
+            return cls(Site(site), int(layer), int(head))
+        except ValueError:
+            sites = ", ".join(Site)
+            raise ValueError(f"head={text!r}: must read SITE.LAYER.HEAD with a site of {sites}") from None
+
+
+@dataclass(frozen=True)
+class HeadGrid:
+    """The heads of one model in the order of the flat axis N, block by block.
+
+    Blocks may hold different numbers of heads, none included, which is what every pruned model looks like.
+    """
+
+    blocks: tuple[Block, ...]
+    heads: tuple[HeadId, ...]
+
+    def __post_init__(self) -> None:
+        ordered = tuple(head for block in self.blocks for head in self.heads if head.block == block)
+        if ordered != self.heads or len(set(self.heads)) != len(self.heads):
+            raise ValueError("heads: must be distinct and stand block by block, in the order of blocks")
+
+    @classmethod
+    def full(cls, blocks: Iterable[Block], num_heads: int) -> HeadGrid:
+        """The grid of an unpruned model: `num_heads` heads in each block."""
+        blocks = tuple(blocks)
+        return cls(blocks, tuple(HeadId(*block, head) for block in blocks for head in range(num_heads)))
+
+    @cached_property
+    def _position(self) -> dict[HeadId, int]:
+        return {head: n for n, head in enumerate(self.heads)}
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """How many heads each block holds, in the order of `blocks`."""
+        return tuple(sum(head.block == block for head in self.heads) for block in self.blocks)
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def __iter__(self) -> Iterator[HeadId]:
+        return iter(self.heads)
+
+    def __contains__(self, head: object) -> bool:
+        return head in self._position
+
+    def index(self, head: HeadId) -> int:
+        """Where a head stands on N; raises ValueError naming the heads there are."""
+        if head not in self._position:
+            raise ValueError(f"head={head}: no such head, the model has {', '.join(map(str, self)) or 'none'}")
+        return self._position[head]
+
+    def split(self, values_N: Tensor) -> dict[Block, Tensor]:
+        """Cut the last axis of a (..., N) tensor into one (..., H) piece per block."""
+        if values_N.shape[-1] != len(self):
+            raise ValueError(f"gates of shape {tuple(values_N.shape)}: the last axis must hold all {len(self)} heads")
+        return dict(zip(self.blocks, values_N.split(self.sizes, dim=-1), strict=True))
+
+    def without(self, heads: Iterable[HeadId]) -> HeadGrid:
+        """The grid that is left when `heads` are removed; emptied blocks stay."""
+        gone = set(heads)
+        return HeadGrid(self.blocks, tuple(head for head in self if head not in gone))
+
+
+@dataclass(frozen=True)
+class HeadMask:
+    """An immutable set of removed heads on a grid."""
+
+    grid: HeadGrid
+    removed: frozenset[HeadId] = frozenset()
+
+    def __post_init__(self) -> None:
+        for head in self.removed:
+            self.grid.index(head)
+
+    @property
+    def kept(self) -> tuple[HeadId, ...]:
+        return tuple(head for head in self.grid if head not in self.removed)
+
+    def without(self, *heads: HeadId) -> HeadMask:
+        """This mask with more heads removed."""
+        return HeadMask(self.grid, self.removed | frozenset(heads))
+
+    def gates(self, device: torch.device | str | None = None) -> Tensor:
+        """(N,): 1 where a head is kept, 0 where it is removed."""
+        return torch.tensor([float(head not in self.removed) for head in self.grid], device=device)

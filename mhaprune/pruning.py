@@ -1,0 +1,130 @@
+"""Remove heads for real, prove that it was done right, and measure what it costs and brings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+from torch import Tensor
+from tqdm import tqdm
+
+from mhaprune.data import Examples
+from mhaprune.heads import HeadMask
+from mhaprune.measure import accuracy_columns, logit_difference, measure
+from mhaprune.speed import CONTROL, DENSE, in_turn, ratios
+from mhaprune.subject import Subject
+from mhaprune.tasks.base import Splits
+
+PROOF_BATCH = 16
+MAX_DIFFERENCE = 1e-9
+"""How far the logits of a model with removed heads may be from those with the same heads masked, in float64.
+
+In float32 rounding alone makes 1e-5 of it, in which a small fault could hide.
+"""
+
+
+class Plan(NamedTuple):
+    """One mask and how it came about."""
+
+    scorer: str
+    draw: int
+    schedule: str
+    mask: HeadMask
+
+
+class ProofFailed(RuntimeError):
+    """Removing heads did not do what masking them does, or masking them did nothing."""
+
+
+def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> tuple[pd.DataFrame, float]:
+    """One row per plan: accuracy on the report split, accuracy for choosing, size; and the largest masked/removed difference.
+
+    Equal masks are measured once. The *choose* columns are filled for the first draw of each scorer: the others are a control
+    among which nothing is chosen. Raises `ProofFailed` where a removed model is not the masked one.
+    """
+    proof, precise = splits.report[:PROOF_BATCH], subject.in_double()
+    measured: dict[HeadMask, dict[str, Any]] = {}
+    chosen: dict[HeadMask, dict[str, float]] = {}
+    rows: list[dict[str, Any]] = []
+    worst = 0.0
+    for plan in tqdm(plans, "pruning", disable=None, leave=False):
+        mask = plan.mask
+        to_choose = plan.draw == 0 and mask not in chosen
+        if mask not in measured or to_choose:
+            smaller = subject.without(mask)
+        if mask not in measured:
+            difference = logit_difference(precise, precise.without(mask), proof, mask.gates(proof.source.device))
+            if not difference <= MAX_DIFFERENCE:
+                raise ProofFailed(
+                    f"masked and removed differ by {difference:.3g} in a logit, allowed is {MAX_DIFFERENCE:g};"
+                    f" removed: {' '.join(map(str, mask.removed)) or 'none'}"
+                )
+            worst = max(worst, difference)
+            measured[mask] = accuracy_columns(measure(smaller, splits.report))
+            measured[mask] |= {"parameters": smaller.count_parameters(), "flops": smaller.count_flops(proof) // len(proof)}
+        if to_choose:
+            outcome = measure(smaller, splits.choose)
+            chosen[mask] = {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
+        rows.append(_identity(plan) | measured[mask] | (chosen[mask] if plan.draw == 0 else {}))
+    return pd.DataFrame(rows), worst
+
+
+def smallest_bite(subject: Subject, scores: Sequence[Tensor], batch: Examples) -> float:
+    """How far closing one head moves the logits at most; the least of that over the head that each score (N,) puts first.
+
+    Heads that scored zero or less are passed over. Raises `ProofFailed` where closing a head moves nothing: a model that
+    ignores its mask would look as if no head mattered.
+    """
+    bites = {}
+    for scores_N in scores:
+        best = int(scores_N.argmax())
+        if scores_N[best] > 0:
+            head = subject.grid.heads[best]
+            gates_N = HeadMask(subject.grid).without(head).gates(batch.source.device)
+            bites[head] = logit_difference(subject, subject, batch, gates_N)
+            if bites[head] == 0:
+                raise ProofFailed(f"closing head {head}, which scored {float(scores_N[best]):.3g}, changes no logit")
+    return min(bites.values(), default=float("nan"))
+
+
+def time_removed(subject: Subject, plans: Sequence[Plan], batch: Examples, rounds: int) -> pd.DataFrame:
+    """Milliseconds of one `predict` of the batch: one row per plan, then the dense model and the same again (A/A).
+
+    All models take turns. Speed-ups are dense over removed, round by round: median and quartiles. The dense model has its
+    gates folded into the weights too, so that no speed-up is owed to the gates.
+    """
+    models = {DENSE: subject.without(HeadMask(subject.grid)), CONTROL: subject.without(HeadMask(subject.grid))}
+    removed = {mask: subject.without(mask) for mask in {plan.mask: None for plan in plans} if mask.removed}
+    calls = {name: (lambda m=model: m.predict(batch)) for name, model in (models | removed).items()}
+    times = in_turn(calls, rounds)
+    rows = []
+    for plan in plans:
+        rows.append(_identity(plan) | _speed(times, plan.mask if plan.mask.removed else DENSE))
+    for name in models:
+        rows.append({"scorer": name, "draw": 0, "heads_removed": 0} | _speed(times, name))
+    return pd.DataFrame(rows)
+
+
+def _speed(times: pd.DataFrame, name: Any) -> dict[str, float]:
+    ratio = ratios(times, DENSE, name)
+    return {
+        "latency_ms": ratio["peer_ms"],
+        "speedup": ratio["ratio"],
+        "speedup_q1": ratio["q1"],
+        "speedup_q3": ratio["q3"],
+    }
+
+
+def _identity(plan: Plan) -> dict[str, Any]:
+    total, removed = len(plan.mask.grid), len(plan.mask.removed)
+    return {
+        "scorer": plan.scorer,
+        "draw": plan.draw,
+        "schedule": plan.schedule,
+        "heads_total": total,
+        "heads_kept": total - removed,
+        "heads_removed": removed,
+        "fraction_removed": removed / total if total else 0.0,
+        "removed": " ".join(str(head) for head in plan.mask.grid if head in plan.mask.removed),
+    }

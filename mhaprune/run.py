@@ -1,0 +1,157 @@
+"""One run: the whole configuration as plain values; called with a folder it does what they say."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+import pandas as pd
+import torch
+
+from mhaprune.cache import Cache, source_digest
+from mhaprune.experiments.base import Experiment, Study
+from mhaprune.gates import Gate
+from mhaprune.heads import HeadGrid
+from mhaprune.plots import draw
+from mhaprune.report import answers, check_answers, render
+from mhaprune.schedules.base import Schedule
+from mhaprune.scorers.base import Scorer
+from mhaprune.store import RunFolder, describe, fingerprint, option_name
+from mhaprune.tasks.base import Splits, Task
+from mhaprune.training import Training
+from mhaprune.transformer import Seq2Seq, Transformer
+
+log = logging.getLogger(__name__)
+
+TRAINED_BY = ("heads", "gates", "attention", "data", "transformer", "tasks.base", "measure", "training")
+"""The modules whose code decides what a training ends in, beside the task's own."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Nothing is computed until the call. `gate` None trains a model without gates; `cache` is a folder."""
+
+    task: Task
+    model: Transformer
+    training: Training
+    experiment: Experiment
+    schedule: Schedule
+    scorer: dict[str, Scorer] = field(default_factory=dict)
+    gate: Gate | None = None
+    seed: int = 0
+    device: str = "cpu"
+    num_threads: int = 1
+    cache: str = "results/cache"
+
+    def __post_init__(self) -> None:
+        if self.num_threads < 1:
+            raise ValueError(f"num_threads={self.num_threads}: must be 1 or more")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed}: must be 0 or more")
+        allowed = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        if self.device.split(":")[0] not in allowed:
+            raise ValueError(f"device={self.device}: not to be had on this machine, allowed is {' or '.join(allowed)}")
+        self.experiment.check(HeadGrid.full(self.model.blocks, self.model.num_heads))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What every row of every table carries: a fingerprint of the whole run, and what tells runs apart."""
+        shape = ("d_model", "num_heads", "num_encoder_layers", "num_decoder_layers", "dim_feedforward")
+        return {
+            "run": fingerprint(describe(self) | {"cache": None}),
+            "task": option_name(self.task),
+            "gate": option_name(self.gate),
+            "seed": self.seed,
+            **{name: getattr(self.model, name) for name in shape},
+        }
+
+    def __call__(self, folder: RunFolder) -> list[str]:
+        """Train or load, run the experiment, write tables, figures and report; gives the findings in sentences."""
+        torch.set_num_threads(self.num_threads)
+        folder.note(identity=self.identity)
+        environment = self._environment()
+        folder.write_json("environment.json", environment)
+        splits = self._splits()
+        for source, target in zip(splits.report.source[:2].tolist(), splits.report.target[:2].tolist(), strict=True):
+            log.info("%s, for example: %s", option_name(self.task), self.task.show(source, target))
+        model, history = self._trained(splits)
+        study = Study(model, self.task, splits, history, self.scorer, self.schedule, self.seed)
+        findings = self.experiment(study)
+        folder.note(checks=findings.checks)
+        tables = {name: self._identified(frame) for name, frame in findings.tables.items()}
+        for name, frame in tables.items():
+            folder.write_table(name, frame)
+        plots = list(draw(findings.tables))
+        folder.write_figures(plots)
+        lines = answers(findings.tables)
+        title = f"{option_name(self.experiment)} on {option_name(self.task)}"
+        facts = {"command": environment["command"], "folder": folder.path, **self.identity, **environment["versions"]}
+        page = render(title, lines, plots, findings.tables, facts, check_answers(findings.checks))
+        folder.write("report.html", page.encode())
+        folder.note(findings=lines)
+        return lines
+
+    def _splits(self) -> Splits:
+        splits = self.task.splits()
+        longest = max(ids.shape[1] for _, examples in splits.items() for ids in (examples.source, examples.target))
+        if longest > self.model.max_length:
+            raise ValueError(
+                f"model.max_length={self.model.max_length}: task {option_name(self.task)} has sequences of {longest} tokens,"
+                f" so {longest} or more"
+            )
+        return Splits(**{name: examples.to(self.device) for name, examples in splits.items()})
+
+    def _trained(self, splits: Splits) -> tuple[Seq2Seq, pd.DataFrame]:
+        torch.manual_seed(self.seed)
+        model = self.model(len(self.task.vocabulary), self.gate).to(self.device)
+
+        def make(state: dict[str, Any] | None, save: Any) -> dict[str, Any]:
+            history = self.training(model, splits.train, splits.valid, self.gate, self.seed, state, save)
+            return {"model": model.state_dict(), "history": history.to_dict("records"), "environment": self._environment()}
+
+        content = Cache(self.cache).get("trained", self._recipe(), make)
+        model.load_state_dict(content["model"])
+        return model, pd.DataFrame(content["history"])
+
+    def _recipe(self) -> dict[str, Any]:
+        """All that decides what training ends in."""
+        names = [*(f"mhaprune.{name}" for name in TRAINED_BY), type(self.task).__module__]
+        return {
+            **{name: describe(getattr(self, name)) for name in ("task", "model", "gate", "training", "seed")},
+            "sources": source_digest(importlib.import_module(name) for name in names),
+        }
+
+    def _identified(self, frame: pd.DataFrame) -> pd.DataFrame:
+        identity = pd.DataFrame([self.identity] * len(frame), index=frame.index)
+        return pd.concat([identity, frame.drop(columns=list(identity), errors="ignore")], axis=1)
+
+    def _environment(self) -> dict[str, Any]:
+        packages = ("mhaprune", "torch", "hydra-core", "pandas", "numpy", "matplotlib")
+        return {
+            "command": shlex.join(["python", *sys.argv]),
+            "git_commit": _git_commit(),
+            "seed": self.seed,
+            "num_threads": torch.get_num_threads(),
+            "device": torch.cuda.get_device_name() if self.device != "cpu" else f"cpu ({platform.machine()})",
+            "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        }
+
+
+def _git_commit() -> str | None:
+    """The commit of the working copy that this package is imported from, with `+` where it has changes; None outside git."""
+    root = __file__.rsplit("/", 2)[0]
+    try:
+        run: Mapping[str, Any] = {"capture_output": True, "text": True, "timeout": 10, "check": True, "cwd": root}
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], **run).stdout.strip()
+        dirty = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], **run).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+" if dirty else "")

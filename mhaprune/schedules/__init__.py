@@ -1,0 +1,1 @@
+"""Which heads go next: one file per way of choosing."""

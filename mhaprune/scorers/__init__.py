@@ -1,0 +1,1 @@
+"""How important a head is: one file per method."""

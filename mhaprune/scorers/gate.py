@@ -1,0 +1,26 @@
+"""The learned gate itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mhaprune.data import Examples
+from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.subject import Subject
+
+
+@dataclass(frozen=True)
+class Gate(Scorer):
+    """g_n, the weight that training gave to the head in its block (the exercise of d2l.ai's section 11.5).
+
+    Its scale is not identifiable: (g·c, O) and (c, g·O) are the same function. `gate_output` repairs that.
+    """
+
+    @torch.no_grad()
+    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+        gates_N = subject.learned_gates()
+        if gates_N is None:
+            raise ValueError("scorer=gate: the model has no learned gates, train it with gate=softmax or leave this scorer out")
+        return Scores(gates_N[None])

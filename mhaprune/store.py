@@ -1,0 +1,149 @@
+"""Run folders: what a run leaves behind, written so that nothing half-written is ever taken for whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import pandas as pd
+
+class Plot(Protocol):
+    """A figure that knows its name and can draw itself."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def png(self) -> bytes: ...
+
+    @property
+    def svg(self) -> bytes: ...
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write to a temporary name beside `path`, then rename: a reader sees the old file or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def make_folder(key: str, path: Path) -> Path:
+    """Make `path` if need be; raises ValueError naming the setting `key` where nothing can be written there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".probe.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"{key}={path}: cannot be written ({error.strerror}), name a folder that can") from None
+    return path
+
+
+def describe(value: Any) -> Any:
+    """A configured object as plain values, with its class under `_target_`: what `config.build` reads back."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"_target_": f"{type(value).__module__}.{type(value).__qualname__}", **fields}
+    if isinstance(value, Mapping):
+        return {key: describe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    return value
+
+
+def fingerprint(description: Any) -> str:
+    """Twelve hexadecimal digits that change when the description does."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def option_name(value: object) -> str:
+    """The name under which a configured object is chosen: `RunningSum` is `running_sum`; `none` for None."""
+    return "none" if value is None else re.sub(r"(?<!^)(?=[A-Z])", "_", type(value).__name__).lower()
+
+
+class RunFolder:
+    """The folder of one run. `status.json` says running, done or failed, and lists what the run wrote."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = make_folder("hydra.run.dir", Path(path))
+        self.files: list[str] = []
+        self.status: dict[str, Any] = {}
+
+    @contextmanager
+    def recorded(self) -> Iterator[RunFolder]:
+        """Keep `status.json` true while the body runs; what an earlier run left here is removed first."""
+        self._clear()
+        start = time.monotonic()
+        self.status = {"status": "running", "reason": None, "started": _now(), "finished": None, "seconds": None}
+        self._write_status()
+        try:
+            yield self
+        except BaseException as error:
+            reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+            self.status |= {"status": "failed", "reason": reason}
+            raise
+        else:
+            self.status |= {"status": "done"}
+        finally:
+            self.status |= {"finished": _now(), "seconds": round(time.monotonic() - start, 3)}
+            self._write_status()
+
+    def note(self, **facts: Any) -> None:
+        """Add facts to `status.json`."""
+        self.status |= facts
+        self._write_status()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one file, by its name below the folder; a later run into the same folder removes it."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.files.append(name)
+        write_bytes(path, data)
+
+    def write_table(self, name: str, frame: pd.DataFrame) -> None:
+        self.write(f"{name}.csv", frame.to_csv(index=False, float_format="%.9g").encode())
+
+    def write_figures(self, plots: Iterable[Plot]) -> None:
+        """Every figure as PNG and SVG below `figures/`."""
+        for plot in plots:
+            self.write(f"figures/{plot.name}.png", plot.png)
+            self.write(f"figures/{plot.name}.svg", plot.svg)
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write(name, (json.dumps(value, indent=2) + "\n").encode())
+
+    def _write_status(self) -> None:
+        write_json(self.path / "status.json", self.status | {"files": self.files})
+
+    def _clear(self) -> None:
+        for name in read_status(self.path).get("files", []):
+            (self.path / name).unlink(missing_ok=True)
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """The `status.json` of a folder; empty where there is none that can be read."""
+    try:
+        status = json.loads((folder / "status.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return status if isinstance(status, dict) else {}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

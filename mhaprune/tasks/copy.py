@@ -1,0 +1,16 @@
+"""Say the sequence again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mhaprune.tasks.base import SequenceTask
+
+
+@dataclass(frozen=True)
+class Copy(SequenceTask):
+    """3 1 2 -> 3 1 2."""
+
+    def transform(self, source: Sequence[int]) -> Sequence[int]:
+        return source

@@ -1,0 +1,78 @@
+"""Inflect English words: real data, from lemminflect's table of lemmas and forms (MIT licence)."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib.util
+import random
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from mhaprune.data import Vocabulary
+from mhaprune.tasks.base import Pair, Splits, Task
+
+FORMS = {"noun": ("noun0",), "verb": ("verb0", "verb1", "verb2", "verb3"), "adj": ("adj0", "adj1")}
+"""The tags of a part of speech in the order of the table's columns: plural; past, past participle, -ing, -s; -er, -est."""
+
+
+@dataclass(frozen=True)
+class Inflection(Task):
+    """walk verb3 -> walks. The splits share no lemma, so no form of a reported word was seen in training.
+
+    Kept are lemmas and forms of plain letters, `max_letters` at most; of several forms the first.
+    """
+
+    valid: int = 1000
+    score: int = 1000
+    choose: int = 1000
+    report: int = 1000
+    max_letters: int = 16
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary((*string.ascii_lowercase, *(tag for tags in FORMS.values() for tag in tags)))
+
+    def splits(self) -> Splits:
+        pairs = sorted(self._pairs())
+        lemmas = [list(group) for _, group in groupby(pairs, key=lambda pair: pair[0])]
+        random.Random(self.seed).shuffle(lemmas)
+        if sum(self.held_out.values()) >= len(pairs):
+            raise ValueError(f"report={self.report}: the splits need more than the {len(pairs)} examples there are")
+        parts: dict[str, list[Pair]] = {}
+        rest = iter(lemmas)
+        for name, size in self.held_out.items():
+            part: list[Pair] = []
+            while len(part) < size:
+                part += [([*lemma, tag], form) for lemma, tag, form in next(rest)]
+            parts[name] = part[:size]
+        parts["train"] = [([*lemma, tag], form) for group in rest for lemma, tag, form in group]
+        return Splits(**{name: self.encode(part) for name, part in parts.items()})
+
+    def show(self, source: Sequence[int], target: Sequence[int]) -> str:
+        *lemma, tag = self.vocabulary.decode(source)
+        return f"{''.join(lemma)} {tag} -> {''.join(self.vocabulary.decode(target))}"
+
+    def _pairs(self) -> set[tuple[str, str, str]]:
+        with gzip.open(table_path(), "rt", encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))
+        return {
+            (lemma, tag, form)
+            for lemma, part_of_speech, *columns in rows
+            for tag, forms in zip(FORMS.get(part_of_speech, ()), columns, strict=False)
+            if self._plain(lemma) and self._plain(form := forms.split("/")[0])
+        }
+
+    def _plain(self, word: str) -> bool:
+        return 0 < len(word) <= self.max_letters and set(word) <= set(string.ascii_lowercase)
+
+
+def table_path() -> Path:
+    """Where lemminflect keeps its table, found without importing it; raises ValueError with the command that installs it."""
+    found = importlib.util.find_spec("lemminflect")
+    if found is None or not found.submodule_search_locations:
+        raise ValueError("task=inflection: needs lemminflect, install it with: pip install -e '.[inflection]'")
+    return Path(found.submodule_search_locations[0]) / "resources" / "infl_lu.csv.gz"

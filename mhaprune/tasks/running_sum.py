@@ -1,0 +1,17 @@
+"""Say at each position the sum so far, modulo the number of symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from mhaprune.tasks.base import SequenceTask
+
+
+@dataclass(frozen=True)
+class RunningSum(SequenceTask):
+    """3 9 2 -> 3 2 4, for ten symbols."""
+
+    def transform(self, source: Sequence[int]) -> Sequence[int]:
+        return [total % self.num_symbols for total in accumulate(source)]

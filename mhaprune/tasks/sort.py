@@ -1,0 +1,16 @@
+"""Put the symbols in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mhaprune.tasks.base import SequenceTask
+
+
+@dataclass(frozen=True)
+class Sort(SequenceTask):
+    """3 1 2 -> 1 2 3."""
+
+    def transform(self, source: Sequence[int]) -> Sequence[int]:
+        return sorted(source)

@@ -1,0 +1,179 @@
+"""The training loop, in plain sight.
+
+Dimensions: B = batch, T = target positions, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from tqdm import tqdm
+
+from mhaprune.data import PAD, Examples
+from mhaprune.gates import Gate, HeadGate
+from mhaprune.measure import measure
+from mhaprune.transformer import Seq2Seq
+
+
+class Diverged(RuntimeError):
+    """Training cannot go on."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """AdamW (Loshchilov & Hutter 2019) with linear warm-up and cosine decay to zero, gradients clipped by norm.
+
+    `steps` counts optimiser steps. Every `evaluate_every` of them the held-out accuracy and the gates are written down, every
+    `checkpoint_every` the state is saved, so that an interrupted training goes on and ends in the same bits.
+    """
+
+    steps: int = 1000
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+    warmup_steps: int = 100
+    weight_decay: float = 1.0
+    clip_norm: float = 1.0
+    label_smoothing: float = 0.0
+    evaluate_every: int = 100
+    checkpoint_every: int = 500
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "evaluate_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
+        for name in ("warmup_steps", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more")
+        for name in ("learning_rate", "clip_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)}: must be above 0 and finite")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing={self.label_smoothing}: must be at least 0 and below 1")
+
+    def __call__(
+        self,
+        model: Seq2Seq,
+        train: Examples,
+        valid: Examples,
+        gate: Gate | None,
+        seed: int,
+        state: dict[str, Any] | None = None,
+        save: Callable[[dict[str, Any]], None] | None = None,
+    ) -> pd.DataFrame:
+        """Train `model` in place; gives one row per evaluation: step, loss, learning rate, held-out accuracy, gates.
+
+        `state` is what an earlier call gave to `save`; training goes on from there. Raises `Diverged` where the loss is not
+        finite.
+        """
+        optimiser = self.optimiser(model, gate)
+        order = torch.Generator().manual_seed(seed)
+        running = torch.zeros((), device=train.source.device)
+        rows: list[dict[str, Any]] = []
+        first = 0
+        if state is not None:
+            model.load_state_dict(state["model"])
+            optimiser.load_state_dict(state["optimiser"])
+            running.copy_(state["running"])
+            rows, first = list(state["rows"]), int(state["step"])
+            _set_rng(state["rng"])
+        batches = shuffled_batches(train, self.batch_size, order, skip=first)
+        progress = tqdm(range(first, self.steps), "training", self.steps, initial=first, disable=None, leave=False)
+        for step in progress:
+            for group in optimiser.param_groups:
+                group["lr"] = group["initial_lr"] * self.learning_rate_factor(step)
+            model.train()
+            loss = training_step(model, next(batches), optimiser, self.label_smoothing, self.clip_norm)
+            running += loss
+            done = step + 1
+            if done % self.evaluate_every == 0 or done == self.steps:
+                mean_loss = running.item() / ((done - 1) % self.evaluate_every + 1)
+                if not math.isfinite(mean_loss):
+                    raise Diverged(
+                        f"training.learning_rate={self.learning_rate}: the loss is {mean_loss} by step {done};"
+                        " a lower rate, a longer warm-up or a smaller clip_norm keeps it finite"
+                    )
+                running.zero_()
+                rows.append({"step": done, "loss": mean_loss, **self._held_out(model, valid)})
+                progress.set_postfix(loss=f"{mean_loss:.3f}", exact=f"{rows[-1]['valid_sequence_accuracy']:.3f}")
+            if save is not None and done % self.checkpoint_every == 0 and done < self.steps:
+                state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "rng": _rng()}
+                save(state | {"running": running, "rows": rows, "step": done})
+        model.eval()
+        return pd.DataFrame(rows)
+
+    def optimiser(self, model: Seq2Seq, gate: Gate | None) -> Optimizer:
+        """AdamW over the weights and, at a learning rate of their own and without weight decay, the gates."""
+        gates = [parameter for gate in head_gates(model) for parameter in gate.parameters()]
+        gate_ids = {id(parameter) for parameter in gates}
+        weights = [parameter for parameter in model.parameters() if id(parameter) not in gate_ids]
+        groups: list[dict[str, Any]] = [{"params": weights, "weight_decay": self.weight_decay}]
+        if gate is not None and gates:
+            groups.append({"params": gates, "weight_decay": 0.0, "lr": gate.learning_rate})
+        optimiser = AdamW(groups, lr=self.learning_rate, fused=True)
+        for group in optimiser.param_groups:
+            group["initial_lr"] = group["lr"]
+        return optimiser
+
+    def learning_rate_factor(self, step: int) -> float:
+        """What the learning rate is multiplied by at a step: up in a line, then down in half a cosine to zero."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+    def _held_out(self, model: Seq2Seq, valid: Examples) -> dict[str, float]:
+        model.eval()
+        outcome = measure(model, valid)
+        gates = model.learned_gates()
+        row = {f"valid_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
+        return row | ({} if gates is None else dict(zip(map("gate_{}".format, model.grid), gates.tolist(), strict=True)))
+
+
+def training_step(
+    model: Seq2Seq, batch: Examples, optimiser: Optimizer, label_smoothing: float = 0.0, clip_norm: float = 1.0
+) -> Tensor:
+    """One step on the mean cross-entropy per target token; gives that loss, detached."""
+    logits_BTV = model.logits(batch)
+    loss = F.cross_entropy(
+        logits_BTV.flatten(0, 1), batch.target.flatten(), ignore_index=PAD, label_smoothing=label_smoothing
+    )
+    optimiser.zero_grad()
+    penalties = [penalty for gate in head_gates(model) if (penalty := gate.penalty()) is not None]
+    sum(penalties, loss).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+    optimiser.step()
+    return loss.detach()
+
+
+def head_gates(model: Seq2Seq) -> list[HeadGate]:
+    """The trainable gates of a model, block by block; empty for a model without."""
+    gates = [sublayer.attention.gate for sublayer in model.attention_sublayers().values()]
+    return [gate for gate in gates if gate is not None]
+
+
+def shuffled_batches(examples: Examples, batch_size: int, order: torch.Generator, skip: int = 0) -> Iterator[Examples]:
+    """Endless batches: every epoch a new permutation, its last batch smaller. The first `skip` are drawn and dropped."""
+    while True:
+        for index in torch.randperm(len(examples), generator=order).split(batch_size):
+            if skip > 0:
+                skip -= 1
+            else:
+                yield examples[index.to(examples.source.device)]
+
+
+def _rng() -> list[Tensor]:
+    """The state of the generators that dropout draws from: the processor's, then every accelerator's."""
+    return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+
+
+def _set_rng(states: list[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    torch.cuda.set_rng_state_all(states[1:])

@@ -1,0 +1,352 @@
+"""An encoder-decoder transformer (Vaswani et al. 2017) with layer normalisation before each sublayer (pre-LN).
+
+Dimensions: B = batch, S = source, T = target, U = keys, D = d_model, H = heads of a block, K = head_dim, N = all heads,
+V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mhaprune.attention import MultiHeadAttention, Projection, attention_bias
+from mhaprune.data import BOS, EOS, PAD, Examples
+from mhaprune.gates import Gate
+from mhaprune.heads import Block, HeadGrid, HeadMask, Site
+from mhaprune.subject import HeadOutput, Outcome
+from mhaprune.surgery import remove_heads
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """The shape of a model; called with the size of a vocabulary and a gate it makes one with fresh weights.
+
+    `max_length` is the longest source or target in tokens, end of sequence included. `tie_output` shares the matrix that
+    embeds the target with the one that predicts it (Press & Wolf 2017).
+    """
+
+    d_model: int = 64
+    num_heads: int = 4
+    num_encoder_layers: int = 2
+    num_decoder_layers: int = 2
+    dim_feedforward: int = 128
+    dropout: float = 0.0
+    tie_output: bool = True
+    max_length: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "num_heads", "dim_feedforward", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
+        for name in ("num_encoder_layers", "num_decoder_layers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more")
+        if self.d_model % 2:
+            raise ValueError(f"d_model={self.d_model}: must be even, sines and cosines share it")
+        if self.d_model % self.num_heads:
+            allowed = ", ".join(str(h) for h in range(1, self.d_model + 1) if self.d_model % h == 0)
+            raise ValueError(f"num_heads={self.num_heads}: must divide d_model={self.d_model}, so one of {allowed}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout}: must be at least 0 and below 1")
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        layers = {
+            Site.ENCODER_SELF: self.num_encoder_layers,
+            Site.DECODER_SELF: self.num_decoder_layers,
+            Site.CROSS: self.num_decoder_layers,
+        }
+        return tuple(Block(site, layer) for site, count in layers.items() for layer in range(count))
+
+    def __call__(self, vocabulary_size: int, gate: Gate | None = None) -> Seq2Seq:
+        return Seq2Seq(self, vocabulary_size, gate)
+
+
+class Seq2Seq(nn.Module):
+    """A `Subject`: see `subject.py` for what its methods promise. In evaluation mode unless it is being trained."""
+
+    positions: Tensor
+
+    def __init__(self, config: Transformer, vocabulary_size: int, gate: Gate | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.grid = HeadGrid.full(config.blocks, config.num_heads)
+        self.source_embedding = nn.Embedding(vocabulary_size, config.d_model)
+        self.target_embedding = nn.Embedding(vocabulary_size, config.d_model)
+        self.register_buffer("positions", sinusoids(config.max_length, config.d_model))
+        self.encoder = nn.ModuleList(EncoderLayer(config, i, gate) for i in range(config.num_encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(config, i, gate) for i in range(config.num_decoder_layers))
+        self.encoder_norm = nn.LayerNorm(config.d_model)
+        self.decoder_norm = nn.LayerNorm(config.d_model)
+        self.output = Projection(config.d_model, vocabulary_size)
+        for embedding in (self.source_embedding, self.target_embedding):
+            nn.init.normal_(embedding.weight, std=config.d_model**-0.5)
+        if config.tie_output:
+            self.output.weight = self.target_embedding.weight
+        self.eval()
+
+    def forward(
+        self, source_BS: Tensor, prefix_BT: Tensor, gates: Tensor | None = None, fallback: Tensor | None = None
+    ) -> Tensor:
+        """Logits (B, T, V) of what follows each position of `prefix_BT`, which starts with BOS."""
+        return self._run(source_BS, prefix_BT, self._call(gates, fallback))
+
+    def logits(self, batch: Examples, gates: Tensor | None = None, fallback: Tensor | None = None) -> Tensor:
+        return self(batch.source, shift_right(batch.target), gates, fallback)
+
+    def evaluate(self, batch: Examples, gates: Tensor | None = None, fallback: Tensor | None = None) -> Outcome:
+        logits_BTV = self.logits(batch, gates, fallback)
+        valid_BT = batch.target != PAD
+        lengths_B = valid_BT.sum(dim=1)
+        loss_BT = F.cross_entropy(logits_BTV.mT, batch.target, ignore_index=PAD, reduction="none")
+        correct_BT = (logits_BTV.argmax(dim=-1) == batch.target) & valid_BT
+        hits_B = correct_BT.sum(dim=1)
+        return Outcome(loss_BT.sum(dim=1) / lengths_B, hits_B / lengths_B, (hits_B == lengths_B).to(loss_BT.dtype))
+
+    def head_outputs(self, batch: Examples) -> dict[Block, HeadOutput]:
+        call = self._call(None, None, trace={})
+        self._run(batch.source, shift_right(batch.target), call)
+        valid = {site: batch.target != PAD for site in Site} | {Site.ENCODER_SELF: batch.source != PAD}
+        return {block: HeadOutput(context, valid[block.site]) for block, context in (call.trace or {}).items()}
+
+    def output_weights(self) -> dict[Block, Tensor]:
+        return {
+            block: sublayer.attention.out_proj.weight.mT.unflatten(0, (-1, self.head_dim))
+            for block, sublayer in self.attention_sublayers().items()
+        }
+
+    def learned_gates(self) -> Tensor | None:
+        gates = [sublayer.attention.gate for sublayer in self.attention_sublayers().values()]
+        return torch.cat([gate() for gate in gates]) if gates and None not in gates else None
+
+    @torch.no_grad()
+    def without(self, mask: HeadMask) -> Self:
+        # What a deep copy takes instead of copying: the smaller layers, and what is immutable.
+        copies: dict[int, object] = {id(self.grid): self.grid.without(mask.removed), id(self.config): self.config}
+        for block, sublayer in self.attention_sublayers().items():
+            heads = [head for head in self.grid if head.block == block]
+            kept = [position for position, head in enumerate(heads) if head not in mask.removed]
+            copies[id(sublayer.attention)] = remove_heads(sublayer.attention, kept)
+        return copy.deepcopy(self, copies)
+
+    def in_double(self) -> Self:
+        return copy.deepcopy(self).double()
+
+    def predict(self, batch: Examples) -> Tensor:
+        return self.decode_greedily(batch.source, batch.target.shape[1])
+
+    @torch.no_grad()
+    def decode_greedily(
+        self,
+        source_BS: Tensor,
+        max_tokens: int,
+        gates: Tensor | None = None,
+        *,
+        stop: bool = False,
+        use_cache: bool = True,
+    ) -> Tensor:
+        """The most likely next token, `max_tokens` times: (B, max_tokens), padding after EOS.
+
+        With `stop` it ends as soon as every sequence has. `use_cache` keeps the keys and values of the positions so far; without
+        it the whole prefix is run again for every token, with the same result.
+        """
+        call = self._call(gates, None)
+        bias = padding_bias(source_BS, self.positions.dtype)
+        memory_BSD = self._encode(source_BS, bias, call)
+        memory = [layer.cross.attention.project(memory_BSD, memory_BSD) for layer in self.decoder]
+        caches = [KVCache(max_tokens) if use_cache else None for _ in self.decoder]
+        tokens_BT = source_BS.new_full((len(source_BS), max_tokens + 1), PAD)
+        tokens_BT[:, 0] = BOS
+        ended_B = torch.zeros(len(source_BS), dtype=torch.bool, device=source_BS.device)
+        for step in range(max_tokens):
+            first = step if use_cache else 0
+            x_BTD = self._embed(self.target_embedding, tokens_BT[:, first : step + 1], first)
+            for layer, keys_values, cache in zip(self.decoder, memory, caches, strict=True):
+                x_BTD = layer(x_BTD, keys_values, bias, call, cache)
+            next_B = self.output(self.decoder_norm(x_BTD[:, -1])).argmax(dim=-1)
+            tokens_BT[:, step + 1] = next_B.masked_fill(ended_B, PAD)
+            ended_B |= next_B == EOS
+            if stop and bool(ended_B.all()):
+                break
+        return tokens_BT[:, 1:]
+
+    def attention_sublayers(self) -> dict[Block, AttentionSublayer]:
+        """Every attention block by its name, in the order of the grid."""
+        sublayers = [layer.self_attention for layer in (*self.encoder, *self.decoder)] + [layer.cross for layer in self.decoder]
+        return {sublayer.block: sublayer for sublayer in sublayers}
+
+    @property
+    def head_dim(self) -> int:
+        return self.config.d_model // self.config.num_heads
+
+    def count_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def count_flops(self, batch: Examples) -> int:
+        S, T, D = batch.source.shape[1], batch.target.shape[1], self.config.d_model
+        lengths = {Site.ENCODER_SELF: (S, S), Site.DECODER_SELF: (T, T), Site.CROSS: (T, S)}
+        multiply_adds = T * D * self.output.out_features
+        for block, heads in zip(self.grid.blocks, self.grid.sizes, strict=True):
+            queries, keys = lengths[block.site]
+            width = heads * self.head_dim
+            multiply_adds += width * (2 * D * (queries + keys) + 2 * queries * keys)
+        feed_forward = 2 * D * self.config.dim_feedforward
+        multiply_adds += feed_forward * (len(self.encoder) * S + len(self.decoder) * T)
+        return 2 * len(batch) * multiply_adds
+
+    def _call(self, gates: Tensor | None, fallback: Tensor | None, trace: dict[Block, Tensor] | None = None) -> Call:
+        gates_of = {} if gates is None else self.grid.split(gates)
+        fallback_of = {} if fallback is None else self.grid.split(fallback.mT)
+        return Call(gates_of, {block: values.mT.unsqueeze(1) for block, values in fallback_of.items()}, trace)
+
+    def _run(self, source_BS: Tensor, prefix_BT: Tensor, call: Call) -> Tensor:
+        bias = padding_bias(source_BS, self.positions.dtype)
+        memory_BSD = self._encode(source_BS, bias, call)
+        x_BTD = self._embed(self.target_embedding, prefix_BT)
+        for layer in self.decoder:
+            x_BTD = layer(x_BTD, layer.cross.attention.project(memory_BSD, memory_BSD), bias, call)
+        return self.output(self.decoder_norm(x_BTD))
+
+    def _encode(self, source_BS: Tensor, bias: Tensor, call: Call) -> Tensor:
+        x_BSD = self._embed(self.source_embedding, source_BS)
+        for layer in self.encoder:
+            x_BSD = layer(x_BSD, bias, call)
+        return self.encoder_norm(x_BSD)
+
+    def _embed(self, embedding: nn.Embedding, ids_BT: Tensor, first: int = 0) -> Tensor:
+        last = first + ids_BT.shape[1]
+        if last > len(self.positions):
+            raise ValueError(f"max_length={len(self.positions)}: the model has no position for a sequence of {last} tokens")
+        return embedding(ids_BT) * math.sqrt(self.config.d_model) + self.positions[first:last]
+
+
+@dataclass
+class Call:
+    """What one forward pass does to the heads of each block, and what it should write down about them."""
+
+    gates: Mapping[Block, Tensor] = field(default_factory=dict)
+    fallback: Mapping[Block, Tensor] = field(default_factory=dict)
+    trace: dict[Block, Tensor] | None = None
+
+
+class KVCache:
+    """The keys and values of the positions decoded so far, in memory taken once for `max_tokens` of them."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens, self.length = max_tokens, 0
+        self.stored: tuple[Tensor, Tensor] | None = None
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add (B, H, T, K) of the newest positions; gives all of them."""
+        if self.stored is None:
+            batch, heads, _, head_dim = keys.shape
+            shape = (batch, heads, self.max_tokens, head_dim)
+            self.stored = keys.new_empty(shape), values.new_empty(shape)
+        start, self.length = self.length, self.length + keys.shape[2]
+        for store, new in zip(self.stored, (keys, values), strict=True):
+            store[:, :, start : self.length] = new
+        return self.stored[0][:, :, : self.length], self.stored[1][:, :, : self.length]
+
+
+class AttentionSublayer(nn.Module):
+    """x + attention(norm(x)), with the keys and values of the sequence itself or given from outside."""
+
+    def __init__(self, config: Transformer, block: Block, gate: Gate | None) -> None:
+        super().__init__()
+        self.block = block
+        self.norm = nn.LayerNorm(config.d_model)
+        self.attention = MultiHeadAttention(config.d_model, config.num_heads, dropout=config.dropout, gate=gate)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        call: Call,
+        *,
+        keys_values: tuple[Tensor, Tensor] | None = None,
+        bias: Tensor | None = None,
+        is_causal: bool = False,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        attention = self.attention
+        if attention.num_heads == 0:
+            if call.trace is not None:
+                call.trace[self.block] = x_BTD.new_zeros(len(x_BTD), 0, x_BTD.shape[1], attention.head_dim)
+            return x_BTD + self.dropout(attention.out_proj.bias)
+        h_BTD = self.norm(x_BTD)
+        if keys_values is None:
+            keys_values = attention.project(h_BTD, h_BTD)
+            if cache is not None:
+                keys_values = cache.append(*keys_values)
+        context_BHTK, _ = attention.attend(h_BTD, *keys_values, bias, is_causal=is_causal)
+        if call.trace is not None:
+            call.trace[self.block] = context_BHTK
+        merged_BTD = attention.merge(context_BHTK, call.gates.get(self.block), call.fallback.get(self.block))
+        return x_BTD + self.dropout(merged_BTD)
+
+
+class FeedForward(nn.Sequential):
+    """x + W_2 relu(W_1 norm(x))."""
+
+    def __init__(self, config: Transformer) -> None:
+        super().__init__(
+            nn.LayerNorm(config.d_model),
+            Projection(config.d_model, config.dim_feedforward),
+            nn.ReLU(),
+            nn.Dropout(config.dropout),
+            Projection(config.dim_feedforward, config.d_model),
+            nn.Dropout(config.dropout),
+        )
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD + super().forward(x_BTD)
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: Transformer, layer: int, gate: Gate | None) -> None:
+        super().__init__()
+        self.self_attention = AttentionSublayer(config, Block(Site.ENCODER_SELF, layer), gate)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x_BSD: Tensor, bias: Tensor, call: Call) -> Tensor:
+        return self.feed_forward(self.self_attention(x_BSD, call, bias=bias))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: Transformer, layer: int, gate: Gate | None) -> None:
+        super().__init__()
+        self.self_attention = AttentionSublayer(config, Block(Site.DECODER_SELF, layer), gate)
+        self.cross = AttentionSublayer(config, Block(Site.CROSS, layer), gate)
+        self.feed_forward = FeedForward(config)
+
+    def forward(
+        self, x_BTD: Tensor, memory: tuple[Tensor, Tensor], bias: Tensor, call: Call, cache: KVCache | None = None
+    ) -> Tensor:
+        # No padding mask here: targets are padded on the right, where a causal mask never lets a real position look.
+        x_BTD = self.self_attention(x_BTD, call, is_causal=cache is None, cache=cache)
+        return self.feed_forward(self.cross(x_BTD, call, keys_values=memory, bias=bias))
+
+
+def shift_right(target_BT: Tensor) -> Tensor:
+    """The decoder's input for a target: BOS first, the last token dropped."""
+    return F.pad(target_BT[:, :-1], (1, 0), value=BOS)
+
+
+def padding_bias(source_BS: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, 1, 1, S) added to attention scores: -inf on padding."""
+    bias = attention_bias(source_BS == PAD, None, dtype)
+    assert bias is not None
+    return bias
+
+
+def sinusoids(length: int, d_model: int) -> Tensor:
+    """Positions (length, D): sin and cos of t / 10000^(2i/D), interleaved (Vaswani et al. 2017, section 3.5)."""
+    angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, d_model, 2) / d_model)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)

@@ -1,0 +1,28 @@
+"""Combine run folders: `python scripts/collect.py results/runs/ablate --out results/collected`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from mhaprune.collect import collect
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders that hold some")
+    parser.add_argument("--out", type=Path, default=Path("results/collected"), help="default: results/collected")
+    arguments = parser.parse_args()
+    try:
+        for line in collect(arguments.folders, arguments.out):
+            print(line)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"all of it is in {arguments.out}, start with report.html")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
