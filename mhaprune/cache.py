@@ -7,6 +7,7 @@ import inspect
 import io
 import logging
 import pickle
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -47,8 +48,10 @@ class Cache:
             state = _load(partial, recipe)
             if state is not None:
                 log.info("%s: goes on from the interrupted one, %s", kind, partial)
+            start = time.monotonic()
             content = make(state, lambda state: _save(partial, recipe, state))
             _save(path, recipe, content)
+            log.info("%s: made in %.0f s and kept, %s", kind, time.monotonic() - start, path)
             partial.unlink(missing_ok=True)
             return content
 
@@ -88,7 +91,7 @@ def _load(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
         aside = path.with_suffix(".damaged")
         path.replace(aside)
-        reason = str(error).splitlines()[0]
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         log.warning("cache file %s is damaged or foreign (%s): set aside as %s, made anew", path, reason, aside.name)
         return None
     return content

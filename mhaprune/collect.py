@@ -61,7 +61,12 @@ def collect(folders: Iterable[Path], out: Path, title: str = "Runs compared") ->
         folder.note(kind=COLLECTION)
         labels = dict(zip([run.folder for run in runs], _labels(runs), strict=True))
         overview = pd.DataFrame(
-            {"label": labels[run.folder], "folder": str(run.folder), "state": run.state, "seconds": run.status.get("seconds")}
+            {
+                "label": labels[run.folder],
+                "folder": str(run.folder),
+                "state": run.state,
+                "seconds": run.status.get("seconds"),
+            }
             for run in runs
         )
         tables = {"runs": overview} | dict(_combined([run for run in runs if run.done], labels))

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import logging
 import os
+import re
 import signal
 import sys
 import types
@@ -16,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException, MissingConfigException
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -98,7 +99,9 @@ def _plug_in(base: type, value: Any, key: str) -> Any:
     if module_name.startswith("mhaprune.") and importlib.util.find_spec(module_name):
         found = getattr(importlib.import_module(module_name), class_name, None)
     if not (isinstance(found, type) and issubclass(found, base) and found.__dataclass_params__.frozen):  # type: ignore[attr-defined]
-        raise ConfigError(f"{key}._target_={target}: must name a frozen dataclass of mhaprune that is a {base.__name__}")
+        raise ConfigError(
+            f"{key}._target_={target}: must name a frozen dataclass of mhaprune that is a {base.__name__}"
+        )
     return _construct(found, {name: item for name, item in value.items() if name != "_target_"}, key)
 
 
@@ -189,26 +192,31 @@ def one_line(error: BaseException) -> str:
     """An error as a user should read it: key, value and what is allowed."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; the same command goes on from what was cached"
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
-        group, _, option = str(error.missing_cfg_file).rpartition("/")
-        return f"{group}={option}: no such option, allowed are {', '.join(sorted(error.options))}"
-    if isinstance(error, ConfigCompositionException):
-        return _composition_error(error)
+    if isinstance(error, HydraException) and (composition := _composition_error(str(error))):
+        return composition
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}; hydra.run.dir and cache must name folders that can be written"
     text = " ".join(str(error).split())
     return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
 
 
-def _composition_error(error: ConfigCompositionException) -> str:
-    first = str(error).splitlines()[0]
-    if not first.startswith("Could not override '"):
-        return " ".join(str(error).split())
-    key = first.split("'")[1]
-    with hydra.initialize_config_dir(str(Path(sys.argv[0]).resolve().parents[1] / "conf"), version_base="1.3"):
-        node: Any = hydra.compose("config")
-    parents = key.split(".")
-    while len(parents) > 1 and isinstance(node, DictConfig) and parents[0] in node:
-        node = node[parents.pop(0)]
-    allowed = [str(name) for name in node if name != "_target_"] if isinstance(node, DictConfig) else []
-    return f"{key}: no such key, allowed here are {', '.join(allowed)}"
+def _composition_error(text: str) -> str | None:
+    """What Hydra says in several lines of a key or an option that there is not, in one; None if it speaks of other things."""
+    if found := re.search(r"Could not (?:load|find) '(.+)/(.+?)'", text):
+        options = sorted(path.stem for path in (_conf() / found[1]).glob("*.yaml"))
+        return f"{found[1]}={found[2]}: no such option, allowed are {', '.join(options)}"
+    if found := re.search(r"Could not override '(.+?)'", text):
+        key = found[1]
+        with hydra.initialize_config_dir(str(_conf()), version_base="1.3"):
+            node: Any = hydra.compose("config")
+        *parents, _ = key.split(".")
+        for parent in parents:
+            node = node[parent] if isinstance(node, DictConfig) and parent in node else node
+        allowed = [str(name) for name in node if name != "_target_"]
+        given = next((argument for argument in sys.argv if argument.startswith(f"{key}=")), key)
+        return f"{given}: no such key, allowed are {', '.join(allowed)}"
+    return None
+
+
+def _conf() -> Path:
+    return Path(sys.argv[0]).resolve().parents[1] / "conf"

@@ -186,7 +186,9 @@ def accuracy_latency(tables: Tables) -> Plot | None:
         if name in _controls(tables["pruning"]):
             style |= {"color": CONTROL_COLOUR, "linestyle": "--"}
             name = f"{name} (first draw)"
-        axes.errorbar(time, curve["sequence_accuracy"], xerr=errors, label=name, capsize=2, markersize=5, elinewidth=1, **style)
+        axes.errorbar(
+            time, curve["sequence_accuracy"], xerr=errors, label=name, capsize=2, markersize=5, elinewidth=1, **style
+        )
     axes.set(xlabel="time of a greedy decoding, dense = 1", ylabel="exact match", ylim=(-0.03, 1.03))
     axes.legend()
     caption = (
@@ -218,14 +220,23 @@ def training_curve(tables: Tables) -> Plot | None:
     axes.legend(lines, [line.get_label() for line in lines], loc="center right")
     if blocks:
         _draw_gates(parts[1], training, gates, blocks)
-    return Plot("training", "Training: loss and held-out accuracy" + ("; below, every head's gate over training." if blocks else "."), figure)
+    return Plot(
+        "training",
+        "Training: loss and held-out accuracy" + ("; below, every head's gate over training." if blocks else "."),
+        figure,
+    )
 
 
 def _draw_gates(figure: Figure, training: pd.DataFrame, gates: list[str], blocks: list[str]) -> None:
     grid = figure.subplots(-(-len(blocks) // 3), min(3, len(blocks)), squeeze=False, sharex=True, sharey=True)
     for axes, block in zip(grid.flat, blocks, strict=False):
         for i, column in enumerate(column for column in gates if column.rsplit(".", 1)[0] == block):
-            axes.plot(training["step"], training[column], color=COLOURS[i % len(COLOURS)], label=f"head {column.rsplit('.', 1)[1]}")
+            axes.plot(
+                training["step"],
+                training[column],
+                color=COLOURS[i % len(COLOURS)],
+                label=f"head {column.rsplit('.', 1)[1]}",
+            )
         site, layer = block.removeprefix("gate_").split(".")
         axes.set_title(f"{SITE_LABELS[site]} {layer}", fontsize=10)
         if axes.get_subplotspec().is_last_row():
@@ -253,7 +264,9 @@ def compare_curves(tables: Tables) -> Plot | None:
             style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
             axes.plot(means.index, means["mean"], label=label, markersize=4, **style)
             if run["draw"].nunique() > 1:
-                axes.fill_between(means.index, means["min"], means["max"], color=style["color"], alpha=0.12, linewidth=0)
+                axes.fill_between(
+                    means.index, means["min"], means["max"], color=style["color"], alpha=0.12, linewidth=0
+                )
         axes.set(title=name, ylim=(-0.03, 1.03))
         if axes.get_subplotspec().is_first_col():
             axes.set_ylabel("exact match")
@@ -307,5 +320,3 @@ def _controls(frame: pd.DataFrame) -> list[str]:
 def _linear_range(values: pd.Series) -> float:
     """Where a symmetric logarithmic axis should turn linear: around the smaller of the scores."""
     return float(max(values.abs().quantile(0.25), 1e-6))
-
-

@@ -62,7 +62,10 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> tuple[pd.D
                 )
             worst = max(worst, difference)
             measured[mask] = accuracy_columns(measure(smaller, splits.report))
-            measured[mask] |= {"parameters": smaller.count_parameters(), "flops": smaller.count_flops(proof) // len(proof)}
+            measured[mask] |= {
+                "parameters": smaller.count_parameters(),
+                "flops": smaller.count_flops(proof) // len(proof),
+            }
         if to_choose:
             outcome = measure(smaller, splits.choose)
             chosen[mask] = {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}

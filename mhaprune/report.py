@@ -34,10 +34,14 @@ def check_answers(checks: Mapping[str, float]) -> list[str]:
             f" {checks['max_difference_masked_removed']:.1e} for any set of heads removed here."
         )
     if not math.isnan(checks.get("min_difference_open_closed", math.nan)):
-        lines.append(f"The mask bites: closing a head that scored highest moves a logit by {checks['min_difference_open_closed']:.2g} or more.")
+        lines.append(
+            f"The mask bites: closing a head that scored highest moves a logit by {checks['min_difference_open_closed']:.2g} or more."
+        )
     if "greedy_decoding_disagreements" in checks:
         count = int(checks["greedy_decoding_disagreements"])
-        lines.append(f"Greedy decoding with the KV cache and exact match disagree on {count} examples of the report split.")
+        lines.append(
+            f"Greedy decoding with the KV cache and exact match disagree on {count} examples of the report split."
+        )
     return lines
 
 

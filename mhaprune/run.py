@@ -8,9 +8,9 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -59,7 +59,10 @@ class Run:
         allowed = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
         if self.device.split(":")[0] not in allowed:
             raise ValueError(f"device={self.device}: not to be had on this machine, allowed is {' or '.join(allowed)}")
-        self.experiment.check(HeadGrid.full(self.model.blocks, self.model.num_heads))
+        for name, scorer in self.scorer.items():
+            if scorer.needs_gates and self.gate is None:
+                raise ValueError(f"scorer={name}: needs learned gates, choose gate=softmax or leave this scorer out")
+        self.experiment.check(HeadGrid.full(self.model.blocks, self.model.num_heads), self.scorer)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -115,7 +118,11 @@ class Run:
 
         def make(state: dict[str, Any] | None, save: Any) -> dict[str, Any]:
             history = self.training(model, splits.train, splits.valid, self.gate, self.seed, state, save)
-            return {"model": model.state_dict(), "history": history.to_dict("records"), "environment": self._environment()}
+            return {
+                "model": model.state_dict(),
+                "history": history.to_dict("records"),
+                "environment": self._environment(),
+            }
 
         content = Cache(self.cache).get("trained", self._recipe(), make)
         model.load_state_dict(content["model"])
@@ -147,11 +154,10 @@ class Run:
 
 def _git_commit() -> str | None:
     """The commit of the working copy that this package is imported from, with `+` where it has changes; None outside git."""
-    root = __file__.rsplit("/", 2)[0]
+    git = ["git", "-C", str(Path(__file__).parents[1])]
     try:
-        run: Mapping[str, Any] = {"capture_output": True, "text": True, "timeout": 10, "check": True, "cwd": root}
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], **run).stdout.strip()
-        dirty = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], **run).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
+        commit = subprocess.check_output([*git, "rev-parse", "HEAD"], stderr=subprocess.DEVNULL, text=True)
+        changes = subprocess.check_output([*git, "status", "--porcelain", "--untracked-files=no"], text=True)
+    except (OSError, subprocess.CalledProcessError):
         return None
-    return commit + ("+" if dirty else "")
+    return commit.strip() + ("+" if changes else "")

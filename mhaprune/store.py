@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pandas as pd
+
 
 class Plot(Protocol):
     """A figure that knows its name and can draw itself."""
@@ -47,9 +49,8 @@ def make_folder(key: str, path: Path) -> Path:
     """Make `path` if need be; raises ValueError naming the setting `key` where nothing can be written there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".probe.{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=path):
+            pass
     except OSError as error:
         raise ValueError(f"{key}={path}: cannot be written ({error.strerror}), name a folder that can") from None
     return path

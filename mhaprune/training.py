@@ -134,7 +134,9 @@ class Training:
         outcome = measure(model, valid)
         gates = model.learned_gates()
         row = {f"valid_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
-        return row | ({} if gates is None else dict(zip(map("gate_{}".format, model.grid), gates.tolist(), strict=True)))
+        return row | (
+            {} if gates is None else dict(zip(map("gate_{}".format, model.grid), gates.tolist(), strict=True))
+        )
 
 
 def training_step(

@@ -113,7 +113,7 @@ class Seq2Seq(nn.Module):
     def head_outputs(self, batch: Examples) -> dict[Block, HeadOutput]:
         call = self._call(None, None, trace={})
         self._run(batch.source, shift_right(batch.target), call)
-        valid = {site: batch.target != PAD for site in Site} | {Site.ENCODER_SELF: batch.source != PAD}
+        valid = dict.fromkeys(Site, batch.target != PAD) | {Site.ENCODER_SELF: batch.source != PAD}
         return {block: HeadOutput(context, valid[block.site]) for block, context in (call.trace or {}).items()}
 
     def output_weights(self) -> dict[Block, Tensor]:
@@ -179,7 +179,9 @@ class Seq2Seq(nn.Module):
 
     def attention_sublayers(self) -> dict[Block, AttentionSublayer]:
         """Every attention block by its name, in the order of the grid."""
-        sublayers = [layer.self_attention for layer in (*self.encoder, *self.decoder)] + [layer.cross for layer in self.decoder]
+        sublayers = [layer.self_attention for layer in (*self.encoder, *self.decoder)] + [
+            layer.cross for layer in self.decoder
+        ]
         return {sublayer.block: sublayer for sublayer in sublayers}
 
     @property
@@ -223,7 +225,9 @@ class Seq2Seq(nn.Module):
     def _embed(self, embedding: nn.Embedding, ids_BT: Tensor, first: int = 0) -> Tensor:
         last = first + ids_BT.shape[1]
         if last > len(self.positions):
-            raise ValueError(f"max_length={len(self.positions)}: the model has no position for a sequence of {last} tokens")
+            raise ValueError(
+                f"max_length={len(self.positions)}: the model has no position for a sequence of {last} tokens"
+            )
         return embedding(ids_BT) * math.sqrt(self.config.d_model) + self.positions[first:last]
 
 

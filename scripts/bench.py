@@ -129,8 +129,12 @@ BENCHES = {bench.__name__: bench for bench in (training, removal)}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*BENCHES, []], metavar="NAME", help=f"one of {', '.join(BENCHES)}; default all")
-    parser.add_argument("--pairs", type=int, default=40, help="how often each is run, in turn (at least 20; default 40)")
+    parser.add_argument(
+        "names", nargs="*", choices=[*BENCHES, []], metavar="NAME", help=f"one of {', '.join(BENCHES)}; default all"
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=40, help="how often each is run, in turn (at least 20; default 40)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     if arguments.pairs < 20:
@@ -141,7 +145,10 @@ def main() -> None:
     for bench in arguments.names or BENCHES:
         for name, ours, peer in BENCHES[bench]():
             times = in_turn({"ours": ours, "peer": peer, "peer again": peer}, arguments.pairs)
-            rows += [{"name": name, **ratios(times, "ours", "peer")}, {"name": f"{name}, A/A", **ratios(times, "peer again", "peer")}]
+            rows += [
+                {"name": name, **ratios(times, "ours", "peer")},
+                {"name": f"{name}, A/A", **ratios(times, "peer again", "peer")},
+            ]
     table = pd.DataFrame(rows)
     print(table.to_json(orient="records", indent=2) if arguments.json else table.round(3).to_string(index=False))
 

@@ -11,7 +11,9 @@ from mhaprune.collect import collect
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders that hold some")
+    parser.add_argument(
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders that hold some"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/collected"), help="default: results/collected")
     arguments = parser.parse_args()
     try:

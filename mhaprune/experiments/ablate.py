@@ -13,6 +13,7 @@ from mhaprune.heads import HeadGrid
 from mhaprune.measure import greedy_disagreements
 from mhaprune.pruning import PROOF_BATCH, Plan, prune, smallest_bite, time_removed
 from mhaprune.schedules.base import check_budgets, heads_to_remove
+from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Scored, agreement_table, heads_table, score_heads
 from mhaprune.store import option_name
 from mhaprune.subject import Subject
@@ -41,8 +42,10 @@ class Ablate(Experiment):
         if not 0 <= self.tolerance <= 1:
             raise ValueError(f"tolerance={self.tolerance}: must be from 0 to 1")
 
-    def check(self, grid: HeadGrid) -> None:
+    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer]) -> None:
         heads_to_remove(self.budgets, len(grid))
+        if not scorers:
+            raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
 
     def __call__(self, study: Study) -> Findings:
         subject, report = study.subject, study.splits.report

@@ -43,6 +43,6 @@ class Experiment(ABC):
     @abstractmethod
     def __call__(self, study: Study) -> Findings: ...
 
-    def check(self, grid: HeadGrid) -> None:
-        """Raise ValueError, before anything is trained, for settings that do not fit a model of these heads."""
+    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer]) -> None:
+        """Raise ValueError, before anything is trained, for settings that do not fit these heads and scorers."""
         return

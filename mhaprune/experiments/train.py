@@ -25,7 +25,9 @@ class Train(Experiment):
         shown = report[: self.examples]
         predicted = study.subject.predict(shown)
         rows = []
-        for source, target, answer in zip(shown.source.tolist(), shown.target.tolist(), predicted.tolist(), strict=True):
+        for source, target, answer in zip(
+            shown.source.tolist(), shown.target.tolist(), predicted.tolist(), strict=True
+        ):
             said = " ".join(study.task.vocabulary.decode(answer))
             right = study.task.vocabulary.decode(answer) == study.task.vocabulary.decode(target)
             rows.append({"example": study.task.show(source, target), "prediction": said, "correct": right})

@@ -20,9 +20,7 @@ class Schedule(ABC):
     """A way to choose which heads go."""
 
     @abstractmethod
-    def __call__(
-        self, subject: Subject, score: Callable[[Subject], Tensor], budgets: Sequence[int]
-    ) -> list[HeadMask]:
+    def __call__(self, subject: Subject, score: Callable[[Subject], Tensor], budgets: Sequence[int]) -> list[HeadMask]:
         """One mask per budget, each with exactly that many heads removed. `score` gives (N,) for any subject."""
 
 
@@ -41,5 +39,7 @@ def heads_to_remove(budgets: Sequence[int | float], num_heads: int) -> list[int]
     check_budgets(budgets)
     counts = {round(budget * num_heads) if isinstance(budget, float) else budget for budget in budgets}
     if max(counts, default=0) > num_heads:
-        raise ValueError(f"budgets={max(counts)}: the model has {num_heads} heads, allowed are 0 to {num_heads}")
+        raise ValueError(
+            f"experiment.budgets={max(counts)}: the model has {num_heads} heads, allowed are 0 to {num_heads}"
+        )
     return sorted(counts | {0})

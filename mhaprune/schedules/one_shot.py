@@ -17,9 +17,7 @@ from mhaprune.subject import Subject
 class OneShot(Schedule):
     """The k heads of lowest score over the whole model go, of equals the first (Michel et al. 2019, section 4)."""
 
-    def __call__(
-        self, subject: Subject, score: Callable[[Subject], Tensor], budgets: Sequence[int]
-    ) -> list[HeadMask]:
+    def __call__(self, subject: Subject, score: Callable[[Subject], Tensor], budgets: Sequence[int]) -> list[HeadMask]:
         order = torch.argsort(score(subject), stable=True).tolist()
         heads = subject.grid.heads
         return [HeadMask(subject.grid, frozenset(heads[n] for n in order[:budget])) for budget in budgets]

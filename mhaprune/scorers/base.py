@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -30,6 +31,9 @@ class Scores:
 @dataclass(frozen=True)
 class Scorer(ABC):
     """A way to score heads. It sees the model through the `Subject` protocol only, and only the *score* split."""
+
+    needs_gates: ClassVar[bool] = False
+    """Whether a model without learned gates is refused."""
 
     @abstractmethod
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores: ...

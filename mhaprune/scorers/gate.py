@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -18,9 +19,11 @@ class Gate(Scorer):
     Its scale is not identifiable: (g·c, O) and (c, g·O) are the same function. `gate_output` repairs that.
     """
 
+    needs_gates: ClassVar[bool] = True
+
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
         gates_N = subject.learned_gates()
         if gates_N is None:
-            raise ValueError("scorer=gate: the model has no learned gates, train it with gate=softmax or leave this scorer out")
+            raise ValueError("scorer=gate: needs a model with learned gates")
         return Scores(gates_N[None])

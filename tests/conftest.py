@@ -1,0 +1,92 @@
+"""One tiny model, its data, and ways to run things small."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import torch
+
+from mhaprune.data import Examples
+from mhaprune.gates import Softmax
+from mhaprune.tasks.base import Splits
+from mhaprune.tasks.sort import Sort
+from mhaprune.transformer import Seq2Seq, Transformer
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = (
+    "model.d_model=16",
+    "model.num_heads=2",
+    "model.num_encoder_layers=1",
+    "model.num_decoder_layers=1",
+    "model.dim_feedforward=16",
+    "training.steps=6",
+    "training.batch_size=8",
+    "training.warmup_steps=1",
+    "training.evaluate_every=3",
+    "training.checkpoint_every=2",
+    "task.valid=16",
+    "task.score=16",
+    "task.choose=16",
+    "task.report=16",
+)
+TINY_SEQUENCES = ("task.train=200", "task.max_length=6")
+TINY_ABLATE = ("experiment.latency_rounds=2", "experiment.latency_batch=4")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def task() -> Sort:
+    return Sort(train=200, valid=16, score=24, choose=16, report=16, num_symbols=5, max_length=6)
+
+
+@pytest.fixture(scope="session")
+def splits(task: Sort) -> Splits:
+    return task.splits()
+
+
+@pytest.fixture
+def model(task: Sort) -> Seq2Seq:
+    """Two sites of two layers, three of them with unequal learned gates; float64, so that equal means equal."""
+    torch.manual_seed(0)
+    config = Transformer(
+        d_model=12, num_heads=3, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=16, max_length=16
+    )
+    model = config(len(task.vocabulary), Softmax()).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture
+def batch(splits: Splits) -> Examples:
+    return splits.report
+
+
+def compose(*overrides: str) -> Any:
+    """The composed config, as `scripts/run.py` sees it."""
+    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return hydra.compose("config", overrides=list(overrides))
+
+
+def run_script(name: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run one of `scripts/` as a user would."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / name), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=os.environ | environment,
+        timeout=280,
+    )

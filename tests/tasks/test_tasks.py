@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import builtins
+import importlib.util
+from typing import Any
+
+import pytest
+
+from mhaprune.data import PAD, Examples
+from mhaprune.tasks.base import SequenceTask, Task
+from mhaprune.tasks.copy import Copy
+from mhaprune.tasks.inflection import Inflection
+from mhaprune.tasks.reverse import Reverse
+from mhaprune.tasks.running_sum import RunningSum
+from mhaprune.tasks.sort import Sort
+
+SMALL: dict[str, Any] = {"valid": 20, "score": 20, "choose": 20, "report": 20}
+
+
+def rows(task: Task, examples: Examples) -> list[tuple[list[str], list[str]]]:
+    decode = task.vocabulary.decode
+    return [(decode(s), decode(t)) for s, t in zip(examples.source.tolist(), examples.target.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        (Copy(**SMALL, train=100), lambda s: s),
+        (Reverse(**SMALL, train=100), lambda s: s[::-1]),
+        (Sort(**SMALL, train=100), sorted),
+        (RunningSum(**SMALL, train=100), lambda s: [str(sum(map(int, s[: i + 1])) % 10) for i in range(len(s))]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_targets_are_right_and_splits_disjoint(task: SequenceTask, expected: Any) -> None:
+    splits = dict(task.splits().items())
+    assert {name: len(examples) for name, examples in splits.items()} == {**SMALL, "train": 100}
+    seen: set[tuple[str, ...]] = set()
+    for examples in splits.values():
+        for source, target in rows(task, examples):
+            assert target == expected(source)
+            assert 2 <= len(source) <= 10
+            assert tuple(source) not in seen
+            seen.add(tuple(source))
+
+
+def test_the_same_seed_gives_the_same_examples_and_another_does_not() -> None:
+    first, again, other = (Sort(**SMALL, train=100, seed=seed).splits().report.source for seed in (0, 0, 1))
+    assert first.equal(again)
+    assert not first.equal(other)
+
+
+def test_splits_are_of_a_kind() -> None:
+    """Lengths are spread alike: short sequences run out early, and must not all end in the first split."""
+    splits = Sort().splits()
+    means = [float((examples.source != PAD).sum(1).float().mean()) for _, examples in splits.items()]
+    assert max(means) - min(means) < 0.7
+
+
+def test_more_sequences_than_there_are_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="train=200: all splits together need 280 distinct sequences, at most 14 are drawn"
+    ):
+        Sort(**SMALL, train=200, num_symbols=2, min_length=2, max_length=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_symbols": 1}, "num_symbols=1: must be from 2 to 36"),
+        ({"min_length": 0}, "min_length=0: must be from 1 to max_length=10"),
+        ({"min_length": 11}, "min_length=11: must be from 1 to max_length=10"),
+        ({"train": 0}, "train=0: must be 1 or more"),
+        ({"report": 1}, "report=1: must be 2 or more"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sort(**settings)
+
+
+def test_examples_are_shown_as_a_person_would_write_them() -> None:
+    task = Sort(**SMALL, train=100)
+    examples = task.encode([(["3", "1"], ["1", "3"])])
+    assert task.show(examples.source[0].tolist(), examples.target[0].tolist()) == "3 1 -> 1 3"
+
+
+def test_inflection_is_real_and_splits_share_no_lemma() -> None:
+    task = Inflection(valid=100, score=100, choose=100, report=100)
+    splits = dict(task.splits().items())
+    shown = {}
+    lemmas = {}
+    for name, examples in splits.items():
+        shown[name] = [task.show(s, t) for s, t in zip(examples.source.tolist(), examples.target.tolist(), strict=True)]
+        lemmas[name] = {line.split()[0] for line in shown[name]}
+    everything = {line for lines in shown.values() for line in lines}
+    assert {"walk verb3 -> walks", "child noun0 -> children", "go verb0 -> went", "big adj1 -> biggest"} <= everything
+    assert len(shown["train"]) > 30000
+    assert all(len(shown[name]) == 100 for name in shown if name != "train")
+    names = list(lemmas)
+    for i, first in enumerate(names):
+        for second in names[i + 1 :]:
+            assert lemmas[first].isdisjoint(lemmas[second])
+
+
+def test_inflection_without_its_table_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"task=inflection: needs lemminflect, .* pip install -e '.\[inflection\]'"):
+        Inflection().splits()
+
+
+def test_inflection_reads_the_table_without_importing_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = builtins.__import__
+
+    def refuse(name: str, *arguments: Any, **keywords: Any) -> Any:
+        assert not name.startswith("lemminflect")
+        return plain(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    assert len(Inflection(valid=2, score=2, choose=2, report=2).splits().report) == 2

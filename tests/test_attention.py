@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mhaprune.attention import MultiHeadAttention, causal_bias, padding_mask
+from mhaprune.gates import Softmax
+
+B, T, U, D, H = 3, 5, 7, 12, 4
+
+
+def twins(kdim: int = D, vdim: int = D, bias: bool = True) -> tuple[MultiHeadAttention, nn.MultiheadAttention]:
+    """Ours and torch's with the same weights; no bias or weight is at a value that could hide a fault."""
+    ours = MultiHeadAttention(D, H, kdim=kdim, vdim=vdim, bias=bias)
+    peer = nn.MultiheadAttention(D, H, kdim=kdim, vdim=vdim, bias=bias, batch_first=True)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.normal_()
+        weights = [ours.q_proj.weight, ours.k_proj.weight, ours.v_proj.weight]
+        if peer.in_proj_weight is not None:
+            peer.in_proj_weight.copy_(torch.cat(weights))
+        else:
+            for name, weight in zip("qkv", weights, strict=True):
+                getattr(peer, f"{name}_proj_weight").copy_(weight)
+        peer.out_proj.weight.copy_(ours.out_proj.weight)
+        if bias:
+            peer.in_proj_bias.copy_(torch.cat([ours.q_proj.bias, ours.k_proj.bias, ours.v_proj.bias]))
+            peer.out_proj.bias.copy_(ours.out_proj.bias)
+    return ours.double(), peer.double()
+
+
+def assert_equal(
+    ours: MultiHeadAttention, peer: nn.MultiheadAttention, q: Tensor, k: Tensor, v: Tensor, **masks
+) -> None:
+    is_causal = masks.pop("is_causal", False)
+    theirs = dict(masks)
+    if is_causal:
+        theirs["attn_mask"] = causal_bias(T, k.shape[1], q.dtype, q.device)
+        # torch wants one kind of mask
+        if "key_padding_mask" in masks:
+            theirs["attn_mask"] = theirs["attn_mask"].bool()
+    expected, expected_weights = peer(q, k, v, average_attn_weights=False, **theirs)
+    plain, none = ours(q, k, v, is_causal=is_causal, **masks)
+    explicit, weights = ours(q, k, v, is_causal=is_causal, need_weights=True, **masks)
+    assert none is None
+    torch.testing.assert_close(plain, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(explicit, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(weights, expected_weights, atol=1e-6, rtol=0)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_self_attention_equals_torch(bias: bool) -> None:
+    x = random(B, T, D)
+    assert_equal(*twins(bias=bias), x, x, x)
+
+
+def test_cross_attention_with_sizes_of_its_own_equals_torch() -> None:
+    assert_equal(*twins(kdim=6, vdim=9), random(B, T, D), random(B, U, 6), random(B, U, 9))
+
+
+def test_padding_equals_torch() -> None:
+    mask = padding_mask(torch.tensor([7, 1, 4]), U)
+    assert_equal(*twins(), random(B, T, D), random(B, U, D), random(B, U, D), key_padding_mask=mask)
+
+
+def test_causal_equals_torch() -> None:
+    x = random(B, T, D)
+    assert_equal(*twins(), x, x, x, is_causal=True)
+
+
+def test_causal_and_padding_together_equal_torch() -> None:
+    x = random(B, T, D)
+    assert_equal(*twins(), x, x, x, is_causal=True, key_padding_mask=padding_mask(torch.tensor([5, 2, 3]), T))
+
+
+def test_float_and_boolean_masks_equal_torch() -> None:
+    q, k = random(B, T, D), random(B, U, D)
+    boolean = torch.rand(T, U) < 0.4
+    boolean[:, 0] = False
+    assert_equal(*twins(), q, k, k, attn_mask=boolean)
+    assert_equal(*twins(), q, k, k, attn_mask=random(T, U))
+
+
+def test_valid_lengths_per_query() -> None:
+    ours, _ = twins()
+    q, k = random(1, 2, D), random(1, U, D)
+    lengths = torch.tensor([[3, 6]])
+    out, weights = ours(q, k, k, attn_mask=padding_mask(lengths, U), need_weights=True)
+    assert weights is not None
+    for t, length in enumerate(lengths[0].tolist()):
+        alone, _ = ours(q[:, t : t + 1], k[:, :length], k[:, :length])
+        torch.testing.assert_close(out[:, t : t + 1], alone)
+        assert (weights[:, :, t, length:] == 0).all()
+
+
+def test_sizes_of_query_and_head_of_their_own() -> None:
+    layer = MultiHeadAttention(10, 3, qdim=4, kdim=5, vdim=6, head_dim=2)
+    out, weights = layer(torch.randn(B, T, 4), torch.randn(B, U, 5), torch.randn(B, U, 6), need_weights=True)
+    assert out.shape == (B, T, 10)
+    assert weights is not None
+    assert weights.shape == (B, 3, T, U)
+
+
+def test_a_query_without_any_key_gets_zeros_on_both_paths() -> None:
+    ours, _ = twins()
+    q, k = random(2, T, D), random(2, U, D)
+    nothing = padding_mask(torch.tensor([0, 3]), U)
+    for need_weights in (False, True):
+        out, _ = ours(q, k, k, key_padding_mask=nothing, need_weights=need_weights)
+        torch.testing.assert_close(out[0], ours.out_proj.bias.expand(T, D))
+        assert torch.isfinite(out).all()
+
+
+def test_open_gates_change_nothing_and_every_gate_matters() -> None:
+    ours, _ = twins()
+    x = random(B, T, D)
+    full, _ = ours(x, x, x)
+    torch.testing.assert_close(ours(x, x, x, gates=torch.ones(H))[0], full)
+    torch.testing.assert_close(ours(x, x, x, gates=torch.ones(B, H))[0], full)
+    for head in range(H):
+        gates = torch.ones(H).index_fill(0, torch.tensor(head), 0.0)
+        assert (ours(x, x, x, gates=gates)[0] - full).abs().max() > 1e-3
+
+
+def test_gates_per_example_are_each_example_alone() -> None:
+    ours, _ = twins()
+    x, gates = random(B, T, D), torch.rand(B, H, dtype=torch.float64)
+    together, _ = ours(x, x, x, gates=gates)
+    for b in range(B):
+        alone, _ = ours(x[b : b + 1], x[b : b + 1], x[b : b + 1], gates=gates[b])
+        torch.testing.assert_close(together[b : b + 1], alone)
+
+
+def test_mask_gate_and_argument_multiply_the_same_quantity() -> None:
+    ours, _ = twins()
+    gated = MultiHeadAttention(D, H, gate=Softmax()).double()
+    gated.load_state_dict(ours.state_dict(), strict=False)
+    x = random(B, T, D)
+    logits, argument = torch.randn(H, dtype=torch.float64), torch.rand(H, dtype=torch.float64)
+    mask = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    with torch.no_grad():
+        gated.gate.logits.copy_(logits)  # type: ignore[union-attr]
+    gated.head_mask.copy_(mask)
+    expected, _ = ours(x, x, x, gates=H * logits.softmax(0) * mask * argument)
+    torch.testing.assert_close(gated(x, x, x, gates=argument)[0], expected)
+
+
+def test_fallback_is_what_a_closed_gate_lets_through() -> None:
+    ours, _ = twins()
+    x, fallback = random(B, T, D), random(H, 1, D // H)
+    keys_values = ours.project(x, x)
+    context, _ = ours.attend(x, *keys_values)
+    gates = torch.tensor([1.0, 0.0, 0.25, 1.0], dtype=torch.float64)
+    mixed = context.clone()
+    mixed[:, 1] = fallback[1]
+    mixed[:, 2] = 0.25 * context[:, 2] + 0.75 * fallback[2]
+    torch.testing.assert_close(ours.merge(context, gates, fallback), ours.merge(mixed))
+
+
+def test_without_heads_only_the_bias_is_left() -> None:
+    empty = MultiHeadAttention(D, 0, head_dim=3)
+    nn.init.normal_(empty.out_proj.bias)
+    x = torch.randn(B, T, D)
+    for need_weights in (False, True):
+        out, _ = empty(x, x, x, need_weights=need_weights)
+        torch.testing.assert_close(out, empty.out_proj.bias.expand(B, T, D))
+
+
+def test_dropout_acts_in_training_only_and_on_both_paths() -> None:
+    layer = MultiHeadAttention(D, H, dropout=0.5)
+    x = torch.randn(B, T, D)
+    for need_weights in (False, True):
+        outs = [layer.train()(x, x, x, need_weights=need_weights)[0] for _ in range(2)]
+        assert not torch.equal(*outs)
+        outs = [layer.eval()(x, x, x, need_weights=need_weights)[0] for _ in range(2)]
+        torch.testing.assert_close(*outs)
+
+
+def test_the_published_walk_through() -> None:
+    """X of shape (3, 6, 8), four heads of two: the layer equals a plain loop over its heads."""
+    layer = MultiHeadAttention(8, 4)
+    x = torch.randn(3, 6, 8)
+    out, _ = layer(x, x, x)
+    heads = []
+    for h in range(4):
+        rows = slice(2 * h, 2 * h + 2)
+        q, k, v = (x @ p.weight[rows].T + p.bias[rows] for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+        heads.append((q @ k.mT / 2**0.5).softmax(-1) @ v)
+    torch.testing.assert_close(out, torch.cat(heads, -1) @ layer.out_proj.weight.T + layer.out_proj.bias)
+
+
+@pytest.mark.parametrize("num_heads", [0, 5])
+def test_heads_must_divide_the_width(num_heads: int) -> None:
+    with pytest.raises(
+        ValueError, match=f"num_heads={num_heads}: must divide embed_dim=12, so one of 1, 2, 3, 4, 6, 12"
+    ):
+        MultiHeadAttention(12, num_heads)

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mhaprune.cache import Cache, source_digest
+
+RECIPE = {"task": "sort", "seed": 0}
+
+
+class Maker:
+    """Counts how often it is asked; saves a state first and can be told to stop there."""
+
+    def __init__(self, stop: bool = False) -> None:
+        self.calls, self.stop, self.state = 0, stop, None
+
+    def __call__(self, state: dict[str, Any] | None, save: Any) -> dict[str, Any]:
+        self.calls, self.state = self.calls + 1, state
+        save({"step": 3, "weights": torch.arange(3)})
+        if self.stop:
+            raise KeyboardInterrupt
+        return {"weights": torch.arange(4), "rows": [{"loss": 0.5}]}
+
+
+def test_the_same_recipe_is_made_once(tmp_path: Path) -> None:
+    make = Maker()
+    first, second = (Cache(tmp_path).get("trained", RECIPE, make) for _ in range(2))
+    assert make.calls == 1
+    assert torch.equal(first["weights"], second["weights"])
+    assert second["rows"] == [{"loss": 0.5}]
+    Cache(tmp_path).get("trained", {**RECIPE, "seed": 1}, make)
+    assert make.calls == 2
+
+
+def test_two_at_once_make_it_once(tmp_path: Path) -> None:
+    calls = []
+
+    def slow(state: Any, save: Any) -> dict[str, Any]:
+        calls.append(1)
+        time.sleep(0.3)
+        return {"value": len(calls)}
+
+    threads = [threading.Thread(target=lambda: Cache(tmp_path).get("trained", RECIPE, slow)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+
+
+def test_an_interrupted_one_goes_on_from_its_state(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Cache(tmp_path).get("trained", RECIPE, Maker(stop=True))
+    again = Maker()
+    Cache(tmp_path).get("trained", RECIPE, again)
+    assert again.state is not None
+    assert again.state["step"] == 3
+    assert not list(tmp_path.glob("*.partial.pt"))
+
+
+def damage_cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def damage_foreign(path: Path) -> None:
+    torch.save({"recipe": {"task": "other"}, "content": {"weights": torch.zeros(1)}}, path)
+
+
+def damage_text(path: Path) -> None:
+    path.write_text("hello")
+
+
+def damage_empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def damage_other_content(path: Path) -> None:
+    torch.save([1, 2, 3], path)
+
+
+@pytest.mark.parametrize("damage", [damage_cut, damage_foreign, damage_text, damage_empty, damage_other_content])
+def test_a_damaged_or_foreign_file_is_set_aside_and_said(tmp_path: Path, caplog: Any, damage: Any) -> None:
+    make = Maker()
+    Cache(tmp_path).get("trained", RECIPE, make)
+    [path] = tmp_path.glob("trained-*.pt")
+    damage(path)
+    with caplog.at_level(logging.WARNING):
+        content = Cache(tmp_path).get("trained", RECIPE, make)
+    assert make.calls == 2
+    assert torch.equal(content["weights"], torch.arange(4))
+    assert "is damaged or foreign" in caplog.text
+    assert path.with_suffix(".damaged").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        ValueError, match=r"cache=.*file/x: cannot be written \(Not a directory\), name a folder that can"
+    ):
+        Cache(tmp_path / "file" / "x")
+
+
+def test_the_digest_follows_code_and_not_comments(tmp_path: Path) -> None:
+    def digest(source: str) -> str:
+        path = tmp_path / "some.py"
+        path.write_text(source)
+        module = types.ModuleType("some")
+        module.__file__ = str(path)
+        import linecache
+
+        linecache.clearcache()
+        return source_digest([module])
+
+    plain = digest("def f():\n    return 1\n")
+    assert digest('def f():\n    """Say one."""\n    # indeed\n    return (1)\n') == plain
+    assert digest("def f():\n    return 2\n") != plain

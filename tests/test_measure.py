@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mhaprune.data import Examples
+from mhaprune.heads import HeadMask
+from mhaprune.measure import accuracy_columns, greedy_disagreements, logit_difference, mean_outputs, measure
+from mhaprune.subject import Outcome
+from mhaprune.tasks.base import Splits
+from mhaprune.transformer import Seq2Seq
+
+
+def test_measure_is_a_loop_over_single_examples_in_their_order(model: Seq2Seq, splits: Splits) -> None:
+    examples, gates = splits.score, torch.rand(len(model.grid))
+    outcome = measure(model, examples, gates, batch_size=5)
+    for e in range(len(examples)):
+        one = examples[e : e + 1]
+        logits = model.logits(one, gates)[0]
+        torch.testing.assert_close(outcome.loss[e], F.cross_entropy(logits, one.target[0]))
+        right = logits.argmax(-1) == one.target[0]
+        assert outcome.token_accuracy[e].item() == pytest.approx(right.double().mean().item())
+        assert outcome.sequence_accuracy[e].item() == right.all().item()
+
+
+def test_exact_match_is_that_of_greedy_decoding(model: Seq2Seq, splits: Splits) -> None:
+    """Also where the model is right: targets that are its own answers, as they are and with one token changed."""
+    with torch.no_grad():
+        model.output.bias[:3] = -100.0  # symbols only, so that every answer is as long as the others
+    own = Examples(splits.score.source, model.decode_greedily(splits.score.source, 6))
+    assert len(own.target.unique(dim=0)) > 1
+    assert measure(model, own).sequence_accuracy.all()
+    changed = own.target.clone()
+    changed[::2, 3] = (changed[::2, 3] - 2) % 5 + 3
+    mixed = Examples(own.source, changed)
+    assert measure(model, mixed).sequence_accuracy.sum() == len(own) // 2
+    for examples in (own, mixed, splits.score):
+        assert greedy_disagreements(model, examples) == 0
+
+
+def test_disagreements_are_counted(model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Seq2Seq, "predict", lambda self, batch: batch.target)
+    wrong = int((measure(model, splits.score).sequence_accuracy == 0).sum())
+    assert wrong > 0
+    assert greedy_disagreements(model, splits.score) == wrong
+
+
+def test_mean_outputs_leave_padding_out(model: Seq2Seq, splits: Splits) -> None:
+    means = mean_outputs(model, splits.score, batch_size=7)
+    sums = torch.zeros_like(means)
+    tokens = torch.zeros(len(model.grid), 1)
+    for e in range(len(splits.score)):
+        contexts = [output.context for output in model.head_outputs(splits.score[e : e + 1]).values()]
+        sums += torch.cat([context[0].sum(1) for context in contexts])
+        tokens += torch.cat([torch.full((context.shape[1], 1), context.shape[2]) for context in contexts])
+    torch.testing.assert_close(means, sums / tokens)
+
+
+def test_logit_difference_sees_a_gate_and_no_padding(model: Seq2Seq, batch: Examples) -> None:
+    assert logit_difference(model, model, batch) == 0
+    assert logit_difference(model, model, batch, HeadMask(model.grid).without(model.grid.heads[0]).gates()) > 1e-4
+
+
+def test_accuracy_columns_carry_their_intervals() -> None:
+    loss = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    columns = accuracy_columns(Outcome(loss, loss / 4, torch.tensor([1.0, 1.0, 1.0, 1.0])))
+    assert columns["loss"] == 2.5
+    assert columns["loss_low"] < 2.5 < columns["loss_high"]
+    assert columns["sequence_accuracy"] == columns["sequence_accuracy_high"] == 1.0
+    assert columns["sequence_accuracy_low"] < 0.6

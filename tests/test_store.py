@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from mhaprune.gates import Softmax
+from mhaprune.store import RunFolder, describe, fingerprint, option_name, read_status, write_bytes
+from mhaprune.tasks.running_sum import RunningSum
+
+
+def test_a_file_is_old_or_new_but_never_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "table.csv"
+    write_bytes(path, b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="disk full"):
+            write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["table.csv"]
+
+
+def test_status_says_running_then_done(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run").recorded() as folder:
+        assert read_status(folder.path)["status"] == "running"
+        folder.write_table("heads", pd.DataFrame({"score": [0.1234567891]}))
+    status = read_status(folder.path)
+    assert status["status"] == "done"
+    assert status["files"] == ["heads.csv"]
+    assert status["finished"] >= status["started"]
+    assert (folder.path / "heads.csv").read_text() == "score\n0.123456789\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(KeyboardInterrupt(), "interrupted"), (ValueError("x=1: no"), "ValueError: x=1: no")]
+)
+def test_status_says_failed_and_why(tmp_path: Path, error: BaseException, reason: str) -> None:
+    with pytest.raises(type(error)), RunFolder(tmp_path).recorded():
+        raise error
+    assert read_status(tmp_path)["status"] == "failed"
+    assert read_status(tmp_path)["reason"] == reason
+
+
+def test_a_second_run_removes_what_the_first_left_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    with RunFolder(tmp_path).recorded() as folder:
+        folder.write("figures/heads.png", b"1")
+        folder.write("old.csv", b"1")
+    with pytest.raises(RuntimeError), RunFolder(tmp_path).recorded():
+        raise RuntimeError("at once")
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["mine.txt", "status.json"]
+
+
+def test_a_status_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    assert read_status(tmp_path) == {}
+    (tmp_path / "status.json").write_text('{"status": "do')
+    assert read_status(tmp_path) == {}
+
+
+@dataclass(frozen=True)
+class Outer:
+    gate: Softmax
+    sizes: tuple[int, ...] = (1, 2)
+
+
+def test_a_description_is_plain_and_names_the_class() -> None:
+    described = describe({"a": Outer(Softmax(learning_rate=0.5))})
+    assert json.loads(json.dumps(described)) == described
+    assert described["a"]["sizes"] == [1, 2]
+    assert described["a"]["gate"]["_target_"] == "mhaprune.gates.Softmax"
+    assert described["a"]["gate"]["learning_rate"] == 0.5
+    assert fingerprint(described) != fingerprint(describe({"a": Outer(Softmax(learning_rate=0.4))}))
+
+
+def test_option_names_are_those_of_the_files() -> None:
+    assert [option_name(v) for v in (RunningSum(), Softmax(), None)] == ["running_sum", "softmax", "none"]

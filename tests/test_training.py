@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mhaprune.data import PAD
+from mhaprune.gates import Softmax
+from mhaprune.tasks.base import Splits
+from mhaprune.tasks.sort import Sort
+from mhaprune.training import Diverged, Training, head_gates, training_step
+from mhaprune.transformer import Seq2Seq, Transformer
+
+GATE = Softmax(learning_rate=0.05, entropy_weight=0.01)
+RECIPE = Training(steps=7, batch_size=8, warmup_steps=2, evaluate_every=3, checkpoint_every=2)
+
+
+def fresh(task: Sort, dropout: float = 0.2) -> Seq2Seq:
+    torch.manual_seed(1)
+    config = Transformer(d_model=12, num_heads=3, num_encoder_layers=1, num_decoder_layers=1, dropout=dropout)
+    return config(len(task.vocabulary), GATE)
+
+
+def train(task: Sort, splits: Splits, recipe: Training = RECIPE, **more: Any) -> tuple[Seq2Seq, pd.DataFrame]:
+    model = fresh(task)
+    return model, recipe(model, splits.train, splits.valid, GATE, 5, **more)
+
+
+def assert_same(first: Seq2Seq, second: Seq2Seq) -> None:
+    for (name, a), b in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_the_same_seed_gives_the_same_bits(task: Sort, splits: Splits) -> None:
+    (first, rows), (second, again) = (train(task, splits) for _ in range(2))
+    assert_same(first, second)
+    pd.testing.assert_frame_equal(rows, again)
+
+
+def test_an_interrupted_training_goes_on_to_the_same_bits(task: Sort, splits: Splits) -> None:
+    whole, rows = train(task, splits)
+    states: list[dict[str, Any]] = []
+
+    def save_and_stop(state: dict[str, Any]) -> None:
+        states.append({key: _clone(value) for key, value in state.items()})
+        if state["step"] == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(task, splits, save=save_and_stop)
+    torch.rand(100)  # whatever happened in between
+    resumed, again = train(task, splits, state=states[-1])
+    assert_same(whole, resumed)
+    pd.testing.assert_frame_equal(rows, again)
+
+
+def _clone(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _clone(item) for key, item in value.items()}
+    return [_clone(item) for item in value] if isinstance(value, list) else value
+
+
+def test_a_step_is_clipped_adamw_on_the_mean_loss_per_token(task: Sort, splits: Splits) -> None:
+    """Against the same step written with nothing but autograd and torch's plain AdamW."""
+    ours, twin = fresh(task, dropout=0.0), fresh(task, dropout=0.0)
+    batch = splits.train[:9]
+    recipe = Training(learning_rate=0.01, weight_decay=0.3)
+    loss = training_step(ours, batch, recipe.optimiser(ours, GATE), label_smoothing=0.1, clip_norm=0.5)
+    log_p = twin.logits(batch).log_softmax(-1)
+    valid = batch.target != PAD
+    nll = -log_p.gather(-1, batch.target[..., None])[..., 0]
+    expected = ((0.9 * nll - 0.1 * log_p.mean(-1)) * valid).sum() / valid.sum()
+    penalty = sum(-0.01 * (g().div(3) * g().div(3).log()).sum() for g in head_gates(twin))
+    (expected + penalty).backward()
+    nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+    gates = [p for g in head_gates(twin) for p in g.parameters()]
+    weights = [p for p in twin.parameters() if not any(p is gate for gate in gates)]
+    torch.optim.AdamW(weights, lr=0.01, weight_decay=0.3).step()
+    torch.optim.AdamW(gates, lr=0.05, weight_decay=0.0).step()
+    torch.testing.assert_close(loss, expected.detach())
+    for (name, a), b in zip(ours.state_dict().items(), twin.state_dict().values(), strict=True):
+        if not name.endswith("k_proj.bias"):  # shifts all scores alike: its gradient is rounding, which Adam blows up
+            torch.testing.assert_close(a, b, msg=name)
+
+
+def test_the_rate_rises_in_a_line_and_falls_in_half_a_cosine() -> None:
+    recipe = Training(steps=110, warmup_steps=10)
+    assert [recipe.learning_rate_factor(step) for step in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
+    assert recipe.learning_rate_factor(60) == pytest.approx(0.5)
+    assert recipe.learning_rate_factor(110) == pytest.approx(0.0)
+
+
+def test_every_batch_of_an_epoch_is_new(task: Sort, splits: Splits) -> None:
+    from mhaprune.training import shuffled_batches
+
+    batches = shuffled_batches(splits.train, 30, torch.Generator().manual_seed(0))
+    epoch = [next(batches) for _ in range(7)]
+    assert [len(batch) for batch in epoch] == [30] * 6 + [20]
+    seen = torch.cat([F.pad(batch.source, (0, 7 - batch.source.shape[1])) for batch in epoch])
+    assert len(seen.unique(dim=0)) == 200
+    skipped = shuffled_batches(splits.train, 30, torch.Generator().manual_seed(0), skip=6)
+    assert torch.equal(next(skipped).source, epoch[6].source)
+
+
+def test_the_history_has_the_loss_the_accuracy_and_every_gate(task: Sort, splits: Splits) -> None:
+    model, rows = train(task, splits)
+    assert list(rows["step"]) == [3, 6, 7]
+    assert {"loss", "valid_loss", "valid_token_accuracy", "valid_sequence_accuracy"} <= set(rows)
+    gates = model.learned_gates()
+    assert gates is not None
+    for n, head in enumerate(model.grid):
+        assert rows[f"gate_{head}"].iloc[-1] == pytest.approx(gates[n].item())
+    assert not model.training
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(task: Sort, splits: Splits) -> None:
+    with pytest.raises(Diverged, match=r"training.learning_rate=1e\+30: the loss is nan by step 3"):
+        train(task, splits, Training(steps=6, learning_rate=1e30, warmup_steps=0, evaluate_every=3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 0}, "steps=0: must be 1 or more"),
+        ({"warmup_steps": -1}, "warmup_steps=-1: must be 0 or more"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0: must be above 0 and finite"),
+        ({"label_smoothing": 1.0}, "label_smoothing=1.0: must be at least 0 and below 1"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Training(**settings)

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from mhaprune.data import BOS, EOS, PAD, Examples
+from mhaprune.gates import Softmax
+from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.transformer import Seq2Seq, Transformer, shift_right, sinusoids
+
+
+def removals(model: Seq2Seq) -> dict[str, HeadMask]:
+    """None, one, a ragged lot, a whole block, every block of a site, all."""
+    grid = model.grid
+    whole = [head for head in grid if head.block == Block(Site.CROSS, 1)]
+    return {
+        "none": HeadMask(grid),
+        "one": HeadMask(grid).without(grid.heads[4]),
+        "ragged": HeadMask(grid, frozenset(grid.heads[n] for n in (0, 1, 5, 7, 11, 12, 17))),
+        "a whole block": HeadMask(grid, frozenset(whole)),
+        "a site": HeadMask(grid, frozenset(head for head in grid if head.site == Site.ENCODER_SELF)),
+        "all": HeadMask(grid, frozenset(grid)),
+    }
+
+
+def test_open_gates_change_nothing_and_every_gate_matters(model: Seq2Seq, batch: Examples) -> None:
+    logits = model.logits(batch)
+    torch.testing.assert_close(model.logits(batch, torch.ones(len(model.grid))), logits)
+    for head in model.grid:
+        closed = model.logits(batch, HeadMask(model.grid).without(head).gates())
+        assert (closed - logits)[batch.target != PAD].abs().max() > 1e-4, head
+
+
+@pytest.mark.parametrize("which", ["none", "one", "ragged", "a whole block", "a site", "all"])
+def test_masked_equals_removed(model: Seq2Seq, batch: Examples, which: str) -> None:
+    mask = removals(model)[which]
+    smaller = model.without(mask)
+    masked = model.logits(batch, mask.gates())
+    torch.testing.assert_close(smaller.logits(batch), masked)
+    assert smaller.grid == model.grid.without(mask.removed)
+    assert smaller.count_parameters() < model.count_parameters()
+    decoded = model.decode_greedily(batch.source, 6, mask.gates())
+    assert torch.equal(smaller.decode_greedily(batch.source, 6), decoded)
+    contexts = smaller.head_outputs(batch)
+    assert [output.context.shape[1] for output in contexts.values()] == list(smaller.grid.sizes)
+
+
+def test_removing_twice_keeps_the_names(model: Seq2Seq, batch: Examples) -> None:
+    first = HeadMask(model.grid).without(model.grid.heads[0], model.grid.heads[8])
+    once = model.without(first)
+    twice = once.without(HeadMask(once.grid).without(model.grid.heads[1], model.grid.heads[9]))
+    both = first.without(model.grid.heads[1], model.grid.heads[9])
+    torch.testing.assert_close(twice.logits(batch), model.logits(batch, both.gates()))
+
+
+def test_a_removed_copy_shares_no_weights_but_keeps_its_tie(model: Seq2Seq) -> None:
+    copy = model.without(HeadMask(model.grid))
+    assert copy.output.weight is copy.target_embedding.weight
+    pointers = {p.data_ptr() for p in model.parameters()}
+    assert pointers.isdisjoint({p.data_ptr() for p in copy.parameters()})
+
+
+def test_gates_per_example_are_each_example_alone(model: Seq2Seq, batch: Examples) -> None:
+    gates = torch.rand(len(batch), len(model.grid), dtype=torch.float64)
+    together = model.evaluate(batch, gates)
+    for b in (0, 5, 15):
+        alone = model.evaluate(batch[b : b + 1], gates[b])
+        torch.testing.assert_close(together.loss[b : b + 1], alone.loss)
+
+
+def test_fallback_reaches_its_own_head(model: Seq2Seq, batch: Examples) -> None:
+    """A head closed with its own constant as fallback moves by exactly what W_O makes of that constant."""
+    fallback = torch.zeros(len(model.grid), model.head_dim, dtype=torch.float64)
+    head = model.grid.heads[-1]
+    closed = HeadMask(model.grid).without(head)
+    torch.testing.assert_close(model.logits(batch, closed.gates(), fallback), model.logits(batch, closed.gates()))
+    fallback[-1] = 1.0
+    changed = model.logits(batch, closed.gates(), fallback)
+    assert (changed - model.logits(batch, closed.gates())).abs().max() > 1e-4
+    torch.testing.assert_close(model.logits(batch, torch.ones(len(model.grid)), fallback), model.logits(batch))
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_cached_decoding_equals_uncached(model: Seq2Seq, batch: Examples, stop: bool) -> None:
+    gates = torch.rand(len(model.grid))
+    for arguments in ({}, {"gates": gates}):
+        cached = model.decode_greedily(batch.source, 9, stop=stop, **arguments)
+        assert torch.equal(cached, model.decode_greedily(batch.source, 9, stop=stop, use_cache=False, **arguments))
+
+
+def test_decoding_is_the_loop_over_full_passes(model: Seq2Seq, batch: Examples) -> None:
+    tokens = torch.full((len(batch), 1), BOS)
+    for _ in range(7):
+        tokens = torch.cat([tokens, model(batch.source, tokens)[:, -1:].argmax(-1)], dim=1)
+    expected = tokens[:, 1:]
+    after_end = ((expected == EOS).cumsum(1) - (expected == EOS).int()) > 0
+    assert torch.equal(model.decode_greedily(batch.source, 7), expected.masked_fill(after_end, PAD))
+
+
+def test_padding_is_not_seen(model: Seq2Seq, batch: Examples) -> None:
+    """Each example alone, without any padding, has the loss it has in the batch."""
+    together = model.evaluate(batch)
+    alone = [model.evaluate(batch[b : b + 1]).loss for b in range(len(batch))]
+    torch.testing.assert_close(together.loss, torch.cat(alone))
+
+
+def test_the_future_is_not_seen(model: Seq2Seq, batch: Examples) -> None:
+    prefix = shift_right(batch.target)
+    changed = prefix.clone()
+    changed[:, 3:] = 4
+    torch.testing.assert_close(model(batch.source, changed)[:, :3], model(batch.source, prefix)[:, :3])
+
+
+def test_flops_equal_what_torch_counts(batch: Examples) -> None:
+    config = Transformer(d_model=12, num_heads=3, num_encoder_layers=2, num_decoder_layers=1, dim_feedforward=20)
+    model = config(11, Softmax())
+    for subject in (model, model.without(HeadMask(model.grid).without(*model.grid.heads[:4]))):
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            subject.train().logits(batch)
+        assert subject.count_flops(batch) == counter.get_total_flops()
+
+
+def test_tied_and_untied_output() -> None:
+    tied, untied = (Transformer(d_model=8, num_heads=2, tie_output=tie)(11) for tie in (True, False))
+    assert tied.output.weight is tied.target_embedding.weight
+    assert untied.count_parameters() - tied.count_parameters() == 11 * 8
+
+
+def test_a_model_without_gates_has_no_gate_parameters() -> None:
+    plain, gated = Transformer(d_model=8, num_heads=2)(11), Transformer(d_model=8, num_heads=2)(11, Softmax())
+    assert plain.learned_gates() is None
+    gates = gated.learned_gates()
+    assert gates is not None
+    assert gates.tolist() == [1.0] * len(gated.grid)
+    assert gated.count_parameters() - plain.count_parameters() == len(gated.grid)
+
+
+def test_a_model_without_decoder_layers_or_encoder_layers_runs(batch: Examples) -> None:
+    for encoder, decoder in ((0, 1), (1, 0)):
+        config = Transformer(d_model=8, num_heads=2, num_encoder_layers=encoder, num_decoder_layers=decoder)
+        assert config(11).logits(batch).shape == (*batch.target.shape, 11)
+
+
+def test_sinusoids_follow_the_paper() -> None:
+    positions = sinusoids(50, 6)
+    assert positions[7, 2].item() == pytest.approx(torch.sin(torch.tensor(7 / 10000 ** (2 / 6))).item())
+    assert positions[7, 3].item() == pytest.approx(torch.cos(torch.tensor(7 / 10000 ** (2 / 6))).item())
+
+
+def test_a_sequence_that_is_too_long_is_refused() -> None:
+    model = Transformer(d_model=8, num_heads=2, max_length=4)(11)
+    with pytest.raises(ValueError, match="max_length=4: the model has no position for a sequence of 5 tokens"):
+        model(torch.full((1, 5), 3), torch.full((1, 2), 3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_heads": 5}, "num_heads=5: must divide d_model=64, so one of 1, 2, 4, 8, 16, 32, 64"),
+        ({"d_model": 7, "num_heads": 1}, "d_model=7: must be even"),
+        ({"d_model": 0}, "d_model=0: must be 1 or more"),
+        ({"num_encoder_layers": -1}, "num_encoder_layers=-1: must be 0 or more"),
+        ({"dropout": 1.0}, "dropout=1.0: must be at least 0 and below 1"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Transformer(**settings)
