@@ -15,17 +15,18 @@ from mhaprune.gates import Gate
 
 
 def padding_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:
-    """True where a key is padding: lengths (B,) give a `key_padding_mask` (B, U), lengths (B, T) an `attn_mask` (B, T, U)."""
+    """True where a key is padding: lengths (B,) give a `key_padding_mask` (B, U), lengths (B, T) an `attn_mask` (B, T,
+    U)."""
     return torch.arange(num_keys, device=valid_lengths.device) >= valid_lengths.unsqueeze(-1)
 
 
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2) whose heads can be gated, masked and removed.
 
-    Every head's output is multiplied by one number before the output projection W_O: the product of its learned gate, its
-    entry in the buffer `head_mask` and the `gates` of the call. Query, key and value may have sizes of their own (`qdim`,
-    `kdim`, `vdim`, by default `embed_dim`); `head_dim` is by default `embed_dim // num_heads`. A layer may hold any number of
-    heads, none included: its output is then W_O's bias.
+    Every head's output is multiplied by one number before the output projection W_O: the product of its learned gate,
+    its entry in the buffer `head_mask` and the `gates` of the call. Query, key and value may have sizes of their own
+    (`qdim`, `kdim`, `vdim`, by default `embed_dim`); `head_dim` is by default `embed_dim // num_heads`. A layer may
+    hold any number of heads, none included: its output is then W_O's bias.
 
     Raises ValueError if `num_heads` does not divide `embed_dim` and no `head_dim` is given.
     """
@@ -74,10 +75,10 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from query (B, T, qdim) to key (B, U, kdim) and value (B, U, vdim); gives (B, T, D) and the weights.
 
-        As in `torch.nn.MultiheadAttention`, True in `key_padding_mask` (B, U) and in a boolean `attn_mask` (T, U), (B, T, U) or
-        (B, H, T, U) means *not* attended to, and a float `attn_mask` is added to the scores; unlike there, `is_causal` alone
-        makes the mask. `gates` is (H,) or (B, H). The weights (B, H, T, U) are computed only if `need_weights`, else None.
-        A query that may attend to nothing gets zeros from every head.
+        As in `torch.nn.MultiheadAttention`, True in `key_padding_mask` (B, U) and in a boolean `attn_mask` (T, U),
+        (B, T, U) or (B, H, T, U) means *not* attended to, and a float `attn_mask` is added to the scores; unlike
+        there, `is_causal` alone makes the mask. `gates` is (H,) or (B, H). The weights (B, H, T, U) are computed only
+        if `need_weights`, else None. A query that may attend to nothing gets zeros from every head.
         """
         keys_BHUK, values_BHUK = self.project(key, value)
         bias = attention_bias(key_padding_mask, attn_mask, query.dtype)
@@ -125,14 +126,15 @@ class MultiHeadAttention(nn.Module):
     def merge(self, context_BHTK: Tensor, gates: Tensor | None = None, fallback: Tensor | None = None) -> Tensor:
         """Gate every head, put the heads side by side and project: (B, T, D).
 
-        `gates` is (H,) or (B, H). `fallback`, which broadcasts to (B, H, T, K), is what a closed gate lets through instead
-        of nothing: a head gives gate·c_n + (1 - gate)·fallback.
+        `gates` is (H,) or (B, H). `fallback`, which broadcasts to (B, H, T, K), is what a closed gate lets through
+        instead of nothing: a head gives gate·c_n + (1 - gate)·fallback.
         """
         scale = self.head_scale()
-        if gates is not None and fallback is None:
-            scale = scale * gates
-        elif gates is not None:
-            context_BHTK = fallback + gates[..., None, None] * (context_BHTK - fallback)
+        if gates is not None:
+            if fallback is None:
+                scale = scale * gates
+            else:
+                context_BHTK = fallback + gates[..., None, None] * (context_BHTK - fallback)
         # The scale is spread over a head's K columns first: one long inner loop instead of many short ones.
         scale_W = scale.unsqueeze(-1).expand(*scale.shape, self.head_dim).flatten(-2)
         merged_BTW = context_BHTK.transpose(1, 2).flatten(2)
@@ -163,7 +165,7 @@ def causal_bias(num_queries: int, num_keys: int, dtype: torch.dtype, device: tor
 
 
 class Projection(nn.Linear):
-    """`nn.Linear` with Xavier weights and zero bias; also of a width of zero, where torch's own initialisation warns."""
+    """`nn.Linear` with Xavier weights and zero bias; also of width zero, of which torch's own initialisation warns."""
 
     def reset_parameters(self) -> None:
         if self.weight.numel() and not self.weight.is_meta:

@@ -35,8 +35,8 @@ class Cache:
     ) -> dict[str, Any]:
         """What `make` gives, from the file where there is one.
 
-        `make(state, save)` is called otherwise: `state` is what an interrupted call last gave to `save`, or None. Content is
-        plain containers and tensors. A second process that wants the same recipe waits for the first.
+        `make(state, save)` is called otherwise: `state` is what an interrupted call last gave to `save`, or None.
+        Content is plain containers and tensors. A second process that wants the same recipe waits for the first.
         """
         path = self.folder / f"{kind}-{fingerprint(recipe)}.pt"
         partial = path.with_suffix(".partial.pt")

@@ -1,4 +1,4 @@
-"""Many run folders in, one set of tables, figures and a report out. Works on whatever is there, failed runs included."""
+"""Many run folders in, one set of tables, figures and a report out; works with whatever failed runs are among them."""
 
 from __future__ import annotations
 

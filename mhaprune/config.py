@@ -36,8 +36,9 @@ class ConfigError(ValueError):
 
 
 def build(config: Mapping[str, Any]) -> Run:
-    """The `Run` that a config describes, in plain values or as composed by Hydra; raises `ConfigError` for anything else."""
-    values = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else config
+    """The `Run` that a config describes, in plain values or as composed by Hydra; raises `ConfigError` for anything
+    else."""
+    values: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else config
     run = _construct(Run, values, "")
     assert isinstance(run, Run)
     return run
@@ -133,7 +134,7 @@ def execute(config: DictConfig) -> None:
             folder.note(kind=RUN, overrides=list(HydraConfig.get().overrides.task))
             lines = build(config)(folder)
     except BaseException as error:
-        # Hydra's launchers lose the traceback of a job; its own log must have it. The terminal gets one line, from `main`.
+        # Hydra's launchers lose a job's traceback, so its own log must have it; the terminal gets a line from `main`.
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.FileHandler):
                 handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "failed", (), sys.exc_info()))
@@ -150,7 +151,7 @@ class RunFailed(BaseException):
 
 
 class SweepFolder(Callback):
-    """Remembers where a multirun puts its jobs, also when some of them fail and Hydra forgets to call back at its end."""
+    """Remembers where a multirun puts its jobs: if one fails, Hydra does not call back at the end."""
 
     root: Path | None = None
 
@@ -159,7 +160,8 @@ class SweepFolder(Callback):
 
 
 def main(script: Callable[[], None]) -> int:
-    """Call a `hydra.main` function; gives the exit code. One line for an error, a traceback only with HYDRA_FULL_ERROR=1.
+    """Call a `hydra.main` function; gives the exit code. One line for an error, a traceback only with
+    HYDRA_FULL_ERROR=1.
 
     After a multirun the tables of its jobs are combined in its folder, also when jobs failed or it was interrupted.
     """
@@ -201,7 +203,8 @@ def one_line(error: BaseException) -> str:
 
 
 def _composition_error(text: str) -> str | None:
-    """What Hydra says in several lines of a key or an option that there is not, in one; None if it speaks of other things."""
+    """What Hydra says in several lines of a key or an option that there is not, in one; None if it speaks of other
+    things."""
     if found := re.search(r"Could not (?:load|find) '(.+)/(.+?)'", text):
         options = sorted(path.stem for path in (_conf() / found[1]).glob("*.yaml"))
         return f"{found[1]}={found[2]}: no such option, allowed are {', '.join(options)}"

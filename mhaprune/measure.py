@@ -52,7 +52,8 @@ def logit_difference(first: Subject, second: Subject, batch: Examples, gates: Te
 def greedy_disagreements(subject: Subject, examples: Examples, batch_size: int = BATCH_SIZE) -> int:
     """How many examples greedy decoding gets right where `sequence_accuracy` says wrong, or the other way round.
 
-    The two are the same by induction over the tokens; anything but 0 is a tie broken differently by rounding, or a fault.
+    The two are the same by induction over the tokens; anything but 0 is a tie broken differently by rounding, or a
+    fault.
     """
     disagreements = 0
     for batch in examples.batches(batch_size):
@@ -62,8 +63,8 @@ def greedy_disagreements(subject: Subject, examples: Examples, batch_size: int =
 
 
 def accuracy_columns(outcome: Outcome) -> dict[str, float]:
-    """Mean loss, token accuracy and exact match, each followed by its 95 % interval over examples, `_low` and `_high`."""
-    columns = {}
+    """Mean loss, token accuracy and exact match, each with its 95 % interval over examples, `_low` and `_high`."""
+    columns: dict[str, float] = {}
     for name, values in outcome._asdict().items():
         values_E = values.double().cpu().numpy()
         interval = wilson_interval if name == "sequence_accuracy" else bootstrap_interval

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -20,7 +21,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 CONTROL_COLOUR = "#888888"
 SITE_LABELS = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
-STYLE = {
+STYLE: Any = {
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -104,7 +105,7 @@ def _draw_curves(axes: Axes, pruning: pd.DataFrame, x: str = "heads_removed") ->
         curve = pruning[pruning["scorer"] == name].sort_values(x)
         y = curve["sequence_accuracy"]
         errors = np.abs(np.stack([y - curve["sequence_accuracy_low"], curve["sequence_accuracy_high"] - y]))
-        style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+        style = _style(i)
         axes.errorbar(curve[x], y, errors, label=name, capsize=2, markersize=5, elinewidth=1, **style)
     for name in _controls(pruning):
         band = pruning[pruning["scorer"] == name].groupby(x)["sequence_accuracy"].agg(["min", "mean", "max"])
@@ -136,7 +137,10 @@ def head_scores(tables: Tables) -> Plot | None:
         axes.set_yticklabels(labels if axes.get_subplotspec().is_first_col() else [])
         axes.grid(visible=False)
         figure.colorbar(image, ax=axes, fraction=0.08, pad=0.03)
-    caption = "Importance of every head, by its site and layer; each scorer in its own unit and colour scale, higher is more important."
+    caption = (
+        "Importance of every head, by its site and layer; each scorer in its own unit and colour scale,"
+        " higher is more important."
+    )
     return Plot("heads", caption, figure)
 
 
@@ -164,7 +168,10 @@ def agreement(tables: Tables) -> Plot | None:
     first = figure.axes[0]
     first.set_ylabel("ablation: rise of the loss (nats)")
     first.legend(loc="best", fontsize=9)
-    caption = "Each head's score against what closing it really costs (logarithmic above the first tick; bars are 95 % intervals)."
+    caption = (
+        "Each head's score against what closing it really costs"
+        " (logarithmic above the first tick; bars are 95 % intervals)."
+    )
     return Plot("agreement", caption, figure)
 
 
@@ -182,7 +189,7 @@ def accuracy_latency(tables: Tables) -> Plot | None:
         curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
         time = 1 / curve["speedup"]
         errors = np.abs(np.stack([time - 1 / curve["speedup_q3"], 1 / curve["speedup_q1"] - time]))
-        style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+        style = _style(i)
         if name in _controls(tables["pruning"]):
             style |= {"color": CONTROL_COLOUR, "linestyle": "--"}
             name = f"{name} (first draw)"
@@ -206,7 +213,7 @@ def training_curve(tables: Tables) -> Plot | None:
     gates = [column for column in training if column.startswith("gate_")]
     blocks = list(dict.fromkeys(column.rsplit(".", 1)[0] for column in gates))
     figure = Figure(figsize=(7, 3 + 2.3 * -(-len(blocks) // 3)))
-    parts = figure.subfigures(2, 1, height_ratios=[3, 2.3 * -(-len(blocks) // 3)]) if blocks else [figure]
+    parts: Any = figure.subfigures(2, 1, height_ratios=[3, 2.3 * -(-len(blocks) // 3)]) if blocks else [figure]
     axes = parts[0].add_subplot()
     axes.plot(training["step"], training["loss"], color=COLOURS[0], label="training loss")
     axes.plot(training["step"], training["valid_loss"], color=COLOURS[0], linestyle="--", label="held-out loss")
@@ -261,7 +268,7 @@ def compare_curves(tables: Tables) -> Plot | None:
     for axes, name in zip(grid.flat, names, strict=False):
         for i, (label, run) in enumerate(pruning[pruning["scorer"] == name].groupby("label", sort=False)):
             means = run.groupby("fraction_removed")["sequence_accuracy"].agg(["min", "mean", "max"])
-            style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+            style = _style(i)
             axes.plot(means.index, means["mean"], label=label, markersize=4, **style)
             if run["draw"].nunique() > 1:
                 axes.fill_between(
@@ -275,12 +282,15 @@ def compare_curves(tables: Tables) -> Plot | None:
     for axes in list(grid.flat)[len(names) :]:
         axes.set_visible(False)
     figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
-    caption = "Exact match on the report split against the share of heads removed, by scorer and run; bands span the draws of a control."
+    caption = (
+        "Exact match on the report split against the share of heads removed, by scorer and run;"
+        " bands span the draws of a control."
+    )
     return Plot("comparison", caption, figure)
 
 
 def compare_runs(tables: Tables) -> Plot | None:
-    """What can go and what that brings, run by run: heads removed within tolerance, speed-up, agreement with ablation."""
+    """What can go and what that brings, run by run: heads within tolerance, speed-up, agreement with ablation."""
     if "summary" not in tables:
         return None
     summary = tables["summary"]
@@ -304,6 +314,11 @@ def compare_runs(tables: Tables) -> Plot | None:
     tolerance = summary["tolerance"].max()
     caption = f"The largest budget that loses at most {tolerance:g} of exact match on the choose split, run by run."
     return Plot("runs", caption, figure)
+
+
+def _style(i: int) -> dict[str, Any]:
+    """The colour and marker of the i-th line of a figure."""
+    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
 
 
 def _candidates(frame: pd.DataFrame) -> list[str]:

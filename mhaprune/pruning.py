@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -38,10 +39,11 @@ class ProofFailed(RuntimeError):
 
 
 def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> tuple[pd.DataFrame, float]:
-    """One row per plan: accuracy on the report split, accuracy for choosing, size; and the largest masked/removed difference.
+    """One row per plan: accuracy on the report split, accuracy for choosing, size; and the largest masked/removed
+    difference.
 
-    Equal masks are measured once. The *choose* columns are filled for the first draw of each scorer: the others are a control
-    among which nothing is chosen. Raises `ProofFailed` where a removed model is not the masked one.
+    Equal masks are measured once. The *choose* columns are filled for the first draw of each scorer: the others are a
+    control among which nothing is chosen. Raises `ProofFailed` where a removed model is not the masked one.
     """
     proof, precise = splits.report[:PROOF_BATCH], subject.in_double()
     measured: dict[HeadMask, dict[str, Any]] = {}
@@ -58,7 +60,7 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> tuple[pd.D
             if not difference <= MAX_DIFFERENCE:
                 raise ProofFailed(
                     f"masked and removed differ by {difference:.3g} in a logit, allowed is {MAX_DIFFERENCE:g};"
-                    f" removed: {' '.join(map(str, mask.removed)) or 'none'}"
+                    f" removed: {_names(mask) or 'none'}"
                 )
             worst = max(worst, difference)
             measured[mask] = accuracy_columns(measure(smaller, splits.report))
@@ -74,10 +76,11 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> tuple[pd.D
 
 
 def smallest_bite(subject: Subject, scores: Sequence[Tensor], batch: Examples) -> float:
-    """How far closing one head moves the logits at most; the least of that over the head that each score (N,) puts first.
+    """How far closing one head moves the logits at most; the least of that over the head that each score (N,) puts
+    first.
 
-    Heads that scored zero or less are passed over. Raises `ProofFailed` where closing a head moves nothing: a model that
-    ignores its mask would look as if no head mattered.
+    Heads that scored zero or less are passed over. Raises `ProofFailed` where closing a head moves nothing: a model
+    that ignores its mask would look as if no head mattered.
     """
     bites = {}
     for scores_N in scores:
@@ -94,22 +97,25 @@ def smallest_bite(subject: Subject, scores: Sequence[Tensor], batch: Examples) -
 def time_removed(subject: Subject, plans: Sequence[Plan], batch: Examples, rounds: int) -> pd.DataFrame:
     """Milliseconds of one `predict` of the batch: one row per plan, then the dense model and the same again (A/A).
 
-    All models take turns. Speed-ups are dense over removed, round by round: median and quartiles. The dense model has its
-    gates folded into the weights too, so that no speed-up is owed to the gates.
+    All models take turns. Speed-ups are dense over removed, round by round: median and quartiles. The dense model has
+    its gates folded into the weights too, so that no speed-up is owed to the gates.
     """
-    models = {DENSE: subject.without(HeadMask(subject.grid)), CONTROL: subject.without(HeadMask(subject.grid))}
-    removed = {mask: subject.without(mask) for mask in {plan.mask: None for plan in plans} if mask.removed}
-    calls = {name: (lambda m=model: m.predict(batch)) for name, model in (models | removed).items()}
-    times = in_turn(calls, rounds)
-    rows = []
-    for plan in plans:
-        rows.append(_identity(plan) | _speed(times, plan.mask if plan.mask.removed else DENSE))
-    for name in models:
-        rows.append({"scorer": name, "draw": 0, "heads_removed": 0} | _speed(times, name))
+    models = {name: subject.without(HeadMask(subject.grid)) for name in (DENSE, CONTROL)}
+    for mask in {plan.mask: None for plan in plans}:
+        if mask.removed:
+            models[_names(mask)] = subject.without(mask)
+    times = in_turn({name: partial(model.predict, batch) for name, model in models.items()}, rounds)
+    rows = [_identity(plan) | _speed(times, _names(plan.mask) or DENSE) for plan in plans]
+    rows += [{"scorer": name, "draw": 0, "heads_removed": 0} | _speed(times, name) for name in (DENSE, CONTROL)]
     return pd.DataFrame(rows)
 
 
-def _speed(times: pd.DataFrame, name: Any) -> dict[str, float]:
+def _names(mask: HeadMask) -> str:
+    """The removed heads, in the order of the grid; empty for none."""
+    return " ".join(str(head) for head in mask.grid if head in mask.removed)
+
+
+def _speed(times: pd.DataFrame, name: str) -> dict[str, float]:
     ratio = ratios(times, DENSE, name)
     return {
         "latency_ms": ratio["peer_ms"],
@@ -129,5 +135,5 @@ def _identity(plan: Plan) -> dict[str, Any]:
         "heads_kept": total - removed,
         "heads_removed": removed,
         "fraction_removed": removed / total if total else 0.0,
-        "removed": " ".join(str(head) for head in plan.mask.grid if head in plan.mask.removed),
+        "removed": _names(plan.mask),
     }

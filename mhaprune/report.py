@@ -20,7 +20,7 @@ def answers(tables: Mapping[str, pd.DataFrame]) -> list[str]:
         groups = summary.groupby("label", sort=False) if "label" in summary else [("", summary)]
         return [f"{label}: {line}" if label else line for label, rows in groups for line in _pruning_answers(rows)]
     if "accuracy" in tables:
-        rows = tables["accuracy"].to_dict("records")
+        rows = tables["accuracy"].pipe(_records)
         return [f"{row['label']}: {_accuracy_answer(row)}" if "label" in row else _accuracy_answer(row) for row in rows]
     return []
 
@@ -34,9 +34,8 @@ def check_answers(checks: Mapping[str, float]) -> list[str]:
             f" {checks['max_difference_masked_removed']:.1e} for any set of heads removed here."
         )
     if not math.isnan(checks.get("min_difference_open_closed", math.nan)):
-        lines.append(
-            f"The mask bites: closing a head that scored highest moves a logit by {checks['min_difference_open_closed']:.2g} or more."
-        )
+        bite = checks["min_difference_open_closed"]
+        lines.append(f"The mask bites: closing a head that scored highest moves a logit by {bite:.2g} or more.")
     if "greedy_decoding_disagreements" in checks:
         count = int(checks["greedy_decoding_disagreements"])
         lines.append(
@@ -68,12 +67,13 @@ def render(
 def _pruning_answers(summary: pd.DataFrame) -> list[str]:
     best = summary.sort_values(["heads_removed", "sequence_accuracy"], ascending=False, kind="stable").iloc[0]
     lines = [
-        f"{int(best['heads_removed'])} of {int(best['heads_total'])} heads can go at {best['sequence_accuracy']:.2f} exact match"
-        f" ({best['dense_sequence_accuracy']:.2f} with all), the lowest by {best['scorer']};"
+        f"{int(best['heads_removed'])} of {int(best['heads_total'])} heads can go"
+        f" at {best['sequence_accuracy']:.2f} exact match ({best['dense_sequence_accuracy']:.2f} with all),"
+        f" those lowest by {best['scorer']};"
         f" greedy decoding is then {best['speedup']:.2f}× as fast"
         f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f})."
     ]
-    for row in summary.to_dict("records"):
+    for row in summary.pipe(_records):
         if row["scorer"] != best["scorer"]:
             lines.append(
                 f"By {row['scorer']}, {int(row['heads_removed'])} of {int(row['heads_total'])} can go"
@@ -81,7 +81,7 @@ def _pruning_answers(summary: pd.DataFrame) -> list[str]:
             )
     correlated = summary.dropna(subset=["spearman_with_ablation"])
     if len(correlated):
-        parts = [f"{row['scorer']} at ρ = {row['spearman_with_ablation']:.2f}" for row in correlated.to_dict("records")]
+        parts = [f"{row['scorer']} at ρ = {row['spearman_with_ablation']:.2f}" for row in correlated.pipe(_records)]
         lines.append(f"Agreement with ablation over the heads (Spearman): {', '.join(parts)}.")
     return lines
 
@@ -92,6 +92,10 @@ def _accuracy_answer(row: Mapping[str, Any]) -> str:
         f" (95 % interval {row['sequence_accuracy_low']:.3f}–{row['sequence_accuracy_high']:.3f}),"
         f" {row['token_accuracy']:.4f} token accuracy on the report split."
     )
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 def _readable(frame: pd.DataFrame) -> pd.DataFrame:

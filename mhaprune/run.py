@@ -107,8 +107,8 @@ class Run:
         longest = max(ids.shape[1] for _, examples in splits.items() for ids in (examples.source, examples.target))
         if longest > self.model.max_length:
             raise ValueError(
-                f"model.max_length={self.model.max_length}: task {option_name(self.task)} has sequences of {longest} tokens,"
-                f" so {longest} or more"
+                f"model.max_length={self.model.max_length}: task {option_name(self.task)} has sequences of"
+                f" {longest} tokens, so {longest} or more"
             )
         return Splits(**{name: examples.to(self.device) for name, examples in splits.items()})
 
@@ -153,7 +153,8 @@ class Run:
 
 
 def _git_commit() -> str | None:
-    """The commit of the working copy that this package is imported from, with `+` where it has changes; None outside git."""
+    """The commit of the working copy that this package is imported from, with `+` where it has changes; None outside
+    git."""
     git = ["git", "-C", str(Path(__file__).parents[1])]
     try:
         commit = subprocess.check_output([*git, "rev-parse", "HEAD"], stderr=subprocess.DEVNULL, text=True)

@@ -31,7 +31,7 @@ def _resampling_weights(n: int, seed: int) -> np.ndarray:
 
 
 def wilson_interval(values_E: np.ndarray) -> tuple[float, float]:
-    """Interval of a share of successes (Wilson 1927). Unlike the bootstrap it stays honest where all or none succeed."""
+    """Interval of a share of successes (Wilson 1927): honest, unlike the bootstrap, where all or none succeed."""
     n, share = len(values_E), float(np.mean(values_E))
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)

@@ -1,6 +1,7 @@
 """The protocol through which scorers, schedules, measurements and speed see a model.
 
-Dimensions: B = batch, T = positions, H = heads of a block, K = head_dim, D = model width, N = all heads, V = vocabulary.
+Dimensions: B = batch, T = positions, H = heads of a block, K = head_dim, D = model width, N = all heads, V =
+vocabulary.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from mhaprune.heads import Block, HeadGrid, HeadMask
 class Outcome(NamedTuple):
     """How a model does on each example of a batch, (B,) each.
 
-    `loss` is the mean cross-entropy in nats over the example's target tokens, padding excluded; `token_accuracy` the share of
-    them that the model ranks first given the true prefix; `sequence_accuracy` 1 where it ranks all of them first. That last
-    one *is* exact match under greedy decoding: greedy decoding follows the true prefix for as long as it has made no mistake.
+    `loss` is the mean cross-entropy in nats over the example's target tokens, padding excluded; `token_accuracy` the
+    share of them that the model ranks first given the true prefix; `sequence_accuracy` 1 where it ranks all of them
+    first. That last one *is* exact match under greedy decoding: greedy decoding follows the true prefix for as long
+    as it has made no mistake.
     """
 
     loss: Tensor
@@ -27,7 +29,8 @@ class Outcome(NamedTuple):
 
 
 class HeadOutput(NamedTuple):
-    """What the heads of one block put out: `context` (B, H, T, K) before gate and W_O; `valid` (B, T), False on padding."""
+    """What the heads of one block put out: `context` (B, H, T, K) before gate and W_O; `valid` (B, T), False on
+    padding."""
 
     context: Tensor
     valid: Tensor
@@ -36,8 +39,8 @@ class HeadOutput(NamedTuple):
 class Subject(Protocol):
     """A model whose heads can be gated, observed and removed.
 
-    `gates` are (N,) or (B, N) in the order of `grid`; 1 is open, 0 is closed. `fallback` (N, K) is what a closed head gives
-    instead of nothing.
+    `gates` are (N,) or (B, N) in the order of `grid`; 1 is open, 0 is closed. `fallback` (N, K) is what a closed head
+    gives instead of nothing.
     """
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mhaprune.attention import MultiHeadAttention
 
@@ -14,8 +14,9 @@ from mhaprune.attention import MultiHeadAttention
 def remove_heads(layer: MultiHeadAttention, kept: Sequence[int]) -> MultiHeadAttention:
     """A new layer with only the heads `kept`, by their position in `layer`, any number of them.
 
-    Rows of W_Q, W_K and W_V and *columns* of W_O go; W_O's bias stays, also when no head does. The learned gate and the mask
-    are folded into W_O, so the new layer has no gate. Its output equals that of `layer` with the other heads' gates at 0.
+    Rows of W_Q, W_K and W_V and *columns* of W_O go; W_O's bias stays, also when no head does. The learned gate and
+    the mask are folded into W_O, so the new layer has no gate. Its output equals that of `layer` with the other
+    heads' gates at 0.
     """
     with torch.device("meta"):  # no initial weights, and no random numbers spent on them
         smaller = MultiHeadAttention(
@@ -42,6 +43,6 @@ def remove_heads(layer: MultiHeadAttention, kept: Sequence[int]) -> MultiHeadAtt
     return smaller.train(layer.training)
 
 
-def _fill(parameter: nn.Parameter | None, value: Tensor | None) -> None:
+def _fill(parameter: Tensor | None, value: Tensor | None) -> None:
     if parameter is not None and value is not None:
         parameter.copy_(value)

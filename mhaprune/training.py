@@ -31,8 +31,9 @@ class Diverged(RuntimeError):
 class Training:
     """AdamW (Loshchilov & Hutter 2019) with linear warm-up and cosine decay to zero, gradients clipped by norm.
 
-    `steps` counts optimiser steps. Every `evaluate_every` of them the held-out accuracy and the gates are written down, every
-    `checkpoint_every` the state is saved, so that an interrupted training goes on and ends in the same bits.
+    `steps` counts optimiser steps. Every `evaluate_every` of them the held-out accuracy and the gates are written
+    down, every `checkpoint_every` the state is saved, so that an interrupted training goes on and ends in the same
+    bits.
     """
 
     steps: int = 1000
@@ -70,8 +71,8 @@ class Training:
     ) -> pd.DataFrame:
         """Train `model` in place; gives one row per evaluation: step, loss, learning rate, held-out accuracy, gates.
 
-        `state` is what an earlier call gave to `save`; training goes on from there. Raises `Diverged` where the loss is not
-        finite.
+        `state` is what an earlier call gave to `save`; training goes on from there. Raises `Diverged` where the loss
+        is not finite.
         """
         optimiser = self.optimiser(model, gate)
         order = torch.Generator().manual_seed(seed)
@@ -162,7 +163,7 @@ def head_gates(model: Seq2Seq) -> list[HeadGate]:
 
 
 def shuffled_batches(examples: Examples, batch_size: int, order: torch.Generator, skip: int = 0) -> Iterator[Examples]:
-    """Endless batches: every epoch a new permutation, its last batch smaller. The first `skip` are drawn and dropped."""
+    """Endless batches: every epoch a new permutation, its last batch smaller. The first `skip` are dropped."""
     while True:
         for index in torch.randperm(len(examples), generator=order).split(batch_size):
             if skip > 0:

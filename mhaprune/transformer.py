@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +28,8 @@ from mhaprune.surgery import remove_heads
 class Transformer:
     """The shape of a model; called with the size of a vocabulary and a gate it makes one with fresh weights.
 
-    `max_length` is the longest source or target in tokens, end of sequence included. `tie_output` shares the matrix that
-    embeds the target with the one that predicts it (Press & Wolf 2017).
+    `max_length` is the longest source or target in tokens, end of sequence included. `tie_output` shares the matrix
+    that embeds the target with the one that predicts it (Press & Wolf 2017).
     """
 
     d_model: int = 64
@@ -73,6 +73,8 @@ class Seq2Seq(nn.Module):
     """A `Subject`: see `subject.py` for what its methods promise. In evaluation mode unless it is being trained."""
 
     positions: Tensor
+    encoder: Sequence[EncoderLayer]
+    decoder: Sequence[DecoderLayer]
 
     def __init__(self, config: Transformer, vocabulary_size: int, gate: Gate | None = None) -> None:
         super().__init__()
@@ -81,8 +83,9 @@ class Seq2Seq(nn.Module):
         self.source_embedding = nn.Embedding(vocabulary_size, config.d_model)
         self.target_embedding = nn.Embedding(vocabulary_size, config.d_model)
         self.register_buffer("positions", sinusoids(config.max_length, config.d_model))
-        self.encoder = nn.ModuleList(EncoderLayer(config, i, gate) for i in range(config.num_encoder_layers))
-        self.decoder = nn.ModuleList(DecoderLayer(config, i, gate) for i in range(config.num_decoder_layers))
+        encoder = nn.ModuleList(EncoderLayer(config, i, gate) for i in range(config.num_encoder_layers))
+        decoder = nn.ModuleList(DecoderLayer(config, i, gate) for i in range(config.num_decoder_layers))
+        self.encoder, self.decoder = cast("Sequence[EncoderLayer]", encoder), cast("Sequence[DecoderLayer]", decoder)
         self.encoder_norm = nn.LayerNorm(config.d_model)
         self.decoder_norm = nn.LayerNorm(config.d_model)
         self.output = Projection(config.d_model, vocabulary_size)
@@ -124,7 +127,8 @@ class Seq2Seq(nn.Module):
 
     def learned_gates(self) -> Tensor | None:
         gates = [sublayer.attention.gate for sublayer in self.attention_sublayers().values()]
-        return torch.cat([gate() for gate in gates]) if gates and None not in gates else None
+        learned = [gate() for gate in gates if gate is not None]
+        return torch.cat(learned) if learned else None
 
     @torch.no_grad()
     def without(self, mask: HeadMask) -> Self:
@@ -154,8 +158,8 @@ class Seq2Seq(nn.Module):
     ) -> Tensor:
         """The most likely next token, `max_tokens` times: (B, max_tokens), padding after EOS.
 
-        With `stop` it ends as soon as every sequence has. `use_cache` keeps the keys and values of the positions so far; without
-        it the whole prefix is run again for every token, with the same result.
+        With `stop` it ends as soon as every sequence has. `use_cache` keeps the keys and values of the positions so
+        far; without it the whole prefix is run again for every token, with the same result.
         """
         call = self._call(gates, None)
         bias = padding_bias(source_BS, self.positions.dtype)
@@ -179,9 +183,9 @@ class Seq2Seq(nn.Module):
 
     def attention_sublayers(self) -> dict[Block, AttentionSublayer]:
         """Every attention block by its name, in the order of the grid."""
-        sublayers = [layer.self_attention for layer in (*self.encoder, *self.decoder)] + [
-            layer.cross for layer in self.decoder
-        ]
+        sublayers = [layer.self_attention for layer in self.encoder]
+        sublayers += [layer.self_attention for layer in self.decoder]
+        sublayers += [layer.cross for layer in self.decoder]
         return {sublayer.block: sublayer for sublayer in sublayers}
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import nan
 
 import pandas as pd
 from torch import Tensor
@@ -18,15 +19,19 @@ from mhaprune.scoring import Scored, agreement_table, heads_table, score_heads
 from mhaprune.store import option_name
 from mhaprune.subject import Subject
 
+REFERENCE = "ablation"
+"""The score that the others are compared with."""
+
 
 @dataclass(frozen=True)
 class Ablate(Experiment):
     """Scorers × budgets: tables `summary`, `heads`, `pruning`, `agreement`, `latency` and `training`.
 
-    `budgets` are fractions of all heads (0.25) or numbers of heads (6). The summary names, for every scorer, the largest
-    budget that loses at most `tolerance` of exact match on the *choose* split, and what is left of it on the *report* split.
-    A latency is that of one greedy decoding of `latency_batch` examples, `latency_rounds` times in turn with the dense model.
-    Of a scorer that draws several times the first draw is treated like any other scorer, the rest are a control: accuracy only.
+    `budgets` are fractions of all heads (0.25) or numbers of heads (6). The summary names, for every scorer, the
+    largest budget that loses at most `tolerance` of exact match on the *choose* split, and what is left of it on the
+    *report* split. A latency is that of one greedy decoding of `latency_batch` examples, `latency_rounds` times in
+    turn with the dense model. Of a scorer that draws several times the first draw is treated like any other scorer,
+    the rest are a control: accuracy only.
     """
 
     budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
@@ -98,8 +103,8 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
         dense = curve[curve["heads_removed"] == 0].iloc[0]
         within = curve["choose_sequence_accuracy"] >= dense["choose_sequence_accuracy"] - tolerance
         best = curve[within].sort_values("heads_removed").iloc[-1]
-        pairs = agreement[(agreement["scorer"] == name) | (agreement["other"] == name)]
-        with_ablation = pairs[(pairs["scorer"] == "ablation") | (pairs["other"] == "ablation")]["spearman"]
+        pairs = agreement[(agreement[["scorer", "other"]] == name).any(axis=1)]
+        with_ablation = pairs[(pairs[["scorer", "other"]] == REFERENCE).any(axis=1)]["spearman"]
         rows.append(
             {
                 "scorer": name,
@@ -109,7 +114,7 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
                 "dense_sequence_accuracy": dense["sequence_accuracy"],
                 **{f"sequence_accuracy{end}": best[f"sequence_accuracy{end}"] for end in ("", "_low", "_high")},
                 **{f"speedup{end}": best[f"speedup{end}"] for end in ("", "_q1", "_q3")},
-                "spearman_with_ablation": with_ablation.iloc[0] if len(with_ablation) else float("nan"),
+                "spearman_with_ablation": with_ablation.iloc[0] if len(with_ablation) and name != REFERENCE else nan,
             }
         )
     return pd.DataFrame(rows)

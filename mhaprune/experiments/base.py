@@ -30,7 +30,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Findings:
-    """Tidy tables by name, from which figures and words are made; `checks` are the proofs that go into `status.json`."""
+    """Tidy tables by name, from which figures and words are made; `checks` are proofs, for `status.json`."""
 
     tables: dict[str, pd.DataFrame]
     checks: dict[str, float] = field(default_factory=dict)

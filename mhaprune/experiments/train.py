@@ -12,7 +12,8 @@ from mhaprune.measure import accuracy_columns, measure
 
 @dataclass(frozen=True)
 class Train(Experiment):
-    """The training curve, the accuracy on the report split, and the first `examples` of it with what the model answers."""
+    """The training curve, the accuracy on the report split, and the first `examples` of it with what the model
+    answers."""
 
     examples: int = 20
 

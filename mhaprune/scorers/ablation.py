@@ -19,8 +19,8 @@ from mhaprune.subject import Subject
 class Ablation(Scorer):
     """Mean loss with the head closed minus mean loss with all open (Michel et al. 2019, section 3).
 
-    `replace=zero` puts nothing in the place of the head's output, `replace=mean` its mean over all tokens of the split. The
-    difference is taken example by example, so its standard error is that of a paired comparison.
+    `replace=zero` puts nothing in the place of the head's output, `replace=mean` its mean over all tokens of the
+    split. The difference is taken example by example, so its standard error is that of a paired comparison.
     """
 
     replace: Literal["zero", "mean"] = "zero"

@@ -19,8 +19,8 @@ from mhaprune.subject import Subject
 class Scores:
     """Importance of every head, higher = more important, and what it cost.
 
-    `values` is (R, N); R is 1 for all methods but those that draw at random. `stderr`, (R, N), is the standard error over
-    examples where a score is a mean over examples. `forward_passes` counts passes over the whole split.
+    `values` is (R, N); R is 1 for all methods but those that draw at random. `stderr`, (R, N), is the standard error
+    over examples where a score is a mean over examples. `forward_passes` counts passes over the whole split.
     """
 
     values: Tensor

@@ -30,8 +30,9 @@ class Splits:
 class Task(ABC):
     """A sequence-to-sequence task with fixed splits.
 
-    `seed` fixes the examples and is not the seed of the run, so that models of different seeds are scored and reported on
-    the same examples. `score`, `choose` and `report` are numbers of examples; `valid` is what training watches.
+    `seed` fixes the examples and is not the seed of the run, so that models of different seeds are scored and
+    reported on the same examples. `score`, `choose` and `report` are numbers of examples; `valid` is what training
+    watches.
     """
 
     seed: int = 0
@@ -89,8 +90,9 @@ class SequenceTask(Task):
         possible = sum(self.num_symbols**length for length in range(self.min_length, self.max_length + 1))
         if needed > possible // 2:
             raise ValueError(
-                f"train={self.train}: all splits together need {needed} distinct sequences, at most {possible // 2} are drawn"
-                f" from {self.num_symbols} symbols and lengths {self.min_length} to {self.max_length}"
+                f"train={self.train}: all splits together need {needed} distinct sequences,"
+                f" at most {possible // 2} are drawn from {self.num_symbols} symbols"
+                f" and lengths {self.min_length} to {self.max_length}"
             )
 
     @abstractmethod

@@ -16,7 +16,8 @@ from mhaprune.data import Vocabulary
 from mhaprune.tasks.base import Pair, Splits, Task
 
 FORMS = {"noun": ("noun0",), "verb": ("verb0", "verb1", "verb2", "verb3"), "adj": ("adj0", "adj1")}
-"""The tags of a part of speech in the order of the table's columns: plural; past, past participle, -ing, -s; -er, -est."""
+"""The tags of a part of speech in the order of the table's columns: plural; past, past participle, -ing, -s; -er,
+-est."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Inflection(Task):
 
 
 def table_path() -> Path:
-    """Where lemminflect keeps its table, found without importing it; raises ValueError with the command that installs it."""
+    """Where lemminflect keeps its table, found without importing it; raises ValueError with the command that installs
+    it."""
     found = importlib.util.find_spec("lemminflect")
     if found is None or not found.submodule_search_locations:
         raise ValueError("task=inflection: needs lemminflect, install it with: pip install -e '.[inflection]'")
