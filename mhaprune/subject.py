@@ -52,10 +52,12 @@ class Subject(Protocol):
 
     def evaluate(self, batch: Examples, gates: Tensor | None = None, fallback: Tensor | None = None) -> Outcome: ...
 
-    def head_outputs(self, batch: Examples) -> dict[Block, HeadOutput]: ...
+    def head_outputs(self, batch: Examples) -> dict[Block, HeadOutput]:
+        """What every head puts out with all gates open, block by block in the order of `grid`."""
+        ...
 
     def output_weights(self) -> dict[Block, Tensor]:
-        """O_n of each block, (H, K, D): the slice of W_O that reads a head."""
+        """O_n of each block, (H, K, D), in the order of `grid`: the slice of W_O that reads a head."""
         ...
 
     def learned_gates(self) -> Tensor | None:

@@ -114,10 +114,11 @@ class Seq2Seq(nn.Module):
         return Outcome(loss_BT.sum(dim=1) / lengths_B, hits_B / lengths_B, (hits_B == lengths_B).to(loss_BT.dtype))
 
     def head_outputs(self, batch: Examples) -> dict[Block, HeadOutput]:
-        call = self._call(None, None, trace={})
-        self._run(batch.source, shift_right(batch.target), call)
+        trace: dict[Block, Tensor] = {}
+        self._run(batch.source, shift_right(batch.target), self._call(None, None, trace))
         valid = dict.fromkeys(Site, batch.target != PAD) | {Site.ENCODER_SELF: batch.source != PAD}
-        return {block: HeadOutput(context, valid[block.site]) for block, context in (call.trace or {}).items()}
+        # In the order of the grid: a pass meets self-attention and cross-attention of the decoder in turn.
+        return {block: HeadOutput(trace[block], valid[block.site]) for block in self.grid.blocks}
 
     def output_weights(self) -> dict[Block, Tensor]:
         return {

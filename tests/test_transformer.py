@@ -47,6 +47,16 @@ def test_masked_equals_removed(model: Seq2Seq, batch: Examples, which: str) -> N
     assert [output.context.shape[1] for output in contexts.values()] == list(smaller.grid.sizes)
 
 
+def test_head_outputs_stand_in_the_order_of_the_grid(model: Seq2Seq, batch: Examples) -> None:
+    """Each head's output, closed one at a time, is what its block no longer writes."""
+    outputs = model.head_outputs(batch)
+    assert list(outputs) == list(model.output_weights()) == list(model.grid.blocks)
+    for block, output in outputs.items():
+        heads = [head for head in model.grid if head.block == block]
+        smaller = model.without(HeadMask(model.grid).without(heads[0])).head_outputs(batch)
+        torch.testing.assert_close(smaller[block].context, output.context[:, 1:])
+
+
 def test_removing_twice_keeps_the_names(model: Seq2Seq, batch: Examples) -> None:
     first = HeadMask(model.grid).without(model.grid.heads[0], model.grid.heads[8])
     once = model.without(first)

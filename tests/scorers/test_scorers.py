@@ -1,0 +1,160 @@
+"""Every scorer against a loop that a reader can check by eye, and what must hold for all of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mhaprune.data import Examples
+from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.scorers.ablation import Ablation
+from mhaprune.scorers.base import Scorer
+from mhaprune.scorers.gate import Gate
+from mhaprune.scorers.gate_output import GateOutput
+from mhaprune.scorers.random import Random
+from mhaprune.tasks.base import Splits
+from mhaprune.transformer import Seq2Seq, shift_right
+
+
+def loss_of_one(
+    model: Seq2Seq, source: Tensor, target: Tensor, gates: Tensor | None, fallback: Tensor | None
+) -> Tensor:
+    """The mean cross-entropy of one example without any padding."""
+    source, target = source[source != 0][None], target[target != 0][None]
+    return F.cross_entropy(model(source, shift_right(target), gates, fallback)[0], target[0])
+
+
+def ablation_by_hand(model: Seq2Seq, examples: Examples, fallback: Tensor | None) -> tuple[Tensor, Tensor]:
+    deltas = torch.zeros(len(examples), len(model.grid), dtype=torch.float64)
+    for e in range(len(examples)):
+        source, target = examples.source[e], examples.target[e]
+        for n, head in enumerate(model.grid):
+            gates = HeadMask(model.grid).without(head).gates()
+            deltas[e, n] = loss_of_one(model, source, target, gates, fallback) - loss_of_one(
+                model, source, target, None, None
+            )
+    return deltas.mean(0), deltas.std(0) / len(examples) ** 0.5
+
+
+@torch.no_grad()
+def test_ablation_is_the_loop(model: Seq2Seq, splits: Splits) -> None:
+    scores = Ablation()(model, splits.score, seed=0)
+    mean, stderr = ablation_by_hand(model, splits.score, None)
+    torch.testing.assert_close(scores.values[0], mean)
+    assert scores.stderr is not None
+    torch.testing.assert_close(scores.stderr[0], stderr)
+    assert scores.forward_passes == 1 + len(model.grid)
+
+
+@torch.no_grad()
+def test_mean_ablation_is_the_loop(model: Seq2Seq, splits: Splits) -> None:
+    contexts = []
+    for e in range(len(splits.score)):
+        source, target = splits.score.source[e], splits.score.target[e]
+        one = Examples(source[source != 0][None], target[target != 0][None])
+        contexts.append([output.context[0] for output in model.head_outputs(one).values()])
+    fallback = torch.cat([torch.cat(per_block, dim=1).mean(1) for per_block in zip(*contexts, strict=True)])
+    scores = Ablation(replace="mean")(model, splits.score, seed=0)
+    mean, _ = ablation_by_hand(model, splits.score, fallback)
+    torch.testing.assert_close(scores.values[0], mean)
+    assert not torch.allclose(scores.values, Ablation()(model, splits.score, seed=0).values)
+
+
+@torch.no_grad()
+def test_gate_is_the_softmax_of_each_block(model: Seq2Seq, splits: Splits) -> None:
+    expected = [3 * s.attention.gate.logits.softmax(0) for s in model.attention_sublayers().values()]  # type: ignore[union-attr]
+    assert torch.equal(Gate()(model, splits.score, seed=0).values[0], torch.cat(expected))
+
+
+@torch.no_grad()
+def test_gate_output_is_the_loop_over_tokens(model: Seq2Seq, splits: Splits) -> None:
+    """The norm of what each head writes into the residual stream: computed by closing all the others."""
+    norms: dict[int, list[Tensor]] = {n: [] for n in range(len(model.grid))}
+    for e in range(len(splits.score)):
+        source, target = splits.score.source[e], splits.score.target[e]
+        one = Examples(source[source != 0][None], target[target != 0][None])
+        for block, output in model.head_outputs(one).items():
+            attention = model.attention_sublayers()[block].attention
+            for head in (head for head in model.grid if head.block == block):
+                only = F.one_hot(torch.tensor(head.head), 3).double()
+                written = attention.merge(output.context, only) - attention.out_proj.bias
+                norms[model.grid.index(head)].append(written[0].norm(dim=-1))
+    scores = GateOutput()(model, splits.score, seed=0)
+    torch.testing.assert_close(scores.values[0], torch.stack([torch.cat(norms[n]).mean() for n in norms]))
+    assert scores.stderr is not None
+    assert (scores.stderr > 0).all()
+
+
+def test_the_error_of_gate_output_is_that_of_resampled_examples(model: Seq2Seq, splits: Splits) -> None:
+    draw = torch.Generator().manual_seed(0)
+    resampled = []
+    for _ in range(200):
+        index = torch.randint(len(splits.score), (len(splits.score),), generator=draw)
+        resampled.append(GateOutput()(model, splits.score[index], seed=0).values[0])
+    claimed = GateOutput()(model, splits.score, seed=0).stderr
+    assert claimed is not None
+    ratio = torch.stack(resampled).std(0) / claimed[0]
+    assert (ratio - 1).abs().max() < 0.35
+
+
+def test_random_draws_are_orders_and_seeded(model: Seq2Seq, splits: Splits) -> None:
+    values = Random(draws=4)(model, splits.score, seed=3).values
+    assert values.shape == (4, len(model.grid))
+    assert torch.equal(values.sort(dim=1).values, torch.arange(len(model.grid)).double().expand(4, -1))
+    assert len(values.unique(dim=0)) == 4
+    assert torch.equal(values, Random(draws=4)(model, splits.score, seed=3).values)
+    assert not torch.equal(values, Random(draws=4)(model, splits.score, seed=4).values)
+    with pytest.raises(ValueError, match="draws=0: must be 1 or more"):
+        Random(draws=0)
+
+
+MEASURING = [Ablation(), Ablation(replace="mean"), Gate(), GateOutput()]
+
+
+@pytest.mark.parametrize("scorer", MEASURING, ids=repr)
+@torch.no_grad()
+def test_permuting_the_heads_of_a_block_permutes_their_scores(model: Seq2Seq, splits: Splits, scorer: Scorer) -> None:
+    before = scorer(model, splits.score, seed=0).values[0]
+    block, order = Block(Site.CROSS, 0), torch.tensor([2, 0, 1])
+    attention = model.attention_sublayers()[block].attention
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+        projection.weight.copy_(projection.weight.unflatten(0, (3, 4))[order].flatten(0, 1))
+        projection.bias.copy_(projection.bias.unflatten(0, (3, 4))[order].flatten())
+    attention.out_proj.weight.copy_(attention.out_proj.weight.unflatten(1, (3, 4))[:, order].flatten(1))
+    attention.gate.logits.copy_(attention.gate.logits[order])  # type: ignore[union-attr]
+    after = scorer(model, splits.score, seed=0).values[0]
+    expected = model.grid.split(before)
+    expected[block] = expected[block][order]
+    torch.testing.assert_close(after, torch.cat(list(expected.values())))
+    assert not torch.allclose(after, before)
+
+
+@pytest.mark.parametrize("scorer", [Ablation(), Ablation(replace="mean"), GateOutput()], ids=repr)
+@torch.no_grad()
+def test_a_head_that_writes_nothing_scores_zero(model: Seq2Seq, splits: Splits, scorer: Scorer) -> None:
+    attention = model.attention_sublayers()[Block(Site.DECODER_SELF, 1)].attention
+    attention.out_proj.weight[:, 4:8] = 0.0
+    scores = model.grid.split(scorer(model, splits.score, seed=0).values[0])[Block(Site.DECODER_SELF, 1)]
+    assert scores[1].abs() < 1e-12
+    assert scores[0].abs() > 1e-6
+
+
+@pytest.mark.parametrize("scorer", MEASURING, ids=repr)
+def test_scoring_twice_gives_the_same(model: Seq2Seq, splits: Splits, scorer: Scorer) -> None:
+    """Nothing is left behind in the model, and nothing adds up from call to call."""
+    first, second = (scorer(model, splits.score, seed=0).values for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_a_pruned_model_can_be_scored(model: Seq2Seq, splits: Splits) -> None:
+    block = [head for head in model.grid if head.block == Block(Site.CROSS, 1)]
+    pruned = model.without(HeadMask(model.grid, frozenset([model.grid.heads[0], *block])))
+    for scorer in (Ablation(), Ablation(replace="mean"), GateOutput()):
+        assert scorer(pruned, splits.score, seed=0).values.shape == (1, len(model.grid) - 4)
+
+
+def test_gate_needs_gates(model: Seq2Seq, splits: Splits) -> None:
+    with pytest.raises(ValueError, match="scorer=gate: needs a model with learned gates"):
+        Gate()(model.without(HeadMask(model.grid)), splits.score, seed=0)

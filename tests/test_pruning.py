@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mhaprune.heads import HeadMask
+from mhaprune.measure import measure
+from mhaprune.pruning import Plan, ProofFailed, prune, smallest_bite, time_removed
+from mhaprune.tasks.base import Splits
+from mhaprune.transformer import Seq2Seq
+
+
+def plans(model: Seq2Seq) -> list[Plan]:
+    heads = model.grid.heads
+    masks = [HeadMask(model.grid), HeadMask(model.grid).without(*heads[:4]), HeadMask(model.grid, frozenset(heads))]
+    return [Plan(name, draw, "one_shot", mask) for name, draw in (("a", 0), ("b", 0), ("b", 1)) for mask in masks]
+
+
+def test_a_row_per_plan_with_what_was_measured(model: Seq2Seq, splits: Splits) -> None:
+    table, difference = prune(model, plans(model), splits)
+    assert difference < 1e-12
+    assert list(table["heads_removed"]) == [0, 4, 18] * 3
+    assert list(table["fraction_removed"]) == pytest.approx([0, 4 / 18, 1] * 3)
+    assert table["removed"].iloc[1] == "encoder_self.0.0 encoder_self.0.1 encoder_self.0.2 encoder_self.1.0"
+    masked = measure(model, splits.report, plans(model)[1].mask.gates())
+    assert table["loss"].iloc[1] == pytest.approx(masked.loss.mean().item())
+    chosen = measure(model, splits.choose, plans(model)[1].mask.gates())
+    assert table["choose_loss"].iloc[1] == pytest.approx(chosen.loss.mean().item())
+    assert table.loc[table["draw"] == 1, "choose_loss"].isna().all()
+    assert table["parameters"].iloc[0] > table["parameters"].iloc[1] > table["parameters"].iloc[2]
+    assert table["flops"].iloc[0] > table["flops"].iloc[1] > table["flops"].iloc[2]
+
+
+def test_a_removal_that_is_not_the_mask_fails(model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W_O's bias lost with the heads: a classic."""
+    plain = Seq2Seq.without
+
+    def faulty(self: Seq2Seq, mask: HeadMask) -> Seq2Seq:
+        pruned = plain(self, mask)
+        with torch.no_grad():
+            for sublayer in pruned.attention_sublayers().values():
+                if sublayer.attention.num_heads == 0:
+                    sublayer.attention.out_proj.bias.zero_()
+        return pruned
+
+    monkeypatch.setattr(Seq2Seq, "without", faulty)
+    with pytest.raises(
+        ProofFailed, match="masked and removed differ by .* allowed is 1e-09; removed: encoder_self.0.0 .*"
+    ):
+        prune(model, plans(model), splits)
+
+
+def test_a_mask_that_is_ignored_fails(model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = torch.arange(18.0)
+    assert smallest_bite(model, [scores], splits.report) > 1e-4
+    assert smallest_bite(model, [-scores - 1], splits.report) != smallest_bite(model, [scores], splits.report)
+    plain = Seq2Seq.logits
+    monkeypatch.setattr(Seq2Seq, "logits", lambda self, batch, gates=None, fallback=None: plain(self, batch))
+    with pytest.raises(ProofFailed, match="closing head cross.1.2, which scored 17, changes no logit"):
+        smallest_bite(model, [scores], splits.report)
+
+
+def test_every_plan_is_timed_against_the_dense_model(model: Seq2Seq, splits: Splits) -> None:
+    latency = time_removed(model, plans(model)[:3], splits.report[:4], rounds=3)
+    assert list(latency["scorer"]) == ["a", "a", "a", "dense", "dense again"]
+    assert latency["speedup"].iloc[0] == latency["speedup"].iloc[3] == 1.0
+    assert (latency["latency_ms"] > 0).all()
+    assert (latency["speedup_q1"] <= latency["speedup"]).all()
+    assert (latency["speedup"] <= latency["speedup_q3"]).all()
+    assert latency["speedup"].iloc[2] > 1.0  # no head left
