@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import logging
 import os
 import re
@@ -12,6 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -73,7 +75,7 @@ def _fits(kind: Any, value: Any) -> bool:
         return value is None
     if isinstance(value, bool):
         return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
+    return get_origin(kind) is None and isinstance(value, (int, float) if kind is float else kind)
 
 
 def _expected(kind: Any) -> str:
@@ -96,10 +98,12 @@ def _plug_in(base: type, value: Any, key: str) -> Any:
         raise ConfigError(f"{key}={value!r}: must be settings with a _target_ that names a {base.__name__}")
     target = value["_target_"]
     module_name, _, class_name = target.rpartition(".")
-    found = None
-    if module_name.startswith("mhaprune.") and importlib.util.find_spec(module_name):
-        found = getattr(importlib.import_module(module_name), class_name, None)
-    if not (isinstance(found, type) and issubclass(found, base) and found.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+    found: Any = None
+    if module_name.startswith("mhaprune."):
+        with suppress(ModuleNotFoundError):
+            found = getattr(importlib.import_module(module_name), class_name, None)
+    fits = isinstance(found, type) and issubclass(found, base) and not inspect.isabstract(found)
+    if not fits or not found.__dataclass_params__.frozen:
         raise ConfigError(
             f"{key}._target_={target}: must name a frozen dataclass of mhaprune that is a {base.__name__}"
         )

@@ -95,11 +95,9 @@ class Ablate(Experiment):
 
 
 def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    """One row per scorer: the largest budget within `tolerance` of the dense exact match, chosen and reported apart."""
+    """One row per scorer, of a control its first draw: the largest budget within `tolerance` of the dense exact match."""
     rows = []
     for name, curve in pruning[pruning["draw"] == 0].groupby("scorer", sort=False):
-        if (pruning["scorer"] == name).sum() > len(curve):
-            continue  # a control of several draws is no candidate
         dense = curve[curve["heads_removed"] == 0].iloc[0]
         within = curve["choose_sequence_accuracy"] >= dense["choose_sequence_accuracy"] - tolerance
         best = curve[within].sort_values("heads_removed").iloc[-1]

@@ -1,0 +1,97 @@
+"""The house: what may import what, and that every plug-in is one file and one YAML of one name."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conftest import ROOT
+from mhaprune.store import option_name
+
+HOUSE = """
+    heads gates attention surgery data subject transformer tasks store cache statistics measure training speed
+    scorers schedules scoring pruning plots report collect experiments run config
+    """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
+PACKAGE = ROOT / "mhaprune"
+FOLDERS = ("tasks", "scorers", "schedules", "experiments")
+PLUG_INS = sorted(path for folder in FOLDERS for path in (PACKAGE / folder).glob("[!_]*.py") if path.stem != "base")
+OPTIONS = sorted(path for path in (ROOT / "conf").glob("*/*.yaml"))
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports, by their full names."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+def place(module: str) -> int:
+    return HOUSE.index(module.split(".")[1])
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("[!_]*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_upwards_only(path: Path) -> None:
+    relative = path.relative_to(PACKAGE).with_suffix("")
+    mine = HOUSE.index(relative.parts[0])
+    for module in imports(path):
+        if module.startswith("mhaprune."):
+            base_of_mine = module == f"mhaprune.{relative.parts[0]}.base"
+            assert place(module) < mine or base_of_mine, f"{relative} imports {module}"
+
+
+def test_the_house_has_no_other_rooms() -> None:
+    names = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert names - {"__init__"} == set(HOUSE)
+
+
+def test_only_config_knows_hydra_and_below_it_nobody_sees_a_cfg() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        knows = {module.split(".")[0] for module in imports(path)} & {"hydra", "omegaconf"}
+        assert not knows or path.stem == "config", path
+
+
+def test_scorers_and_schedules_see_a_model_through_the_protocol_only() -> None:
+    for folder in ("scorers", "schedules"):
+        for path in (PACKAGE / folder).glob("*.py"):
+            assert "mhaprune.transformer" not in imports(path), path
+
+
+@pytest.mark.parametrize("path", PLUG_INS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_plug_in_is_one_file_and_one_yaml_of_one_name(path: Path) -> None:
+    group = {"tasks": "task", "scorers": "scorer", "schedules": "schedule", "experiments": "experiment"}[
+        path.parent.name
+    ]
+    settings = yaml.safe_load((ROOT / "conf" / group / f"{path.stem}.yaml").read_text())
+    target = settings.get(group, settings)["_target_"]
+    module, _, name = target.rpartition(".")
+    assert module == f"mhaprune.{path.parent.name}.{path.stem}"
+    cls = getattr(importlib.import_module(module), name)
+    assert dataclasses.is_dataclass(cls)
+    assert option_name(cls()) == path.stem
+
+
+@pytest.mark.parametrize("path", OPTIONS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_yaml_shows_every_field_and_agrees_with_the_defaults(path: Path) -> None:
+    """So that `--cfg job` shows all there is, and the package in a notebook does what the command line does."""
+    settings = yaml.safe_load(path.read_text())
+    settings = settings.get(path.parent.name, settings) or {}
+    if "_target_" not in settings:
+        assert path.stem in ("none", "inflection", "default") or path.parent.name == "launch", path
+        return
+    module, _, name = settings.pop("_target_").rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    fields = {field.name for field in dataclasses.fields(cls)}
+    assert set(settings) == fields
+    default = cls()
+    for key, value in settings.items():
+        expected = getattr(default, key)
+        assert value == (list(expected) if isinstance(expected, tuple) else expected), key

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from conftest import run_script
+from mhaprune.collect import collect
+from mhaprune.store import RunFolder, read_status
+from test_plots import pruning_table
+from test_report import summary
+
+
+def make_run(path: Path, **identity: Any) -> None:
+    with RunFolder(path).recorded() as folder:
+        folder.note(kind="run", identity={"run": "abc", "task": "sort", **identity})
+        folder.write_table("pruning", pruning_table().assign(run="abc"))
+        folder.write_table("summary", summary().assign(tolerance=0.01))
+
+
+def make_failed(path: Path, reason: str) -> None:
+    def fail() -> None:
+        with RunFolder(path).recorded() as folder:
+            folder.note(kind="run", overrides=["model.num_heads=3"])
+            folder.write_table("pruning", pruning_table())
+            raise ValueError(reason)
+
+    with pytest.raises(ValueError, match=reason):
+        fail()
+
+
+def test_runs_are_combined_and_told_apart_by_what_differs(tmp_path: Path) -> None:
+    for job, heads in enumerate((2, 4, 8)):
+        make_run(tmp_path / "sweep" / str(job), num_heads=heads, seed=0)
+    lines = collect([tmp_path / "sweep"], tmp_path / "sweep")
+    table = pd.read_csv(tmp_path / "sweep" / "pruning.csv")
+    assert list(table["label"].unique()) == ["num_heads=2", "num_heads=4", "num_heads=8"]
+    assert len(table) == 3 * len(pruning_table())
+    assert (table["run"] == "abc").all()
+    assert any(line.startswith("num_heads=8: 9 of 24 heads can go") for line in lines)
+    assert {p.name for p in (tmp_path / "sweep" / "figures").iterdir()} == {
+        "comparison.png",
+        "comparison.svg",
+        "runs.png",
+        "runs.svg",
+    }
+    assert "num_heads=4" in (tmp_path / "sweep" / "report.html").read_text()
+    again = collect([tmp_path / "sweep"], tmp_path / "sweep")  # its own output is not taken for a run
+    assert again == lines
+
+
+def test_failed_and_unfinished_runs_are_named_and_left_out(tmp_path: Path) -> None:
+    make_run(tmp_path / "0", num_heads=2)
+    make_failed(tmp_path / "1", "model.num_heads=3: must divide")
+    (tmp_path / "2" / ".hydra").mkdir(parents=True)
+    (tmp_path / "2" / ".hydra" / "config.yaml").touch()
+    make_run(tmp_path / "10", num_heads=4)
+    lines = collect([tmp_path], tmp_path / "out")
+    assert lines[0].startswith("1 is not in here, failed: ValueError: model.num_heads=3: must divide")
+    assert lines[1].startswith("2 is not in here, no status")
+    runs = pd.read_csv(tmp_path / "out" / "runs.csv")
+    assert [Path(folder).name for folder in runs["folder"]] == ["0", "1", "2", "10"]
+    assert len(pd.read_csv(tmp_path / "out" / "pruning.csv")) == 2 * len(pruning_table())
+    assert len(read_status(tmp_path / "out")["failed"]) == 2
+
+
+def test_equal_runs_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for name in ("monday", "tuesday"):
+        make_run(tmp_path / name, num_heads=2)
+    collect([tmp_path / "monday", tmp_path / "tuesday"], tmp_path / "out")
+    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["label"]) == ["monday", "tuesday"]
+
+
+def test_only_failed_runs_still_give_a_report(tmp_path: Path) -> None:
+    make_failed(tmp_path / "0", "no")
+    [line] = collect([tmp_path], tmp_path / "out")
+    assert "failed: ValueError: no" in line
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such folder, name run folders"):
+        collect([tmp_path / "nowhere"], tmp_path / "out")
+    with pytest.raises(ValueError, match="holds no run"):
+        collect([tmp_path], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_script_does_the_same(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", num_heads=2)
+    done = run_script("collect.py", str(tmp_path / "a"), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert "9 of 24 heads can go" in done.stdout
+    refused = run_script("collect.py", str(tmp_path / "b"), "--out", str(tmp_path / "out"))
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: folder=")
+    assert refused.stderr.count("\n") == 1

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, run_script
+from mhaprune.config import ConfigError, build
+from mhaprune.experiments.ablate import Ablate
+from mhaprune.scorers.ablation import Ablation
+from mhaprune.store import RunFolder, describe, read_status
+from mhaprune.tasks.sort import Sort
+
+OPTIONS = [
+    (path.parent.name, path.stem) for path in sorted((ROOT / "conf").glob("*/*.yaml")) if path.parent.name != "launch"
+]
+
+
+def tiny(group: str, option: str) -> list[str]:
+    """The overrides that run an option small."""
+    overrides = [f"{group}=[{option}]" if group == "scorer" else f"{group}={option}", *TINY]
+    overrides += [] if option == "inflection" and group == "task" else TINY_SEQUENCES
+    overrides += [] if (group, option) == ("experiment", "train") else TINY_ABLATE
+    return [*overrides, "scorer=[ablation,random]"] if (group, option) == ("gate", "none") else overrides
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_yaml_is_composed_checked_and_run(group: str, option: str, tmp_path: Path) -> None:
+    run = build(compose(*tiny(group, option), f"cache={tmp_path / 'cache'}"))
+    with RunFolder(tmp_path / "run").recorded() as folder:
+        lines = run(folder)
+    assert lines
+    status = read_status(tmp_path / "run")
+    assert status["status"] == "done"
+    assert status["findings"] == lines
+    for name in status["files"]:
+        assert (tmp_path / "run" / name).stat().st_size > 0
+
+
+def test_a_config_becomes_plain_objects() -> None:
+    run = build(compose("scorer=[gate,ablation]", "scorer.ablation.replace=mean", "experiment.budgets=[3,0.5]"))
+    assert run.task == Sort()
+    assert run.experiment == Ablate(budgets=(3, 0.5))
+    assert list(run.scorer) == ["gate", "ablation"]
+    assert run.scorer["ablation"] == Ablation(replace="mean")
+    assert build(describe(run)["task"] and {k: v for k, v in describe(run).items() if k != "_target_"}) == run
+
+
+def test_inflection_chooses_its_recipe_and_can_be_overruled() -> None:
+    assert build(compose("task=inflection")).training.steps == 5000
+    assert build(compose("task=inflection", "training.steps=7")).training.steps == 7
+    assert build(compose("task=inflection", "training=default")).training.steps == 1000
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"task._target_": "os.system"},
+            r"task._target_=os.system: must name a frozen dataclass of mhaprune that is a Task",
+        ),
+        ({"task._target_": "mhaprune.nowhere.Sort"}, "task._target_=mhaprune.nowhere.Sort: must name"),
+        ({"task._target_": "mhaprune.a.b.Sort"}, "task._target_=mhaprune.a.b.Sort: must name"),
+        ({"task._target_": "mhaprune.gates.Softmax"}, "task._target_=mhaprune.gates.Softmax: .* that is a Task"),
+        ({"task._target_": "mhaprune.tasks.base.Task"}, "task._target_=mhaprune.tasks.base.Task: must name"),
+        ({"task": "sort"}, "task='sort': must be settings with a _target_ that names a Task"),
+        ({"task.min_length": "2"}, "task.min_length='2': must be a whole number"),
+        ({"task.min_length": True}, "task.min_length=True: must be a whole number"),
+        ({"training.learning_rate": "fast"}, "training.learning_rate='fast': must be a number"),
+        ({"training.learning_rate": -1.0}, r"training.learning_rate=-1.0: must be above 0 and finite"),
+        ({"model.tie_output": 1}, "model.tie_output=1: must be true or false"),
+        ({"model.num_heads": 3}, "model.num_heads=3: must divide d_model=64, so one of 1, 2, 4"),
+        ({"gate": 3}, "gate=3: must be Gate or null"),
+        ({"gate.scale": "two"}, "gate.scale='two': must be heads or one"),
+        ({"experiment.budgets": [0.5, "x"]}, r"experiment.budgets\[1\]='x': must be a whole number or a number"),
+        ({"experiment.budgets": 0.5}, r"experiment.budgets=0.5: must be a list of a whole number or a number"),
+        ({"experiment.budgets": [1.5]}, r"experiment.budgets=1.5: a fraction must be from 0.0 to 1.0"),
+        ({"experiment.budgets": [25]}, r"experiment.budgets=25: the model has 24 heads, allowed are 0 to 24"),
+        ({"scorer.ablation.replace": "one"}, "scorer.ablation.replace='one': must be zero or mean"),
+        ({"scorer": {}}, r"scorer=\[\]: must name at least one scorer"),
+        ({"gate": None}, "scorer=gate: needs learned gates, choose gate=softmax"),
+        ({"seed": -1}, "seed=-1: must be 0 or more"),
+        ({"num_threads": 0}, "num_threads=0: must be 1 or more"),
+        ({"device": "tpu"}, "device=tpu: not to be had on this machine, allowed is cpu"),
+        ({"speed": 3}, "speed=3: no such setting, allowed are task, model, training"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
+    config = {key: value for key, value in describe(build(compose())).items() if key != "_target_"}
+    for key, value in settings.items():
+        *parents, last = key.split(".")
+        node = config
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    with pytest.raises(ConfigError, match=f"^{message}") as error:
+        build(config)
+    assert "\n" not in str(error.value)
+
+
+def test_a_setting_that_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match="task: is missing, must be Task"):
+        build({})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sped=1"], "sped=1: no such key, allowed are seed, device, num_threads, cache"),
+        (["training.step=1"], "training.step=1: no such key, allowed are steps, batch_size"),
+        (["scorer=[gate,magic]"], "scorer=magic: no such option, allowed are ablation, gate, gate_output, random"),
+        (["task=sorted"], "task=sorted: no such option, allowed are copy, inflection, reverse, running_sum, sort"),
+        (["training.steps=many"], "training.steps='many': must be a whole number"),
+        (["model.max_length=5"], "model.max_length=5: task sort has sequences of 11 tokens, so 11 or more"),
+        (["cache=/dev/null/x"], "cache=/dev/null/x: cannot be written (Not a directory), name a folder that can"),
+        (["hydra.run.dir=/dev/null/x"], "/dev/null/x: Not a directory; hydra.run.dir and cache must name folders"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_bad_command_line_gets_one_line_and_no_traceback(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = run_script("run.py", f"hydra.run.dir={tmp_path}", f"cache={tmp_path / 'cache'}", *arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {message}"), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert read_status(tmp_path).get("status") != "done"
+
+
+def test_a_traceback_is_given_to_those_who_ask(tmp_path: Path) -> None:
+    done = run_script("run.py", f"hydra.run.dir={tmp_path}", "model.num_heads=5", HYDRA_FULL_ERROR="1")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "Traceback" in (tmp_path / "run.log").read_text()
+    status = read_status(tmp_path)
+    assert status["status"] == "failed"
+    assert "model.num_heads=5: must divide d_model=64" in status["reason"]

@@ -1,0 +1,35 @@
+"""The figures that the project stands for, on models trained for real. Minutes each: `pytest -m slow`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from conftest import compose
+from mhaprune.config import build
+from mhaprune.store import RunFolder
+
+
+def pruning(tmp_path: Path, *overrides: str) -> pd.DataFrame:
+    with RunFolder(tmp_path / "run").recorded() as folder:
+        build(compose(f"cache={tmp_path / 'cache'}", "experiment.latency_rounds=1", *overrides))(folder)
+    return pd.read_csv(tmp_path / "run" / "pruning.csv")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["sort", "reverse", "copy", "running_sum"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_quarter_of_the_heads_goes_by_ablation_but_not_by_chance(tmp_path: Path, task: str, seed: int) -> None:
+    table = pruning(tmp_path, f"task={task}", f"seed={seed}", "scorer=[ablation,random]")
+    assert (table.loc[table["heads_removed"] == 0, "sequence_accuracy"] >= 0.99).all()
+    if task == "sort":
+        means = table[table["fraction_removed"] == 0.25].groupby("scorer")["sequence_accuracy"].mean()
+        assert means["ablation"] >= means["random"] + 0.3
+
+
+@pytest.mark.slow
+def test_inflection_is_learnt(tmp_path: Path) -> None:
+    table = pruning(tmp_path, "task=inflection", "scorer=[ablation]")
+    assert table.loc[table["heads_removed"] == 0, "sequence_accuracy"].item() >= 0.80

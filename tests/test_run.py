@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, run_script
+from mhaprune import training
+from mhaprune.config import build
+from mhaprune.store import RunFolder, read_status
+
+SMALL = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE]
+CLOCK = {"seconds", "latency_ms", "speedup", "speedup_q1", "speedup_q3"}
+
+
+def run(folder: Path, *overrides: str) -> dict[str, pd.DataFrame]:
+    with RunFolder(folder).recorded() as recorded:
+        build(compose(*SMALL, *overrides))(recorded)
+    return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
+
+
+def test_a_run_leaves_what_the_house_promises(tmp_path: Path) -> None:
+    tables = run(tmp_path / "run", f"cache={tmp_path / 'cache'}", "scorer.random.draws=3")
+    assert set(tables) == {"summary", "heads", "pruning", "agreement", "latency", "training"}
+    heads, pruning = tables["heads"], tables["pruning"]
+    total = 2 + 2 + 2
+    assert len(heads) == total * (3 + 3)
+    assert {"scorer", "site", "layer", "head", "score", "stderr", "rank", "forward_passes", "seconds"} <= set(heads)
+    assert sorted(pruning["heads_removed"].unique()) == [0, 1, 2, 3, 4, 5, 6]
+    named = {
+        f"{name}{end}" for name in ("loss", "token_accuracy", "sequence_accuracy") for end in ("", "_low", "_high")
+    }
+    size = {
+        "heads_total",
+        "heads_kept",
+        "heads_removed",
+        "fraction_removed",
+        "parameters",
+        "flops",
+        "latency_ms",
+        "speedup",
+    }
+    assert named | size <= set(pruning)
+    assert (pruning["heads_kept"] + pruning["heads_removed"] == total).all()
+    assert pruning.loc[pruning["draw"] == 0, "latency_ms"].notna().all()
+    assert {"step", "loss", "valid_sequence_accuracy", "gate_cross.0.1"} <= set(tables["training"])
+    for table in tables.values():
+        assert list(table)[:4] == ["run", "task", "gate", "seed"]
+        assert table["run"].nunique() == 1
+    status = read_status(tmp_path / "run")
+    assert status["status"] == "done"
+    assert status["checks"]["max_difference_masked_removed"] <= 1e-9
+    assert status["checks"]["min_difference_open_closed"] > 0
+    assert status["checks"]["greedy_decoding_disagreements"] == 0
+    assert len([name for name in status["files"] if name.endswith(".png")]) == 5
+    assert len([name for name in status["files"] if name.endswith(".svg")]) == 5
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["num_threads"] == 1
+    assert environment["versions"]["torch"] == torch.__version__
+
+
+def test_the_same_seed_gives_the_same_files_twice(tmp_path: Path) -> None:
+    """Each trained anew; what a clock has measured is left out."""
+    runs = [run(tmp_path / name, f"cache={tmp_path / name / 'cache'}") for name in ("first", "second")]
+    for name, table in runs[0].items():
+        columns = [column for column in table if column not in CLOCK]
+        pd.testing.assert_frame_equal(table[columns], runs[1][name][columns], check_exact=True)
+    for figure in ("accuracy", "heads", "agreement", "training"):
+        for kind in ("png", "svg"):
+            first, second = ((tmp_path / n / "figures" / f"{figure}.{kind}").read_bytes() for n in ("first", "second"))
+            assert first == second, figure
+    other = run(tmp_path / "other", f"cache={tmp_path / 'other' / 'cache'}", "seed=1")
+    assert not other["heads"]["score"].equals(runs[0]["heads"]["score"])
+    assert other["heads"]["run"].iloc[0] != runs[0]["heads"]["run"].iloc[0]
+
+
+def test_the_same_recipe_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another experiment, other scorers and other budgets do not train again; another seed does."""
+    steps = 0
+    plain = training.training_step
+
+    def counted(*arguments: object, **keywords: object) -> torch.Tensor:
+        nonlocal steps
+        steps += 1
+        return plain(*arguments, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(training, "training_step", counted)
+    cache = f"cache={tmp_path / 'cache'}"
+    trained = run(tmp_path / "a", cache)
+    assert steps == 6
+    loaded = run(tmp_path / "b", cache, "scorer=[ablation]", "experiment.budgets=[1]")
+    assert steps == 6
+    pd.testing.assert_frame_equal(
+        trained["training"].drop(columns="run"), loaded["training"].drop(columns="run"), check_exact=True
+    )
+    run(tmp_path / "c", cache, "seed=1")
+    assert steps == 12
+    run(tmp_path / "d", cache, "gate.learning_rate=0.5")
+    assert steps == 18
+
+
+def test_the_three_splits_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores do not change with the report split's contents, nor numbers reported with the score split's."""
+    from mhaprune.tasks.sort import Sort
+
+    plain = run(tmp_path / "plain", f"cache={tmp_path / 'cache'}", "scorer=[ablation]")
+    splits = Sort.splits
+
+    def changed(name: str) -> object:
+        def other(self: Sort) -> object:
+            whole = splits(self)
+            replaced = dict(whole.items()) | {name: whole.train[:16]}
+            return type(whole)(**replaced)
+
+        return other
+
+    monkeypatch.setattr(Sort, "splits", changed("report"))
+    report = run(tmp_path / "report", f"cache={tmp_path / 'cache'}", "scorer=[ablation]")
+    assert report["heads"]["score"].equals(plain["heads"]["score"])
+    assert report["pruning"]["choose_loss"].equals(plain["pruning"]["choose_loss"])
+    assert not report["pruning"]["loss"].equals(plain["pruning"]["loss"])
+    monkeypatch.setattr(Sort, "splits", changed("choose"))
+    choose = run(tmp_path / "choose", f"cache={tmp_path / 'cache'}", "scorer=[ablation]")
+    assert choose["heads"]["score"].equals(plain["heads"]["score"])
+    assert choose["pruning"]["loss"].equals(plain["pruning"]["loss"])
+    assert not choose["pruning"]["choose_loss"].equals(plain["pruning"]["choose_loss"])
+
+
+def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) -> None:
+    done = run_script(
+        "run.py",
+        "-m",
+        "experiment=ablate",
+        "model.num_heads=1,2,3",
+        *(override for override in SMALL if not override.startswith("model.num_heads")),
+        "scorer=[ablation,gate]",
+        f"hydra.sweep.dir={tmp_path / 'sweep'}",
+        f"cache={tmp_path / 'cache'}",
+    )
+    assert done.returncode == 1
+    assert "model.num_heads=3: must divide d_model=16" in done.stderr
+    assert "Traceback" not in done.stderr
+    sweep = tmp_path / "sweep"
+    assert [read_status(sweep / str(job))["status"] for job in range(3)] == ["done", "done", "failed"]
+    assert list(pd.read_csv(sweep / "pruning.csv")["label"].unique()) == ["num_heads=1", "num_heads=2"]
+    assert (sweep / "figures" / "comparison.png").exists()
+    page = (sweep / "report.html").read_text()
+    assert "2 is not in here, failed: ConfigError: model.num_heads=3" in page
+    assert "Traceback" in (sweep / "2" / "run.log").read_text()
+
+
+def test_an_interrupted_run_says_so_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    arguments = [f"hydra.run.dir={tmp_path / 'run'}", f"cache={tmp_path / 'cache'}", "experiment=train"]
+    arguments += [o for o in SMALL if not o.startswith(("training.steps", "experiment."))]
+    command = [sys.executable, str(ROOT / "scripts" / "run.py"), *arguments]
+    endless = subprocess.Popen([*command, "training.steps=100000"], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "cache").glob("*.partial.pt")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    endless.send_signal(signal.SIGTERM)
+    _, errors = endless.communicate(timeout=60)
+    assert endless.returncode == 130
+    assert errors == "error: interrupted; the same command goes on from what was cached\n"
+    assert read_status(tmp_path / "run")["status"] == "failed"
+    assert read_status(tmp_path / "run")["reason"] == "interrupted"
+    [partial] = (tmp_path / "cache").glob("*.partial.pt")
+    reached = torch.load(partial, weights_only=True)["content"]["step"]
+    again = subprocess.Popen([*command, "training.steps=100000"], stdout=subprocess.PIPE, text=True)
+    assert again.stdout is not None
+    lines = iter(again.stdout.readline, "")
+    assert any("goes on from the interrupted one" in line for line in lines)
+    deadline = time.monotonic() + 60
+    while torch.load(partial, weights_only=True)["content"]["step"] <= reached and time.monotonic() < deadline:
+        time.sleep(0.05)
+    again.send_signal(signal.SIGINT)
+    again.communicate(timeout=60)
+    assert torch.load(partial, weights_only=True)["content"]["step"] > reached
