@@ -22,6 +22,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 CONTROL_COLOUR = "#888888"
 SITE_LABELS = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
 STYLE: Any = {
+    "axes.axisbelow": True,
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,

@@ -12,16 +12,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mhaprune.plots import Plot
 
+INITIAL_GATE = "gate before training"
+"""What the table `agreement` calls the gates at step 0."""
+
 
 def answers(tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    """What was found, in sentences; of several runs each sentence starts with the run's label."""
-    if "summary" in tables:
-        summary = tables["summary"]
-        groups = summary.groupby("label", sort=False) if "label" in summary else [("", summary)]
-        return [f"{label}: {line}" if label else line for label, rows in groups for line in _pruning_answers(rows)]
-    if "accuracy" in tables:
-        rows = tables["accuracy"].pipe(_records)
-        return [f"{row['label']}: {_accuracy_answer(row)}" if "label" in row else _accuracy_answer(row) for row in rows]
+    """What was found, in sentences; of several runs one each, which starts with the run's label."""
+    for name, headline in (("summary", _pruning_headline), ("accuracy", _accuracy_headline)):
+        if name in tables and "label" in tables[name]:
+            return [f"{label!s}: {headline(rows)}" for label, rows in tables[name].groupby("label", sort=False)]
+        if name in tables:
+            return [headline(tables[name]), *_pruning_details(tables)]
     return []
 
 
@@ -64,29 +65,44 @@ def render(
     )
 
 
-def _pruning_answers(summary: pd.DataFrame) -> list[str]:
+def _pruning_headline(summary: pd.DataFrame) -> str:
     best = summary.sort_values(["heads_removed", "sequence_accuracy"], ascending=False, kind="stable").iloc[0]
-    lines = [
-        f"{int(best['heads_removed'])} of {int(best['heads_total'])} heads can go"
-        f" at {best['sequence_accuracy']:.2f} exact match ({best['dense_sequence_accuracy']:.2f} with all),"
-        f" those lowest by {best['scorer']};"
+    total, dense = int(best["heads_total"]), best["dense_sequence_accuracy"]
+    if best["heads_removed"] == 0:
+        return (
+            f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense:.2f} exact match."
+        )
+    equals = summary.loc[summary["heads_removed"] == best["heads_removed"], "scorer"]
+    return (
+        f"{int(best['heads_removed'])} of {total} heads can go at {best['sequence_accuracy']:.2f} exact match"
+        f" ({dense:.2f} with all), those lowest by {best['scorer']}{' as by others' if len(equals) > 1 else ''};"
         f" greedy decoding is then {best['speedup']:.2f}× as fast"
         f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f})."
+    )
+
+
+def _pruning_details(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    if "summary" not in tables:
+        return []
+    parts = [
+        f"{int(row['heads_removed'])} by {row['scorer']} (at {row['sequence_accuracy']:.2f})"
+        for row in _records(tables["summary"])
     ]
-    for row in summary.pipe(_records):
-        if row["scorer"] != best["scorer"]:
-            lines.append(
-                f"By {row['scorer']}, {int(row['heads_removed'])} of {int(row['heads_total'])} can go"
-                f" at {row['sequence_accuracy']:.2f} exact match."
-            )
-    correlated = summary.dropna(subset=["spearman_with_ablation"])
-    if len(correlated):
-        parts = [f"{row['scorer']} at ρ = {row['spearman_with_ablation']:.2f}" for row in correlated.pipe(_records)]
-        lines.append(f"Agreement with ablation over the heads (Spearman): {', '.join(parts)}.")
+    lines = [f"Heads that can go, scorer by scorer: {', '.join(parts)}."]
+    rhos = [
+        f"{row['scorer']} at ρ = {row['spearman_with_ablation']:.2f}"
+        for row in _records(tables["summary"].dropna(subset=["spearman_with_ablation"]))
+    ]
+    if rhos:
+        lines.append(f"Agreement with ablation over the heads (Spearman): {', '.join(rhos)}.")
+    for row in _records(tables.get("agreement", pd.DataFrame())):
+        if row["other"] == INITIAL_GATE:
+            lines.append(f"The learned gates still follow what they started from: Spearman ρ = {row['spearman']:.2f}.")
     return lines
 
 
-def _accuracy_answer(row: Mapping[str, Any]) -> str:
+def _accuracy_headline(accuracy: pd.DataFrame) -> str:
+    row = accuracy.iloc[0]
     return (
         f"{row['sequence_accuracy']:.3f} exact match"
         f" (95 % interval {row['sequence_accuracy_low']:.3f}–{row['sequence_accuracy_high']:.3f}),"

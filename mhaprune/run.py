@@ -96,7 +96,13 @@ class Run:
         folder.write_figures(plots)
         lines = answers(findings.tables)
         title = f"{option_name(self.experiment)} on {option_name(self.task)}"
-        facts = {"command": environment["command"], "folder": folder.path, **self.identity, **environment["versions"]}
+        facts = {
+            "command": environment["command"],
+            "folder": folder.path,
+            "vocabulary": " ".join(self.task.vocabulary.symbols),
+            **self.identity,
+            **environment["versions"],
+        }
         page = render(title, lines, plots, findings.tables, facts, check_answers(findings.checks))
         folder.write("report.html", page.encode())
         folder.note(findings=lines)

@@ -69,7 +69,7 @@ class Training:
         state: dict[str, Any] | None = None,
         save: Callable[[dict[str, Any]], None] | None = None,
     ) -> pd.DataFrame:
-        """Train `model` in place; gives one row per evaluation: step, loss, learning rate, held-out accuracy, gates.
+        """Train `model` in place; gives a row at step 0 and one per evaluation: step, loss, held-out accuracy, gates.
 
         `state` is what an earlier call gave to `save`; training goes on from there. Raises `Diverged` where the loss
         is not finite.
@@ -85,6 +85,8 @@ class Training:
             running.copy_(state["running"])
             rows, first = list(state["rows"]), int(state["step"])
             _set_rng(state["rng"])
+        else:
+            rows.append({"step": 0, "loss": math.nan, **self._held_out(model, valid)})
         batches = shuffled_batches(train, self.batch_size, order, skip=first)
         progress = tqdm(range(first, self.steps), "training", self.steps, initial=first, disable=None, leave=False)
         for step in progress:

@@ -5,7 +5,7 @@ import re
 import pandas as pd
 
 from mhaprune.plots import draw
-from mhaprune.report import answers, check_answers, render
+from mhaprune.report import INITIAL_GATE, answers, check_answers, render
 from test_plots import all_tables
 
 
@@ -32,14 +32,25 @@ def test_the_first_sentence_answers_the_question() -> None:
     lines = answers({"summary": summary()})
     assert lines[0].startswith("9 of 24 heads can go at 0.99 exact match (1.00 with all), those lowest by ablation;")
     assert "1.21× as fast (quartiles 1.20–1.22)" in lines[0]
-    assert lines[1] == "By gate, 3 of 24 can go at 1.00 exact match."
+    assert lines[1] == "Heads that can go, scorer by scorer: 3 by gate (at 1.00), 9 by ablation (at 0.99)."
     assert lines[2] == "Agreement with ablation over the heads (Spearman): gate at ρ = 0.44."
 
 
-def test_of_several_runs_each_sentence_names_its_run() -> None:
+def test_that_nothing_can_go_is_said_plainly() -> None:
+    lines = answers({"summary": summary().assign(heads_removed=0, tolerance=0.01)})
+    assert lines[0] == "None of 24 heads can go within 0.01 of the dense model's 1.00 exact match."
+
+
+def test_gates_that_kept_their_initial_order_are_said() -> None:
+    agreement = pd.DataFrame([{"scorer": "gate", "other": INITIAL_GATE, "spearman": 0.71}])
+    lines = answers({"summary": summary(), "agreement": agreement})
+    assert lines[-1] == "The learned gates still follow what they started from: Spearman ρ = 0.71."
+
+
+def test_of_several_runs_there_is_a_sentence_each_with_its_name() -> None:
     both = pd.concat([summary().assign(label="num_heads=2"), summary().assign(label="num_heads=4")])
     lines = answers({"summary": both})
-    assert [line.split(":")[0] for line in lines] == ["num_heads=2"] * 3 + ["num_heads=4"] * 3
+    assert [line.split(":")[0] for line in lines] == ["num_heads=2", "num_heads=4"]
 
 
 def test_the_proofs_are_said() -> None:

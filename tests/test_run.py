@@ -182,3 +182,11 @@ def test_an_interrupted_run_says_so_and_goes_on_where_it_was(tmp_path: Path) -> 
     again.send_signal(signal.SIGINT)
     again.communicate(timeout=60)
     assert torch.load(partial, weights_only=True)["content"]["step"] > reached
+
+
+def test_gates_drawn_at_random_are_compared_with_their_draw(tmp_path: Path) -> None:
+    tables = run(tmp_path / "run", f"cache={tmp_path / 'cache'}", "gate.init=rand", "gate.learning_rate=0")
+    row = tables["agreement"].iloc[-1]
+    assert row["other"] == "gate before training"
+    assert row["spearman"] == pytest.approx(1.0)
+    assert "still follow what they started from" in (tmp_path / "run" / "report.html").read_text()

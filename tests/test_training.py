@@ -110,8 +110,9 @@ def test_every_batch_of_an_epoch_is_new(task: Sort, splits: Splits) -> None:
 
 def test_the_history_has_the_loss_the_accuracy_and_every_gate(task: Sort, splits: Splits) -> None:
     model, rows = train(task, splits)
-    assert list(rows["step"]) == [3, 6, 7]
+    assert list(rows["step"]) == [0, 3, 6, 7]
     assert {"loss", "valid_loss", "valid_token_accuracy", "valid_sequence_accuracy"} <= set(rows)
+    assert (rows.filter(like="gate_").iloc[0] == 1.0).all()
     gates = model.learned_gates()
     assert gates is not None
     for n, head in enumerate(model.grid):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import nan
+from math import isnan, nan
 
 import pandas as pd
 from torch import Tensor
@@ -13,9 +13,11 @@ from mhaprune.experiments.base import Experiment, Findings, Study
 from mhaprune.heads import HeadGrid
 from mhaprune.measure import greedy_disagreements
 from mhaprune.pruning import PROOF_BATCH, Plan, prune, smallest_bite, time_removed
+from mhaprune.report import INITIAL_GATE
 from mhaprune.schedules.base import check_budgets, heads_to_remove
 from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Scored, agreement_table, heads_table, score_heads
+from mhaprune.statistics import spearman
 from mhaprune.store import option_name
 from mhaprune.subject import Subject
 
@@ -62,7 +64,7 @@ class Ablate(Experiment):
         )
         pruning = pruning.merge(latency, how="left", on=[name for name in latency if name in pruning])
         heads = heads_table(subject, scored)
-        agreement = agreement_table(heads)
+        agreement = pd.concat([agreement_table(heads), initial_gates(study.history)], ignore_index=True)
         first_draws = [scores.values[0] for scores, _ in scored.values()]
         return Findings(
             {
@@ -94,8 +96,15 @@ class Ablate(Experiment):
                     yield Plan(name, draw, option_name(study.schedule), mask)
 
 
+def initial_gates(history: pd.DataFrame) -> pd.DataFrame:
+    """How far the learned gates still are what they started from: a row of `agreement`, none if they started equal."""
+    gates = history.filter(like="gate_")
+    rho = spearman(gates.iloc[0], gates.iloc[-1]) if gates.shape[1] else nan
+    return pd.DataFrame([] if isnan(rho) else [{"scorer": "gate", "other": INITIAL_GATE, "spearman": rho}])
+
+
 def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    """One row per scorer, of a control its first draw: the largest budget within `tolerance` of the dense exact match."""
+    """One row per scorer, of a control its first draw: the largest budget within `tolerance` of dense exact match."""
     rows = []
     for name, curve in pruning[pruning["draw"] == 0].groupby("scorer", sort=False):
         dense = curve[curve["heads_removed"] == 0].iloc[0]
