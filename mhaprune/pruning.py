@@ -39,11 +39,11 @@ class ProofFailed(RuntimeError):
 
 
 def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> tuple[pd.DataFrame, float]:
-    """One row per plan: accuracy on the report split, accuracy for choosing, size; and the largest masked/removed
-    difference.
+    """One row per plan: its accuracy, on the report split and for choosing, and its size; and the proof.
 
-    Equal masks are measured once. The *choose* columns are filled for the first draw of each scorer: the others are a
-    control among which nothing is chosen. Raises `ProofFailed` where a removed model is not the masked one.
+    The proof is the largest difference of a logit between any removed model and the same heads masked. Equal masks
+    are measured once. The *choose* columns are filled for the first draw of each scorer: the others are a control
+    among which nothing is chosen. Raises `ProofFailed` where a removed model is not the masked one.
     """
     proof, precise = splits.report[:PROOF_BATCH], subject.in_double()
     measured: dict[HeadMask, dict[str, Any]] = {}
@@ -76,8 +76,7 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> tuple[pd.D
 
 
 def smallest_bite(subject: Subject, scores: Sequence[Tensor], batch: Examples) -> float:
-    """How far closing one head moves the logits at most; the least of that over the head that each score (N,) puts
-    first.
+    """How far closing the head that a score (N,) puts first moves a logit at most; of several scores the least.
 
     Heads that scored zero or less are passed over. Raises `ProofFailed` where closing a head moves nothing: a model
     that ignores its mask would look as if no head mattered.

@@ -15,11 +15,11 @@ DENSE, CONTROL = "dense", "dense again"
 
 @torch.no_grad()
 def in_turn(calls: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> pd.DataFrame:
-    """Milliseconds of every call (columns) in every round (rows); in a round each call is made once, one after the
-    other.
+    """Milliseconds of every call (columns) in every round (rows).
 
-    The order of the calls is turned by one place from round to round, so that none always follows the same neighbour.
-    The clock is torch's own benchmark timer, which waits for an accelerator to finish.
+    In a round each call is made once, one after the other. The order of the calls is turned by one place from round
+    to round, so that none always follows the same neighbour. The clock is torch's own benchmark timer, which waits
+    for an accelerator to finish.
     """
     names = list(calls)
     rows: list[dict[str, float]] = []

@@ -7,13 +7,13 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from mhaprune import config
+from mhaprune import command_line
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
 def run(settings: DictConfig) -> None:
-    config.execute(settings)
+    command_line.execute(settings)
 
 
 if __name__ == "__main__":
-    sys.exit(config.main(run))
+    sys.exit(command_line.main(run))

@@ -12,6 +12,7 @@ import hydra
 import pytest
 import torch
 
+from mhaprune.command_line import plain
 from mhaprune.data import Examples
 from mhaprune.gates import Softmax
 from mhaprune.tasks.base import Splits
@@ -74,10 +75,10 @@ def batch(splits: Splits) -> Examples:
     return splits.report
 
 
-def compose(*overrides: str) -> Any:
-    """The composed config, as `scripts/run.py` sees it."""
+def compose(*overrides: str) -> dict[str, Any]:
+    """The composed config in plain values, as `scripts/run.py` builds it."""
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return hydra.compose("config", overrides=list(overrides))
+        return plain(hydra.compose("config", overrides=list(overrides)))
 
 
 def run_script(name: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:

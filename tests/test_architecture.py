@@ -15,7 +15,7 @@ from mhaprune.store import option_name
 
 HOUSE = """
     heads gates attention surgery data subject transformer tasks store cache statistics measure training speed
-    scorers schedules scoring pruning plots report collect experiments run config
+    scorers schedules scoring pruning plots report collect experiments run config command_line
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 PACKAGE = ROOT / "mhaprune"
 FOLDERS = ("tasks", "scorers", "schedules", "experiments")
@@ -53,10 +53,10 @@ def test_the_house_has_no_other_rooms() -> None:
     assert names - {"__init__"} == set(HOUSE)
 
 
-def test_only_config_knows_hydra_and_below_it_nobody_sees_a_cfg() -> None:
+def test_only_the_command_line_knows_hydra_and_below_it_nobody_sees_a_cfg() -> None:
     for path in PACKAGE.rglob("*.py"):
         knows = {module.split(".")[0] for module in imports(path)} & {"hydra", "omegaconf"}
-        assert not knows or path.stem == "config", path
+        assert not knows or path.stem == "command_line", path
 
 
 def test_scorers_and_schedules_see_a_model_through_the_protocol_only() -> None:
@@ -83,7 +83,7 @@ def test_a_plug_in_is_one_file_and_one_yaml_of_one_name(path: Path) -> None:
 def test_a_yaml_shows_every_field_and_agrees_with_the_defaults(path: Path) -> None:
     """So that `--cfg job` shows all there is, and the package in a notebook does what the command line does."""
     settings = yaml.safe_load(path.read_text())
-    settings = settings.get(path.parent.name, settings) or {}
+    settings = (settings or {}).get(path.parent.name, settings) or {}
     if "_target_" not in settings:
         assert path.stem in ("none", "inflection", "default") or path.parent.name == "launch", path
         return

@@ -110,6 +110,7 @@ def test_a_setting_that_is_missing_is_named() -> None:
         (["sped=1"], "sped=1: no such key, allowed are seed, device, num_threads, cache"),
         (["training.step=1"], "training.step=1: no such key, allowed are steps, batch_size"),
         (["scorer=[gate,magic]"], "scorer=magic: no such option, allowed are ablation, gate, gate_output, random"),
+        (["hydra/launcher=ray"], "launch=ray: this launcher is not installed, joblib comes with: pip install"),
         (["task=sorted"], "task=sorted: no such option, allowed are copy, inflection, reverse, running_sum, sort"),
         (["training.steps=many"], "training.steps='many': must be a whole number"),
         (["model.max_length=5"], "model.max_length=5: task sort has sequences of 11 tokens, so 11 or more"),

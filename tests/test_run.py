@@ -156,6 +156,17 @@ def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) 
     assert "Traceback" in (sweep / "2" / "run.log").read_text()
 
 
+def test_a_sweep_in_several_processes_ends_in_the_same_tables(tmp_path: Path) -> None:
+    small = [*SMALL, "scorer=[ablation,gate]", "seed=0,1", f"cache={tmp_path / 'cache'}"]
+    for launch in ("basic", "joblib"):
+        done = run_script("run.py", "-m", f"launch={launch}", f"hydra.sweep.dir={tmp_path / launch}", *small)
+        assert done.returncode == 0, done.stderr
+    for name in ("heads", "pruning"):
+        first, second = (pd.read_csv(tmp_path / launch / f"{name}.csv") for launch in ("basic", "joblib"))
+        columns = [column for column in first if column not in CLOCK]
+        pd.testing.assert_frame_equal(first[columns], second[columns], check_exact=True)
+
+
 def test_an_interrupted_run_says_so_and_goes_on_where_it_was(tmp_path: Path) -> None:
     arguments = [f"hydra.run.dir={tmp_path / 'run'}", f"cache={tmp_path / 'cache'}", "experiment=train"]
     arguments += [o for o in SMALL if not o.startswith(("training.steps", "experiment."))]
