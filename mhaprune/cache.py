@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import io
 import logging
 import pickle
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -56,9 +57,14 @@ class Cache:
             return content
 
 
-def source_digest(modules: Iterable[ModuleType]) -> str:
-    """A fingerprint of what modules *do*: it changes with their code, not with their comments or docstrings."""
-    return fingerprint([ast.dump(_without_docstrings(ast.parse(inspect.getsource(module)))) for module in modules])
+@cache
+def source_digest(module: str) -> str:
+    """A fingerprint of what a module *does*: it changes with its code, not with its comments or docstrings.
+
+    Read once per process, so that it is that of the code which runs, also when a file is edited during a sweep.
+    """
+    source = inspect.getsource(importlib.import_module(module))
+    return fingerprint(ast.dump(_without_docstrings(ast.parse(source))))
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import platform
 import shlex
@@ -31,8 +30,10 @@ from mhaprune.transformer import Seq2Seq, Transformer
 
 log = logging.getLogger(__name__)
 
-TRAINED_BY = ("heads", "gates", "attention", "data", "transformer", "tasks.base", "measure", "training")
+TRAINED_BY = ("heads", "gates", "attention", "layers", "data", "transformer", "tasks.base", "measure", "training")
 """The modules whose code decides what a training ends in, beside the task's own."""
+for _name in TRAINED_BY:
+    source_digest(f"mhaprune.{_name}")  # now, before anybody edits them
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class Run:
         names = [*(f"mhaprune.{name}" for name in TRAINED_BY), type(self.task).__module__]
         return {
             **{name: describe(getattr(self, name)) for name in ("task", "model", "gate", "training", "seed")},
-            "sources": source_digest(importlib.import_module(name) for name in names),
+            "sources": [source_digest(name) for name in names],
         }
 
     def _identified(self, frame: pd.DataFrame) -> pd.DataFrame:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhaprune.attention import MultiHeadAttention, Projection, attention_bias
+from mhaprune.attention import Projection, attention_bias
 from mhaprune.data import BOS, EOS, PAD, Examples
 from mhaprune.gates import Gate
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
+from mhaprune.layers import AttentionSublayer, Call, DecoderLayer, EncoderLayer, KVCache
 from mhaprune.subject import HeadOutput, Outcome
 from mhaprune.surgery import remove_heads
 
@@ -83,8 +84,9 @@ class Seq2Seq(nn.Module):
         self.source_embedding = nn.Embedding(vocabulary_size, config.d_model)
         self.target_embedding = nn.Embedding(vocabulary_size, config.d_model)
         self.register_buffer("positions", sinusoids(config.max_length, config.d_model))
-        encoder = nn.ModuleList(EncoderLayer(config, i, gate) for i in range(config.num_encoder_layers))
-        decoder = nn.ModuleList(DecoderLayer(config, i, gate) for i in range(config.num_decoder_layers))
+        sizes = (config.d_model, config.num_heads, config.dim_feedforward, config.dropout, gate)
+        encoder = nn.ModuleList(EncoderLayer(layer, *sizes) for layer in range(config.num_encoder_layers))
+        decoder = nn.ModuleList(DecoderLayer(layer, *sizes) for layer in range(config.num_decoder_layers))
         self.encoder, self.decoder = cast("Sequence[EncoderLayer]", encoder), cast("Sequence[DecoderLayer]", decoder)
         self.encoder_norm = nn.LayerNorm(config.d_model)
         self.decoder_norm = nn.LayerNorm(config.d_model)
@@ -234,113 +236,6 @@ class Seq2Seq(nn.Module):
                 f"max_length={len(self.positions)}: the model has no position for a sequence of {last} tokens"
             )
         return embedding(ids_BT) * math.sqrt(self.config.d_model) + self.positions[first:last]
-
-
-@dataclass
-class Call:
-    """What one forward pass does to the heads of each block, and what it should write down about them."""
-
-    gates: Mapping[Block, Tensor] = field(default_factory=dict)
-    fallback: Mapping[Block, Tensor] = field(default_factory=dict)
-    trace: dict[Block, Tensor] | None = None
-
-
-class KVCache:
-    """The keys and values of the positions decoded so far, in memory taken once for `max_tokens` of them."""
-
-    def __init__(self, max_tokens: int) -> None:
-        self.max_tokens, self.length = max_tokens, 0
-        self.stored: tuple[Tensor, Tensor] | None = None
-
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add (B, H, T, K) of the newest positions; gives all of them."""
-        if self.stored is None:
-            batch, heads, _, head_dim = keys.shape
-            shape = (batch, heads, self.max_tokens, head_dim)
-            self.stored = keys.new_empty(shape), values.new_empty(shape)
-        start, self.length = self.length, self.length + keys.shape[2]
-        for store, new in zip(self.stored, (keys, values), strict=True):
-            store[:, :, start : self.length] = new
-        return self.stored[0][:, :, : self.length], self.stored[1][:, :, : self.length]
-
-
-class AttentionSublayer(nn.Module):
-    """x + attention(norm(x)), with the keys and values of the sequence itself or given from outside."""
-
-    def __init__(self, config: Transformer, block: Block, gate: Gate | None) -> None:
-        super().__init__()
-        self.block = block
-        self.norm = nn.LayerNorm(config.d_model)
-        self.attention = MultiHeadAttention(config.d_model, config.num_heads, dropout=config.dropout, gate=gate)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(
-        self,
-        x_BTD: Tensor,
-        call: Call,
-        *,
-        keys_values: tuple[Tensor, Tensor] | None = None,
-        bias: Tensor | None = None,
-        is_causal: bool = False,
-        cache: KVCache | None = None,
-    ) -> Tensor:
-        attention = self.attention
-        if attention.num_heads == 0:
-            if call.trace is not None:
-                call.trace[self.block] = x_BTD.new_zeros(len(x_BTD), 0, x_BTD.shape[1], attention.head_dim)
-            return x_BTD + self.dropout(attention.out_proj.bias)
-        h_BTD = self.norm(x_BTD)
-        if keys_values is None:
-            keys_values = attention.project(h_BTD, h_BTD)
-            if cache is not None:
-                keys_values = cache.append(*keys_values)
-        context_BHTK, _ = attention.attend(h_BTD, *keys_values, bias, is_causal=is_causal)
-        if call.trace is not None:
-            call.trace[self.block] = context_BHTK
-        merged_BTD = attention.merge(context_BHTK, call.gates.get(self.block), call.fallback.get(self.block))
-        return x_BTD + self.dropout(merged_BTD)
-
-
-class FeedForward(nn.Sequential):
-    """x + W_2 relu(W_1 norm(x))."""
-
-    def __init__(self, config: Transformer) -> None:
-        super().__init__(
-            nn.LayerNorm(config.d_model),
-            Projection(config.d_model, config.dim_feedforward),
-            nn.ReLU(),
-            nn.Dropout(config.dropout),
-            Projection(config.dim_feedforward, config.d_model),
-            nn.Dropout(config.dropout),
-        )
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD + super().forward(x_BTD)
-
-
-class EncoderLayer(nn.Module):
-    def __init__(self, config: Transformer, layer: int, gate: Gate | None) -> None:
-        super().__init__()
-        self.self_attention = AttentionSublayer(config, Block(Site.ENCODER_SELF, layer), gate)
-        self.feed_forward = FeedForward(config)
-
-    def forward(self, x_BSD: Tensor, bias: Tensor, call: Call) -> Tensor:
-        return self.feed_forward(self.self_attention(x_BSD, call, bias=bias))
-
-
-class DecoderLayer(nn.Module):
-    def __init__(self, config: Transformer, layer: int, gate: Gate | None) -> None:
-        super().__init__()
-        self.self_attention = AttentionSublayer(config, Block(Site.DECODER_SELF, layer), gate)
-        self.cross = AttentionSublayer(config, Block(Site.CROSS, layer), gate)
-        self.feed_forward = FeedForward(config)
-
-    def forward(
-        self, x_BTD: Tensor, memory: tuple[Tensor, Tensor], bias: Tensor, call: Call, cache: KVCache | None = None
-    ) -> Tensor:
-        # No padding mask here: targets are padded on the right, where a causal mask never lets a real position look.
-        x_BTD = self.self_attention(x_BTD, call, is_causal=cache is None, cache=cache)
-        return self.feed_forward(self.cross(x_BTD, call, keys_values=memory, bias=bias))
 
 
 def shift_right(target_BT: Tensor) -> Tensor:

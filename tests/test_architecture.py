@@ -14,7 +14,7 @@ from conftest import ROOT
 from mhaprune.store import option_name
 
 HOUSE = """
-    heads gates attention surgery data subject transformer tasks store cache statistics measure training speed
+    heads gates attention surgery layers data subject transformer tasks store cache statistics measure training speed
     scorers schedules scoring pruning plots report collect experiments run config command_line
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 PACKAGE = ROOT / "mhaprune"

@@ -3,7 +3,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -107,17 +106,21 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         Cache(tmp_path / "file" / "x")
 
 
-def test_the_digest_follows_code_and_not_comments(tmp_path: Path) -> None:
-    def digest(source: str) -> str:
-        path = tmp_path / "some.py"
-        path.write_text(source)
-        module = types.ModuleType("some")
-        module.__file__ = str(path)
-        import linecache
+def test_the_digest_follows_code_and_not_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
 
-        linecache.clearcache()
-        return source_digest([module])
+    def digest(name: str, source: str) -> str:
+        (tmp_path / f"{name}.py").write_text(source)
+        return source_digest(name)
 
-    plain = digest("def f():\n    return 1\n")
-    assert digest('def f():\n    """Say one."""\n    # indeed\n    return (1)\n') == plain
-    assert digest("def f():\n    return 2\n") != plain
+    plain = digest("plain_module", "def f():\n    return 1\n")
+    assert digest("commented_module", 'def f():\n    """Say one."""\n    # indeed\n    return (1)\n') == plain
+    assert digest("changed_module", "def f():\n    return 2\n") != plain
+
+
+def test_the_digest_is_that_of_the_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "edited_module.py").write_text("x = 1\n")
+    before = source_digest("edited_module")
+    (tmp_path / "edited_module.py").write_text("x = 2\n")
+    assert source_digest("edited_module") == before

@@ -1,0 +1,131 @@
+"""The layers of a pre-LN transformer: each sublayer adds to its input what it makes of the normalised input.
+
+Dimensions: B = batch, S = source, T = target, U = keys, D = d_model, H = heads of a block, K = head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from mhaprune.attention import MultiHeadAttention, Projection
+from mhaprune.gates import Gate
+from mhaprune.heads import Block, Site
+
+
+@dataclass
+class Call:
+    """What one forward pass does to the heads of each block, and what it should write down about them."""
+
+    gates: Mapping[Block, Tensor] = field(default_factory=dict)
+    fallback: Mapping[Block, Tensor] = field(default_factory=dict)
+    trace: dict[Block, Tensor] | None = None
+
+
+class KVCache:
+    """The keys and values of the positions decoded so far, in memory taken once for `max_tokens` of them."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens, self.length = max_tokens, 0
+        self.stored: tuple[Tensor, Tensor] | None = None
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add (B, H, T, K) of the newest positions; gives all of them."""
+        if self.stored is None:
+            batch, heads, _, head_dim = keys.shape
+            shape = (batch, heads, self.max_tokens, head_dim)
+            self.stored = keys.new_empty(shape), values.new_empty(shape)
+        start, self.length = self.length, self.length + keys.shape[2]
+        for store, new in zip(self.stored, (keys, values), strict=True):
+            store[:, :, start : self.length] = new
+        return self.stored[0][:, :, : self.length], self.stored[1][:, :, : self.length]
+
+
+class AttentionSublayer(nn.Module):
+    """x + attention(norm(x)), with the keys and values of the sequence itself or given from outside."""
+
+    def __init__(self, block: Block, d_model: int, num_heads: int, dropout: float, gate: Gate | None) -> None:
+        super().__init__()
+        self.block = block
+        self.norm = nn.LayerNorm(d_model)
+        self.attention = MultiHeadAttention(d_model, num_heads, dropout=dropout, gate=gate)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        call: Call,
+        *,
+        keys_values: tuple[Tensor, Tensor] | None = None,
+        bias: Tensor | None = None,
+        is_causal: bool = False,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        attention = self.attention
+        if attention.num_heads == 0:
+            if call.trace is not None:
+                call.trace[self.block] = x_BTD.new_zeros(len(x_BTD), 0, x_BTD.shape[1], attention.head_dim)
+            return x_BTD + self.dropout(attention.out_proj.bias)
+        h_BTD = self.norm(x_BTD)
+        if keys_values is None:
+            keys_values = attention.project(h_BTD, h_BTD)
+            if cache is not None:
+                keys_values = cache.append(*keys_values)
+        context_BHTK, _ = attention.attend(h_BTD, *keys_values, bias, is_causal=is_causal)
+        if call.trace is not None:
+            call.trace[self.block] = context_BHTK
+        merged_BTD = attention.merge(context_BHTK, call.gates.get(self.block), call.fallback.get(self.block))
+        return x_BTD + self.dropout(merged_BTD)
+
+
+class FeedForward(nn.Sequential):
+    """x + W_2 relu(W_1 norm(x))."""
+
+    def __init__(self, d_model: int, dim_feedforward: int, dropout: float) -> None:
+        super().__init__(
+            nn.LayerNorm(d_model),
+            Projection(d_model, dim_feedforward),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            Projection(dim_feedforward, d_model),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD + super().forward(x_BTD)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention over the source, then feed-forward."""
+
+    def __init__(
+        self, layer: int, d_model: int, num_heads: int, dim_feedforward: int, dropout: float, gate: Gate | None
+    ) -> None:
+        super().__init__()
+        block = Block(Site.ENCODER_SELF, layer)
+        self.self_attention = AttentionSublayer(block, d_model, num_heads, dropout, gate)
+        self.feed_forward = FeedForward(d_model, dim_feedforward, dropout)
+
+    def forward(self, x_BSD: Tensor, bias: Tensor, call: Call) -> Tensor:
+        return self.feed_forward(self.self_attention(x_BSD, call, bias=bias))
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention over the target, cross-attention to the encoder's output, then feed-forward."""
+
+    def __init__(
+        self, layer: int, d_model: int, num_heads: int, dim_feedforward: int, dropout: float, gate: Gate | None
+    ) -> None:
+        super().__init__()
+        self.self_attention = AttentionSublayer(Block(Site.DECODER_SELF, layer), d_model, num_heads, dropout, gate)
+        self.cross = AttentionSublayer(Block(Site.CROSS, layer), d_model, num_heads, dropout, gate)
+        self.feed_forward = FeedForward(d_model, dim_feedforward, dropout)
+
+    def forward(
+        self, x_BTD: Tensor, memory: tuple[Tensor, Tensor], bias: Tensor, call: Call, cache: KVCache | None = None
+    ) -> Tensor:
+        # No padding mask here: targets are padded on the right, where a causal mask never lets a real position look.
+        x_BTD = self.self_attention(x_BTD, call, is_causal=cache is None, cache=cache)
+        return self.feed_forward(self.cross(x_BTD, call, keys_values=memory, bias=bias))
