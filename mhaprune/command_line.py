@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -29,6 +30,7 @@ OmegaConf.register_new_resolver("pid", os.getpid, use_cache=True, replace=True)
 
 def execute(config: DictConfig) -> None:
     """What `scripts/run.py` does in its output folder; the folder's status and log say how it ended."""
+    gc.freeze()  # what the imports have made stays: no collection need look through it again
     folder = RunFolder(HydraConfig.get().runtime.output_dir)
     try:
         with folder.recorded():
