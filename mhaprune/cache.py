@@ -11,12 +11,14 @@ import pickle
 import time
 from collections.abc import Callable
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock
 
+from mhaprune.data import Examples
 from mhaprune.store import fingerprint, make_folder, write_bytes
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,11 @@ class Cache:
             log.info("%s: made in %.0f s and kept, %s", kind, time.monotonic() - start, path)
             partial.unlink(missing_ok=True)
             return content
+
+
+def data_digest(examples: Examples) -> str:
+    """A fingerprint of what a model is trained on: the package that brings the data may change it."""
+    return fingerprint([sha256(ids.cpu().numpy().tobytes()).hexdigest() for ids in (examples.source, examples.target)])
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,11 @@ def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
 def collect(folders: Iterable[Path], out: Path, title: str = "Runs compared") -> list[str]:
     """Combine the runs found in `folders` into `out`; gives the findings in sentences, failed runs named first.
 
-    Raises ValueError where no run is found.
+    Raises ValueError where no run is found, and where `out` is itself a run, whose files it would replace.
     """
     folders = list(folders)
+    if read_status(out).get("kind", COLLECTION) != COLLECTION:
+        raise ValueError(f"out={out}: is the folder of a run, name one of its own for what is collected")
     runs = find_runs(folders)
     if not runs:
         raise ValueError(f"folder={', '.join(map(str, folders))}: holds no run, a run folder has a status.json")
@@ -95,12 +97,27 @@ def _combined(runs: list[FoundRun], labels: dict[Path, str]) -> Iterator[tuple[s
 
 
 def _labels(runs: list[FoundRun]) -> list[str]:
-    """What tells the runs apart: the settings that differ between them, and the folder where nothing does."""
-    identities = [run.status.get("identity", {}) for run in runs]
-    names = dict.fromkeys(name for identity in identities for name in identity if name != "run")
-    varying = [name for name in names if len({str(identity.get(name)) for identity in identities if identity}) > 1]
-    labels = [", ".join(f"{name}={identity[name]}" for name in varying if name in identity) for identity in identities]
+    """What tells the runs apart: the settings that differ between them and, where that is not enough, the folder."""
+    settings = [_settings(run.status) for run in runs]
+    names = dict.fromkeys(name for mine in settings for name in mine)
+    varying = [name for name in names if len({mine.get(name) for mine in settings if mine}) > 1]
+    labels = [", ".join(f"{name}={mine[name]}" for name in varying if name in mine) for mine in settings]
+    depth = 1
+    while len({run.folder.parts[-depth:] for run in runs}) < len(runs):
+        depth += 1
     return [
-        label if label and labels.count(label) == 1 else ", ".join(filter(None, [label, run.folder.name]))
+        label
+        if label and labels.count(label) == 1
+        else ", ".join(filter(None, [label, "/".join(run.folder.parts[-depth:])]))
         for label, run in zip(labels, runs, strict=True)
     ]
+
+
+def _settings(status: Mapping[str, Any]) -> dict[str, str]:
+    """What a run was: its identity, and whatever else its command line set."""
+    settings = {name: str(value) for name, value in status.get("identity", {}).items() if name != "run"}
+    for override in status.get("overrides", []) if settings else []:
+        key, _, value = override.partition("=")
+        if key.split(".")[-1] not in settings and key.split(".")[0] not in ("cache", "hydra", "experiment"):
+            settings[key] = value
+    return settings

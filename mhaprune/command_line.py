@@ -120,16 +120,26 @@ def _composition_error(text: str) -> str | None:
         options = sorted(path.stem for path in (_conf() / found[1]).glob("*.yaml"))
         return f"{found[1]}={found[2]}: no such option, allowed are {', '.join(options)}"
     if found := re.search(r"Could not override '(.+?)'", text):
-        key = found[1]
-        with hydra.initialize_config_dir(str(_conf()), version_base="1.3"):
-            node: Any = hydra.compose("config")
-        *parents, _ = key.split(".")
+        parents = found[1].split(".")[:-1]
+        given = next((argument for argument in sys.argv if argument.startswith(f"{found[1]}=")), found[1])
+        node: Any = _composed()
         for parent in parents:
-            node = node[parent] if isinstance(node, DictConfig) and parent in node else node
-        allowed = [str(name) for name in node if name != "_target_"]
-        given = next((argument for argument in sys.argv if argument.startswith(f"{key}=")), key)
-        return f"{given}: no such key, allowed are {', '.join(allowed)}"
+            if not isinstance(node, DictConfig) or node.get(parent) is None:
+                return f"{given}: {parent} is not among what is chosen, see --help for the options"
+            node = node[parent]
+        allowed = [str(name) for name in node if name != "_target_"] if isinstance(node, DictConfig) else []
+        return f"{given}: no such key, allowed are {', '.join(allowed) or 'none'}"
     return None
+
+
+def _composed() -> DictConfig:
+    """The config with the options of the command line chosen, but none of its settings; of a sweep the default."""
+    chosen = [argument for argument in sys.argv[1:] if (_conf() / argument.partition("=")[0]).is_dir()]
+    with hydra.initialize_config_dir(str(_conf()), version_base="1.3"):
+        try:
+            return hydra.compose("config", overrides=chosen)
+        except HydraException:
+            return hydra.compose("config")
 
 
 def _conf() -> Path:

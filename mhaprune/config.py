@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -58,6 +59,8 @@ def _fits(kind: Any, value: Any) -> bool:
         return value is None
     if isinstance(value, bool):
         return kind is bool
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
     return get_origin(kind) is None and isinstance(value, (int, float) if kind is float else kind)
 
 
@@ -71,7 +74,13 @@ def _expected(kind: Any) -> str:
         return f"a list of {_expected(arguments[0])}"
     if origin is dict:
         return f"names with, each, {_expected(arguments[1])}"
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "null"}
+    names = {
+        int: "a whole number",
+        float: "a finite number",
+        str: "a text",
+        bool: "true or false",
+        types.NoneType: "null",
+    }
     return names.get(kind, getattr(kind, "__name__", str(kind)))
 
 

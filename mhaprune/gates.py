@@ -5,6 +5,7 @@ Dimensions: H = heads of one block.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
@@ -35,7 +36,7 @@ class Gate(ABC):
     learning_rate: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.learning_rate < 0:
+        if not 0 <= self.learning_rate < math.inf:
             raise ValueError(f"learning_rate={self.learning_rate}: must be 0 or more")
 
     @abstractmethod
@@ -54,6 +55,11 @@ class Softmax(Gate):
     scale: Literal["heads", "one"] = "heads"
     init: Literal["zeros", "rand"] = "zeros"
     entropy_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.entropy_weight < math.inf:
+            raise ValueError(f"entropy_weight={self.entropy_weight}: must be 0 or more")
 
     def __call__(self, num_heads: int) -> SoftmaxGate:
         return SoftmaxGate(num_heads, self)

@@ -186,13 +186,15 @@ def accuracy_latency(tables: Tables) -> Plot | None:
     control = tables["latency"].set_index("scorer").loc["dense again"]
     floor = sorted([1 / control["speedup_q3"], 1 / control["speedup_q1"]])
     axes.axvspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0, label="dense against itself")
-    for i, name in enumerate(pruning["scorer"].unique()):
+    candidates = _candidates(tables["pruning"])
+    for name in pruning["scorer"].unique():
         curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
         time = 1 / curve["speedup"]
         errors = np.abs(np.stack([time - 1 / curve["speedup_q3"], 1 / curve["speedup_q1"] - time]))
-        style = _style(i)
-        if name in _controls(tables["pruning"]):
-            style |= {"color": CONTROL_COLOUR, "linestyle": "--"}
+        if name in candidates:
+            style = _style(candidates.index(name))
+        else:
+            style = {"color": CONTROL_COLOUR, "marker": "x", "linestyle": "--"}
             name = f"{name} (first draw)"
         axes.errorbar(
             time, curve["sequence_accuracy"], xerr=errors, label=name, capsize=2, markersize=5, elinewidth=1, **style
@@ -262,14 +264,14 @@ def compare_curves(tables: Tables) -> Plot | None:
     if "pruning" not in tables:
         return None
     pruning = tables["pruning"]
-    names = list(pruning["scorer"].unique())
+    names, labels = list(pruning["scorer"].unique()), list(pruning["label"].unique())
     columns = min(2, len(names))
     figure = Figure(figsize=(1 + 3.6 * columns, 0.6 + 2.9 * -(-len(names) // columns)))
     grid = figure.subplots(-(-len(names) // columns), columns, squeeze=False, sharex=True, sharey=True)
     for axes, name in zip(grid.flat, names, strict=False):
-        for i, (label, run) in enumerate(pruning[pruning["scorer"] == name].groupby("label", sort=False)):
+        for label, run in pruning[pruning["scorer"] == name].groupby("label", sort=False):
             means = run.groupby("fraction_removed")["sequence_accuracy"].agg(["min", "mean", "max"])
-            style = _style(i)
+            style = _style(labels.index(label))
             axes.plot(means.index, means["mean"], label=label, markersize=4, **style)
             if run["draw"].nunique() > 1:
                 axes.fill_between(
@@ -282,7 +284,8 @@ def compare_curves(tables: Tables) -> Plot | None:
             axes.set_xlabel("share of heads removed")
     for axes in list(grid.flat)[len(names) :]:
         axes.set_visible(False)
-    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    lines = {line.get_label(): line for axes in grid.flat for line in axes.get_lines()}
+    figure.legend([lines[label] for label in labels], labels, loc="outside upper center", ncols=4)
     caption = (
         "Exact match on the report split against the share of heads removed, by scorer and run;"
         " bands span the draws of a control."

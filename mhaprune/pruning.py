@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
-from torch import Tensor
 from tqdm import tqdm
 
 from mhaprune.data import Examples
-from mhaprune.heads import HeadMask
+from mhaprune.heads import Block, HeadMask
 from mhaprune.measure import accuracy_columns, logit_difference, measure
 from mhaprune.speed import CONTROL, DENSE, in_turn, ratios
 from mhaprune.subject import Subject
@@ -75,22 +74,21 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> tuple[pd.D
     return pd.DataFrame(rows), worst
 
 
-def smallest_bite(subject: Subject, scores: Sequence[Tensor], batch: Examples) -> float:
-    """How far closing the head that a score (N,) puts first moves a logit at most; of several scores the least.
+def smallest_bite(subject: Subject, batch: Examples) -> float:
+    """That the mask bites, block by block: how far closing its strongest head moves a logit; of all blocks the least.
 
-    Heads that scored zero or less are passed over. Raises `ProofFailed` where closing a head moves nothing: a model
-    that ignores its mask would look as if no head mattered.
+    Computed in float64, in which also a gate that training has nearly closed leaves a trace. Raises `ProofFailed` for a
+    block in which closing any head moves nothing: it would look as if none of them mattered.
     """
-    bites = {}
-    for scores_N in scores:
-        best = int(scores_N.argmax())
-        if scores_N[best] > 0:
-            head = subject.grid.heads[best]
-            gates_N = HeadMask(subject.grid).without(head).gates(batch.source.device)
-            bites[head] = logit_difference(subject, subject, batch, gates_N)
-            if bites[head] == 0:
-                raise ProofFailed(f"closing head {head}, which scored {float(scores_N[best]):.3g}, changes no logit")
-    return min(bites.values(), default=float("nan"))
+    precise, everything = subject.in_double(), HeadMask(subject.grid)
+    bites: dict[Block, float] = {}
+    for head in subject.grid:
+        bite = logit_difference(precise, precise, batch, everything.without(head).gates(batch.source.device))
+        bites[head.block] = max(bite, bites.get(head.block, 0.0))
+    for block, bite in bites.items():
+        if bite == 0:
+            raise ProofFailed(f"closing any head of block {block} changes no logit: its mask is ignored")
+    return min(bites.values())
 
 
 def time_removed(subject: Subject, plans: Sequence[Plan], batch: Examples, rounds: int) -> pd.DataFrame:

@@ -18,12 +18,13 @@ INITIAL_GATE = "gate before training"
 
 def answers(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """What was found, in sentences; of several runs one each, which starts with the run's label."""
+    lines = []
     for name, headline in (("summary", _pruning_headline), ("accuracy", _accuracy_headline)):
         if name in tables and "label" in tables[name]:
-            return [f"{label!s}: {headline(rows)}" for label, rows in tables[name].groupby("label", sort=False)]
-        if name in tables:
-            return [headline(tables[name]), *_pruning_details(tables)]
-    return []
+            lines += [f"{label!s}: {headline(rows)}" for label, rows in tables[name].groupby("label", sort=False)]
+        elif name in tables:
+            lines += [headline(tables[name]), *_pruning_details(tables)]
+    return lines
 
 
 def check_answers(checks: Mapping[str, float]) -> list[str]:
@@ -36,7 +37,7 @@ def check_answers(checks: Mapping[str, float]) -> list[str]:
         )
     if not math.isnan(checks.get("min_difference_open_closed", math.nan)):
         bite = checks["min_difference_open_closed"]
-        lines.append(f"The mask bites: closing a head that scored highest moves a logit by {bite:.2g} or more.")
+        lines.append(f"The mask bites: every block has a head whose closing moves a logit by {bite:.2g} or more.")
     if "greedy_decoding_disagreements" in checks:
         count = int(checks["greedy_decoding_disagreements"])
         lines.append(
@@ -66,7 +67,7 @@ def render(
 
 
 def _pruning_headline(summary: pd.DataFrame) -> str:
-    best = summary.sort_values(["heads_removed", "sequence_accuracy"], ascending=False, kind="stable").iloc[0]
+    best = summary.sort_values(["heads_removed", "choose_sequence_accuracy"], ascending=False, kind="stable").iloc[0]
     total, dense = int(best["heads_total"]), best["dense_sequence_accuracy"]
     if best["heads_removed"] == 0:
         return (
@@ -97,7 +98,7 @@ def _pruning_details(tables: Mapping[str, pd.DataFrame]) -> list[str]:
         lines.append(f"Agreement with ablation over the heads (Spearman): {', '.join(rhos)}.")
     for row in _records(tables.get("agreement", pd.DataFrame())):
         if row["other"] == INITIAL_GATE:
-            lines.append(f"The learned gates still follow what they started from: Spearman ρ = {row['spearman']:.2f}.")
+            lines.append(f"The learned gates against what they started from: Spearman ρ = {row['spearman']:.2f}.")
     return lines
 
 

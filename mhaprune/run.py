@@ -15,7 +15,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from mhaprune.cache import Cache, source_digest
+from mhaprune.cache import Cache, data_digest, source_digest
+from mhaprune.data import Examples
 from mhaprune.experiments.base import Experiment, Study
 from mhaprune.gates import Gate
 from mhaprune.heads import HeadGrid
@@ -57,8 +58,9 @@ class Run:
             raise ValueError(f"num_threads={self.num_threads}: must be 1 or more")
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}: must be 0 or more")
-        allowed = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-        if self.device.split(":")[0] not in allowed:
+        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        allowed = ["cpu", *(["cuda", *gpus] if gpus else [])]
+        if self.device not in allowed:
             raise ValueError(f"device={self.device}: not to be had on this machine, allowed is {' or '.join(allowed)}")
         for name, scorer in self.scorer.items():
             if scorer.needs_gates and self.gate is None:
@@ -80,6 +82,8 @@ class Run:
     def __call__(self, folder: RunFolder) -> list[str]:
         """Train or load, run the experiment, write tables, figures and report; gives the findings in sentences."""
         torch.set_num_threads(self.num_threads)
+        if self.device != "cpu":
+            torch.cuda.set_device(self.device if ":" in self.device else "cuda:0")
         folder.note(identity=self.identity)
         environment = self._environment()
         folder.write_json("environment.json", environment)
@@ -131,15 +135,16 @@ class Run:
                 "environment": self._environment(),
             }
 
-        content = Cache(self.cache).get("trained", self._recipe(), make)
+        content = Cache(self.cache).get("trained", self._recipe(splits.train), make)
         model.load_state_dict(content["model"])
         return model, pd.DataFrame(content["history"])
 
-    def _recipe(self) -> dict[str, Any]:
-        """All that decides what training ends in."""
+    def _recipe(self, train: Examples) -> dict[str, Any]:
+        """All that decides what training ends in: the settings, the code and the data."""
         names = [*(f"mhaprune.{name}" for name in TRAINED_BY), type(self.task).__module__]
         return {
             **{name: describe(getattr(self, name)) for name in ("task", "model", "gate", "training", "seed")},
+            "data": data_digest(train),
             "sources": [source_digest(name) for name in names],
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 
 import pandas as pd
@@ -21,11 +22,11 @@ def in_turn(calls: Mapping[str, Callable[[], object]], rounds: int, warmup: int 
     to round, so that none always follows the same neighbour. The clock is torch's own benchmark timer, which waits
     for an accelerator to finish.
     """
-    names = list(calls)
+    names, draw = list(calls), random.Random(0)
     rows: list[dict[str, float]] = []
     for turn in tqdm(range(-warmup, rounds), "timing", disable=None, leave=False):
         row = {}
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for name in draw.sample(names, len(names)):
             start = timer()
             calls[name]()
             row[name] = 1000 * (timer() - start)

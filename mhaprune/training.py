@@ -84,7 +84,7 @@ class Training:
             optimiser.load_state_dict(state["optimiser"])
             running.copy_(state["running"])
             rows, first = list(state["rows"]), int(state["step"])
-            _set_rng(state["rng"])
+            _set_rng(state["rng"], train.source.device)
         else:
             rows.append({"step": 0, "loss": math.nan, **self._held_out(model, valid)})
         batches = shuffled_batches(train, self.batch_size, order, skip=first)
@@ -107,7 +107,11 @@ class Training:
                 rows.append({"step": done, "loss": mean_loss, **self._held_out(model, valid)})
                 progress.set_postfix(loss=f"{mean_loss:.3f}", exact=f"{rows[-1]['valid_sequence_accuracy']:.3f}")
             if save is not None and done % self.checkpoint_every == 0 and done < self.steps:
-                state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "rng": _rng()}
+                state = {
+                    "model": model.state_dict(),
+                    "optimiser": optimiser.state_dict(),
+                    "rng": _rng(train.source.device),
+                }
                 save(state | {"running": running, "rows": rows, "step": done})
         model.eval()
         return pd.DataFrame(rows)
@@ -174,11 +178,12 @@ def shuffled_batches(examples: Examples, batch_size: int, order: torch.Generator
                 yield examples[index.to(examples.source.device)]
 
 
-def _rng() -> list[Tensor]:
-    """The state of the generators that dropout draws from: the processor's, then every accelerator's."""
-    return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+def _rng(device: torch.device) -> list[Tensor]:
+    """The state of the generators that dropout draws from: the processor's and, where it trains, the accelerator's."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
-def _set_rng(states: list[Tensor]) -> None:
+def _set_rng(states: list[Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0])
-    torch.cuda.set_rng_state_all(states[1:])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)

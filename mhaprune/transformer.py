@@ -43,12 +43,11 @@ class Transformer:
     max_length: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "num_heads", "dim_feedforward", "max_length"):
+        for name in ("d_model", "num_heads", "num_decoder_layers", "dim_feedforward", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
-        for name in ("num_encoder_layers", "num_decoder_layers"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more")
+        if self.num_encoder_layers < 0:
+            raise ValueError(f"num_encoder_layers={self.num_encoder_layers}: must be 0 or more")
         if self.d_model % 2:
             raise ValueError(f"d_model={self.d_model}: must be even, sines and cosines share it")
         if self.d_model % self.num_heads:

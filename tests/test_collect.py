@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,28 @@ def test_equal_runs_are_told_apart_by_their_folders(tmp_path: Path) -> None:
         make_run(tmp_path / name, num_heads=2)
     collect([tmp_path / "monday", tmp_path / "tuesday"], tmp_path / "out")
     assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["label"]) == ["monday", "tuesday"]
+    for name in ("a", "b"):
+        make_run(tmp_path / name / "0", num_heads=2)
+    collect([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["label"]) == ["a/0", "b/0"]
+
+
+def test_runs_are_told_apart_by_whatever_the_command_line_set(tmp_path: Path) -> None:
+    for decay in ("0.01", "1.0"):
+        make_run(tmp_path / decay, num_heads=2)
+        status = read_status(tmp_path / decay)
+        status["overrides"] = [f"training.weight_decay={decay}", "model.num_heads=2", "cache=/somewhere", "seed=0"]
+        (tmp_path / decay / "status.json").write_text(json.dumps(status))
+    collect([tmp_path], tmp_path / "out")
+    labels = list(pd.read_csv(tmp_path / "out" / "runs.csv")["label"])
+    assert labels == ["training.weight_decay=0.01", "training.weight_decay=1.0"]
+
+
+def test_a_run_is_not_overwritten_by_what_is_collected_from_it(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", num_heads=2)
+    with pytest.raises(ValueError, match="out=.*: is the folder of a run, name one of its own"):
+        collect([tmp_path / "a"], tmp_path / "a")
+    assert (tmp_path / "a" / "pruning.csv").exists()
 
 
 def test_only_failed_runs_still_give_a_report(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ def pruning(tmp_path: Path, *overrides: str) -> pd.DataFrame:
 def test_a_quarter_of_the_heads_goes_by_ablation_but_not_by_chance(tmp_path: Path, task: str, seed: int) -> None:
     table = pruning(tmp_path, f"task={task}", f"seed={seed}", "scorer=[ablation,random]")
     assert (table.loc[table["heads_removed"] == 0, "sequence_accuracy"] >= 0.99).all()
-    if task == "sort":
-        means = table[table["fraction_removed"] == 0.25].groupby("scorer")["sequence_accuracy"].mean()
-        assert means["ablation"] >= means["random"] + 0.3
+    means = table[table["fraction_removed"] == 0.25].groupby("scorer")["sequence_accuracy"].mean()
+    assert means["ablation"] >= 0.98
+    assert means["ablation"] >= means["random"] + (0.2 if task == "copy" else 0.3)
 
 
 @pytest.mark.slow

@@ -33,5 +33,6 @@ def test_entropy_pressure_pulls_heads_apart() -> None:
 
 
 def test_a_negative_rate_is_refused() -> None:
-    with pytest.raises(ValueError, match="learning_rate=-1: must be 0 or more"):
-        Softmax(learning_rate=-1)
+    for settings in ({"learning_rate": -1}, {"learning_rate": math.nan}, {"entropy_weight": -1}):
+        with pytest.raises(ValueError, match=f"{next(iter(settings))}=.*: must be 0 or more"):
+            Softmax(**settings)

@@ -200,4 +200,4 @@ def test_gates_drawn_at_random_are_compared_with_their_draw(tmp_path: Path) -> N
     row = tables["agreement"].iloc[-1]
     assert row["other"] == "gate before training"
     assert row["spearman"] == pytest.approx(1.0)
-    assert "still follow what they started from" in (tmp_path / "run" / "report.html").read_text()
+    assert "against what they started from" in (tmp_path / "run" / "report.html").read_text()

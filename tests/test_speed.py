@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from itertools import pairwise
 
 import pandas as pd
 import pytest
@@ -8,13 +10,15 @@ import pytest
 from mhaprune.speed import in_turn, ratios
 
 
-def test_calls_are_made_in_turn_and_the_order_turns() -> None:
+def test_a_round_makes_every_call_once_and_none_always_follows_the_same() -> None:
     made: list[str] = []
-    times = in_turn({name: (lambda n=name: made.append(n)) for name in "abc"}, rounds=3, warmup=1)
-    assert len(times) == 3
-    assert list(times) == ["a", "b", "c"]
-    rounds = ["".join(made[i : i + 3]) for i in range(0, 12, 3)]
-    assert rounds == ["cab", "abc", "bca", "cab"]
+    times = in_turn({name: (lambda n=name: made.append(n)) for name in "abcdef"}, rounds=30, warmup=2)
+    assert len(times) == 30
+    assert list(times) == list("abcdef")
+    rounds = [made[i : i + 6] for i in range(0, 6 * 32, 6)]
+    assert all(sorted(one) == list("abcdef") for one in rounds)
+    after_a = Counter(second for first, second in pairwise(made) if first == "a")
+    assert max(after_a.values()) < 12
 
 
 def test_milliseconds_are_milliseconds() -> None:

@@ -69,6 +69,8 @@ def _clone(value: Any) -> Any:
 def test_a_step_is_clipped_adamw_on_the_mean_loss_per_token(task: Sort, splits: Splits) -> None:
     """Against the same step written with nothing but autograd and torch's plain AdamW."""
     ours, twin = fresh(task, dropout=0.0), fresh(task, dropout=0.0)
+    for gate in (*head_gates(ours), *head_gates(twin)):
+        gate.get_parameter("logits").data[0] = 2.0  # away from zero, where weight decay would not show
     batch = splits.train[:9]
     recipe = Training(learning_rate=0.01, weight_decay=0.3)
     loss = training_step(ours, batch, recipe.optimiser(ours, GATE), label_smoothing=0.1, clip_norm=0.5)

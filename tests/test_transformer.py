@@ -147,10 +147,9 @@ def test_a_model_without_gates_has_no_gate_parameters() -> None:
     assert gated.count_parameters() - plain.count_parameters() == len(gated.grid)
 
 
-def test_a_model_without_decoder_layers_or_encoder_layers_runs(batch: Examples) -> None:
-    for encoder, decoder in ((0, 1), (1, 0)):
-        config = Transformer(d_model=8, num_heads=2, num_encoder_layers=encoder, num_decoder_layers=decoder)
-        assert config(11).logits(batch).shape == (*batch.target.shape, 11)
+def test_a_model_without_encoder_layers_runs(batch: Examples) -> None:
+    config = Transformer(d_model=8, num_heads=2, num_encoder_layers=0, num_decoder_layers=1)
+    assert config(11).logits(batch).shape == (*batch.target.shape, 11)
 
 
 def test_sinusoids_follow_the_paper() -> None:
@@ -172,6 +171,7 @@ def test_a_sequence_that_is_too_long_is_refused() -> None:
         ({"d_model": 7, "num_heads": 1}, "d_model=7: must be even"),
         ({"d_model": 0}, "d_model=0: must be 1 or more"),
         ({"num_encoder_layers": -1}, "num_encoder_layers=-1: must be 0 or more"),
+        ({"num_decoder_layers": 0}, "num_decoder_layers=0: must be 1 or more"),
         ({"dropout": 1.0}, "dropout=1.0: must be at least 0 and below 1"),
     ],
 )

@@ -65,7 +65,6 @@ class Ablate(Experiment):
         pruning = pruning.merge(latency, how="left", on=[name for name in latency if name in pruning])
         heads = heads_table(subject, scored)
         agreement = pd.concat([agreement_table(heads), initial_gates(study.history)], ignore_index=True)
-        first_draws = [scores.values[0] for scores, _ in scored.values()]
         return Findings(
             {
                 "summary": summary_table(pruning, agreement, self.tolerance),
@@ -77,7 +76,7 @@ class Ablate(Experiment):
             },
             {
                 "max_difference_masked_removed": difference,
-                "min_difference_open_closed": smallest_bite(subject, first_draws, report[:PROOF_BATCH]),
+                "min_difference_open_closed": smallest_bite(subject, report[:PROOF_BATCH]),
                 "greedy_decoding_disagreements": greedy_disagreements(subject, report),
             },
         )
@@ -118,6 +117,7 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
                 "tolerance": tolerance,
                 "heads_total": best["heads_total"],
                 "heads_removed": best["heads_removed"],
+                "choose_sequence_accuracy": best["choose_sequence_accuracy"],
                 "dense_sequence_accuracy": dense["sequence_accuracy"],
                 **{f"sequence_accuracy{end}": best[f"sequence_accuracy{end}"] for end in ("", "_low", "_high")},
                 **{f"speedup{end}": best[f"speedup{end}"] for end in ("", "_q1", "_q3")},

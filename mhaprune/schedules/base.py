@@ -5,6 +5,7 @@ Dimensions: N = all heads of the subject.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Schedule(ABC):
 def check_budgets(budgets: Sequence[int | float]) -> None:
     """Raise ValueError unless every budget is a fraction from 0.0 to 1.0 or a whole number of heads."""
     for budget in budgets:
-        if budget < 0 or (isinstance(budget, float) and budget > 1):
+        if not 0 <= budget <= (1 if isinstance(budget, float) else math.inf):
             raise ValueError(f"budgets={budget}: a fraction must be from 0.0 to 1.0, a number of heads 0 or more")
 
 
