@@ -138,3 +138,14 @@ def test_runs_are_compared() -> None:
 def test_figures_and_reports_need_no_torch(tmp_path: Path) -> None:
     code = "import sys; sys.modules['torch'] = None; import mhaprune.plots, mhaprune.report, mhaprune.collect"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+def test_a_run_keeps_its_colour_and_its_place_in_the_legend_in_every_panel() -> None:
+    """Also where the first panel's scorer was not run everywhere."""
+    tables = dict(comparison_tables())
+    pruning = tables["pruning"]
+    tables["pruning"] = pruning[~((pruning["label"] == "num_heads=2") & (pruning["scorer"] == "gate"))]
+    figure = next(plot for plot in draw_comparison(tables) if plot.name == "comparison").figure
+    colours = {(line.get_label(), line.get_color()) for axes in figure.axes for line in axes.get_lines()}
+    assert len(colours) == 2
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"num_heads=2", "num_heads=4"}
