@@ -1,33 +1,33 @@
-"""How sure we are: intervals and rank agreement.
+"""How sure we are: intervals, rank agreement of two scorers, and curves in one number.
 
-Dimensions: E = examples.
+Dimensions: E = examples, N = heads, R = resamples, S = seeds, P = points of a curve.
+
+All sums are einsum, not `@`: the threads of NumPy's BLAS do not know about num_threads.
 """
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from statistics import NormalDist
 
 import numpy as np
-import pandas as pd
+from numpy.typing import ArrayLike
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
 
 
 def bootstrap_interval(values_E: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """Percentile interval of the mean over examples (Efron 1979). One seed resamples alike, so intervals are paired."""
-    # Not `@`: the threads of NumPy's BLAS do not know about num_threads.
-    means = np.einsum("re,e->r", _resampling_weights(len(values_E), seed), values_E)
-    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)
+    """Percentile interval of the mean over examples (Efron 1979). One seed resamples alike, so intervals are paired.
 
-
-@lru_cache(maxsize=4)
-def _resampling_weights(n: int, seed: int) -> np.ndarray:
-    """(RESAMPLES, n): the share of each example in each resample, rows summing to 1."""
-    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
+    Raises ValueError for fewer than two values, whose interval would have no width.
+    """
+    n = len(values_E)
+    if n < 2:
+        raise ValueError(f"bootstrap interval over {n} value{'s' * (n != 1)}: at least 2 are needed")
+    return _percentiles(np.einsum("re,e->r", _resamples(n, seed), values_E) / n)
 
 
 def wilson_interval(values_E: np.ndarray) -> tuple[float, float]:
@@ -39,7 +39,183 @@ def wilson_interval(values_E: np.ndarray) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def spearman(first: pd.Series, second: pd.Series) -> float:
-    """Rank correlation of two columns in the same order; NaN where one of them is constant."""
-    frame = pd.DataFrame({"first": first.to_numpy(), "second": second.to_numpy()})
-    return float(frame.corr(method="spearman").loc["first", "second"])
+def student_interval(values_S: ArrayLike) -> tuple[float, float]:
+    """Interval of the mean over a few seeds (Student 1908), for which the bootstrap is too narrow; NaN for one seed."""
+    values_S = np.asarray(values_S, dtype=float)
+    n = len(values_S)
+    if n < 2:
+        return math.nan, math.nan
+    mean, stderr = float(values_S.mean()), float(values_S.std(ddof=1)) / math.sqrt(n)
+    half = _student_quantile(n - 1) * stderr
+    return mean - half, mean + half
+
+
+def bernstein_bound(
+    variance: np.ndarray | float,
+    value_range: np.ndarray | float,
+    n: np.ndarray | float,
+    confidence: float = CONFIDENCE,
+) -> np.ndarray:
+    """How far the mean of n values may be from the truth, in their unit, elementwise, whatever their distribution.
+
+    The empirical Bernstein bound (Audibert, Munos, Szepesvári 2009, equation 1). `variance` is the mean squared
+    deviation of the n values (not over n - 1); `value_range` is the width of the range that no value can leave. It
+    holds for one n fixed beforehand: who looks at several shares 1 - confidence among them.
+    """
+    log = math.log(3 / (1 - confidence))
+    return np.sqrt(2 * variance * log / n) + 3 * value_range * log / n
+
+
+def prunable(mean_N: np.ndarray, stderr_N: np.ndarray, tolerance: float, confidence: float = CONFIDENCE) -> np.ndarray:
+    """(N,) boolean: heads without which the loss surely rises by less than `tolerance`, everything in nats.
+
+    Surely: the upper end of the one-sided normal interval of the mean rise is below it. No head is, where it is NaN.
+    """
+    return mean_N + NormalDist().inv_cdf(confidence) * stderr_N < tolerance
+
+
+def spearman(first_N: ArrayLike, second_N: ArrayLike) -> float:
+    """Correlation of the average ranks (Spearman 1904); NaN where one of the two is constant."""
+    return _of_heads(_spearman, first_N, second_N)
+
+
+def kendall(first_N: ArrayLike, second_N: ArrayLike) -> float:
+    """Tau-b (Kendall 1945): pairs ordered alike less pairs ordered unlike; NaN where one of the two is constant."""
+    return _of_heads(_kendall, first_N, second_N)
+
+
+def overlap(first_N: ArrayLike, second_N: ArrayLike, k: int) -> float:
+    """Share of the k lowest heads of the first that are among the k lowest of the second; NaN for k = 0.
+
+    Of equals the first in order goes first, as in one-shot pruning. Raises ValueError where there are no k heads.
+    """
+    return _of_heads(partial(_overlap, k), first_N, second_N)
+
+
+def spearman_interval(first_N: ArrayLike, second_N: ArrayLike, seed: int = 0) -> tuple[float, float]:
+    """Percentile bootstrap over heads, pairs kept together; resamples without a correlation are left out."""
+    return _over_heads(_spearman, first_N, second_N, seed)
+
+
+def kendall_interval(first_N: ArrayLike, second_N: ArrayLike, seed: int = 0) -> tuple[float, float]:
+    """As `spearman_interval`."""
+    return _over_heads(_kendall, first_N, second_N, seed)
+
+
+def overlap_interval(first_N: ArrayLike, second_N: ArrayLike, k: int, seed: int = 0) -> tuple[float, float]:
+    """As `spearman_interval`; a head that stands r times in a resample takes up to r of the k lowest places."""
+    return _over_heads(partial(_overlap, k), first_N, second_N, seed)
+
+
+def area(removed_P: ArrayLike, accuracy_P: ArrayLike) -> float:
+    """Mean accuracy under its curve over the heads removed, by the trapezoid rule; raises as `area_weights`."""
+    return float(np.einsum("p,p->", area_weights(removed_P), np.asarray(accuracy_P, dtype=float)))
+
+
+def area_weights(removed_P: ArrayLike) -> np.ndarray:
+    """(P,): what each point of a curve counts in its area, in all 1; so an area is a value of every single example.
+
+    Raises ValueError unless the points are two or more and ascend.
+    """
+    widths = np.diff(np.asarray(removed_P, dtype=float))
+    if len(widths) == 0 or not (widths > 0).all():
+        raise ValueError(f"removed={np.asarray(removed_P).tolist()}: must be two or more points, ascending")
+    return (np.pad(widths, (1, 0)) + np.pad(widths, (0, 1))) / (2 * widths.sum())
+
+
+Agreement = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""(N,), (N,) and how often each head stands in each resample, (R, N), to the statistic of each, (R,)."""
+
+
+def _of_heads(agreement: Agreement, first_N: ArrayLike, second_N: ArrayLike) -> float:
+    first_N, second_N = np.asarray(first_N, dtype=float), np.asarray(second_N, dtype=float)
+    return float(agreement(first_N, second_N, np.ones((1, len(first_N))))[0])
+
+
+def _over_heads(agreement: Agreement, first_N: ArrayLike, second_N: ArrayLike, seed: int) -> tuple[float, float]:
+    first_N, second_N = np.asarray(first_N, dtype=float), np.asarray(second_N, dtype=float)
+    values_R = agreement(first_N, second_N, _resamples(len(first_N), seed))
+    return _percentiles(values_R[~np.isnan(values_R)])
+
+
+def _spearman(first_N: np.ndarray, second_N: np.ndarray, counts_RN: np.ndarray) -> np.ndarray:
+    def product(first_RN: np.ndarray, second_RN: np.ndarray) -> np.ndarray:
+        return np.einsum("rn,rn,rn->r", counts_RN, first_RN, second_RN)
+
+    # Heads below less heads above: twice the average rank, centred.
+    ranks_RN = [np.einsum("rj,ij->ri", counts_RN, _signs(values_N)) for values_N in (first_N, second_N)]
+    return _correlation(product, *ranks_RN)
+
+
+def _kendall(first_N: np.ndarray, second_N: np.ndarray, counts_RN: np.ndarray) -> np.ndarray:
+    def product(first_NN: np.ndarray, second_NN: np.ndarray) -> np.ndarray:
+        return np.einsum("ri,ri->r", counts_RN, np.einsum("rj,ij->ri", counts_RN, first_NN * second_NN))
+
+    return _correlation(product, _signs(first_N), _signs(second_N))
+
+
+def _correlation(
+    product: Callable[[np.ndarray, np.ndarray], np.ndarray], first: np.ndarray, second: np.ndarray
+) -> np.ndarray:
+    """(R,): the cosine under a product; of ranks it is Spearman's, of the order of pairs Kendall's (Daniels 1944)."""
+    return _ratio(product(first, second), np.sqrt(product(first, first) * product(second, second)))
+
+
+def _overlap(k: int, first_N: np.ndarray, second_N: np.ndarray, counts_RN: np.ndarray) -> np.ndarray:
+    if not 0 <= k <= len(first_N):
+        raise ValueError(f"overlap k={k}: must be from 0 to {len(first_N)}")
+    first_RN, second_RN = (_places(values_N, counts_RN, k) for values_N in (first_N, second_N))
+    return _ratio(np.minimum(first_RN, second_RN).sum(axis=1), first_RN.sum(axis=1))
+
+
+def _signs(values_N: np.ndarray) -> np.ndarray:
+    """(N, N): 1 where the row's head is above the column's, -1 where below, 0 where they are equal."""
+    return np.sign(values_N[:, None] - values_N)
+
+
+def _places(values_N: np.ndarray, counts_RN: np.ndarray, k: int) -> np.ndarray:
+    """(R, N): how many of the k lowest places of a resample each head takes."""
+    order_N = np.argsort(values_N, kind="stable")
+    wanted_RN = counts_RN[:, order_N]
+    free_RN = k - (wanted_RN.cumsum(axis=1) - wanted_RN)
+    return np.clip(free_RN, 0, wanted_RN)[:, np.argsort(order_N)]
+
+
+def _ratio(part_R: np.ndarray, whole_R: np.ndarray) -> np.ndarray:
+    """NaN where the whole is 0."""
+    return np.divide(part_R, whole_R, out=np.full(len(part_R), math.nan), where=whole_R > 0)
+
+
+@lru_cache(maxsize=4)
+def _resamples(n: int, seed: int) -> np.ndarray:
+    """(RESAMPLES, n): how often each of n stands in each resample of n."""
+    if n == 0:
+        return np.zeros((RESAMPLES, 0))
+    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(float)
+
+
+def _percentiles(values_R: np.ndarray) -> tuple[float, float]:
+    if len(values_R) == 0:
+        return math.nan, math.nan
+    low, high = np.quantile(values_R, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
+
+
+@lru_cache
+def _student_quantile(degrees: int) -> float:
+    """The t within ± which Student's distribution has CONFIDENCE of its mass; by bisection."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_mass(middle, degrees) < CONFIDENCE else (low, middle)
+    return math.sqrt(degrees) * math.tan(low)
+
+
+def _student_mass(angle: float, degrees: int) -> float:
+    """Mass of Student's distribution within ± √degrees · tan(angle) (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
+    odd = degrees % 2
+    series, term = 0.0, math.cos(angle) if odd else 1.0
+    for power in range(odd, degrees, 2):
+        series += term
+        term *= math.cos(angle) ** 2 * (power + 1) / (power + 2)
+    return 2 / math.pi * (angle + math.sin(angle) * series) if odd else math.sin(angle) * series
