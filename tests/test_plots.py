@@ -5,11 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
-from mhaprune.plots import Plot, Tables, draw, draw_comparison
+from mhaprune.figures import draw
+from mhaprune.plots import STYLE, Plot, label_points
 
 
 def pruning_table(seed: int = 0) -> pd.DataFrame:
@@ -108,45 +113,37 @@ def test_a_single_scorer_and_a_model_without_gates_draw() -> None:
     assert [plot.name for plot in draw(tables)] == ["accuracy", "heads", "latency", "training"]
 
 
-def comparison_tables() -> Tables:
-    labels = ("num_heads=2", "num_heads=4")
-    pruning = pd.concat([pruning_table(i).assign(label=label) for i, label in enumerate(labels)])
-    summary = pd.DataFrame(
-        {
-            "label": label,
-            "scorer": scorer,
-            "tolerance": 0.01,
-            "heads_total": 4,
-            "heads_removed": 2,
-            "speedup": 1.3,
-            "spearman_with_ablation": rho,
-        }
-        for label in labels
-        for scorer, rho in (("gate", 0.5), ("ablation", float("nan")))
-    )
-    return {"pruning": pruning, "summary": summary}
-
-
-def test_runs_are_compared() -> None:
-    plots = {plot.name: plot for plot in draw_comparison(comparison_tables())}
-    assert list(plots) == ["comparison", "runs"]
-    for plot in plots.values():
-        assert "num_heads=2" in text_of(plot)
-        assert "num_heads=4" in text_of(plot)
-
-
 def test_figures_and_reports_need_no_torch(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['torch'] = None; import mhaprune.plots, mhaprune.report, mhaprune.collect"
+    code = "import sys; sys.modules['torch'] = None; import mhaprune.figures, mhaprune.report, mhaprune.collect"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_run_keeps_its_colour_and_its_place_in_the_legend_in_every_panel() -> None:
-    """Also where the first panel's scorer was not run everywhere."""
-    tables = dict(comparison_tables())
-    pruning = tables["pruning"]
-    tables["pruning"] = pruning[~((pruning["label"] == "num_heads=2") & (pruning["scorer"] == "gate"))]
-    figure = next(plot for plot in draw_comparison(tables) if plot.name == "comparison").figure
-    colours = {(line.get_label(), line.get_color()) for axes in figure.axes for line in axes.get_lines()}
-    assert len(colours) == 2
-    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"num_heads=2", "num_heads=4"}
+def named(points: np.ndarray, size: tuple[float, float]) -> tuple[list[Bbox], np.ndarray]:
+    """Where the names of points of the unit square stand in a figure of that size, and the points, in pixels."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=size)
+        axes = figure.add_subplot(xlim=(0, 1), ylim=(-0.2, 1))
+        names = [f"scorer_{i}" for i in range(len(points))]
+        label_points(axes, names, points[:, 0], points[:, 1], np.full((2, len(points)), 0.05))
+        figure.draw_without_rendering()
+        return [Text.get_window_extent(text) for text in axes.texts], axes.transData.transform(points)
+
+
+@pytest.mark.parametrize("seed", [3, 7, 15, 18, 19, 23])
+def test_a_name_stands_nearest_to_its_own_point_and_no_line_to_a_point_runs_through_another_name(seed: int) -> None:
+    """In heaps that leave the room for it."""
+    draw = np.random.default_rng(seed)
+    heaps = np.repeat(draw.uniform(0.2, 0.8, (4, 2)), 3, axis=0) + draw.normal(0, 0.05, (12, 2))
+    boxes, points = named(heaps, (6, 4.5))
+    for i, box in enumerate(boxes):
+        gaps = np.linalg.norm(np.maximum(np.maximum(box.min - points, points - box.max), 0), axis=1)
+        assert gaps[i] <= gaps.min() + 4
+        line = np.linspace(points[i], (box.min + box.max) / 2, 100)
+        assert not any(other.contains(*place) for other in boxes[:i] + boxes[i + 1 :] for place in line)
+
+
+def test_no_name_covers_a_point_even_where_it_is_crowded() -> None:
+    for seed in range(2):
+        boxes, points = named(np.random.default_rng(seed).uniform(0.02, 0.98, (24, 2)), (4, 3))
+        assert not any(box.padded(3).contains(*point) for box in boxes for point in points)

@@ -1,0 +1,49 @@
+"""What is drawn of which tables, in the order of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import matplotlib
+
+from mhaprune.method_plots import agreement_matrix, method_curves, quality_cost, regret_map
+from mhaprune.plots import STYLE, Plot, Tables
+from mhaprune.run_plots import accuracy_curves, accuracy_latency, agreement, head_scores, training_curve
+from mhaprune.sweep_plots import compare_curves, compare_methods, compare_runs
+
+Figures = tuple[Callable[[Tables], Plot | None], ...]
+
+RUN: Figures = (
+    accuracy_curves,
+    head_scores,
+    agreement,
+    accuracy_latency,
+    training_curve,
+)
+METHODS: Figures = (
+    method_curves,
+    regret_map,
+    quality_cost,
+    agreement_matrix,
+    head_scores,
+    training_curve,
+)
+SWEEP: Figures = (compare_methods, compare_curves, compare_runs)
+
+
+def draw(tables: Tables) -> Iterator[Plot]:
+    """Every figure that these tables of one run can fill."""
+    yield from _draw(tables, METHODS if "methods" in tables else RUN)
+
+
+def draw_comparison(tables: Tables) -> Iterator[Plot]:
+    """Every figure that compares the runs in these tables; runs are told apart by the column `label`."""
+    yield from _draw(tables, SWEEP)
+
+
+def _draw(tables: Tables, figures: Figures) -> Iterator[Plot]:
+    for figure in figures:
+        with matplotlib.rc_context(STYLE):
+            drawn = figure(tables)
+        if drawn is not None:
+            yield drawn

@@ -1,0 +1,241 @@
+"""The figures that compare many scorers in one run: how good is each, at what cost, and do they agree?"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mhaprune.plots import (
+    CONTROL,
+    CONTROL_COLOUR,
+    Plot,
+    Tables,
+    ceiling,
+    columns_of,
+    draw_band,
+    errors,
+    label_points,
+    line_style,
+    number,
+    panels,
+    power_of_ten,
+    write_cells,
+)
+
+MOST_LINES = 6
+"""More curves in one panel cannot be told apart."""
+REGRET = "regret_sequence_accuracy"
+
+
+def method_curves(tables: Tables) -> Plot | None:
+    """Exact match against heads removed: a panel per family of scorers, each with the best subset and the control."""
+    if "pruning" not in tables:
+        return None
+    pruning, groups = tables["pruning"], _panels_of(tables["methods"])
+    oracle = tables.get("oracle", pd.DataFrame(columns=["objective", "heads_removed"]))
+    oracle = oracle[oracle["objective"] == "sequence_accuracy"].sort_values("heads_removed")
+    budgets, columns = sorted(pruning["heads_removed"].unique()), columns_of(len(groups), 2)
+    figure = Figure(figsize=(7, 4.4) if len(groups) == 1 else (8.4, 0.5 + 3.2 * -(-len(groups) // columns)))
+    label = f"heads removed, of {int(pruning['heads_total'].max())}"
+    grid = panels(figure, len(groups), columns, label, "exact match", sharex=True, sharey=True)
+    for axes, (title, names) in zip(grid, groups.items(), strict=True):
+        for _, curves in pruning[pruning["family"] == CONTROL].groupby("scorer", sort=False):
+            draw_band(axes, curves)
+        if len(oracle):
+            best: Any = {"color": "black", "linewidth": 2, "label": best_subset(oracle)}
+            axes.plot(oracle["heads_removed"], oracle["sequence_accuracy"], **best)
+        limits = [line.get_label() for line in axes.get_lines()]
+        lines = []
+        for i, name in enumerate(names):
+            curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
+            style: Any = {"elinewidth": 0.8, "linewidth": 1.2, "markersize": 4, **line_style(i)}
+            bars = errors(curve, "sequence_accuracy")
+            lines.append(axes.errorbar(curve["heads_removed"], curve["sequence_accuracy"], bars, label=name, **style))
+        axes.set(ylim=(-0.03, 1.03))
+        if len(budgets) <= 10:
+            axes.set_xticks(budgets)
+        # above the curves, which leave no corner free for certain
+        place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "alignment": "left", "borderaxespad": 0.2}
+        axes.legend(handles=lines, title=title, ncols=2, columnspacing=1, fontsize=9, **place)
+    shared = [line for line in grid[0].get_lines() if line.get_label() in limits]
+    if shared:
+        figure.legend(handles=shared, loc="outside upper center", ncols=2)
+    caption = (
+        "Exact match on the report split after the lowest-scored heads were removed, to be seen between the best"
+        " choice of heads (black) and random ones (grey: mean and range). Bars are 95 % intervals over examples."
+    )
+    return Plot("accuracy", caption, figure)
+
+
+def regret_map(tables: Tables) -> Plot | None:
+    """What each scorer's choice loses to the best subset, budget by budget and on average, the best scorer on top."""
+    if "pruning" not in tables or REGRET not in tables["pruning"]:
+        return None
+    methods = tables["methods"].sort_values(REGRET, kind="stable")
+    regrets = tables["pruning"].pivot_table(index="scorer", columns="heads_removed", values=REGRET, dropna=False)
+    total = int(tables["pruning"]["heads_total"].max())
+    regrets = 100 * regrets.reindex(methods["scorer"])[[n for n in regrets if 0 < n < total]]
+    if regrets.empty:
+        return None
+    rows, width = len(regrets), max(0.48 * regrets.shape[1], 2.4)
+    figure = Figure(figsize=(1.8 + width + 2.6, 1.2 + 0.31 * rows))
+    left, right = figure.subplots(1, 2, width_ratios=[width, 2.4])
+    values = regrets.to_numpy(float)
+    judged = values[(methods["family"] != CONTROL).to_numpy()]  # the control would take all the contrast
+    worst = np.nanmax(judged, initial=1.0)
+    image = left.imshow(values, cmap="cividis_r", aspect="auto", vmin=0, vmax=worst)
+    write_cells(left, image, partial(number, decimals=0), 9.5)
+    left.grid(visible=False)
+    left.set(xticks=range(regrets.shape[1]), xticklabels=regrets.columns, xlabel=f"heads removed, of {total}")
+    left.set(yticks=range(rows), yticklabels=regrets.index)
+    left.set_title("regret in exact match (points)", fontsize=10)
+    end = ceiling(100 * methods[f"{REGRET}_high"], methods["family"])
+    means, bars = 100 * methods[REGRET], 100 * errors(methods, REGRET)
+    for row, (mean, family) in enumerate(zip(means, methods["family"], strict=True)):
+        style: Any = {"color": CONTROL_COLOUR if family == CONTROL else "black", "markersize": 4, "elinewidth": 1}
+        right.errorbar(mean, row, xerr=bars[:, [row]], marker="o", **style)
+        if mean > end:
+            right.set_xlim(right=end)
+            right.annotate("→", (end, row), ha="right", va="center", color=CONTROL_COLOUR)
+    right.axvline(0, color="black", linewidth=0.8)
+    right.set(xlabel="percentage points", ylim=left.get_ylim(), yticks=range(rows))
+    right.yaxis.tick_right()
+    right.set_yticklabels([number(mean, 1) for mean in means])
+    right.tick_params(axis="y", length=0)
+    right.set_title("mean, 95 % interval", fontsize=10)
+    caption = (
+        "Exact match that each scorer's choice loses to the best subset of the same size, in percentage points; darker"
+        " is worse, up to the worst scorer but the control. The best is on top; at the right the mean over the budgets"
+        " with its 95 % interval, an arrow where a control lies far outside."
+    )
+    return Plot("regret", caption, figure)
+
+
+def quality_cost(tables: Tables) -> Plot | None:
+    """Mean regret against what a scorer costs, every point with its name; down and left is better."""
+    methods = tables["methods"].dropna(subset=[REGRET])
+    if methods.empty:
+        return None
+    cost = (methods["forward_passes"] + 2 * methods["backward_passes"]).to_numpy(float)
+    figure = Figure(figsize=(8, 5.8))
+    axes = figure.add_subplot()
+    x = _scale_costs(axes, cost)
+    y, bars = 100 * methods[REGRET].to_numpy(), 100 * errors(methods, REGRET)
+    top = ceiling(100 * methods[f"{REGRET}_high"], methods["family"])
+    above = y > top
+    names = [
+        f"{name} (↑ {number(at, 1)})" if up else name for name, at, up in zip(methods["scorer"], y, above, strict=True)
+    ]
+    y, bars = np.where(above, top, y), np.where(above, 0.0, bars)
+    axes.axhline(0, color="black", linewidth=1.2, label=best_subset(tables.get("oracle", pd.DataFrame())))
+    families = list(methods["family"].unique())
+    known = [family for family in families if family != CONTROL]
+    for family in families:
+        mine = (methods["family"] == family).to_numpy()
+        style = line_style(known.index(family)) if family in known else {"color": CONTROL_COLOUR, "marker": "x"}
+        style |= {"linestyle": "none", "markersize": 6, "elinewidth": 0.8}
+        axes.errorbar(x[mine], y[mine], bars[:, mine], label=family, **style)
+    axes.set_xlabel("cost in forward passes (a backward counts two)")
+    axes.set_ylabel("mean regret in exact match (percentage points)")
+    axes.margins(y=0.08)
+    figure.legend(loc="outside upper center", ncols=5, fontsize=9, columnspacing=1.2, handletextpad=0.4)
+    label_points(axes, names, x, y, bars)
+    caption = (
+        "What a scorer's choice loses to the best subset, on average over the budgets, against what the scores cost"
+        " in passes over the score split; down and left is better. Bars are 95 % intervals, and an arrow says where a"
+        " control would lie that is far above."
+    )
+    return Plot("cost", caption, figure)
+
+
+def _scale_costs(axes: Axes, cost: np.ndarray) -> np.ndarray:
+    """Make the x axis logarithmic, with a strip at its left for what costs nothing; gives where each cost stands."""
+    priced = np.log10(cost[cost > 0]) if (cost > 0).any() else np.zeros(1)
+    middle, span = (priced.min() + priced.max()) / 2, max(np.ptp(priced), 1.0)
+    left, nothing, edge, right = middle + span * np.array([-0.88, -0.79, -0.66, 0.68])
+    left = left if (cost == 0).any() else edge
+    exponents = np.arange(np.floor(edge), np.ceil(right))
+    digits = (1,) if span > 2 else (1, 2, 5)
+    major = {digit * 10**exponent: _passes(digit, int(exponent)) for exponent in exponents for digit in digits}
+    minor = {digit * 10**exponent: "" for exponent in exponents for digit in range(2, 10)}
+    axes.set_xscale("log")
+    for ticks in (major, minor):
+        seen = {tick: label for tick, label in ticks.items() if 10**edge < tick < 10**right}
+        if ticks is major and (cost == 0).any():
+            seen[10**nothing] = "0"
+            axes.axvspan(10**left, 10**edge, color="black", alpha=0.05, linewidth=0)
+        axes.set_xticks(list(seen), list(seen.values()), minor=ticks is minor)
+    axes.set_xlim(10**left, 10**right)
+    return np.where(cost > 0, cost, 10**nothing)
+
+
+def _passes(digit: int, exponent: int) -> str:
+    if -2 <= exponent <= 4:
+        return f"{digit * 10**exponent:,g}"
+    return (f"{digit} × " if digit > 1 else "") + power_of_ten(exponent)
+
+
+def agreement_matrix(tables: Tables) -> Plot | None:
+    """Spearman's rank correlation of every two scorers over the heads, scorers of one family side by side."""
+    pairs = tables.get("agreement", pd.DataFrame())
+    if pairs.empty:
+        return None
+    families = tables["methods"].set_index("scorer")["family"]
+    known = [name for name in families.index if name in {*pairs["scorer"], *pairs["other"]}]
+    names = [name for family in families.unique() for name in known if families[name] == family]
+    values = np.eye(len(names))
+    values[values == 0] = np.nan
+    for scorer, other, rho in pairs[["scorer", "other", "spearman"]].itertuples(index=False):
+        if scorer in names and other in names:
+            i, j = names.index(scorer), names.index(other)
+            values[i, j] = values[j, i] = rho
+    size = 0.36 * len(names)
+    figure = Figure(figsize=(2.6 + max(size, 1.6), 1.9 + max(size, 1.2)))
+    axes = figure.add_subplot()
+    # cividis runs from blue over grey to yellow: what is near 0 has no colour, and in grey print more is lighter
+    image = axes.imshow(values, cmap="cividis", vmin=-1, vmax=1, aspect="auto")
+    write_cells(axes, image, lambda rho: number(rho, 2).replace("0.", "."), 9)
+    axes.set(xticks=range(len(names)), yticks=range(len(names)), yticklabels=names)
+    axes.set_xticklabels(names, rotation=90)
+    axes.grid(visible=False)
+    for i in range(1, len(names)):
+        if families[names[i]] != families[names[i - 1]]:
+            axes.axhline(i - 0.5, color="white", linewidth=2)
+            axes.axvline(i - 0.5, color="white", linewidth=2)
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, ticks=[-1, -0.5, 0, 0.5, 1])
+    bar.set_label("Spearman ρ")
+    caption = (
+        "How alike two scorers rank the heads: Spearman's ρ on a scale from −1 (blue) over 0 (grey) to 1 (yellow);"
+        " white lines part the families."
+    )
+    return Plot("agreement", caption, figure)
+
+
+def best_subset(oracle: pd.DataFrame) -> str:
+    """What the best choice of heads is called: the best there is only where all were tried."""
+    exact = oracle.empty or (oracle["kind"] == "exact").all()
+    return "best subset" if exact else "best subset found"
+
+
+def _panels_of(methods: pd.DataFrame) -> dict[str, list[str]]:
+    """Panel titles and the scorers in them: families, those of one scorer together, none of more than `MOST_LINES`."""
+    methods = methods[methods["family"] != CONTROL]
+    if len(methods) <= MOST_LINES:
+        return {"": list(methods["scorer"])}
+    families = {family: list(names) for family, names in methods.groupby("family", sort=False)["scorer"]}
+    alone = [family for family, names in families.items() if len(names) == 1]
+    groups = {family: names for family, names in families.items() if family not in alone}
+    if alone:
+        groups[", ".join(alone)] = [families[family][0] for family in alone]
+    parts = {}
+    for title, names in groups.items():
+        starts = range(0, len(names), MOST_LINES)
+        for part, start in enumerate(starts, start=1):
+            numbered = f"{title} ({part} of {len(starts)})" if len(starts) > 1 else title
+            parts[numbered] = names[start : start + MOST_LINES]
+    return parts

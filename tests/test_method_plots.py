@@ -1,0 +1,369 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from mhaprune.figures import draw
+from mhaprune.plots import Plot
+from test_plots import text_of
+
+FAMILIES = {
+    "gate": "gate",
+    "gate_output": "gate",
+    "ablation": "ablation",
+    "ablation_mean": "ablation",
+    "ablation_resample": "ablation",
+    "all_but_one": "ablation",
+    "taylor": "gradient",
+    "taylor_example": "gradient",
+    "taylor_batch": "gradient",
+    "fisher": "gradient",
+    "integrated_gradients": "gradient",
+    "shapley": "game",
+    "magnitude": "weights",
+    "confidence": "attention",
+    "entropy": "attention",
+    "lrp": "attention",
+    "hard_concrete": "trained",
+    "subset": "trained",
+    "racing": "trained",
+    "random": "control",
+}
+PASSES = {
+    "gate": (0, 0),
+    "gate_output": (1, 0),
+    "magnitude": (0, 0),
+    "random": (0, 0),
+    "shapley": (1200, 0),
+    "hard_concrete": (300, 300),
+    "subset": (500, 500),
+    "racing": (180, 0),
+    "integrated_gradients": (20, 20),
+    "confidence": (1, 0),
+    "entropy": (1, 0),
+    "lrp": (1, 1),
+}
+
+
+EVERY = tuple(FAMILIES)
+CASES = {
+    "all": (EVERY, 24),
+    "three": (("gate", "ablation", "random"), 24),
+    "small": ((*EVERY[:9], "random"), 6),
+    "three small": (("gate", "taylor", "ablation"), 6),
+    "one": (("ablation",), 6),
+}
+
+
+def method_tables(scorers: tuple[str, ...] = EVERY, heads: int = 24, seed: int = 0) -> dict[str, pd.DataFrame]:
+    """What experiment=compare writes: `scorers` × budgets on `heads` heads in blocks of `heads // 6`."""
+    draw = np.random.default_rng(seed)
+    budgets = sorted({round(heads * share / 8) for share in range(9)})
+    best = {n: 1 / (1 + np.exp(14 * (n / heads - 0.72))) for n in budgets}
+    skill = {name: 1.0 if name == "random" else draw.uniform(0.02, 0.5) ** 1.5 for name in scorers}
+    pruning = []
+    for name in scorers:
+        for number in range(10 if name == "random" else 1):
+            worse = skill[name] * draw.uniform(0.7, 1.3)
+            for n in budgets:
+                own = 1 / (1 + np.exp(14 * (n / heads - 0.72 + 0.55 * worse)))
+                own = own if 0 < n < heads else best[n]
+                pruning.append(
+                    {"scorer": name, "family": FAMILIES[name], "settings": "", "draw": number, "schedule": "one_shot"}
+                    | {"heads_total": heads, "heads_kept": heads - n, "heads_removed": n, "fraction_removed": n / heads}
+                    | {f"sequence_accuracy{end}": own + by for end, by in (("", 0), ("_low", -0.02), ("_high", 0.02))}
+                    | {"regret_sequence_accuracy": best[n] - own + (draw.normal(0, 0.004) if 0 < n < heads else 0)}
+                )
+    table = pd.DataFrame(pruning)
+    table["regret_sequence_accuracy_low"] = table["regret_sequence_accuracy"] - 0.02
+    table["regret_sequence_accuracy_high"] = table["regret_sequence_accuracy"] + 0.02
+    methods = []
+    for name in scorers:
+        regret = table.loc[table["scorer"] == name, "regret_sequence_accuracy"].mean()
+        forward, backward = PASSES.get(name, (1, 1) if FAMILIES[name] == "gradient" else (heads, 0))
+        methods.append(
+            {"scorer": name, "family": FAMILIES[name], "settings": "", "area": 0.7}
+            | {"regret_sequence_accuracy": regret, "spearman_with_ablation": np.nan, "reliability": np.nan}
+            | {"regret_sequence_accuracy_low": regret - 0.012, "regret_sequence_accuracy_high": regret + 0.012}
+            | {"forward_passes": forward, "backward_passes": backward, "seconds": 1.0}
+        )
+    oracle = [
+        {"objective": objective, "kind": "bound", "heads_total": heads, "heads_removed": n}
+        | {"sequence_accuracy": best[n] - shift, "loss": 1 - best[n], "fraction_removed": n / heads}
+        for objective, shift in (("loss", 0.07), ("sequence_accuracy", 0.0))
+        for n in budgets
+    ]
+    agreement = [
+        {"scorer": a, "other": b, "spearman": np.clip(draw.normal(0.6 if "random" not in (a, b) else 0, 0.3), -1, 1)}
+        for i, a in enumerate(scorers)
+        for b in scorers[i + 1 :]
+    ]
+    scores = [
+        {"scorer": name, "draw": number, "site": site, "layer": layer, "head": head}
+        | {"score": scale * draw.normal(1, 1), "stderr": 0.1 * scale}
+        for name, scale in zip(scorers, 10.0 ** draw.integers(-6, 4, len(scorers)), strict=True)
+        for number in range(10 if name == "random" else 1)
+        for site in ("encoder_self", "decoder_self", "cross")
+        for layer in range(2)
+        for head in range(heads // 6)
+    ]
+    training = pd.DataFrame({"step": [1, 2], "loss": [2.0, 1.0], "valid_loss": [2.1, 1.2]})
+    return {
+        "methods": pd.DataFrame(methods),
+        "pruning": table,
+        "oracle": pd.DataFrame(oracle),
+        "agreement": pd.DataFrame(agreement),
+        "heads": pd.DataFrame(scores),
+        "training": training.assign(valid_sequence_accuracy=[0.1, 0.9]),
+    }
+
+
+def drawn(tables: dict[str, pd.DataFrame]) -> dict[str, Plot]:
+    return {plot.name: plot for plot in draw(tables)}
+
+
+def one(tables: dict[str, pd.DataFrame], name: str) -> Plot:
+    return next(plot for plot in draw(tables) if plot.name == name)
+
+
+def words_in(figure: Figure) -> Iterator[tuple[str, Bbox]]:
+    """Every word in a figure and where it stands; ticks out of sight are not there."""
+    figure.draw_without_rendering()
+    hidden = {
+        label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+        for label in (tick.label1, tick.label2)
+        if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())
+    }
+    for text in figure.findobj(Text):
+        if text.get_visible() and text.get_text().strip() and text not in hidden:
+            yield text.get_text(), Text.get_window_extent(text)
+
+
+def check_legible(plot: Plot) -> None:
+    words, boxes = zip(*words_in(plot.figure), strict=True)
+    low, high = np.array([box.min for box in boxes]), np.array([box.max for box in boxes])
+    assert len(words) > 5
+    clipped = (low < 0).any(axis=1) | (high > plot.figure.bbox.max).any(axis=1)
+    assert not clipped.any(), (plot.name, np.array(words)[clipped])
+    shared = (np.minimum(high[:, None], high) - np.maximum(low[:, None], low)).min(axis=2)
+    np.fill_diagonal(shared, 0)
+    covered = [(words[i], words[j]) for i, j in np.argwhere(shared > 2)]
+    assert not covered, (plot.name, covered)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_figure_is_drawn_in_order_and_no_word_is_clipped_or_covered(case: str) -> None:
+    plots = drawn(method_tables(*CASES[case]))
+    names = ["accuracy", "regret", "cost", "agreement", "heads", "training"]
+    assert list(plots) == [name for name in names if case != "one" or name != "agreement"]
+    for plot in plots.values():
+        check_legible(plot)
+        assert plot.caption.endswith(".")
+        assert all(axes.get_xlabel() or axes.get_ylabel() for axes in plot.figure.axes[-1:] if plot.name != "training")
+
+
+def test_the_same_tables_give_the_same_bytes() -> None:
+    some = (*EVERY[::7], "random")
+    for first, second in zip(draw(method_tables(some)), draw(method_tables(some)), strict=True):
+        assert first.svg == second.svg, first.name
+    assert one(crowded(0), "cost").png == one(crowded(0), "cost").png
+
+
+@pytest.mark.parametrize("case", ["all", "three", "small"])
+def test_every_scorer_has_its_curve_in_one_panel_between_the_best_subset_and_the_control(case: str) -> None:
+    tables = method_tables(*CASES[case])
+    figure = one(tables, "accuracy").figure
+    oracle = tables["oracle"].query("objective == 'sequence_accuracy'")
+    control = tables["pruning"].query("scorer == 'random'").groupby("heads_removed")["sequence_accuracy"].mean()
+    found = []
+    for axes in figure.axes:
+        curves = {line.get_label(): line.get_ydata() for line in axes.get_lines() if line.get_label()[0] != "_"}
+        np.testing.assert_array_equal(curves.pop("best subset found"), oracle["sequence_accuracy"])
+        np.testing.assert_allclose(curves.pop("random (10 draws)"), control)
+        assert curves == {}
+        legend = axes.get_legend()
+        assert legend is not None
+        names = [text.get_text() for text in legend.get_texts()]
+        assert 1 <= len(names) <= 6
+        assert len(axes.containers) == len(names)
+        for name, container in zip(names, axes.containers, strict=True):
+            own = tables["pruning"].set_index("scorer").loc[name, "sequence_accuracy"]
+            np.testing.assert_array_equal(container.lines[0].get_ydata(), own)
+        found += names
+    assert sorted(found) == sorted(set(tables["methods"]["scorer"]) - {"random"})
+
+
+def test_families_have_their_panels_and_those_of_one_scorer_share_one() -> None:
+    tables = method_tables()
+    titles = [axes.get_legend().get_title().get_text() for axes in one(tables, "accuracy").figure.axes]
+    assert titles == ["gate", "ablation", "gradient", "attention", "trained", "game, weights"]
+    for name in ("methods", "pruning"):
+        tables[name]["family"] = tables[name]["family"].where(tables[name]["family"] == "control", "big")
+    titles = [axes.get_legend().get_title().get_text() for axes in one(tables, "accuracy").figure.axes]
+    assert titles == [f"big ({i} of 4)" for i in (1, 2, 3, 4)]
+
+
+def test_the_best_subset_is_called_so_only_where_all_were_tried() -> None:
+    tables = method_tables(("gate", "random"))
+    for kind, label in (("bound", "best subset found"), ("exact", "best subset")):
+        tables["oracle"]["kind"] = kind
+        for name in ("accuracy", "cost"):
+            assert label in [text.get_text() for text in one(tables, name).figure.legends[0].get_texts()]
+
+
+def test_without_an_oracle_or_a_control_there_are_still_curves() -> None:
+    tables = method_tables(("gate", "taylor"))
+    del tables["oracle"]
+    figure = one(tables, "accuracy").figure
+    assert len(figure.axes[0].get_lines()) == 2
+    assert not figure.legends
+
+
+def cells(axes: Axes) -> np.ndarray:
+    shown = np.full(axes.images[0].get_size(), "", dtype=object)
+    for text in axes.texts:
+        x, y = text.get_position()
+        shown[int(y), int(x)] = text.get_text()
+    return shown
+
+
+@pytest.mark.parametrize("case", ["all", "three", "small"])
+def test_the_regret_map_is_in_the_order_of_mean_regret_and_shows_the_table(case: str) -> None:
+    tables = method_tables(*CASES[case])
+    left, right = one(tables, "regret").figure.axes
+    rows = [label.get_text() for label in left.get_yticklabels()]
+    columns = [int(label.get_text()) for label in left.get_xticklabels()]
+    methods = tables["methods"].set_index("scorer")
+    assert rows == list(methods["regret_sequence_accuracy"].sort_values().index)
+    budgets = sorted(tables["pruning"]["heads_removed"].unique())
+    assert columns == budgets[1:-1]
+    shown = cells(left)
+    regrets = 100 * tables["pruning"].groupby(["scorer", "heads_removed"])["regret_sequence_accuracy"].mean()
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            assert int(shown[i, j].replace("−", "-")) == round(regrets[row, column])
+    points = [container.lines[0].get_xydata()[0] for container in right.containers]
+    np.testing.assert_allclose(
+        points, [(100 * methods["regret_sequence_accuracy"][row], i) for i, row in enumerate(rows)]
+    )
+    reach = [container.lines[2][0].get_segments()[0][:, 0] for container in right.containers]
+    ends = methods.loc[rows, ["regret_sequence_accuracy_low", "regret_sequence_accuracy_high"]]
+    np.testing.assert_allclose(reach, 100 * ends)
+    assert left.get_ylim() == right.get_ylim()
+    shown_means = [label.get_text() for label in right.get_yticklabels()]
+    assert shown_means == [f"{100 * methods['regret_sequence_accuracy'][row]:.1f}".replace("-", "−") for row in rows]
+    inside = [right.get_xlim()[0] < x < right.get_xlim()[1] for x, _ in points]
+    assert inside == [name != "random" for name in rows]
+    assert [text.get_text() for text in right.texts] == ["→"]
+
+
+def crowded(seed: int) -> dict[str, pd.DataFrame]:
+    """Every scorer but the control within three points, and half of them at the same cost."""
+    tables = method_tables(seed=seed)
+    methods = tables["methods"]
+    for end in ("", "_low", "_high"):
+        column = f"regret_sequence_accuracy{end}"
+        methods[column] = methods[column].where(methods["scorer"] == "random", methods[column] / 5)
+    methods.loc[methods["family"].isin(["gradient", "attention"]), ["forward_passes", "backward_passes"]] = (1, 1)
+    return tables
+
+
+@pytest.mark.parametrize("tables", [method_tables(heads=6), *map(crowded, range(3))])
+def test_names_in_the_cost_figure_overlap_neither_each_other_nor_the_points(tables: dict[str, pd.DataFrame]) -> None:
+    plot = one(tables, "cost")
+    check_legible(plot)
+    axes = plot.figure.axes[0]
+    assert {text.get_text().split(" ")[0] for text in axes.texts} == set(tables["methods"]["scorer"])
+    points = np.vstack([container.lines[0].get_xydata() for container in axes.containers])
+    for text in axes.texts:
+        box = Text.get_window_extent(text)
+        assert axes.bbox.fully_containsx(box.x0), text.get_text()
+        assert axes.bbox.fully_containsx(box.x1), text.get_text()
+        for point in axes.transData.transform(points):
+            assert not box.padded(4).contains(*point), text.get_text()
+
+
+def test_cost_counts_a_backward_pass_twice_and_what_is_free_stands_apart() -> None:
+    tables = method_tables()
+    axes = one(tables, "cost").figure.axes[0]
+    assert "a backward counts two" in axes.get_xlabel()
+    shown = {text.get_text(): text.xy for text in axes.texts}
+    for row in tables["methods"].query("scorer != 'random'").itertuples():
+        x, y = shown[row.scorer]
+        assert y == pytest.approx(100 * row.regret_sequence_accuracy)
+        cost = row.forward_passes + 2 * row.backward_passes
+        assert x == pytest.approx(cost) if cost else x < 0.5
+    ticks = dict(zip(axes.get_xticks(), [label.get_text() for label in axes.get_xticklabels()], strict=True))
+    assert ticks[shown["gate"][0]] == "0"
+    assert ticks[1000.0] == "1,000"
+    nothing_free = one(method_tables(("ablation", "taylor")), "cost").figure.axes[0]
+    assert "0" not in [label.get_text() for label in nothing_free.get_xticklabels()]
+
+
+def test_a_control_far_above_the_others_is_named_at_the_top_instead_of_crowding_them() -> None:
+    tables = method_tables(("gate", "ablation", "random"))
+    methods = tables["methods"].set_index("scorer")
+    regret, reach = methods.loc["random", "regret_sequence_accuracy"], methods["regret_sequence_accuracy_high"]
+    axes = one(tables, "cost").figure.axes[0]
+    assert f"random (↑ {100 * regret:.1f})" in [text.get_text() for text in axes.texts]
+    assert axes.get_ylim()[1] < 150 * reach[["gate", "ablation"]].max()
+    methods.loc["gate", "regret_sequence_accuracy_high"] = regret
+    axes = one(tables | {"methods": methods.reset_index()}, "cost").figure.axes[0]
+    assert {text.get_text(): text.xy[1] for text in axes.texts}["random"] == pytest.approx(100 * regret)
+
+
+def test_the_agreement_matrix_is_symmetric_complete_and_on_the_whole_scale() -> None:
+    tables = method_tables()
+    tables["agreement"].loc[3, "spearman"] = np.nan
+    axes = one(tables, "agreement").figure.axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == [label.get_text() for label in axes.get_xticklabels()]
+    assert set(names) == set(EVERY)
+    changes = sum(FAMILIES[a] != FAMILIES[b] for a, b in pairwise(names))
+    assert changes == len(set(FAMILIES.values())) - 1
+    image = axes.images[0]
+    assert image.get_clim() == (-1, 1)
+    values = np.ma.filled(image.get_array(), np.nan)
+    np.testing.assert_array_equal(values, values.T)
+    np.testing.assert_array_equal(np.diag(values), 1)
+    for pair in tables["agreement"].itertuples():
+        np.testing.assert_equal(values[names.index(pair.scorer), names.index(pair.other)], pair.spearman)
+    assert (cells(axes) == "").sum() == 2
+
+
+def test_pairs_with_what_is_no_scorer_are_not_in_the_matrix() -> None:
+    tables = method_tables(("gate", "ablation", "random"))
+    extra = pd.DataFrame([{"scorer": "gate", "other": "gate before training", "spearman": 0.7}])
+    tables["agreement"] = pd.concat([tables["agreement"], extra], ignore_index=True)
+    assert "gate before training" not in text_of(one(tables, "agreement"))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 20])
+def test_heat_maps_stand_in_rows_of_four_at_most(count: int) -> None:
+    figure = one({"heads": method_tables(EVERY[:count])["heads"]}, "heads").figure
+    names = [name for name in EVERY[:count] if name != "random"]
+    assert [axes.get_title().split("\n")[0] for axes in figure.axes] == names
+    rows = pd.Series([axes.get_subplotspec().rowspan.start for axes in figure.axes]).value_counts()
+    assert rows.max() == min(len(names), 4 if len(names) != 5 else 3)
+    assert figure.get_size_inches()[0] < 10
+
+
+def test_a_heat_map_says_its_power_of_ten() -> None:
+    tables = method_tables(("gate", "taylor"), heads=6)
+    for name, scale in (("gate", 1.0), ("taylor", 1e-5)):
+        mine = tables["heads"]["scorer"] == name
+        tables["heads"].loc[mine, "score"] = scale * np.array([1.27, -0.5, 0.0012, -0.0012, 0.3, 0.1])
+    gate, taylor = one({"heads": tables["heads"]}, "heads").figure.axes
+    assert (gate.get_title(), taylor.get_title()) == ("gate", "taylor\n× 10⁻⁵")
+    assert list(cells(gate)[:, 0]) == list(cells(taylor)[:, 0]) == ["1.27", "−0.50", "0.00", "0.00", "0.30", "0.10"]
