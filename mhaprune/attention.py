@@ -126,19 +126,19 @@ class MultiHeadAttention(nn.Module):
     def merge(self, context_BHTK: Tensor, gates: Tensor | None = None, fallback: Tensor | None = None) -> Tensor:
         """Gate every head, put the heads side by side and project: (B, T, D).
 
-        `gates` is (H,) or (B, H). `fallback`, which broadcasts to (B, H, T, K), is what a closed gate lets through
-        instead of nothing: a head gives gate·c_n + (1 - gate)·fallback.
+        `gates` is (H,), (B, H) or, with one for every query, (B, H, T). `fallback`, which broadcasts to (B, H, T, K),
+        is what a closed gate lets through instead of nothing: a head gives gate·c_n + (1 - gate)·fallback.
         """
         scale = self.head_scale()
         if gates is not None:
+            gates_BHT = gates if gates.dim() == 3 else gates.unsqueeze(-1)
             if fallback is None:
-                scale = scale * gates
+                scale = scale * gates_BHT.mT
             else:
-                context_BHTK = fallback + gates[..., None, None] * (context_BHTK - fallback)
+                context_BHTK = fallback + gates_BHT.unsqueeze(-1) * (context_BHTK - fallback)
         # The scale is spread over a head's K columns first: one long inner loop instead of many short ones.
         scale_W = scale.unsqueeze(-1).expand(*scale.shape, self.head_dim).flatten(-2)
-        merged_BTW = context_BHTK.transpose(1, 2).flatten(2)
-        return self.out_proj(merged_BTW * (scale_W if scale_W.dim() == 1 else scale_W.unsqueeze(1)))
+        return self.out_proj(context_BHTK.transpose(1, 2).flatten(2) * scale_W)
 
     def head_scale(self) -> Tensor:
         """(H,): what the layer itself multiplies each head by, its learned gate times its mask."""

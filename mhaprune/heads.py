@@ -104,6 +104,11 @@ class HeadGrid:
             raise ValueError(f"head={head}: no such head, the model has {', '.join(map(str, self)) or 'none'}")
         return self._position[head]
 
+    def positions(self, block: Block) -> range:
+        """Where the heads of a block stand on N."""
+        start = sum(self.sizes[: self.blocks.index(block)])
+        return range(start, start + self.sizes[self.blocks.index(block)])
+
     def split(self, values_N: Tensor) -> dict[Block, Tensor]:
         """Cut the last axis of a (..., N) tensor into one (..., H) piece per block."""
         if values_N.shape[-1] != len(self):

@@ -21,7 +21,8 @@ class Call:
 
     gates: Mapping[Block, Tensor] = field(default_factory=dict)
     fallback: Mapping[Block, Tensor] = field(default_factory=dict)
-    trace: dict[Block, Tensor] | None = None
+    contexts: dict[Block, Tensor] | None = None
+    weights: dict[Block, Tensor] | None = None
 
 
 class KVCache:
@@ -65,17 +66,26 @@ class AttentionSublayer(nn.Module):
     ) -> Tensor:
         attention = self.attention
         if attention.num_heads == 0:
-            if call.trace is not None:
-                call.trace[self.block] = x_BTD.new_zeros(len(x_BTD), 0, x_BTD.shape[1], attention.head_dim)
+            batch, length = x_BTD.shape[:2]
+            if call.contexts is not None:
+                call.contexts[self.block] = x_BTD.new_zeros(batch, 0, length, attention.head_dim)
+            if call.weights is not None:
+                num_keys = length if keys_values is None else keys_values[0].shape[2]
+                call.weights[self.block] = x_BTD.new_zeros(batch, 0, length, num_keys)
             return x_BTD + self.dropout(attention.out_proj.bias)
         h_BTD = self.norm(x_BTD)
         if keys_values is None:
             keys_values = attention.project(h_BTD, h_BTD)
             if cache is not None:
                 keys_values = cache.append(*keys_values)
-        context_BHTK, _ = attention.attend(h_BTD, *keys_values, bias, is_causal=is_causal)
-        if call.trace is not None:
-            call.trace[self.block] = context_BHTK
+        need_weights = call.weights is not None
+        context_BHTK, weights_BHTU = attention.attend(
+            h_BTD, *keys_values, bias, is_causal=is_causal, need_weights=need_weights
+        )
+        if call.contexts is not None:
+            call.contexts[self.block] = context_BHTK
+        if call.weights is not None and weights_BHTU is not None:
+            call.weights[self.block] = weights_BHTU
         merged_BTD = attention.merge(context_BHTK, call.gates.get(self.block), call.fallback.get(self.block))
         return x_BTD + self.dropout(merged_BTD)
 

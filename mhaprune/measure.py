@@ -1,18 +1,25 @@
-"""Loss and accuracy of a subject on every example of a split, under gates.
+"""Loss and accuracy of a subject on every example of a split, under gates; and their derivatives.
 
-Dimensions: E = examples of a split, N = all heads, K = head_dim, B = batch, T = positions, V = vocabulary.
+Dimensions: E = examples of a split, M = masks, N = all heads, K = head_dim, B = batch, T = positions, V = vocabulary.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from mhaprune.data import PAD, Examples
+from mhaprune.heads import Block
 from mhaprune.statistics import bootstrap_interval, wilson_interval
-from mhaprune.subject import Outcome, Subject
+from mhaprune.subject import Fallback, Outcome, SharesPrefixes, Subject
 
 BATCH_SIZE = 128
+
+Replacement = Callable[[Subject, Examples, Tensor], Fallback]
+"""What the closed heads of a batch give instead of nothing; the tensor (B,) says where in the split its
+examples are."""
 
 
 @torch.no_grad()
@@ -20,25 +27,79 @@ def measure(
     subject: Subject,
     examples: Examples,
     gates: Tensor | None = None,
-    fallback: Tensor | None = None,
+    replacement: Replacement | None = None,
     batch_size: int = BATCH_SIZE,
 ) -> Outcome:
     """The outcome of every example in their order, (E,) each; `gates` (N,) are the same for all of them."""
-    # Examples of like length share a batch, so that little of it is padding.
-    order = (examples.target != PAD).sum(dim=1).argsort(stable=True)
-    parts = [subject.evaluate(batch, gates, fallback) for batch in examples[order].batches(batch_size)]
+    order, batches = by_length(examples, batch_size)
+    parts = [subject.evaluate(batch, gates, replacement and replacement(subject, batch, at)) for batch, at in batches]
     return Outcome(*(torch.cat(values)[order.argsort()] for values in zip(*parts, strict=True)))
 
 
 @torch.no_grad()
-def mean_outputs(subject: Subject, examples: Examples, batch_size: int = BATCH_SIZE) -> Tensor:
-    """(N, K): each head's mean output before gate and W_O, over all tokens of a split, padding excluded."""
-    sums, tokens = torch.zeros(()), torch.zeros(())
+def measure_masks(
+    subject: Subject, examples: Examples, gates: Tensor, replacement: Replacement | None = None
+) -> Outcome:
+    """The outcome of every example under every row of `gates` (M, N): (M, E) each, as `measure` gives it up to
+    rounding."""
+    # The more masks there are to fill a pass, the fewer examples it takes.
+    order, batches = by_length(examples, min(BATCH_SIZE, max(16, 512 // len(gates))))
+    parts = []
+    for batch, at in batches:
+        fallback = replacement and replacement(subject, batch, at)
+        if isinstance(subject, SharesPrefixes):
+            parts.append(subject.evaluate_masks(batch, gates, fallback))
+        else:
+            rows = [subject.evaluate(batch, gates_N, fallback) for gates_N in gates]
+            parts.append(Outcome(*(torch.stack(values) for values in zip(*rows, strict=True))))
+    return Outcome(*(torch.cat(values, dim=1)[:, order.argsort()] for values in zip(*parts, strict=True)))
+
+
+def all_open(subject: Subject, rows: int) -> Tensor:
+    """Gates (rows, N) that change nothing, in the precision of the subject and where it computes."""
+    weights = next(iter(subject.output_weights().values()))
+    return torch.ones(rows, len(subject.grid), dtype=weights.dtype, device=weights.device)
+
+
+def by_length(examples: Examples, batch_size: int) -> tuple[Tensor, Iterator[tuple[Examples, Tensor]]]:
+    """The order (E,) of the examples by length, so that little of a batch is padding; and batches in that order, each
+    with where in the split its examples are."""
+    order = (examples.target != PAD).sum(dim=1).argsort(stable=True)
+    return order, ((examples[at], at) for at in order.split(batch_size))
+
+
+def gate_gradients(
+    subject: Subject, examples: Examples, gates: Tensor | None = None, batch_size: int = BATCH_SIZE
+) -> Tensor:
+    """(E, N): the derivative of each example's loss with respect to every gate, at `gates` (N,), by default all open.
+
+    One backward pass per batch gives them for all its examples: each has a row of gates of its own.
+    """
+    order, batches = by_length(examples, batch_size)
+    parts = []
+    for batch, _ in batches:
+        gates_BN = all_open(subject, len(batch))
+        if gates is not None:
+            gates_BN *= gates
+        gates_BN.requires_grad_()
+        loss = subject.evaluate(batch, gates_BN).loss.sum()
+        parts.append(torch.autograd.grad(loss, gates_BN)[0].double())
+    return torch.cat(parts)[order.argsort()]
+
+
+@torch.no_grad()
+def mean_outputs(subject: Subject, examples: Examples, batch_size: int = BATCH_SIZE) -> dict[Block, Tensor]:
+    """Each head's mean output before gate and W_O over all tokens of a split, padding excluded: (H, 1, K) per block."""
+    sums: dict[Block, Tensor] = {}
+    tokens: dict[Block, Tensor] = {}
     for batch in examples.batches(batch_size):
-        outputs = subject.head_outputs(batch).values()
-        sums = sums + torch.cat([torch.einsum("bhtk,bt->hk", c.double(), valid.double()) for c, valid in outputs])
-        tokens = tokens + torch.cat([valid.sum().expand(len(c[0])) for c, valid in outputs])
-    return (sums / tokens.unsqueeze(-1)).to(next(iter(outputs)).context.dtype)
+        valid_BT, outputs = subject.queries(batch), subject.head_outputs(batch)
+        for block, context_BHTK in outputs.items():
+            counted_BT = valid_BT[block].double()
+            sum_HK = torch.einsum("bhtk,bt->hk", context_BHTK.double(), counted_BT)
+            sums[block] = sums[block] + sum_HK if block in sums else sum_HK
+            tokens[block] = tokens[block] + counted_BT.sum() if block in tokens else counted_BT.sum()
+    return {block: (sums[block] / tokens[block]).to(outputs[block].dtype).unsqueeze(1) for block in sums}
 
 
 @torch.no_grad()

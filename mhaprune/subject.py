@@ -6,7 +6,8 @@ vocabulary.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, Self
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
@@ -28,36 +29,58 @@ class Outcome(NamedTuple):
     sequence_accuracy: Tensor
 
 
-class HeadOutput(NamedTuple):
-    """What the heads of one block put out: `context` (B, H, T, K) before gate and W_O; `valid` (B, T), False on
-    padding."""
+class AttentionMap(NamedTuple):
+    """What the heads of one block look at.
 
-    context: Tensor
-    valid: Tensor
+    `weights` (B, H, T, U) sum to 1 over the keys U; `queries` (B, T) and `keys` (B, U) are False on padding and on end
+    of sequence.
+    """
+
+    weights: Tensor
+    queries: Tensor
+    keys: Tensor
+
+
+Gates = Tensor | Mapping[Block, Tensor]
+"""(N,) or (B, N) in the order of the grid, or one for every token, (B, H, T) for each block; 1 is open, 0 is closed."""
+
+Fallback = Mapping[Block, Tensor]
+"""What a closed head gives instead of nothing: for each block a tensor that broadcasts to (B, H, T, K)."""
 
 
 class Subject(Protocol):
-    """A model whose heads can be gated, observed and removed.
-
-    `gates` are (N,) or (B, N) in the order of `grid`; 1 is open, 0 is closed. `fallback` (N, K) is what a closed head
-    gives instead of nothing.
-    """
+    """A model whose heads can be gated, observed and removed."""
 
     @property
     def grid(self) -> HeadGrid: ...
 
-    def logits(self, batch: Examples, gates: Tensor | None = None, fallback: Tensor | None = None) -> Tensor:
+    def logits(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Tensor:
         """(B, T, V) on the true prefixes; at padding anything."""
         ...
 
-    def evaluate(self, batch: Examples, gates: Tensor | None = None, fallback: Tensor | None = None) -> Outcome: ...
+    def evaluate(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome:
+        """Differentiable in the gates."""
+        ...
 
-    def head_outputs(self, batch: Examples) -> dict[Block, HeadOutput]:
-        """What every head puts out with all gates open, block by block in the order of `grid`."""
+    def queries(self, batch: Examples) -> dict[Block, Tensor]:
+        """(B, T) for each block in the order of `grid`: which of the positions that its heads write to are no
+        padding."""
+        ...
+
+    def head_outputs(self, batch: Examples) -> dict[Block, Tensor]:
+        """What every head puts out with all gates open, before gate and W_O: (B, H, T, K) for each block."""
+        ...
+
+    def attention_maps(self, batch: Examples) -> dict[Block, AttentionMap]:
+        """What every head looks at with all gates open, block by block in the order of `grid`."""
         ...
 
     def output_weights(self) -> dict[Block, Tensor]:
         """O_n of each block, (H, K, D), in the order of `grid`: the slice of W_O that reads a head."""
+        ...
+
+    def value_weights(self) -> dict[Block, Tensor]:
+        """W_V^n of each block, (H, K, width of what the values are made from), in the order of `grid`."""
         ...
 
     def learned_gates(self) -> Tensor | None:
@@ -72,6 +95,11 @@ class Subject(Protocol):
         """A copy that computes in float64, where rounding cannot be mistaken for a difference."""
         ...
 
+    def with_relevance(self, epsilon: float) -> Self:
+        """A copy with the same outputs whose gradients carry relevance: there, the derivative of a logit with respect
+        to a gate is the relevance of the head for that logit, by layer-wise relevance propagation with the ε-rule."""
+        ...
+
     def predict(self, batch: Examples) -> Tensor:
         """What a user waits for; here greedy decoding, (B, tokens), as many steps as the targets are long."""
         ...
@@ -80,4 +108,13 @@ class Subject(Protocol):
 
     def count_flops(self, batch: Examples) -> int:
         """Floating-point operations of one `logits` call: two for each multiply-add of a matrix product."""
+        ...
+
+
+@runtime_checkable
+class SharesPrefixes(Protocol):
+    """A subject that runs many masks on one batch faster than one after the other."""
+
+    def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> Outcome:
+        """What `evaluate` gives for every row of `gates` (M, N): (M, B) each, equal up to rounding."""
         ...

@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,13 @@ from mhaprune.data import BOS, EOS, PAD, Examples
 from mhaprune.gates import Gate
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.layers import AttentionSublayer, Call, DecoderLayer, EncoderLayer, KVCache
-from mhaprune.subject import HeadOutput, Outcome
+from mhaprune.prefixes import Branches, lexicographic_order
+from mhaprune.relevance import with_relevance
+from mhaprune.subject import AttentionMap, Fallback, Gates, Outcome
 from mhaprune.surgery import remove_heads
+
+MASK_MEMORY = 64 * 2**20
+"""Bytes of activations within which masks are run at once: small enough to stay near the processor."""
 
 
 @dataclass(frozen=True)
@@ -97,33 +102,55 @@ class Seq2Seq(nn.Module):
         self.eval()
 
     def forward(
-        self, source_BS: Tensor, prefix_BT: Tensor, gates: Tensor | None = None, fallback: Tensor | None = None
+        self, source_BS: Tensor, prefix_BT: Tensor, gates: Gates | None = None, fallback: Fallback | None = None
     ) -> Tensor:
         """Logits (B, T, V) of what follows each position of `prefix_BT`, which starts with BOS."""
         return self._run(source_BS, prefix_BT, self._call(gates, fallback))
 
-    def logits(self, batch: Examples, gates: Tensor | None = None, fallback: Tensor | None = None) -> Tensor:
+    def logits(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Tensor:
         return self(batch.source, shift_right(batch.target), gates, fallback)
 
-    def evaluate(self, batch: Examples, gates: Tensor | None = None, fallback: Tensor | None = None) -> Outcome:
-        logits_BTV = self.logits(batch, gates, fallback)
-        valid_BT = batch.target != PAD
-        lengths_B = valid_BT.sum(dim=1)
-        loss_BT = F.cross_entropy(logits_BTV.mT, batch.target, ignore_index=PAD, reduction="none")
-        correct_BT = (logits_BTV.argmax(dim=-1) == batch.target) & valid_BT
-        hits_B = correct_BT.sum(dim=1)
-        return Outcome(loss_BT.sum(dim=1) / lengths_B, hits_B / lengths_B, (hits_B == lengths_B).to(loss_BT.dtype))
+    def evaluate(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome:
+        return outcome(self.logits(batch, gates, fallback), batch.target)
 
-    def head_outputs(self, batch: Examples) -> dict[Block, HeadOutput]:
-        trace: dict[Block, Tensor] = {}
-        self._run(batch.source, shift_right(batch.target), self._call(None, None, trace))
-        valid = dict.fromkeys(Site, batch.target != PAD) | {Site.ENCODER_SELF: batch.source != PAD}
+    @torch.no_grad()
+    def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> Outcome:
+        # Masks whose first blocks are alike stand together, so that the masks of one pass share much.
+        computed = [n for block in self._blocks_as_computed() for n in self.grid.positions(block)]
+        order = lexicographic_order(gates[:, computed])
+        at_once = max(1, MASK_MEMORY // self._activation_bytes(batch))
+        logits = [self._run_masks(batch, gates[masks], fallback) for masks in order.split(at_once)]
+        parts = [outcome(logits_MBTV, batch.target.expand(len(logits_MBTV), -1, -1)) for logits_MBTV in logits]
+        return Outcome(*(torch.cat(values)[order.argsort()] for values in zip(*parts, strict=True)))
+
+    def queries(self, batch: Examples) -> dict[Block, Tensor]:
+        tokens = dict.fromkeys(Site, batch.target) | {Site.ENCODER_SELF: batch.source}
+        return {block: tokens[block.site] != PAD for block in self.grid.blocks}
+
+    def head_outputs(self, batch: Examples) -> dict[Block, Tensor]:
+        contexts: dict[Block, Tensor] = {}
+        self._run(batch.source, shift_right(batch.target), Call(contexts=contexts))
         # In the order of the grid: a pass meets self-attention and cross-attention of the decoder in turn.
-        return {block: HeadOutput(trace[block], valid[block.site]) for block in self.grid.blocks}
+        return {block: contexts[block] for block in self.grid.blocks}
+
+    def attention_maps(self, batch: Examples) -> dict[Block, AttentionMap]:
+        weights: dict[Block, Tensor] = {}
+        self._run(batch.source, shift_right(batch.target), Call(weights=weights))
+        # What the decoder reads at a position is BOS or the token before: never end of sequence, unless it is padding.
+        source_BS, target_BT = (batch.source != PAD) & (batch.source != EOS), batch.target != PAD
+        queries = dict.fromkeys(Site, target_BT) | {Site.ENCODER_SELF: source_BS}
+        keys = dict.fromkeys(Site, source_BS) | {Site.DECODER_SELF: target_BT}
+        return {b: AttentionMap(weights[b], queries[b.site], keys[b.site]) for b in self.grid.blocks}
 
     def output_weights(self) -> dict[Block, Tensor]:
         return {
             block: sublayer.attention.out_proj.weight.mT.unflatten(0, (-1, self.head_dim))
+            for block, sublayer in self.attention_sublayers().items()
+        }
+
+    def value_weights(self) -> dict[Block, Tensor]:
+        return {
+            block: sublayer.attention.v_proj.weight.unflatten(0, (-1, self.head_dim))
             for block, sublayer in self.attention_sublayers().items()
         }
 
@@ -144,6 +171,9 @@ class Seq2Seq(nn.Module):
 
     def in_double(self) -> Self:
         return copy.deepcopy(self).double()
+
+    def with_relevance(self, epsilon: float) -> Self:
+        return with_relevance(self, epsilon)
 
     def predict(self, batch: Examples) -> Tensor:
         return self.decode_greedily(batch.source, batch.target.shape[1])
@@ -209,10 +239,10 @@ class Seq2Seq(nn.Module):
         multiply_adds += feed_forward * (len(self.encoder) * S + len(self.decoder) * T)
         return 2 * len(batch) * multiply_adds
 
-    def _call(self, gates: Tensor | None, fallback: Tensor | None, trace: dict[Block, Tensor] | None = None) -> Call:
-        gates_of = {} if gates is None else self.grid.split(gates)
-        fallback_of = {} if fallback is None else self.grid.split(fallback.mT)
-        return Call(gates_of, {block: values.mT.unsqueeze(1) for block, values in fallback_of.items()}, trace)
+    def _call(self, gates: Gates | None, fallback: Fallback | None) -> Call:
+        if isinstance(gates, Tensor):
+            gates = self.grid.split(gates)
+        return Call(gates or {}, fallback or {})
 
     def _run(self, source_BS: Tensor, prefix_BT: Tensor, call: Call) -> Tensor:
         bias = padding_bias(source_BS, self.positions.dtype)
@@ -221,6 +251,34 @@ class Seq2Seq(nn.Module):
         for layer in self.decoder:
             x_BTD = layer(x_BTD, layer.cross.attention.project(memory_BSD, memory_BSD), bias, call)
         return self.output(self.decoder_norm(x_BTD))
+
+    def _run_masks(self, batch: Examples, gates_MN: Tensor, fallback: Fallback | None) -> Tensor:
+        """Logits (M, B, T, V): `_run` under every mask."""
+        gates, fallback = self.grid.split(gates_MN), fallback or {}
+        bias = padding_bias(batch.source, self.positions.dtype)
+
+        def attend(x: Branches, sublayer: AttentionSublayer, **how: Any) -> Branches:
+            return x.attend(sublayer, gates[sublayer.block], fallback.get(sublayer.block), **how)
+
+        x = Branches.root(self._embed(self.source_embedding, batch.source), len(gates_MN))
+        for encoder_layer in self.encoder:
+            x = attend(x, encoder_layer.self_attention, bias=bias).apply(encoder_layer.feed_forward)
+        memory = x.apply(self.encoder_norm)
+        x = Branches.root(self._embed(self.target_embedding, shift_right(batch.target)), len(gates_MN))
+        for layer in self.decoder:
+            x = attend(x, layer.self_attention, is_causal=True)
+            x = attend(x, layer.cross, memory=memory, bias=bias).apply(layer.feed_forward)
+        return self.output(self.decoder_norm(x.states))[x.rows]
+
+    def _blocks_as_computed(self) -> list[Block]:
+        decoder = [(layer.self_attention.block, layer.cross.block) for layer in self.decoder]
+        return [*(layer.self_attention.block for layer in self.encoder), *(block for pair in decoder for block in pair)]
+
+    def _activation_bytes(self, batch: Examples) -> int:
+        """What one pass over a batch holds at most at a time, roughly."""
+        S, T, config = batch.source.shape[1], batch.target.shape[1], self.config
+        width = 8 * config.d_model + 2 * config.dim_feedforward + 2 * self.output.out_features
+        return len(batch) * (S + T) * width * self.positions.element_size()
 
     def _encode(self, source_BS: Tensor, bias: Tensor, call: Call) -> Tensor:
         x_BSD = self._embed(self.source_embedding, source_BS)
@@ -235,6 +293,15 @@ class Seq2Seq(nn.Module):
                 f"max_length={len(self.positions)}: the model has no position for a sequence of {last} tokens"
             )
         return embedding(ids_BT) * math.sqrt(self.config.d_model) + self.positions[first:last]
+
+
+def outcome(logits: Tensor, target: Tensor) -> Outcome:
+    """How logits (..., T, V) do on targets (..., T)."""
+    valid = target != PAD
+    lengths = valid.sum(dim=-1)
+    loss = F.cross_entropy(logits.flatten(0, -2), target.flatten(), ignore_index=PAD, reduction="none").view_as(target)
+    hits = ((logits.argmax(dim=-1) == target) & valid).sum(dim=-1)
+    return Outcome(loss.sum(dim=-1) / lengths, hits / lengths, (hits == lengths).to(loss.dtype))
 
 
 def shift_right(target_BT: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ def test_masked_equals_removed(model: Seq2Seq, batch: Examples, which: str) -> N
     assert smaller.count_parameters() < model.count_parameters()
     decoded = model.decode_greedily(batch.source, 6, mask.gates())
     assert torch.equal(smaller.decode_greedily(batch.source, 6), decoded)
-    contexts = smaller.head_outputs(batch)
-    assert [output.context.shape[1] for output in contexts.values()] == list(smaller.grid.sizes)
+    for seen in (smaller.head_outputs(batch), {b: m.weights for b, m in smaller.attention_maps(batch).items()}):
+        assert [heads.shape[1] for heads in seen.values()] == list(smaller.grid.sizes)
 
 
 def test_head_outputs_stand_in_the_order_of_the_grid(model: Seq2Seq, batch: Examples) -> None:
@@ -54,7 +54,7 @@ def test_head_outputs_stand_in_the_order_of_the_grid(model: Seq2Seq, batch: Exam
     for block, output in outputs.items():
         heads = [head for head in model.grid if head.block == block]
         smaller = model.without(HeadMask(model.grid).without(heads[0])).head_outputs(batch)
-        torch.testing.assert_close(smaller[block].context, output.context[:, 1:])
+        torch.testing.assert_close(smaller[block], output[:, 1:])
 
 
 def test_removing_twice_keeps_the_names(model: Seq2Seq, batch: Examples) -> None:
@@ -80,13 +80,48 @@ def test_gates_per_example_are_each_example_alone(model: Seq2Seq, batch: Example
         torch.testing.assert_close(together.loss[b : b + 1], alone.loss)
 
 
+def test_gates_per_token_close_a_head_where_they_say(model: Seq2Seq, batch: Examples) -> None:
+    gates_BN = torch.rand(len(batch), len(model.grid), dtype=torch.float64)
+    lengths = {block: valid.shape[1] for block, valid in model.queries(batch).items()}
+    per_token = {
+        block: gates.unsqueeze(-1).repeat(1, 1, lengths[block]) for block, gates in model.grid.split(gates_BN).items()
+    }
+    torch.testing.assert_close(model.logits(batch, per_token), model.logits(batch, gates_BN))
+    # In the last layer of the decoder what happens at one position reaches no other.
+    last = Block(Site.CROSS, 1)
+    per_token[last][:, 0, 2] += 1.0
+    changed = (model.logits(batch, per_token) - model.logits(batch, gates_BN)).abs().amax(dim=(0, 2))
+    assert changed[2] > 1e-4
+    assert changed[torch.arange(len(changed)) != 2].max() < 1e-12
+
+
+@torch.no_grad()
+def test_attention_maps_are_distributions_over_real_keys(model: Seq2Seq, batch: Examples) -> None:
+    maps = model.attention_maps(batch)
+    assert list(maps) == list(model.grid.blocks)
+    for block, (weights, queries, keys) in maps.items():
+        attended = weights.transpose(1, 2)[model.queries(batch)[block]]
+        torch.testing.assert_close(attended.sum(-1), torch.ones_like(attended[..., 0]))
+        source = batch.source if block.site != Site.DECODER_SELF else None
+        if source is not None:
+            assert float(weights.masked_fill((source != PAD)[:, None, None], 0.0).abs().max()) == 0
+            assert torch.equal(keys, (source != PAD) & (source != EOS))
+        assert torch.equal(queries, keys if block.site == Site.ENCODER_SELF else batch.target != PAD)
+    # Weighted values are what the heads put out.
+    block = Block(Site.ENCODER_SELF, 0)
+    sublayer = model.attention_sublayers()[block]
+    x = sublayer.norm(model._embed(model.source_embedding, batch.source))
+    _, values = sublayer.attention.project(x, x)
+    torch.testing.assert_close(maps[block].weights @ values, model.head_outputs(batch)[block])
+
+
 def test_fallback_reaches_its_own_head(model: Seq2Seq, batch: Examples) -> None:
     """A head closed with its own constant as fallback moves by exactly what W_O makes of that constant."""
-    fallback = torch.zeros(len(model.grid), model.head_dim, dtype=torch.float64)
+    fallback = {block: torch.zeros(3, 1, model.head_dim, dtype=torch.float64) for block in model.grid.blocks}
     head = model.grid.heads[-1]
     closed = HeadMask(model.grid).without(head)
     torch.testing.assert_close(model.logits(batch, closed.gates(), fallback), model.logits(batch, closed.gates()))
-    fallback[-1] = 1.0
+    fallback[head.block][-1] = 1.0
     changed = model.logits(batch, closed.gates(), fallback)
     assert (changed - model.logits(batch, closed.gates())).abs().max() > 1e-4
     torch.testing.assert_close(model.logits(batch, torch.ones(len(model.grid)), fallback), model.logits(batch))

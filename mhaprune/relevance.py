@@ -1,0 +1,77 @@
+"""Layer-wise relevance propagation as a backward pass: in a changed copy of a model, gradient × input is relevance.
+
+The ε-rule sends the relevance R_j of an output z_j = Σ_i x_i w_ij + b_j to its inputs as x_i w_ij R_j / (z_j + ε sign
+z_j) (Bach et al. 2015, equation 58). Where relevance is written as value times gradient, that is an ordinary gradient
+times z / (z + ε sign z). Attention weights and the spread that a layer normalisation divides by count as constants,
+which keeps the total relevance from layer to layer (Ali et al. 2022).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.attention import MultiHeadAttention
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def with_relevance(model: Model, epsilon: float) -> Model:
+    """A copy with the same outputs and relevance for gradients; the model itself stays as it is."""
+    model = copy.deepcopy(model)
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.LayerNorm):
+                setattr(parent, name, _NormByConstant(child))
+            elif (
+                isinstance(child, nn.Linear) and isinstance(parent, MultiHeadAttention) and name in ("q_proj", "k_proj")
+            ):
+                setattr(parent, name, _Constant(child))
+            elif isinstance(child, nn.Linear):
+                setattr(parent, name, _EpsilonRule(child, epsilon))
+    return model
+
+
+class _SameLinear(nn.Linear):
+    """A linear map with the very parameters of another, shared ones included."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def reset_parameters(self) -> None:
+        """There are none of its own."""
+
+
+class _Constant(_SameLinear):
+    """Queries and keys: what follows from them, the attention weights, receives no relevance."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).detach()
+
+
+class _EpsilonRule(_SameLinear):
+    def __init__(self, linear: nn.Linear, epsilon: float) -> None:
+        super().__init__(linear)
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = super().forward(x)
+        share = (z / (z + self.epsilon * torch.where(z < 0, -1.0, 1.0))).nan_to_num().detach()
+        return z * share + (z * (1 - share)).detach()
+
+
+class _NormByConstant(nn.LayerNorm):
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__(norm.normalized_shape, norm.eps, device="meta")
+        self.weight, self.bias = norm.weight, norm.bias
+
+    def reset_parameters(self) -> None:
+        """There are none of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        spread = (x.var(dim=-1, keepdim=True, correction=0) + self.eps).sqrt().detach()
+        return (x - x.mean(dim=-1, keepdim=True)) / spread * self.weight + self.bias

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mhaprune import transformer
+from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.measure import mean_outputs, measure, measure_masks
+from mhaprune.prefixes import Branches, lexicographic_order
+from mhaprune.scorers.ablation import resample
+from mhaprune.subject import SharesPrefixes
+from mhaprune.tasks.base import Splits
+from mhaprune.transformer import Seq2Seq
+
+
+def some_gates(model: Seq2Seq) -> Tensor:
+    """All open, each head closed, random sets, half-open gates, the same mask twice, all closed."""
+    draw, n = torch.Generator().manual_seed(0), len(model.grid)
+    sets = (torch.rand(30, n, generator=draw) < 0.5).double()
+    halves = torch.rand(5, n, generator=draw, dtype=torch.double)
+    return torch.cat([torch.ones(1, n), 1 - torch.eye(n), sets, halves, sets[3:5], torch.zeros(1, n)]).double()
+
+
+@pytest.mark.parametrize("memory", [1, 200_000, 2**30])
+def test_many_masks_at_once_are_each_alone(
+    model: Seq2Seq, splits: Splits, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformer, "MASK_MEMORY", memory)
+    gates = some_gates(model)
+    together = measure_masks(model, splits.score, gates)
+    for row, gates_N in enumerate(gates):
+        for ours, plain in zip(together, measure(model, splits.score, gates_N), strict=True):
+            torch.testing.assert_close(ours[row], plain)
+
+
+@pytest.mark.parametrize("kind", ["mean", "resample"])
+def test_what_closed_heads_give_instead_is_the_same(model: Seq2Seq, splits: Splits, kind: str) -> None:
+    means = mean_outputs(model, splits.score)
+    replacement = (lambda *_: means) if kind == "mean" else resample(splits.score, seed=0)
+    gates = some_gates(model)
+    together = measure_masks(model, splits.score, gates, replacement)
+    for row, gates_N in enumerate(gates):
+        torch.testing.assert_close(together.loss[row], measure(model, splits.score, gates_N, replacement).loss)
+
+
+def test_a_pruned_model_with_an_empty_block_runs_many_masks(model: Seq2Seq, splits: Splits) -> None:
+    empty = [head for head in model.grid if head.block == Block(Site.CROSS, 0)]
+    pruned = model.without(HeadMask(model.grid, frozenset([*empty, model.grid.heads[0]])))
+    gates = some_gates(pruned)
+    together = measure_masks(pruned, splits.score, gates)
+    for row, gates_N in enumerate(gates):
+        torch.testing.assert_close(together.loss[row], measure(pruned, splits.score, gates_N).loss)
+
+
+def test_a_subject_without_the_fast_path_is_run_mask_by_mask(model: Seq2Seq, splits: Splits) -> None:
+    class Plain:
+        def __init__(self, model: Seq2Seq) -> None:
+            self.grid, self.evaluate = model.grid, model.evaluate
+
+    gates = some_gates(model)
+    plain = Plain(model)
+    assert isinstance(model, SharesPrefixes)
+    assert not isinstance(plain, SharesPrefixes)
+    for ours, slow in zip(
+        measure_masks(model, splits.score, gates),
+        measure_masks(plain, splits.score, gates),  # type: ignore[arg-type]
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, slow)
+
+
+def test_states_are_shared(model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ablating every head once takes one state before the first block and one more per head behind it."""
+    states: list[int] = []
+    plain = Branches.apply
+
+    def counting(self: Branches, function: object) -> Branches:
+        states.append(len(self.states))
+        return plain(self, function)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Branches, "apply", counting)
+    n = len(model.grid)
+    model.evaluate_masks(splits.score[:4], torch.cat([torch.ones(1, n), 1 - torch.eye(n)]).double())
+    # Feed-forward of two encoder layers, the encoder's norm, feed-forward of two decoder layers, three heads a block.
+    assert states == [1 + 3, 1 + 6, 1 + 6, 1 + 12, 1 + 18]
+
+
+def test_rows_are_sorted_like_words() -> None:
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
+    assert lexicographic_order(rows).tolist() == [3, 1, 0, 2]
