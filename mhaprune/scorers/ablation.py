@@ -3,38 +3,89 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
-from tqdm import tqdm
+from torch import Tensor
 
 from mhaprune.data import Examples
-from mhaprune.heads import HeadMask
-from mhaprune.measure import mean_outputs, measure
+from mhaprune.heads import Block
+from mhaprune.measure import Replacement, all_open, mean_outputs, measure_masks
 from mhaprune.scorers.base import Scorer, Scores
-from mhaprune.subject import Subject
+from mhaprune.subject import Fallback, Subject
 
 
 @dataclass(frozen=True)
 class Ablation(Scorer):
     """Mean loss with the head closed minus mean loss with all open (Michel et al. 2019, section 3).
 
-    `replace=zero` puts nothing in the place of the head's output, `replace=mean` its mean over all tokens of the
-    split. The difference is taken example by example, so its standard error is that of a paired comparison.
+    `replace=zero` puts nothing in the place of the head's output, `mean` its mean over all tokens of the split,
+    `resample` its output on another example drawn at random, position by position. `renormalise` gives the share of
+    the closed head in its block's learned gate to the open ones. The difference is taken example by example, so its
+    standard error is that of a paired comparison.
     """
 
-    replace: Literal["zero", "mean"] = "zero"
+    family: ClassVar[str] = "ablation"
+
+    replace: Literal["zero", "mean", "resample"] = "zero"
+    renormalise: bool = False
+
+    @property
+    def needs_gates(self) -> bool:
+        return self.renormalise
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
-        fallback_NK = mean_outputs(subject, examples) if self.replace == "mean" else None
-        open_E = measure(subject, examples).loss.double()
-        everything = HeadMask(subject.grid)
-        means, stderrs = [], []
-        for head in tqdm(subject.grid, "ablation", disable=None, leave=False):
-            gates_N = everything.without(head).gates(open_E.device)
-            delta_E = measure(subject, examples, gates_N, fallback_NK).loss.double() - open_E
-            means.append(delta_E.mean())
-            stderrs.append(delta_E.std() / len(delta_E) ** 0.5)
-        passes = 1 + len(subject.grid) + (fallback_NK is not None)
-        return Scores(torch.stack(means)[None], torch.stack(stderrs)[None], passes)
+        num_heads = len(subject.grid)
+        gates_MN = all_open(subject, 1 + num_heads)
+        gates_MN[1:].fill_diagonal_(0.0)
+        if self.renormalise:
+            gates_MN = renormalised(subject, gates_MN)
+        replacement: Replacement | None = None
+        if self.replace == "mean":
+            replacement = mean(subject, examples)
+        elif self.replace == "resample":
+            replacement = resample(examples, seed)
+        loss_ME = measure_masks(subject, examples, gates_MN, replacement).loss.double()
+        passes = 1 + num_heads + (replacement is not None)
+        return Scores.mean_over_examples((loss_ME[1:] - loss_ME[0]).T, passes)
+
+
+def renormalised(subject: Subject, gates_MN: Tensor) -> Tensor:
+    """The same masks with every block's learned gates scaled so that those of open heads sum to what all did."""
+    learned_N = subject.learned_gates()
+    if learned_N is None:
+        raise ValueError("scorer=ablation: renormalise needs a model with learned gates")
+    learned, scaled = subject.grid.split(learned_N), []
+    for block, gates_MH in subject.grid.split(gates_MN).items():
+        left_M = (gates_MH * learned[block]).sum(dim=1, keepdim=True)
+        scaled.append(torch.where(left_M > 0, gates_MH * learned[block].sum() / left_M, gates_MH))
+    return torch.cat(scaled, dim=1)
+
+
+def mean(subject: Subject, examples: Examples) -> Replacement:
+    """The mean outputs of the split."""
+    outputs = mean_outputs(subject, examples)
+    return lambda subject, batch, at: outputs
+
+
+def resample(examples: Examples, seed: int) -> Replacement:
+    """The outputs on another example of the split; past the end of that one, those on its last token."""
+    if len(examples) < 2:
+        raise ValueError("scorer=ablation: replace=resample needs another example, the score split has one")
+    draw = torch.Generator().manual_seed(seed)
+    step_E = torch.randint(1, len(examples), (len(examples),), generator=draw)
+    other_E = (torch.arange(len(examples)) + step_E) % len(examples)
+
+    def replacement(subject: Subject, batch: Examples, at: Tensor) -> Fallback:
+        donors = examples[other_E.to(at.device)[at]]
+        valid, positions = subject.queries(donors), subject.queries(batch)
+        fallback: dict[Block, Tensor] = {}
+        for block, context_BHTK in subject.head_outputs(donors).items():
+            last_B1 = valid[block].sum(dim=1, keepdim=True) - 1
+            place_BT = torch.arange(positions[block].shape[1], device=at.device).minimum(last_B1)
+            _, H, _, K = context_BHTK.shape
+            fallback[block] = context_BHTK.gather(2, place_BT[:, None, :, None].expand(-1, H, -1, K))
+        return fallback
+
+    return replacement

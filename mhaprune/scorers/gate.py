@@ -19,7 +19,11 @@ class Gate(Scorer):
     Its scale is not identifiable: (g·c, O) and (c, g·O) are the same function. `gate_output` repairs that.
     """
 
-    needs_gates: ClassVar[bool] = True
+    family: ClassVar[str] = "gate"
+
+    @property
+    def needs_gates(self) -> bool:
+        return True
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:

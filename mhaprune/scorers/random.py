@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -14,6 +15,8 @@ from mhaprune.subject import Subject
 @dataclass(frozen=True)
 class Random(Scorer):
     """A random order of the heads, `draws` times (the control of Budhraja et al. 2020)."""
+
+    family: ClassVar[str] = "control"
 
     draws: int = 10
 

@@ -8,25 +8,39 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mhaprune.data import Examples
-from mhaprune.heads import Block, HeadMask, Site
-from mhaprune.scorers.ablation import Ablation
+from mhaprune.heads import Block, HeadId, HeadMask, Site
+from mhaprune.measure import measure
+from mhaprune.scorers.ablation import Ablation, resample
+from mhaprune.scorers.all_but_one import AllButOne
 from mhaprune.scorers.base import Scorer
+from mhaprune.scorers.confidence import Confidence
+from mhaprune.scorers.entropy import Entropy
+from mhaprune.scorers.fisher import Fisher
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.gate_output import GateOutput
+from mhaprune.scorers.hard_concrete import HardConcrete
+from mhaprune.scorers.integrated_gradients import IntegratedGradients
+from mhaprune.scorers.lrp import Lrp
+from mhaprune.scorers.magnitude import Magnitude
+from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.random import Random
+from mhaprune.scorers.shapley import Shapley
+from mhaprune.scorers.subset import Subset
+from mhaprune.scorers.taylor import Taylor
+from mhaprune.subject import Fallback
 from mhaprune.tasks.base import Splits
 from mhaprune.transformer import Seq2Seq, shift_right
 
 
 def loss_of_one(
-    model: Seq2Seq, source: Tensor, target: Tensor, gates: Tensor | None, fallback: Tensor | None
+    model: Seq2Seq, source: Tensor, target: Tensor, gates: Tensor | None = None, fallback: Fallback | None = None
 ) -> Tensor:
     """The mean cross-entropy of one example without any padding."""
     source, target = source[source != 0][None], target[target != 0][None]
     return F.cross_entropy(model(source, shift_right(target), gates, fallback)[0], target[0])
 
 
-def ablation_by_hand(model: Seq2Seq, examples: Examples, fallback: Tensor | None) -> tuple[Tensor, Tensor]:
+def ablation_by_hand(model: Seq2Seq, examples: Examples, fallback: Fallback | None) -> tuple[Tensor, Tensor]:
     deltas = torch.zeros(len(examples), len(model.grid), dtype=torch.float64)
     for e in range(len(examples)):
         source, target = examples.source[e], examples.target[e]
@@ -54,8 +68,9 @@ def test_mean_ablation_is_the_loop(model: Seq2Seq, splits: Splits) -> None:
     for e in range(len(splits.score)):
         source, target = splits.score.source[e], splits.score.target[e]
         one = Examples(source[source != 0][None], target[target != 0][None])
-        contexts.append([output.context[0] for output in model.head_outputs(one).values()])
-    fallback = torch.cat([torch.cat(per_block, dim=1).mean(1) for per_block in zip(*contexts, strict=True)])
+        contexts.append([context[0] for context in model.head_outputs(one).values()])
+    means = [torch.cat(per_block, dim=1).mean(1, keepdim=True) for per_block in zip(*contexts, strict=True)]
+    fallback = dict(zip(model.grid.blocks, means, strict=True))
     scores = Ablation(replace="mean")(model, splits.score, seed=0)
     mean, _ = ablation_by_hand(model, splits.score, fallback)
     torch.testing.assert_close(scores.values[0], mean)
@@ -75,11 +90,11 @@ def test_gate_output_is_the_loop_over_tokens(model: Seq2Seq, splits: Splits) -> 
     for e in range(len(splits.score)):
         source, target = splits.score.source[e], splits.score.target[e]
         one = Examples(source[source != 0][None], target[target != 0][None])
-        for block, output in model.head_outputs(one).items():
+        for block, context in model.head_outputs(one).items():
             attention = model.attention_sublayers()[block].attention
             for head in (head for head in model.grid if head.block == block):
                 only = F.one_hot(torch.tensor(head.head), 3).double()
-                written = attention.merge(output.context, only) - attention.out_proj.bias
+                written = attention.merge(context, only) - attention.out_proj.bias
                 norms[model.grid.index(head)].append(written[0].norm(dim=-1))
     scores = GateOutput()(model, splits.score, seed=0)
     torch.testing.assert_close(scores.values[0], torch.stack([torch.cat(norms[n]).mean() for n in norms]))
@@ -110,20 +125,135 @@ def test_random_draws_are_orders_and_seeded(model: Seq2Seq, splits: Splits) -> N
         Random(draws=0)
 
 
-MEASURING = [Ablation(), Ablation(replace="mean"), Gate(), GateOutput()]
+@torch.no_grad()
+def test_resampling_puts_the_output_on_another_example_in_its_place(model: Seq2Seq, splits: Splits) -> None:
+    examples = splits.score
+    replacement = resample(examples, seed=0)
+    at = torch.arange(len(examples))
+    batch = examples[at]
+    fallback, outputs = replacement(model, batch, at), model.head_outputs(batch)
+    valid = model.queries(batch)
+    first = Block(Site.ENCODER_SELF, 0)  # where each example's outputs are its own at every position
+    for e in range(len(examples)):
+        same = [torch.allclose(fallback[first][e, :, 0], output[:, 0]) for output in outputs[first]]
+        (other,) = [o for o in range(len(examples)) if same[o]]
+        assert other != e
+        for block, given in fallback.items():
+            for t in range(int(valid[block][e].sum())):
+                there = min(t, int(valid[block][other].sum()) - 1)
+                torch.testing.assert_close(given[e, :, t], outputs[block][other, :, there])
+    expected = measure(model, examples, HeadMask(model.grid).without(model.grid.heads[4]).gates(), replacement).loss
+    scores = Ablation(replace="resample")(model, examples, seed=0).values[0]
+    torch.testing.assert_close(scores[4], (expected - measure(model, examples).loss).mean())
+
+
+@torch.no_grad()
+def test_a_renormalised_gate_keeps_its_sum(model: Seq2Seq, splits: Splits) -> None:
+    head = HeadId(Site.CROSS, 1, 2)
+    gate = model.attention_sublayers()[head.block].attention.gate
+    assert gate is not None
+    share = gate()
+    gates = HeadMask(model.grid).without(head).gates().double()
+    gates[model.grid.index(HeadId(Site.CROSS, 1, 0)) : model.grid.index(head)] *= share.sum() / share[:2].sum()
+    expected = (measure(model, splits.score, gates).loss - measure(model, splits.score).loss).mean()
+    scores = Ablation(renormalise=True)(model, splits.score, seed=0).values[0]
+    torch.testing.assert_close(scores[model.grid.index(head)], expected)
+    assert Ablation(renormalise=True).needs_gates
+    with pytest.raises(ValueError, match="scorer=ablation: renormalise needs a model with learned gates"):
+        Ablation(renormalise=True)(model.without(HeadMask(model.grid)), splits.score, seed=0)
+
+
+@torch.no_grad()
+def test_all_but_one_keeps_one_head_of_a_block(model: Seq2Seq, splits: Splits) -> None:
+    scores = AllButOne()(model, splits.score, seed=0).values[0]
+    for n, head in enumerate(model.grid):
+        others = [other for other in model.grid if other.block == head.block and other != head]
+        gates = HeadMask(model.grid, frozenset(others)).gates()
+        torch.testing.assert_close(scores[n], -measure(model, splits.score, gates).loss.mean())
+
+
+@torch.no_grad()
+def test_magnitude_is_that_of_the_weights_and_survives_folding(model: Seq2Seq, splits: Splits) -> None:
+    scores = Magnitude()(model, splits.score, seed=0).values
+    head = HeadId(Site.DECODER_SELF, 1, 2)
+    attention = model.attention_sublayers()[head.block].attention
+    values, output = attention.v_proj.weight[8:12], attention.out_proj.weight[:, 8:12]
+    expected = (values**2).sum().sqrt() * (output**2).sum().sqrt() * attention.head_scale()[2]
+    torch.testing.assert_close(scores[0, model.grid.index(head)], expected)
+    torch.testing.assert_close(Magnitude()(model.without(HeadMask(model.grid)), splits.score, seed=0).values, scores)
+
+
+@torch.no_grad()
+def test_confidence_and_entropy_are_the_loop_over_tokens(model: Seq2Seq, splits: Splits) -> None:
+    peaks: dict[int, list[Tensor]] = {n: [] for n in range(len(model.grid))}
+    spreads: dict[int, list[Tensor]] = {n: [] for n in range(len(model.grid))}
+    for e in range(len(splits.score)):
+        source, target = splits.score.source[e], splits.score.target[e]
+        one = Examples(source[source != 0][None], target[target != 0][None])
+        for block, seen in model.attention_maps(one).items():
+            for head, n in enumerate(model.grid.positions(block)):
+                for t, weights in enumerate(seen.weights[0, head]):
+                    spreads[n].append((weights[weights > 0] * weights[weights > 0].log()).sum())
+                    # The last symbol of the source is end of sequence.
+                    real = weights if block.site == Site.DECODER_SELF else weights[:-1]
+                    if block.site != Site.ENCODER_SELF or t < len(seen.weights[0, head]) - 1:
+                        peaks[n].append(real.max())
+    for scorer, expected in ((Confidence(), peaks), (Entropy(), spreads)):
+        values = scorer(model, splits.score, seed=0).values[0]
+        torch.testing.assert_close(values, torch.stack([torch.stack(expected[n]).mean() for n in expected]))
+
+
+def test_lrp_is_the_share_of_relevance_in_the_block(model: Seq2Seq, splits: Splits) -> None:
+    """One example, one token at a time; the relevance itself is checked in test_relevance."""
+    relevant, shares = model.with_relevance(1e-3), []
+    for e in range(len(splits.score)):
+        source, target = splits.score.source[e], splits.score.target[e]
+        one = Examples(source[source != 0][None], target[target != 0][None])
+        total = torch.zeros(len(model.grid)).double()
+        for t in range(one.target.shape[1]):
+            gates = torch.ones(len(model.grid), dtype=torch.double, requires_grad=True)
+            relevant.logits(one, gates)[0, t].max().backward()
+            assert gates.grad is not None
+            total += gates.grad
+        shares.append(torch.cat([R.abs() / R.abs().sum() for R in model.grid.split(total).values()]))
+    scores = Lrp()(model, splits.score, seed=0).values[0]
+    torch.testing.assert_close(scores, torch.stack(shares).mean(0))
+
+
+MEASURING = [
+    Ablation(),
+    Ablation(replace="mean"),
+    Ablation(replace="resample"),
+    Ablation(renormalise=True),
+    AllButOne(),
+    Confidence(),
+    Entropy(),
+    Fisher(),
+    Gate(),
+    GateOutput(),
+    IntegratedGradients(steps=3),
+    Lrp(),
+    Magnitude(),
+    Racing(first=8),
+    Taylor(level="token"),
+    Taylor(level="example"),
+    Taylor(level="batch", batch_size=8),
+]
+NOT_BY_WRITING = (Gate, Confidence, Entropy, AllButOne)
+"""Scores of what a head looks at or is weighed by, whatever it writes."""
 
 
 @pytest.mark.parametrize("scorer", MEASURING, ids=repr)
-@torch.no_grad()
 def test_permuting_the_heads_of_a_block_permutes_their_scores(model: Seq2Seq, splits: Splits, scorer: Scorer) -> None:
     before = scorer(model, splits.score, seed=0).values[0]
     block, order = Block(Site.CROSS, 0), torch.tensor([2, 0, 1])
     attention = model.attention_sublayers()[block].attention
-    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
-        projection.weight.copy_(projection.weight.unflatten(0, (3, 4))[order].flatten(0, 1))
-        projection.bias.copy_(projection.bias.unflatten(0, (3, 4))[order].flatten())
-    attention.out_proj.weight.copy_(attention.out_proj.weight.unflatten(1, (3, 4))[:, order].flatten(1))
-    attention.gate.logits.copy_(attention.gate.logits[order])  # type: ignore[union-attr]
+    with torch.no_grad():
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+            projection.weight.copy_(projection.weight.unflatten(0, (3, 4))[order].flatten(0, 1))
+            projection.bias.copy_(projection.bias.unflatten(0, (3, 4))[order].flatten())
+        attention.out_proj.weight.copy_(attention.out_proj.weight.unflatten(1, (3, 4))[:, order].flatten(1))
+        attention.gate.logits.copy_(attention.gate.logits[order])  # type: ignore[union-attr]
     after = scorer(model, splits.score, seed=0).values[0]
     expected = model.grid.split(before)
     expected[block] = expected[block][order]
@@ -131,13 +261,14 @@ def test_permuting_the_heads_of_a_block_permutes_their_scores(model: Seq2Seq, sp
     assert not torch.allclose(after, before)
 
 
-@pytest.mark.parametrize("scorer", [Ablation(), Ablation(replace="mean"), GateOutput()], ids=repr)
-@torch.no_grad()
+@pytest.mark.parametrize("scorer", [s for s in MEASURING if not isinstance(s, NOT_BY_WRITING)], ids=repr)
 def test_a_head_that_writes_nothing_scores_zero(model: Seq2Seq, splits: Splits, scorer: Scorer) -> None:
     attention = model.attention_sublayers()[Block(Site.DECODER_SELF, 1)].attention
-    attention.out_proj.weight[:, 4:8] = 0.0
+    with torch.no_grad():
+        attention.out_proj.weight[:, 4:8] = 0.0
     scores = model.grid.split(scorer(model, splits.score, seed=0).values[0])[Block(Site.DECODER_SELF, 1)]
-    assert scores[1].abs() < 1e-12
+    if scorer != Ablation(renormalise=True):  # there the others gain what it loses
+        assert scores[1].abs() < 1e-12
     assert scores[0].abs() > 1e-6
 
 
@@ -151,7 +282,9 @@ def test_scoring_twice_gives_the_same(model: Seq2Seq, splits: Splits, scorer: Sc
 def test_a_pruned_model_can_be_scored(model: Seq2Seq, splits: Splits) -> None:
     block = [head for head in model.grid if head.block == Block(Site.CROSS, 1)]
     pruned = model.without(HeadMask(model.grid, frozenset([model.grid.heads[0], *block])))
-    for scorer in (Ablation(), Ablation(replace="mean"), GateOutput()):
+    for scorer in [*MEASURING, HardConcrete(steps=2), Subset(steps=2), Shapley(evaluations=80)]:
+        if scorer.needs_gates:
+            continue
         assert scorer(pruned, splits.score, seed=0).values.shape == (1, len(model.grid) - 4)
 
 

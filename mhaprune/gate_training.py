@@ -1,0 +1,62 @@
+"""Train one gate per head on a frozen model.
+
+Dimensions: B = batch, N = all heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from mhaprune.data import Examples
+from mhaprune.subject import Subject
+from mhaprune.training import Diverged, shuffled_batches
+
+Sample = Callable[[Tensor, int, float, torch.Generator], Tensor]
+"""Gates (B, N) drawn from logits (N,) for a batch of B at a share of the training between 0 and 1."""
+
+Penalty = Callable[[Tensor, float], Tensor]
+"""What is added to the loss for logits (N,) at a share of the training between 0 and 1."""
+
+
+def train_gates(
+    subject: Subject,
+    examples: Examples,
+    initial: Tensor,
+    sample: Sample,
+    penalty: Penalty | None = None,
+    *,
+    bound: float = math.inf,
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+) -> Tensor:
+    """Logits (N,) in float64 after `steps` of Adam on the mean loss under sampled gates, kept within
+    ± `bound`; the model stays as it is.
+
+    Raises `Diverged` where the loss is not finite.
+    """
+    device = examples.source.device
+    dtype = next(iter(subject.output_weights().values())).dtype
+    logits_N = initial.double().to(device).requires_grad_()
+    optimiser = torch.optim.Adam([logits_N], lr=learning_rate)
+    draw = torch.Generator().manual_seed(seed)
+    batches = shuffled_batches(examples, batch_size, torch.Generator().manual_seed(seed))
+    for step in tqdm(range(steps), "gates", disable=None, leave=False):
+        share = step / max(1, steps - 1)
+        batch = next(batches)
+        gates_BN = sample(logits_N, len(batch), share, draw)
+        loss = subject.evaluate(batch, gates_BN.to(dtype)).loss.double().mean()
+        if penalty is not None:
+            loss = loss + penalty(logits_N, share)
+        if not loss.isfinite():
+            raise Diverged(f"learning_rate={learning_rate}: the loss of the gates is {loss.item()} at step {step}")
+        (logits_N.grad,) = torch.autograd.grad(loss, logits_N)
+        optimiser.step()
+        logits_N.data.clamp_(-bound, bound)
+    return logits_N.detach()

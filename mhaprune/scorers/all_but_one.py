@@ -1,0 +1,29 @@
+"""How well the head does alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from mhaprune.data import Examples
+from mhaprune.measure import all_open, measure_masks
+from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.subject import Subject
+
+
+@dataclass(frozen=True)
+class AllButOne(Scorer):
+    """Minus the mean loss when all other heads of its block are closed (Michel et al. 2019, section 3.3)."""
+
+    family: ClassVar[str] = "ablation"
+
+    @torch.no_grad()
+    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+        gates_NN = all_open(subject, len(subject.grid))
+        for block in subject.grid.blocks:
+            heads = subject.grid.positions(block)
+            gates_NN[heads.start : heads.stop, heads.start : heads.stop] = torch.eye(len(heads))
+        loss_NE = measure_masks(subject, examples, gates_NN).loss
+        return Scores.mean_over_examples(-loss_NE.T, forward_passes=len(subject.grid))

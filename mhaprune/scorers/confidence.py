@@ -1,0 +1,29 @@
+"""How much the head looks at one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from mhaprune.data import Examples
+from mhaprune.measure import BATCH_SIZE
+from mhaprune.scorers.base import Scorer, Scores, TokenValues
+from mhaprune.subject import Subject
+
+
+@dataclass(frozen=True)
+class Confidence(Scorer):
+    """Mean over query tokens of the largest attention weight, end of sequence excluded from queries and keys (Voita et
+    al. 2019, section 4)."""
+
+    family: ClassVar[str] = "attention"
+
+    @torch.no_grad()
+    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+        def largest(batch: Examples) -> TokenValues:
+            maps = subject.attention_maps(batch).values()
+            return [((seen.weights * seen.keys[:, None, None]).amax(dim=-1), seen.queries) for seen in maps]
+
+        return Scores.mean_over_tokens(map(largest, examples.batches(BATCH_SIZE)), forward_passes=1)

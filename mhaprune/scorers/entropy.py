@@ -1,0 +1,29 @@
+"""How widely the head's attention is spread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from mhaprune.data import Examples
+from mhaprune.measure import BATCH_SIZE
+from mhaprune.scorers.base import Scorer, Scores, TokenValues
+from mhaprune.subject import Subject
+
+
+@dataclass(frozen=True)
+class Entropy(Scorer):
+    """Minus the mean entropy, in nats, of the attention distribution over query tokens, padding excluded (Michel et al.
+    2019, appendix)."""
+
+    family: ClassVar[str] = "attention"
+
+    @torch.no_grad()
+    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+        def negative_entropy(batch: Examples) -> TokenValues:
+            maps, valid = subject.attention_maps(batch), subject.queries(batch)
+            return [(seen.weights.xlogy(seen.weights).sum(dim=-1), valid[block]) for block, seen in maps.items()]
+
+        return Scores.mean_over_tokens(map(negative_entropy, examples.batches(BATCH_SIZE)), forward_passes=1)

@@ -1,0 +1,30 @@
+"""How large the head's weights are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from mhaprune.data import Examples
+from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.subject import Subject
+
+
+@dataclass(frozen=True)
+class Magnitude(Scorer):
+    """‖W_V^n‖_F · ‖g_n O_n‖_F, the usual control of weight pruning; a learned gate counts as the part of O_n that it
+    is."""
+
+    family: ClassVar[str] = "weights"
+
+    @torch.no_grad()
+    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+        outputs_N, values_N = (
+            torch.cat([weight_HKX.double().norm(dim=(1, 2)) for weight_HKX in weights.values()])
+            for weights in (subject.output_weights(), subject.value_weights())
+        )
+        sizes_N = outputs_N * values_N
+        gates_N = subject.learned_gates()
+        return Scores((sizes_N if gates_N is None else sizes_N * gates_N.double().abs())[None])

@@ -1,0 +1,68 @@
+"""How fast the loss changes as the head's gate begins to close."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from mhaprune.data import Examples
+from mhaprune.measure import BATCH_SIZE, all_open, by_length, gate_gradients
+from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.subject import Subject
+
+
+@dataclass(frozen=True)
+class Taylor(Scorer):
+    """|∂ℓ/∂ξ_n| at open gates, the first-order estimate of an ablation (Michel et al. 2019, equation 2; Molchanov et
+    al. 2017).
+
+    `level` says what the absolute value is taken of: the derivative for every `token` the head writes to, summed over
+    the tokens of an example (the code of Michel et al.); that of every `example` (their paper); or the mean over a
+    `batch` of `batch_size` examples (most re-implementations), in which examples cancel. From one level to the next
+    the score of a head can only fall.
+    """
+
+    family: ClassVar[str] = "gradient"
+
+    level: Literal["token", "example", "batch"] = "token"
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size={self.batch_size}: must be 1 or more")
+
+    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+        if self.level == "token":
+            return Scores.mean_over_examples(token_gradients(subject, examples), 1, 1)
+        gradients_EN = gate_gradients(subject, examples)
+        if self.level == "example":
+            return Scores.mean_over_examples(gradients_EN.abs(), 1, 1)
+        batches = gradients_EN.split(self.batch_size)
+        means_SN = torch.stack([batch.mean(dim=0).abs() for batch in batches])
+        share_S = torch.tensor([len(batch) / len(gradients_EN) for batch in batches], device=means_SN.device).double()
+        values_N = share_S @ means_SN
+        # Standard error of a weighted mean over batches; of one batch there is none.
+        spread_N = (share_S**2 @ (means_SN - values_N) ** 2).sqrt() * (len(batches) / max(1, len(batches) - 1)) ** 0.5
+        return Scores(values_N[None], spread_N[None] if len(batches) > 1 else None, 1, 1)
+
+
+def token_gradients(subject: Subject, examples: Examples, batch_size: int = BATCH_SIZE) -> Tensor:
+    """(E, N): for every example the sum over tokens of |∂ℓ/∂ξ|, where each token has a gate of its own."""
+    dtype = all_open(subject, 1).dtype
+    order, batches = by_length(examples, batch_size)
+    parts = []
+    for batch, _ in batches:
+        shapes = zip(subject.queries(batch).items(), subject.grid.sizes, strict=True)
+        gates = {
+            block: torch.ones(len(batch), heads, valid_BT.shape[1], dtype=dtype, device=valid_BT.device)
+            for (block, valid_BT), heads in shapes
+        }
+        for gates_BHT in gates.values():
+            gates_BHT.requires_grad_()
+        loss = subject.evaluate(batch, gates).loss.sum()
+        gradients = torch.autograd.grad(loss, list(gates.values()), allow_unused=True, materialize_grads=True)
+        parts.append(torch.cat([gradient.double().abs().sum(dim=2) for gradient in gradients], dim=1))
+    return torch.cat(parts)[order.argsort()]

@@ -1,0 +1,180 @@
+"""Gradient, path and game scores against loops that a reader can check by eye."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import factorial
+
+import pytest
+import torch
+from test_scorers import loss_of_one
+from torch import Tensor
+
+from mhaprune.data import Examples
+from mhaprune.gates import Softmax
+from mhaprune.heads import Block
+from mhaprune.measure import gate_gradients, measure
+from mhaprune.scorers.fisher import Fisher
+from mhaprune.scorers.integrated_gradients import IntegratedGradients
+from mhaprune.scorers.shapley import Shapley
+from mhaprune.scorers.taylor import Taylor
+from mhaprune.tasks.base import Splits
+from mhaprune.tasks.sort import Sort
+from mhaprune.transformer import Seq2Seq, Transformer
+
+
+@pytest.fixture
+def small(task: Sort) -> Seq2Seq:
+    """Six heads: few enough for all 64 subsets."""
+    torch.manual_seed(1)
+    config = Transformer(d_model=8, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8)
+    return config(len(task.vocabulary), Softmax()).double()
+
+
+def gradients_by_hand(model: Seq2Seq, examples: Examples) -> Tensor:
+    """One example at a time."""
+    gradients = []
+    for source, target in zip(examples.source, examples.target, strict=True):
+        gates = torch.ones(len(model.grid), dtype=torch.float64, requires_grad=True)
+        gradients += torch.autograd.grad(loss_of_one(model, source, target, gates), gates)
+    return torch.stack(gradients)
+
+
+def test_gradients_of_all_examples_come_at_once(model: Seq2Seq, splits: Splits) -> None:
+    torch.testing.assert_close(
+        gate_gradients(model, splits.score, batch_size=7), gradients_by_hand(model, splits.score)
+    )
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_taylor_by_example_and_fisher_are_means_over_them(model: Seq2Seq, splits: Splits) -> None:
+    by_hand = gradients_by_hand(model, splits.score)
+    taylor = Taylor(level="example")(model, splits.score, seed=0)
+    torch.testing.assert_close(taylor.values[0], by_hand.abs().mean(0), rtol=1e-5, atol=1e-8)
+    assert taylor.stderr is not None
+    torch.testing.assert_close(taylor.stderr[0], by_hand.abs().std(0) / len(by_hand) ** 0.5, rtol=1e-5, atol=1e-8)
+    fisher = Fisher()(model, splits.score, seed=0)
+    torch.testing.assert_close(fisher.values[0], (by_hand**2).mean(0), rtol=1e-5, atol=1e-8)
+
+
+def test_taylor_of_a_batch_is_the_sum_of_outputs_times_their_gradients(model: Seq2Seq, splits: Splits) -> None:
+    """|Σ c·∇c| over all that a head puts out, without any gate."""
+    contexts: dict[Block, Tensor] = {}
+
+    def keep(block: Block) -> object:
+        attend = model.attention_sublayers()[block].attention.attend
+
+        def keeping(*args: object, **kwargs: object) -> tuple[Tensor, None]:
+            context, _ = attend(*args, **kwargs)  # type: ignore[arg-type]
+            context.retain_grad()
+            contexts[block] = context
+            return context, None
+
+        return keeping
+
+    for block, sublayer in model.attention_sublayers().items():
+        sublayer.attention.attend = keep(block)  # type: ignore[assignment,method-assign]
+    model.evaluate(splits.score).loss.mean().backward()
+    by_hand = [(contexts[block] * contexts[block].grad).sum(dim=(0, 2, 3)).abs() for block in model.grid.blocks]
+    for sublayer in model.attention_sublayers().values():
+        del sublayer.attention.attend
+    scores = Taylor(level="batch", batch_size=len(splits.score))(model, splits.score, seed=0)
+    torch.testing.assert_close(scores.values[0], torch.cat(by_hand))
+    assert scores.stderr is None
+
+
+def test_taylor_of_batches_weighs_each_by_its_examples(model: Seq2Seq, splits: Splits) -> None:
+    gradients = gate_gradients(model, splits.score)
+    expected = (10 * gradients[:10].mean(0).abs() + 10 * gradients[10:20].mean(0).abs()
+                + 4 * gradients[20:].mean(0).abs()) / 24  # fmt: skip
+    torch.testing.assert_close(Taylor(level="batch", batch_size=10)(model, splits.score, 0).values[0], expected)
+
+
+def test_taylor_by_token_closes_one_token_at_a_time(model: Seq2Seq, splits: Splits) -> None:
+    one = splits.score[:1]
+    total = torch.zeros(len(model.grid), dtype=torch.float64)
+    for block in model.grid.blocks:
+        for head, n in enumerate(model.grid.positions(block)):
+            for t in range(model.queries(one)[block].shape[1]):
+                losses = []
+                for step in (1e-5, -1e-5):
+                    gates = {b: torch.ones(1, 3, v.shape[1]).double() for b, v in model.queries(one).items()}
+                    gates[block][0, head, t] += step
+                    losses.append(model.evaluate(one, gates).loss.detach())
+                total[n] += ((losses[0] - losses[1]) / 2e-5).abs().squeeze()
+    both = Examples(one.source.repeat(2, 1), one.target.repeat(2, 1))
+    torch.testing.assert_close(Taylor(level="token")(model, both, 0).values[0], total, rtol=1e-5, atol=1e-8)
+
+
+def test_the_absolute_value_can_only_lower_a_score_from_level_to_level(model: Seq2Seq, splits: Splits) -> None:
+    token, example, batch = (
+        Taylor(level=level)(model, splits.score, 0).values[0]  # type: ignore[arg-type]
+        for level in ("token", "example", "batch")
+    )
+    assert (token >= example).all()
+    assert (example >= batch).all()
+    assert (token > batch * 1.01).any()
+
+
+def test_integrated_gradients_sum_to_what_the_loss_falls_by(model: Seq2Seq, splits: Splits) -> None:
+    closed, opened = (
+        measure(model, splits.score, torch.full((len(model.grid),), gate).double()).loss.mean() for gate in (0.0, 1.0)
+    )
+    scores = IntegratedGradients(steps=200)(model, splits.score, seed=0)
+    torch.testing.assert_close(scores.values.sum(), closed - opened, rtol=1e-3, atol=0)
+    assert scores.forward_passes == scores.backward_passes == 200
+
+
+def shapley_by_hand(model: Seq2Seq, examples: Examples) -> Tensor:
+    """Over all subsets: Σ_S |S|! (N-|S|-1)! / N! (v(S + n) - v(S))."""
+    n = len(model.grid)
+    value = {}
+    for size in range(n + 1):
+        for subset in combinations(range(n), size):
+            gates = torch.zeros(n, dtype=torch.float64)
+            gates[list(subset)] = 1.0
+            value[frozenset(subset)] = -float(measure(model, examples, gates).loss.mean())
+    result = torch.zeros(n, dtype=torch.float64)
+    for subset, without in value.items():
+        for head in set(range(n)) - subset:
+            weight = factorial(len(subset)) * factorial(n - len(subset) - 1) / factorial(n)
+            result[head] += weight * (value[subset | {head}] - without)
+    return result
+
+
+def test_shapley_sums_and_comes_within_its_bound(small: Seq2Seq, splits: Splits) -> None:
+    exact = shapley_by_hand(small, splits.score)
+    ends = torch.stack([torch.zeros(6), torch.ones(6)]).double()
+    none, whole = (-measure(small, splits.score, gates).loss.mean() for gates in ends)
+    torch.testing.assert_close(exact.sum(), whole - none)
+    bound = 0.02
+    scores = Shapley(evaluations=100_000, bound=bound)(small, splits.score, seed=0)
+    assert scores.forward_passes < 100_000
+    assert (scores.values[0] - exact).abs().max() <= bound
+    torch.testing.assert_close(scores.values.sum(), whole - none)
+    few = Shapley(evaluations=50)(small, splits.score, seed=0)
+    assert few.forward_passes == 2 + 4 * 10
+    torch.testing.assert_close(few.values.sum(), whole - none)
+    assert few.stderr is not None
+    assert ((few.values[0] - exact).abs() < 6 * few.stderr[0] + 1e-9).all()
+    assert (few.values[0] - exact).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: IntegratedGradients(steps=0), "steps=0: must be 1 or more"),
+        (lambda: Shapley(evaluations=0), "evaluations=0: must be 1 or more"),
+        (lambda: Shapley(bound=-1.0), "bound=-1.0: must be 0 or more nats"),
+        (lambda: Shapley(confidence=1.0), "confidence=1.0: must be above 0 and below 1"),
+        (lambda: Taylor(batch_size=0), "batch_size=0: must be 1 or more"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_one_example_has_no_standard_error(model: Seq2Seq, splits: Splits) -> None:
+    with pytest.raises(ValueError, match="score split of 1: a standard error needs 2 or more examples"):
+        Fisher()(model, splits.score[:1], seed=0)
