@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from mhaprune.plots import draw_comparison
+from mhaprune.figures import draw_comparison
 from mhaprune.report import answers, render
 from mhaprune.store import RunFolder, read_status
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
+from torch import Tensor
 from tqdm import tqdm
 
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadMask
 from mhaprune.measure import accuracy_columns, logit_difference, measure
+from mhaprune.schedules.base import Schedule
+from mhaprune.scorers.base import Scorer
+from mhaprune.scoring import Scoring
 from mhaprune.speed import CONTROL, DENSE, in_turn, ratios
-from mhaprune.subject import Subject
+from mhaprune.store import option_name
+from mhaprune.subject import Outcome, Subject
 from mhaprune.tasks.base import Splits
 
 PROOF_BATCH = 16
@@ -33,19 +38,52 @@ class Plan(NamedTuple):
     mask: HeadMask
 
 
+def make_plans(
+    scoring: Scoring, scorers: Mapping[str, Scorer], schedule: Schedule, budgets: Sequence[int]
+) -> Iterator[Plan]:
+    """A plan per scorer, draw and budget; a scorer that can be asked for a number of heads is asked for each budget."""
+    subject, num_heads = scoring.subject, len(scoring.subject.grid)
+    for name, scorer in scorers.items():
+        asked = {budget: asked_for(scorer, budget, num_heads) for budget in budgets}
+        for one in dict.fromkeys(asked.values()):
+            for draw in range(len(scoring(name, one).scores.values)):
+
+                def score(pruned: Subject, name: str = name, one: Scorer = one, draw: int = draw) -> Tensor:
+                    if pruned is subject:
+                        return scoring(name, one).scores.values[draw]
+                    return one(pruned, scoring.examples, scoring.seed).values[draw]
+
+                for mask in schedule(subject, score, [budget for budget in budgets if asked[budget] == one]):
+                    yield Plan(name, draw, option_name(schedule), mask)
+
+
+def asked_for(scorer: Scorer, removed: int, num_heads: int) -> Scorer:
+    """The scorer that says which heads go: where none or all do, there is nothing to ask."""
+    return scorer.keeping(num_heads - removed) if 0 < removed < num_heads else scorer
+
+
 class ProofFailed(RuntimeError):
     """Removing heads did not do what masking them does, or masking them did nothing."""
 
 
-def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> tuple[pd.DataFrame, float]:
-    """One row per plan: its accuracy, on the report split and for choosing, and its size; and the proof.
+class Pruned(NamedTuple):
+    """One row per plan: its accuracy on the report split and for choosing, and its size; the outcomes behind it; and
+    the proof, the largest difference of a logit between any removed model and the same heads masked."""
 
-    The proof is the largest difference of a logit between any removed model and the same heads masked. Equal masks
-    are measured once. The *choose* columns are filled for the first draw of each scorer: the others are a control
-    among which nothing is chosen. Raises `ProofFailed` where a removed model is not the masked one.
+    table: pd.DataFrame
+    reported: dict[HeadMask, Outcome]
+    difference: float
+
+
+def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> Pruned:
+    """Remove the heads of every plan for real and measure what is left; equal masks are measured once.
+
+    The *choose* columns are filled for the first draw of each scorer: the others are a control among which nothing is
+    chosen. Raises `ProofFailed` where a removed model is not the masked one.
     """
     proof, precise = splits.report[:PROOF_BATCH], subject.in_double()
     measured: dict[HeadMask, dict[str, Any]] = {}
+    reported: dict[HeadMask, Outcome] = {}
     chosen: dict[HeadMask, dict[str, float]] = {}
     rows: list[dict[str, Any]] = []
     worst = 0.0
@@ -62,7 +100,8 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> tuple[pd.D
                     f" removed: {_names(mask) or 'none'}"
                 )
             worst = max(worst, difference)
-            measured[mask] = accuracy_columns(measure(smaller, splits.report))
+            reported[mask] = measure(smaller, splits.report)
+            measured[mask] = accuracy_columns(reported[mask])
             measured[mask] |= {
                 "parameters": smaller.count_parameters(),
                 "flops": smaller.count_flops(proof) // len(proof),
@@ -71,7 +110,7 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> tuple[pd.D
             outcome = measure(smaller, splits.choose)
             chosen[mask] = {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
         rows.append(_identity(plan) | measured[mask] | (chosen[mask] if plan.draw == 0 else {}))
-    return pd.DataFrame(rows), worst
+    return Pruned(pd.DataFrame(rows), reported, worst)
 
 
 def smallest_bite(subject: Subject, batch: Examples) -> float:

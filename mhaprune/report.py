@@ -11,6 +11,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mhaprune.plots import Plot
+from mhaprune.statistics import student_interval
 
 INITIAL_GATE = "gate before training"
 """What the table `agreement` calls the gates at step 0."""
@@ -19,11 +20,14 @@ INITIAL_GATE = "gate before training"
 def answers(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """What was found, in sentences; of several runs one each, which starts with the run's label."""
     lines = []
-    for name, headline in (("summary", _pruning_headline), ("accuracy", _accuracy_headline)):
+    headlines = {"summary": _pruning_headline, "winner": _winner_headline, "accuracy": _accuracy_headline}
+    if "methods" in tables and "label" in tables["methods"]:
+        lines.append(_methods_headline(tables["methods"]))
+    for name, headline in headlines.items():
         if name in tables and "label" in tables[name]:
             lines += [f"{label!s}: {headline(rows)}" for label, rows in tables[name].groupby("label", sort=False)]
         elif name in tables:
-            lines += [headline(tables[name]), *_pruning_details(tables)]
+            lines += [headline(tables[name]), *_pruning_details(tables), *_winner_details(tables)]
     return lines
 
 
@@ -100,6 +104,57 @@ def _pruning_details(tables: Mapping[str, pd.DataFrame]) -> list[str]:
         if row["other"] == INITIAL_GATE:
             lines.append(f"The learned gates against what they started from: Spearman ρ = {row['spearman']:.2f}.")
     return lines
+
+
+def _winner_headline(winner: pd.DataFrame) -> str:
+    row = winner.iloc[0]
+    best = "best subset" if row["oracle"] == "exact" else "best subset found"
+    line = (
+        f"{row['winner']} chooses best: on average over the budgets its heads cost"
+        f" {100 * row['regret_sequence_accuracy']:.1f} points of exact match against the {best}"
+        f" (95 % interval {100 * row['regret_sequence_accuracy_low']:.1f} to"
+        f" {100 * row['regret_sequence_accuracy_high']:.1f})"
+    )
+    if not isinstance(row["runner_up"], str):
+        return f"{line}."
+    beyond = "which is beyond the noise" if row["beyond_noise"] else "which is within the noise"
+    return (
+        f"{line}; {row['runner_up']} comes next, {100 * row['margin']:.1f} points behind"
+        f" ({100 * row['margin_low']:.1f} to {100 * row['margin_high']:.1f}), {beyond}."
+    )
+
+
+def _winner_details(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    if "winner" not in tables:
+        return []
+    row, lines = tables["winner"].iloc[0], []
+    if "prunable_heads" in row and not math.isnan(row["prunable_heads"]):
+        lines.append(
+            f"{int(row['prunable_heads'])} of {int(row['heads_total'])} heads are prunable one at a time: at 95 %"
+            f" confidence the ablation of each costs less than {row['prunable_tolerance']:g} nats."
+        )
+    if not math.isnan(row["leak"]):
+        lines.append(
+            "Leak: scoring, choosing and reporting on one split would have made the best scorer look"
+            f" {100 * row['leak']:+.1f} points of exact match better than it is."
+        )
+    return lines
+
+
+def _methods_headline(methods: pd.DataFrame) -> str:
+    """Over several runs: the scorer of least mean regret, with an interval over runs."""
+    regrets = methods[methods["family"] != "control"].pivot_table(
+        index="label", columns="scorer", values="regret_sequence_accuracy"
+    )
+    order = regrets.mean().sort_values(kind="stable").index
+    parts = []
+    for name in order[:3]:
+        low, high = student_interval(regrets[name].dropna())
+        parts.append(f"{name} {100 * regrets[name].mean():.1f} ({100 * low:.1f} to {100 * high:.1f})")
+    return (
+        f"Over {len(regrets)} runs the least mean regret in exact match, in points with 95 % intervals over runs:"
+        f" {', '.join(parts)}."
+    )
 
 
 def _accuracy_headline(accuracy: pd.DataFrame) -> str:

@@ -18,12 +18,13 @@ import torch
 from mhaprune.cache import Cache, data_digest, source_digest
 from mhaprune.data import Examples
 from mhaprune.experiments.base import Experiment, Study
+from mhaprune.figures import draw
 from mhaprune.gates import Gate
 from mhaprune.heads import HeadGrid
-from mhaprune.plots import draw
 from mhaprune.report import answers, check_answers, render
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
+from mhaprune.scoring import Make
 from mhaprune.store import RunFolder, describe, fingerprint, option_name
 from mhaprune.tasks.base import Splits, Task
 from mhaprune.training import Training
@@ -62,10 +63,15 @@ class Run:
         allowed = ["cpu", *(["cuda", *gpus] if gpus else [])]
         if self.device not in allowed:
             raise ValueError(f"device={self.device}: not to be had on this machine, allowed is {' or '.join(allowed)}")
+        grid = HeadGrid.full(self.model.blocks, self.model.num_heads)
         for name, scorer in self.scorer.items():
             if scorer.needs_gates and self.gate is None:
                 raise ValueError(f"scorer={name}: needs learned gates, choose gate=softmax or leave this scorer out")
-        self.experiment.check(HeadGrid.full(self.model.blocks, self.model.num_heads), self.scorer)
+            try:
+                scorer.check(len(grid))
+            except ValueError as error:
+                raise ValueError(f"scorer.{name}.{error}") from None
+        self.experiment.check(grid, self.scorer)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -91,7 +97,11 @@ class Run:
         for source, target in zip(splits.report.source[:2].tolist(), splits.report.target[:2].tolist(), strict=True):
             log.info("%s, for example: %s", option_name(self.task), self.task.show(source, target))
         model, history = self._trained(splits)
-        study = Study(model, self.task, splits, history, self.scorer, self.schedule, self.seed)
+
+        def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
+            return Cache(self.cache).get(kind, self._recipe(splits.train) | what, make)
+
+        study = Study(model, self.task, splits, history, self.scorer, self.schedule, self.seed, remember)
         findings = self.experiment(study)
         folder.note(checks=findings.checks)
         tables = {name: self._identified(frame) for name, frame in findings.tables.items()}

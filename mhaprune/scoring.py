@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
 
+from mhaprune.cache import data_digest, source_digest
 from mhaprune.data import Examples
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.statistics import spearman
+from mhaprune.store import describe
 from mhaprune.subject import Subject
+
+Make = Callable[[dict[str, Any] | None, Callable[[dict[str, Any]], None]], dict[str, Any]]
+Remember = Callable[[str, dict[str, Any], Make], dict[str, Any]]
+"""What was computed before for this model: its kind, what decides it beside the model, how it is made (`Cache.get`)."""
 
 
 class Scored(NamedTuple):
@@ -23,27 +30,69 @@ class Scored(NamedTuple):
     seconds: float
 
 
-def score_heads(subject: Subject, scorers: Mapping[str, Scorer], examples: Examples, seed: int) -> dict[str, Scored]:
-    """Every scorer's scores by its name; raises ValueError naming the first head whose score is not finite."""
-    scored = {}
-    for name, scorer in scorers.items():
-        start = time.perf_counter()
-        scores = scorer(subject, examples, seed)
-        for draw, n in (~torch.isfinite(scores.values)).nonzero().tolist():
-            value, head = float(scores.values[draw, n]), subject.grid.heads[n]
-            raise ValueError(f"scorer={name}: gives head {head} the score {value}, which is not finite")
-        scored[name] = Scored(scores, time.perf_counter() - start)
-    return scored
+class Scoring:
+    """Scores of one subject on one split, each computed once; of a scorer that trains never again for this model."""
+
+    def __init__(self, subject: Subject, examples: Examples, seed: int, remember: Remember | None = None) -> None:
+        self.subject, self.examples, self.seed, self.remember = subject, examples, seed, remember
+        self._done: dict[Scorer, Scored] = {}
+
+    def __call__(self, name: str, scorer: Scorer) -> Scored:
+        """Raises ValueError naming the first head whose score is not finite."""
+        if scorer not in self._done:
+            self._done[scorer] = self._scored(scorer)
+            values_RN = self._done[scorer].scores.values
+            for draw, n in (~torch.isfinite(values_RN)).nonzero().tolist():
+                value, head = float(values_RN[draw, n]), self.subject.grid.heads[n]
+                raise ValueError(f"scorer={name}: gives head {head} the score {value}, which is not finite")
+        return self._done[scorer]
+
+    def cost(self, scorers: Iterable[Scorer]) -> dict[str, float]:
+        """Passes and seconds of those that were asked for, together."""
+        done = [self._done[scorer] for scorer in dict.fromkeys(scorers) if scorer in self._done]
+        return {
+            "forward_passes": sum(scored.scores.forward_passes for scored in done),
+            "backward_passes": sum(scored.scores.backward_passes for scored in done),
+            "seconds": sum(scored.seconds for scored in done),
+        }
+
+    def _scored(self, scorer: Scorer) -> Scored:
+        if not scorer.trains or self.remember is None:
+            start = time.perf_counter()
+            scores = scorer(self.subject, self.examples, self.seed)
+            return Scored(scores, time.perf_counter() - start)
+
+        def make(state: Any, save: Any) -> dict[str, Any]:
+            start = time.perf_counter()
+            scores = scorer(self.subject, self.examples, self.seed)
+            return {**vars(scores), "seconds": time.perf_counter() - start}
+
+        modules = (type(scorer).__module__, "mhaprune.gate_training", "mhaprune.scorers.base")
+        what = {
+            "scorer": describe(scorer),
+            "scored_on": data_digest(self.examples),
+            "scored_with": [source_digest(module) for module in modules],
+        }
+        content = dict(self.remember("gates", what, make))
+        return Scored(Scores(**{k: v for k, v in content.items() if k != "seconds"}), content["seconds"])
 
 
-def heads_table(subject: Subject, scored: Mapping[str, Scored]) -> pd.DataFrame:
+def settings_text(scorer: Scorer) -> str:
+    """The settings of a scorer in a word each, so that no table leaves a variant unnamed."""
+    return " ".join(f"{field.name}={getattr(scorer, field.name)}" for field in fields(scorer))
+
+
+def heads_table(scoring: Scoring, scorers: Mapping[str, Scorer]) -> pd.DataFrame:
     """One row per scorer, draw and head; rank 1 is the most important head."""
-    parts = []
-    for name, (scores, seconds) in scored.items():
+    parts, subject = [], scoring.subject
+    for name, scorer in scorers.items():
+        scores, seconds = scoring(name, scorer)
         for draw, values_N in enumerate(scores.values):
             frame = pd.DataFrame(
                 {
                     "scorer": name,
+                    "family": scorer.family,
+                    "settings": settings_text(scorer),
                     "draw": draw,
                     "site": [str(head.site) for head in subject.grid],
                     "layer": [head.layer for head in subject.grid],
@@ -53,7 +102,8 @@ def heads_table(subject: Subject, scored: Mapping[str, Scored]) -> pd.DataFrame:
                 }
             )
             frame["rank"] = frame["score"].rank(ascending=False, method="first").astype(int)
-            parts.append(frame.assign(forward_passes=scores.forward_passes, seconds=seconds))
+            cost = {"forward_passes": scores.forward_passes, "backward_passes": scores.backward_passes}
+            parts.append(frame.assign(**cost, seconds=seconds))
     return pd.concat(parts, ignore_index=True)
 
 

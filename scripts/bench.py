@@ -16,8 +16,11 @@ from torch import Tensor, nn
 
 from mhaprune.data import PAD, Examples
 from mhaprune.gates import Softmax
-from mhaprune.heads import HeadMask
+from mhaprune.heads import HeadMask, Site
+from mhaprune.measure import measure, measure_masks
+from mhaprune.scorers.shapley import Shapley
 from mhaprune.speed import in_turn, ratios
+from mhaprune.tasks.sort import Sort
 from mhaprune.training import Training, training_step
 from mhaprune.transformer import Seq2Seq, Transformer, shift_right, sinusoids
 
@@ -117,6 +120,63 @@ def removal() -> list[Pair]:
     return pairs
 
 
+def ablation() -> list[Pair]:
+    """Ablation of all heads with what masks share, against the plain loop of one pass per head; also in an encoder of
+    6 layers and 12 heads whose decoder is one layer that writes one token."""
+    encoder = Transformer(192, 12, num_encoder_layers=6, num_decoder_layers=1, dim_feedforward=384)
+    draw = torch.Generator().manual_seed(0)
+    long = Examples(*(torch.randint(3, VOCABULARY_SIZE, (32, length), generator=draw) for length in (32, 1)))
+    pairs: list[Pair] = []
+    for name, config, examples in (("default model", Transformer(), Sort().splits().score), ("encoder", encoder, long)):
+        model = config(VOCABULARY_SIZE, Softmax())
+        heads = [n for n, head in enumerate(model.grid) if name != "encoder" or head.site == Site.ENCODER_SELF]
+        gates = torch.ones(1 + len(heads), len(model.grid))
+        gates[range(1, len(gates)), heads] = 0.0
+        pairs.append((f"ablation {name}", *shared_and_plain(model, examples, gates)))
+    return pairs
+
+
+def oracle() -> list[Pair]:
+    """All 4096 masks of a model with 12 heads, on 32 examples, against one mask a pass."""
+    model = Transformer(num_heads=2)(VOCABULARY_SIZE, Softmax())
+    gates = torch.cartesian_prod(*[torch.tensor([1.0, 0.0])] * len(model.grid))
+    return [("oracle", *shared_and_plain(model, Sort().splits().choose[:32], gates))]
+
+
+def shared_and_plain(
+    model: Seq2Seq, examples: Examples, gates: Tensor
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    return (
+        lambda: measure_masks(model, examples, gates),
+        lambda: [measure(model, examples, gates_N) for gates_N in gates],
+    )
+
+
+def shapley() -> list[Pair]:
+    """Shapley values of the default model's heads at equal evaluations of the split, against captum's
+    ShapleyValueSampling. Needs the extra `bench`."""
+    from captum.attr import ShapleyValueSampling
+
+    model, examples = Transformer()(VOCABULARY_SIZE, Softmax()), Sort().splits().score[:128]
+    rounds, num_heads = 8, len(model.grid)
+
+    def value(gates: Tensor) -> Tensor:
+        return -measure(model, examples, gates[0]).loss.mean()[None]
+
+    peer = ShapleyValueSampling(value)
+    # Captum runs the model once per head and permutation, and once with all heads closed.
+    evaluations = 1 + rounds * num_heads
+    ours = Shapley(evaluations=evaluations)
+    opened, closed = torch.ones(1, num_heads), torch.zeros(1, num_heads)
+    return [
+        (
+            f"shapley {evaluations} evaluations",
+            lambda: ours(model, examples, 0),
+            lambda: peer.attribute(opened, closed, n_samples=rounds),
+        )
+    ]
+
+
 COPIES = 4
 """Of two equal models one can be 1 % faster for where its weights lie in memory: several copies of each take turns."""
 
@@ -143,7 +203,7 @@ def random_examples(batch_size: int, length: int) -> Examples:
     return Examples(source, target)
 
 
-BENCHES = {bench.__name__: bench for bench in (training, removal)}
+BENCHES = {bench.__name__: bench for bench in (training, removal, ablation, oracle, shapley)}
 
 
 def main() -> None:

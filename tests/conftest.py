@@ -37,6 +37,7 @@ TINY = (
     "task.report=16",
 )
 TINY_SEQUENCES = ("task.train=200", "task.max_length=6")
+TINY_COMPARE = ("scorer=[gate,ablation,taylor,subset,random]", "scorer.subset.steps=5")
 TINY_ABLATE = ("experiment.latency_rounds=2", "experiment.latency_batch=4")
 
 

@@ -14,8 +14,9 @@ from conftest import ROOT
 from mhaprune.store import option_name
 
 HOUSE = """
-    heads gates attention surgery layers data subject transformer tasks store cache statistics measure training speed
-    scorers schedules scoring pruning plots report collect experiments run config command_line
+    heads gates attention surgery layers prefixes relevance data subject transformer tasks store cache statistics
+    measure training speed gate_training scorers schedules scoring pruning oracle plots run_plots method_plots
+    sweep_plots figures report collect experiments run config command_line
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 PACKAGE = ROOT / "mhaprune"
 FOLDERS = ("tasks", "scorers", "schedules", "experiments")
@@ -81,9 +82,19 @@ def test_a_plug_in_is_one_file_and_one_yaml_of_one_name(path: Path) -> None:
 
 @pytest.mark.parametrize("path", OPTIONS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_yaml_shows_every_field_and_agrees_with_the_defaults(path: Path) -> None:
-    """So that `--cfg job` shows all there is, and the package in a notebook does what the command line does."""
+    """So that `--cfg job` shows all there is, and the package in a notebook does what the command line does.
+
+    A variant, of the scorer `taylor` for example `taylor_batch`, says only what it changes.
+    """
     settings = yaml.safe_load(path.read_text())
     settings = (settings or {}).get(path.parent.name, settings) or {}
+    if "defaults" in settings and path.parent.name == "scorer":
+        parent, itself = settings.pop("defaults")
+        assert itself == "_self_"
+        assert path.stem.startswith(parent.removesuffix("@_here_") + "_")
+        base = yaml.safe_load((path.parent / f"{parent.removesuffix('@_here_')}.yaml").read_text())
+        assert all(key in base and base[key] != value for key, value in settings.items())
+        return
     if "_target_" not in settings:
         assert path.stem in ("none", "inflection", "default") or path.parent.name == "launch", path
         return

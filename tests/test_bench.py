@@ -16,5 +16,6 @@ def test_a_bench_prints_ratios_with_their_spread_and_the_control() -> None:
 
 
 def test_bad_names_and_too_few_pairs_are_refused() -> None:
-    assert "NAME=speed: no such bench, allowed are training, removal" in run_script("bench.py", "speed").stderr
+    refused = run_script("bench.py", "speed").stderr
+    assert "NAME=speed: no such bench, allowed are training, removal, ablation, oracle, shapley" in refused
     assert "--pairs=3: must be 20 or more" in run_script("bench.py", "--pairs", "3").stderr

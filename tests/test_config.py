@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, run_script
+from conftest import ROOT, TINY, TINY_ABLATE, TINY_COMPARE, TINY_SEQUENCES, compose, run_script
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.ablate import Ablate
 from mhaprune.scorers.ablation import Ablation
@@ -21,7 +21,11 @@ def tiny(group: str, option: str) -> list[str]:
     """The overrides that run an option small."""
     overrides = [f"{group}=[{option}]" if group == "scorer" else f"{group}={option}", *TINY]
     overrides += [] if option == "inflection" and group == "task" else TINY_SEQUENCES
-    overrides += [] if (group, option) == ("experiment", "train") else TINY_ABLATE
+    if group == "experiment":
+        overrides += {"ablate": TINY_ABLATE, "compare": TINY_COMPARE, "train": ()}[option]
+    else:
+        overrides += TINY_ABLATE
+    overrides += [f"scorer.{option}.steps=5"] if option in ("hard_concrete", "subset") else []
     return [*overrides, "scorer=[ablation,random]"] if (group, option) == ("gate", "none") else overrides
 
 
@@ -79,7 +83,7 @@ def test_inflection_chooses_its_recipe_and_can_be_overruled() -> None:
         ({"experiment.budgets": 0.5}, r"experiment.budgets=0.5: must be a list of a whole number or a finite number"),
         ({"experiment.budgets": [1.5]}, r"experiment.budgets=1.5: a fraction must be from 0.0 to 1.0"),
         ({"experiment.budgets": [25]}, r"experiment.budgets=25: the model has 24 heads, allowed are 0 to 24"),
-        ({"scorer.ablation.replace": "one"}, "scorer.ablation.replace='one': must be zero or mean"),
+        ({"scorer.ablation.replace": "one"}, "scorer.ablation.replace='one': must be zero or mean or resample"),
         ({"scorer": {}}, r"scorer=\[\]: must name at least one scorer"),
         ({"gate": None}, "scorer=gate: needs learned gates, choose gate=softmax"),
         ({"seed": -1}, "seed=-1: must be 0 or more"),
@@ -111,7 +115,10 @@ def test_a_setting_that_is_missing_is_named() -> None:
     [
         (["sped=1"], "sped=1: no such key, allowed are seed, device, num_threads, cache"),
         (["training.step=1"], "training.step=1: no such key, allowed are steps, batch_size"),
-        (["scorer=[gate,magic]"], "scorer=magic: no such option, allowed are ablation, gate, gate_output, random"),
+        (
+            ["scorer=[gate,magic]"],
+            "scorer=magic: no such option, allowed are ablation, ablation_mean, ablation_resample, all_but_one,",
+        ),
         (["gate=none", "gate.scale=one"], "gate.scale=one: gate is not among what is chosen, see --help"),
         (["scorer=[ablation]", "scorer.random.draws=3"], "scorer.random.draws=3: random is not among what is chosen"),
         (["experiment=train", "experiment.tolerance=0"], "experiment.tolerance=0: no such key, allowed are examples"),

@@ -19,8 +19,9 @@ def plans(model: Seq2Seq) -> list[Plan]:
 
 
 def test_a_row_per_plan_with_what_was_measured(model: Seq2Seq, splits: Splits) -> None:
-    table, difference = prune(model, plans(model), splits)
+    table, reported, difference = prune(model, plans(model), splits)
     assert difference < 1e-12
+    assert set(reported) == {plan.mask for plan in plans(model)}
     assert list(table["heads_removed"]) == [0, 4, 18] * 3
     assert list(table["fraction_removed"]) == pytest.approx([0, 4 / 18, 1] * 3)
     assert table["removed"].iloc[1] == "encoder_self.0.0 encoder_self.0.1 encoder_self.0.2 encoder_self.1.0"

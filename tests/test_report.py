@@ -4,7 +4,7 @@ import re
 
 import pandas as pd
 
-from mhaprune.plots import draw
+from mhaprune.figures import draw
 from mhaprune.report import INITIAL_GATE, answers, check_answers, render
 from test_plots import all_tables
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isnan, nan
 
 import pandas as pd
-from torch import Tensor
 
 from mhaprune.experiments.base import Experiment, Findings, Study
 from mhaprune.heads import HeadGrid
 from mhaprune.measure import greedy_disagreements
-from mhaprune.pruning import PROOF_BATCH, Plan, prune, smallest_bite, time_removed
+from mhaprune.pruning import PROOF_BATCH, make_plans, prune, smallest_bite, time_removed
 from mhaprune.report import INITIAL_GATE
 from mhaprune.schedules.base import check_budgets, heads_to_remove
 from mhaprune.scorers.base import Scorer
-from mhaprune.scoring import Scored, agreement_table, heads_table, score_heads
+from mhaprune.scoring import Scoring, agreement_table, heads_table
 from mhaprune.statistics import spearman
-from mhaprune.store import option_name
-from mhaprune.subject import Subject
 
 REFERENCE = "ablation"
 """The score that the others are compared with."""
@@ -56,14 +53,15 @@ class Ablate(Experiment):
 
     def __call__(self, study: Study) -> Findings:
         subject, report = study.subject, study.splits.report
-        scored = score_heads(subject, study.scorers, study.splits.score, study.seed)
-        plans = list(self._plans(study, scored))
-        pruning, difference = prune(subject, plans, study.splits)
+        scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
+        budgets = heads_to_remove(self.budgets, len(subject.grid))
+        plans = list(make_plans(scoring, study.scorers, study.schedule, budgets))
+        pruning, _, difference = prune(subject, plans, study.splits)
         latency = time_removed(
             subject, [plan for plan in plans if plan.draw == 0], report[: self.latency_batch], self.latency_rounds
         )
         pruning = pruning.merge(latency, how="left", on=[name for name in latency if name in pruning])
-        heads = heads_table(subject, scored)
+        heads = heads_table(scoring, study.scorers)
         agreement = pd.concat([agreement_table(heads), initial_gates(study.history)], ignore_index=True)
         return Findings(
             {
@@ -80,19 +78,6 @@ class Ablate(Experiment):
                 "greedy_decoding_disagreements": greedy_disagreements(subject, report),
             },
         )
-
-    def _plans(self, study: Study, scored: Mapping[str, Scored]) -> Iterator[Plan]:
-        budgets = heads_to_remove(self.budgets, len(study.subject.grid))
-        for name, (scores, _) in scored.items():
-            for draw in range(len(scores.values)):
-
-                def score(subject: Subject, name: str = name, draw: int = draw) -> Tensor:
-                    if subject is study.subject:
-                        return scored[name].scores.values[draw]
-                    return study.scorers[name](subject, study.splits.score, study.seed).values[draw]
-
-                for mask in study.schedule(study.subject, score, budgets):
-                    yield Plan(name, draw, option_name(study.schedule), mask)
 
 
 def initial_gates(history: pd.DataFrame) -> pd.DataFrame:

@@ -11,13 +11,17 @@ import pandas as pd
 from mhaprune.heads import HeadGrid
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
+from mhaprune.scoring import Remember
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits, Task
 
 
 @dataclass(frozen=True)
 class Study:
-    """A trained model and all that an experiment may do with it. `history` is the table its training left."""
+    """A trained model and all that an experiment may do with it.
+
+    `history` is the table its training left; `remember` is the cache of what was computed for this very model.
+    """
 
     subject: Subject
     task: Task
@@ -26,6 +30,7 @@ class Study:
     scorers: Mapping[str, Scorer]
     schedule: Schedule
     seed: int
+    remember: Remember
 
 
 @dataclass(frozen=True)

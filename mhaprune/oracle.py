@@ -1,0 +1,162 @@
+"""The best subset of heads: exactly where all subsets can be run, the best found by search where they cannot.
+
+Dimensions: M = masks, N = all heads, E = examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from tqdm import tqdm
+
+from mhaprune.cache import data_digest, source_digest
+from mhaprune.data import Examples
+from mhaprune.heads import HeadMask
+from mhaprune.measure import all_open, measure_masks
+from mhaprune.scoring import Remember
+from mhaprune.subject import Outcome, Subject
+
+MOST_HEADS = 16
+"""Up to here all 2^N masks are run."""
+MASKS_AT_ONCE = 256
+SAVE_EVERY = 16
+"""Calls of `MASKS_AT_ONCE` masks between two savings."""
+OBJECTIVES = ("loss", "sequence_accuracy")
+
+Removed = tuple[int, ...]
+"""The removed heads by their place on N, ascending."""
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Every subset that was run, with its mean outcome: (M,) each. `exact` if no subset was left out."""
+
+    subject: Subject
+    outcomes: dict[Removed, tuple[float, float, float]]
+    exact: bool
+
+    def best(self, removed: int, objective: str) -> HeadMask:
+        """The best subset with so many heads removed, by mean loss or by exact match; of equals by the other one."""
+        others = [name for name in OBJECTIVES if name != objective]
+
+        def badness(subset: Removed) -> tuple[float, ...]:
+            outcome = Outcome(*self.outcomes[subset])  # type: ignore[arg-type]
+            signed = {"loss": outcome.loss, "sequence_accuracy": -outcome.sequence_accuracy}
+            return tuple(float(signed[name]) for name in (objective, *others))
+
+        subset = min((subset for subset in self.outcomes if len(subset) == removed), key=badness)
+        return HeadMask(self.subject.grid, frozenset(self.subject.grid.heads[n] for n in subset))
+
+
+def find_best(
+    subject: Subject,
+    examples: Examples,
+    budgets: Sequence[int],
+    method: Literal["auto", "exact", "beam"] = "auto",
+    beam_width: int = 8,
+    also: Iterable[HeadMask] = (),
+    remember: Remember | None = None,
+) -> Oracle:
+    """The outcome of all subsets or, above `MOST_HEADS` heads, of those that a beam search and swaps come upon.
+
+    The search removes head by head from the `beam_width` best subsets so far; then, at each budget, a removed head is
+    exchanged for a kept one for as long as that lowers the loss. The subsets in `also` compete. What was run is saved
+    as it goes. Raises ValueError if all subsets are asked for of more heads than that.
+    """
+    num_heads = len(subject.grid)
+    most_heads_for(method, num_heads)
+    exact = method == "exact" or (method == "auto" and num_heads <= MOST_HEADS)
+
+    def make(state: dict[str, Any] | None, save: Any) -> dict[str, Any]:
+        run = _Runner(subject, examples, state, save)
+        if exact:
+            run(_all_subsets(num_heads), 2**num_heads)
+        else:
+            _search(run, num_heads, [budget for budget in budgets if 0 < budget < num_heads], beam_width)
+        return run.state()
+
+    what = {
+        "oracle": ["exact"] if exact else ["beam", beam_width, sorted(budgets)],
+        "chosen_on": data_digest(examples),
+        "searched_with": [source_digest(f"mhaprune.{name}") for name in ("oracle", "prefixes")],
+    }
+    content = make(None, None) if remember is None else remember("oracle", what, make)
+    run = _Runner(subject, examples, content, None)
+    if not exact:
+        known = {tuple(sorted(subject.grid.index(head) for head in mask.removed)) for mask in also}
+        run(sorted(known), len(known))
+    return Oracle(subject, run.outcomes, exact)
+
+
+def most_heads_for(method: str, num_heads: int) -> None:
+    """Raise ValueError where all subsets are asked for of more heads than can be run."""
+    if method == "exact" and num_heads > MOST_HEADS:
+        raise ValueError(
+            f"experiment.oracle=exact: {num_heads} heads have {2**num_heads} subsets, exact takes up to {MOST_HEADS}"
+            " heads, auto and beam any number"
+        )
+
+
+class _Runner:
+    """Runs subsets once each and saves what it has."""
+
+    def __init__(self, subject: Subject, examples: Examples, state: dict[str, Any] | None, save: Any) -> None:
+        self.subject, self.examples, self.save, self.calls = subject, examples, save, 0
+        self.outcomes: dict[Removed, tuple[float, float, float]] = {}
+        if state is not None:
+            for row, values in zip(state["removed"].tolist(), state["outcomes"].tolist(), strict=True):
+                self.outcomes[tuple(n for n, gone in enumerate(row) if gone)] = tuple(values)
+
+    def __call__(self, subsets: Iterable[Removed], total: int) -> None:
+        new = [subset for subset in subsets if subset not in self.outcomes]
+        with tqdm(total=total, initial=total - len(new), desc="oracle", disable=None, leave=False) as progress:
+            for start in range(0, len(new), MASKS_AT_ONCE):
+                self._run(new[start : start + MASKS_AT_ONCE])
+                progress.update(len(new[start : start + MASKS_AT_ONCE]))
+
+    def _run(self, subsets: list[Removed]) -> None:
+        gates_MN = all_open(self.subject, len(subsets))
+        for row, subset in enumerate(subsets):
+            gates_MN[row, list(subset)] = 0.0
+        outcome = measure_masks(self.subject, self.examples, gates_MN)
+        means = zip(*(values.double().mean(dim=1).tolist() for values in outcome), strict=True)
+        self.outcomes |= dict(zip(subsets, means, strict=True))
+        self.calls += 1
+        if self.save is not None and self.calls % SAVE_EVERY == 0:
+            self.save(self.state())
+
+    def state(self) -> dict[str, Any]:
+        removed = torch.zeros(len(self.outcomes), len(self.subject.grid), dtype=torch.bool)
+        for row, subset in enumerate(self.outcomes):
+            removed[row, list(subset)] = True
+        return {"removed": removed, "outcomes": torch.tensor(list(self.outcomes.values()), dtype=torch.double)}
+
+
+def _all_subsets(num_heads: int) -> Iterator[Removed]:
+    for number in range(2**num_heads):
+        yield tuple(n for n in range(num_heads) if number >> (num_heads - 1 - n) & 1)
+
+
+def _search(run: _Runner, num_heads: int, budgets: Sequence[int], beam_width: int) -> None:
+    def loss(subset: Removed) -> float:
+        return run.outcomes[subset][0]
+
+    beam: list[Removed] = [()]
+    run(beam, 1)
+    for _ in range(num_heads):
+        further = {tuple(sorted({*subset, n})) for subset in beam for n in range(num_heads) if n not in subset}
+        run(sorted(further), len(further))
+        beam = sorted(further, key=loss)[:beam_width]
+    for budget in budgets:
+        best = min((subset for subset in run.outcomes if len(subset) == budget), key=loss)
+        while True:
+            kept = [n for n in range(num_heads) if n not in best]
+            swaps = sorted(tuple(sorted({*best, n} - {gone})) for gone in best for n in kept)
+            run(swaps, len(swaps))
+            better = min(swaps, key=loss)
+            if loss(better) >= loss(best):
+                break
+            best = better
