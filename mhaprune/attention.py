@@ -152,11 +152,16 @@ def attention_bias(key_padding_mask: Tensor | None, attn_mask: Tensor | None, dt
     """One additive mask that broadcasts to (B, H, T, U), -inf where attention is forbidden; None if nothing is."""
     biases = []
     if key_padding_mask is not None:
-        biases.append(_additive(key_padding_mask, dtype)[:, None, None, :])
+        biases.append(padding_bias(key_padding_mask, dtype))
     if attn_mask is not None:
         attn_mask = _additive(attn_mask, dtype)
         biases.append(attn_mask.unsqueeze(1) if attn_mask.dim() == 3 else attn_mask)
     return sum(biases[1:], biases[0]) if biases else None
+
+
+def padding_bias(key_padding_mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, 1, 1, U): -inf where the mask (B, U) is True."""
+    return _additive(key_padding_mask, dtype)[:, None, None, :]
 
 
 def causal_bias(num_queries: int, num_keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:

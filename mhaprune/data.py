@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 PAD, BOS, EOS = 0, 1, 2
@@ -65,6 +66,15 @@ class Examples:
         for start in range(0, len(self), batch_size):
             yield self[start : start + batch_size]
 
+    def shuffled_batches(self, batch_size: int, order: torch.Generator, skip: int = 0) -> Iterator[Examples]:
+        """Endless batches: every epoch a new permutation, its last batch smaller. The first `skip` are dropped."""
+        while True:
+            for index in torch.randperm(len(self), generator=order).split(batch_size):
+                if skip > 0:
+                    skip -= 1
+                else:
+                    yield self[index.to(self.source.device)]
+
     def to(self, device: torch.device | str) -> Examples:
         return Examples(self.source.to(device), self.target.to(device))
 
@@ -73,6 +83,11 @@ def pad(rows: Sequence[Sequence[int]]) -> Tensor:
     """(rows, longest row), filled up with PAD."""
     longest = max(map(len, rows), default=0)
     return torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows], dtype=torch.long)
+
+
+def shift_right(target_BT: Tensor) -> Tensor:
+    """The decoder's input for a target: BOS first, the last token dropped."""
+    return F.pad(target_BT[:, :-1], (1, 0), value=BOS)
 
 
 def _trim(ids: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mhaprune.data import Examples
+from mhaprune.measure import Diverged
 from mhaprune.subject import Subject
-from mhaprune.training import Diverged, shuffled_batches
 
 Sample = Callable[[Tensor, int, float, torch.Generator], Tensor]
 """Gates (B, N) drawn from logits (N,) for a batch of B at a share of the training between 0 and 1."""
@@ -46,7 +46,7 @@ def train_gates(
     logits_N = initial.double().to(device).requires_grad_()
     optimiser = torch.optim.Adam([logits_N], lr=learning_rate)
     draw = torch.Generator().manual_seed(seed)
-    batches = shuffled_batches(examples, batch_size, torch.Generator().manual_seed(seed))
+    batches = examples.shuffled_batches(batch_size, torch.Generator().manual_seed(seed))
     for step in tqdm(range(steps), "gates", disable=None, leave=False):
         share = step / max(1, steps - 1)
         batch = next(batches)

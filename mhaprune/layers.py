@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from mhaprune.attention import MultiHeadAttention, Projection
@@ -139,3 +140,9 @@ class DecoderLayer(nn.Module):
         # No padding mask here: targets are padded on the right, where a causal mask never lets a real position look.
         x_BTD = self.self_attention(x_BTD, call, is_causal=cache is None, cache=cache)
         return self.feed_forward(self.cross(x_BTD, call, keys_values=memory, bias=bias))
+
+
+def sinusoids(length: int, d_model: int) -> Tensor:
+    """Positions (length, D): sin and cos of t / 10000^(2i/D), interleaved (Vaswani et al. 2017, section 3.5)."""
+    angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, d_model, 2) / d_model)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)

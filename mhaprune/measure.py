@@ -16,10 +16,16 @@ from mhaprune.statistics import bootstrap_interval, wilson_interval
 from mhaprune.subject import Fallback, Outcome, SharesPrefixes, Subject
 
 BATCH_SIZE = 128
+BATCH_OF_MASKS = 32
+"""Examples in a pass of many masks: it is filled by the masks, and fewer examples mean less padding."""
 
 Replacement = Callable[[Subject, Examples, Tensor], Fallback]
 """What the closed heads of a batch give instead of nothing; the tensor (B,) says where in the split its
 examples are."""
+
+
+class Diverged(RuntimeError):
+    """A loss that is not finite: training cannot go on."""
 
 
 @torch.no_grad()
@@ -42,8 +48,7 @@ def measure_masks(
 ) -> Outcome:
     """The outcome of every example under every row of `gates` (M, N): (M, E) each, as `measure` gives it up to
     rounding."""
-    # The more masks there are to fill a pass, the fewer examples it takes.
-    order, batches = by_length(examples, min(BATCH_SIZE, max(16, 512 // len(gates))))
+    order, batches = by_length(examples, BATCH_OF_MASKS)
     parts = []
     for batch, at in batches:
         fallback = replacement and replacement(subject, batch, at)

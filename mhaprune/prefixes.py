@@ -3,106 +3,168 @@
 Masks that agree on all heads up to a block share the states before it; masks that differ in a block share what its
 heads put out. A head closed to g changes the block's output from that with all heads open by -(1 - g) c_n O_n.
 
-Dimensions: M = masks, P = distinct states before a block, C = distinct states after it, B = batch, T = positions, S =
-positions of a memory, H = heads of a block, K = head_dim, D = model width.
+Dimensions: M = masks, P = distinct states before a block, C = distinct states after it, Y = distinct memories, B =
+batch, T = positions, S = positions of a memory, H = heads of a block, K = head_dim, D = model width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mhaprune.attention import MultiHeadAttention
+from mhaprune.heads import Block
 from mhaprune.layers import AttentionSublayer
 
 
 @dataclass(frozen=True)
 class Branches:
-    """The distinct hidden states (P, B, T, D) of many masks at one point of a model, and which of them each mask is in
-    (M,)."""
+    """Many masks at one point of a model: the distinct hidden states (P, B, T, D) they are in, for every mask which of
+    all masks it is and which state it is in, (M,) each, and in a decoder what they read.
+
+    Rows are counted on the CPU, so that an accelerator is never waited for.
+    """
 
     states: Tensor
-    rows: Tensor
+    masks: np.ndarray
+    rows: np.ndarray
+    memory: Memory | None = None
 
     @classmethod
     def root(cls, state_BTD: Tensor, num_masks: int) -> Branches:
         """Before the first head all masks are in one state."""
-        return cls(state_BTD[None], torch.zeros(num_masks, dtype=torch.long, device=state_BTD.device))
+        return cls(state_BTD[None], np.arange(num_masks), np.zeros(num_masks, dtype=int))
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Branches:
         """A part of the model without heads."""
-        return Branches(function(self.states.flatten(0, 1)).unflatten(0, self.states.shape[:2]), self.rows)
+        return replace(self, states=function(self.states.flatten(0, 1)).unflatten(0, self.states.shape[:2]))
+
+    def remember(self, sublayers: Sequence[AttentionSublayer], state_BTD: Tensor) -> Branches:
+        """From here on all masks are in one state again and those sublayers read the states so far."""
+        keys_values = {}
+        for sublayer in sublayers:
+            projected = sublayer.attention.project(*[self.states.flatten(0, 1)] * 2)
+            keys, values = (x.unflatten(0, self.states.shape[:2]) for x in projected)
+            keys_values[sublayer.block] = keys, values
+        return Branches(state_BTD[None], self.masks, np.zeros_like(self.rows), Memory(keys_values, self.rows))
+
+    def split(self, at_most: int) -> Iterator[Branches]:
+        """The same in parts of at most so many states."""
+        for start in range(0, len(self.states), at_most):
+            here = (self.rows >= start) & (self.rows < start + at_most)
+            memory = self.memory and replace(self.memory, rows=self.memory.rows[here])
+            yield Branches(self.states[start : start + at_most], self.masks[here], self.rows[here] - start, memory)
 
     def attend(
         self,
         sublayer: AttentionSublayer,
-        gates_MH: Tensor,
+        gates: np.ndarray,
         fallback: Tensor | None = None,
         *,
-        memory: Branches | None = None,
         bias: Tensor | None = None,
         is_causal: bool = False,
     ) -> Branches:
-        """One attention block, of the states to themselves or to those of `memory`."""
-        attention, inputs = sublayer.attention, self._paired(memory)
+        """One attention block under gates (all masks, H), of the states to themselves or to what its block remembers;
+        `bias` (B, 1, 1, S) is added to its scores."""
+        attention = sublayer.attention
         if attention.num_heads == 0:
-            return Branches(inputs.states + attention.out_proj.bias, inputs.rows)
-        num_parents, batch = inputs.states.shape[:2]
-        x_XTD = inputs.states.flatten(0, 1)
-        h_XTD = sublayer.norm(x_XTD)
-        if memory is None:
-            keys_values = attention.project(h_XTD, h_XTD)
+            return replace(self, states=self.states + attention.out_proj.bias)
+        if self.memory is None or sublayer.block not in self.memory.keys_values:
+            parents_M, x_PBTD = self.rows, self.states
+            context_PBHTK = _self_attend(sublayer, x_PBTD, bias, is_causal)
         else:
-            memory_YSD = memory.states.flatten(0, 1)
-            keys, values = attention.project(memory_YSD, memory_YSD)
-            read = inputs.memory_rows
-            keys_values = (_select(keys, read, batch), _select(values, read, batch))
-        if bias is not None:
-            bias = bias.repeat(num_parents, 1, 1, 1)
-        context_XHTK, _ = attention.attend(h_XTD, *keys_values, bias, is_causal=is_causal)
-        open_PBTD = (x_XTD + attention.merge(context_XHTK)).unflatten(0, (num_parents, batch))
-
-        kinds_GH, kind_M = gates_MH.unique(dim=0, return_inverse=True)
-        children_C, rows_M = (inputs.rows * len(kinds_GH) + kind_M).unique(return_inverse=True)
+            keys, values = self.memory.keys_values[sublayer.block]
+            pairs_P, parents_M = np.unique(self.rows * len(keys) + self.memory.rows, return_inverse=True)
+            x_PBTD = _take(self.states, pairs_P // len(keys))
+            context_PBHTK = _cross_attend(sublayer, x_PBTD, keys, values, pairs_P % len(keys), bias)
+        open_PBTD = x_PBTD + _merged(attention, context_PBHTK)
+        kinds_GH, kind_M = np.unique(gates[self.masks], axis=0, return_inverse=True)
+        children_C, rows_M = np.unique(parents_M * len(kinds_GH) + kind_M, return_inverse=True)
         origin_C, gates_CH = children_C // len(kinds_GH), kinds_GH[children_C % len(kinds_GH)]
-        states_CBTD = open_PBTD[origin_C]
-        context_PBHTK = context_XHTK.unflatten(0, (num_parents, batch))
-        output_HKD = attention.out_proj.weight.mT.unflatten(0, (attention.num_heads, attention.head_dim))
-        output_HKD = output_HKD * attention.head_scale()[:, None, None]
-        for n in range(attention.num_heads):
-            closed = (gates_CH[:, n] != 1).nonzero().squeeze(1)
-            if len(closed):
-                parents, which = origin_C[closed].unique(return_inverse=True)
-                lost_PBTK = context_PBHTK[parents, :, n]
-                if fallback is not None:
-                    lost_PBTK = lost_PBTK - fallback.expand(batch, attention.num_heads, -1, -1)[:, n]
-                lost_CBTD = (lost_PBTK @ output_HKD[n])[which]
-                states_CBTD.index_add_(0, closed, lost_CBTD * (gates_CH[closed, n] - 1)[:, None, None, None])
-        return Branches(states_CBTD, rows_M)
-
-    def _paired(self, memory: Branches | None) -> _Inputs:
-        """The distinct inputs of a block: states, and where it reads a memory, pairs of the two."""
-        if memory is None:
-            return _Inputs(self.states, self.rows, self.rows)
-        pairs_P, rows_M = (self.rows * len(memory.states) + memory.rows).unique(return_inverse=True)
-        return _Inputs(self.states[pairs_P // len(memory.states)], rows_M, pairs_P % len(memory.states))
+        states_CBTD = _closed(attention, open_PBTD, context_PBHTK, origin_C, gates_CH, fallback)
+        return replace(self, states=states_CBTD, rows=rows_M)
 
 
 @dataclass(frozen=True)
-class _Inputs:
-    states: Tensor
-    rows: Tensor
-    memory_rows: Tensor
+class Memory:
+    """The keys and values (Y, B, H, S, K) of every block that reads a memory, and which of them every mask reads
+    (M,)."""
+
+    keys_values: Mapping[Block, tuple[Tensor, Tensor]]
+    rows: np.ndarray
 
 
-def _select(x_YHSK: Tensor, rows_P: Tensor, batch: int) -> Tensor:
-    """The rows (P·B, ...) of a tensor whose first axis is (rows, B) in one."""
-    return x_YHSK.unflatten(0, (-1, batch))[rows_P].flatten(0, 1)
+def depth_first(root: Branches, steps: Sequence[Callable[[Branches], Branches]], at_most: int) -> Iterator[Branches]:
+    """The ends of all branches, in parts. Each step is taken with at most so many states at once, and a part is
+    brought to its end before the next one is begun: what is at work stays small and near the processor."""
+    todo = [(0, root)]
+    while todo:
+        done, branches = todo.pop()
+        if len(branches.states) > at_most:
+            todo += [(done, part) for part in branches.split(at_most)]
+        elif done < len(steps):
+            todo.append((done + 1, steps[done](branches)))
+        else:
+            yield branches
 
 
-def lexicographic_order(rows_MN: Tensor) -> Tensor:
-    """The order (M,) that sorts rows by their first column, then by their second, and so on."""
-    _, order_M = rows_MN.unique(dim=0, return_inverse=True)
-    return order_M.argsort(stable=True)
+def _self_attend(sublayer: AttentionSublayer, x_PBTD: Tensor, bias: Tensor | None, is_causal: bool) -> Tensor:
+    attention, h_XTD = sublayer.attention, sublayer.norm(x_PBTD.flatten(0, 1))
+    if bias is not None:
+        bias = bias.repeat(len(x_PBTD), 1, 1, 1)
+    context_XHTK, _ = attention.attend(h_XTD, *attention.project(h_XTD, h_XTD), bias, is_causal=is_causal)
+    return context_XHTK.unflatten(0, x_PBTD.shape[:2])
+
+
+def _cross_attend(
+    sublayer: AttentionSublayer, x_PBTD: Tensor, keys: Tensor, values: Tensor, read_P: np.ndarray, bias: Tensor | None
+) -> Tensor:
+    h_PBTD = sublayer.norm(x_PBTD)
+    if len(set(read_P.tolist())) == 1:
+        # All states read one memory: as if they were one longer text.
+        h_BXD = h_PBTD.transpose(0, 1).flatten(1, 2)
+        context_BHXK, _ = sublayer.attention.attend(h_BXD, keys[read_P[0]], values[read_P[0]], bias)
+        return context_BHXK.unflatten(2, (len(x_PBTD), -1)).permute(2, 0, 1, 3, 4)
+    keys, values = (_take(x, read_P).flatten(0, 1) for x in (keys, values))
+    if bias is not None:
+        bias = bias.repeat(len(x_PBTD), 1, 1, 1)
+    context_XHTK, _ = sublayer.attention.attend(h_PBTD.flatten(0, 1), keys, values, bias)
+    return context_XHTK.unflatten(0, x_PBTD.shape[:2])
+
+
+def _merged(attention: MultiHeadAttention, context_PBHTK: Tensor) -> Tensor:
+    return attention.merge(context_PBHTK.flatten(0, 1)).unflatten(0, context_PBHTK.shape[:2])
+
+
+def _closed(
+    attention: MultiHeadAttention,
+    open_PBTD: Tensor,
+    context_PBHTK: Tensor,
+    origin_C: np.ndarray,
+    gates_CH: np.ndarray,
+    fallback: Tensor | None,
+) -> Tensor:
+    """The states (C, B, T, D) that come of those with all heads open, `origin_C` of which each, by closing heads."""
+    child_X, head_X = (gates_CH != 1).nonzero()
+    if len(child_X) == 0:
+        return _take(open_PBTD, origin_C)
+    heads, shape = attention.num_heads, open_PBTD.shape[1:]
+    lost_U, which_X = np.unique(origin_C[child_X] * heads + head_X, return_inverse=True)
+    lost_UBTK = context_PBHTK[lost_U // heads, :, lost_U % heads]
+    if fallback is not None:
+        lost_UBTK = lost_UBTK - fallback.expand(shape[0], heads, -1, -1).transpose(0, 1)[lost_U % heads]
+    output_HKD = attention.out_proj.weight.mT.unflatten(0, (heads, -1)) * attention.head_scale()[:, None, None]
+    lost_UXD = lost_UBTK.flatten(1, 2) @ output_HKD[lost_U % heads]
+    weights_CU = np.zeros((len(origin_C), len(lost_U)))
+    weights_CU[child_X, which_X] = gates_CH[child_X, head_X] - 1
+    weights = torch.from_numpy(weights_CU).to(lost_UXD)
+    return torch.addmm(_take(open_PBTD, origin_C).flatten(1), weights, lost_UXD.flatten(1)).unflatten(1, shape)
+
+
+def _take(x_P: Tensor, rows: np.ndarray) -> Tensor:
+    """The rows of a tensor; itself, where they are all its rows in order."""
+    return x_P if np.array_equal(rows, np.arange(len(x_P))) else x_P[rows]

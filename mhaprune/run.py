@@ -32,7 +32,10 @@ from mhaprune.transformer import Seq2Seq, Transformer
 
 log = logging.getLogger(__name__)
 
-TRAINED_BY = ("heads", "gates", "attention", "layers", "data", "transformer", "tasks.base", "measure", "training")
+TRAINED_BY = (
+    *("heads", "gates", "attention", "layers", "data", "subject"),
+    *("transformer", "tasks.base", "measure", "training"),
+)
 """The modules whose code decides what a training ends in, beside the task's own."""
 for _name in TRAINED_BY:
     source_digest(f"mhaprune.{_name}")  # now, before anybody edits them

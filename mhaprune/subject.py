@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
+import torch.nn.functional as F
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import PAD, Examples
 from mhaprune.heads import Block, HeadGrid, HeadMask
 
 
@@ -27,6 +28,16 @@ class Outcome(NamedTuple):
     loss: Tensor
     token_accuracy: Tensor
     sequence_accuracy: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, target: Tensor) -> Self:
+        """That of logits (..., T, V) on targets (..., T)."""
+        valid = target != PAD
+        lengths = valid.sum(dim=-1)
+        loss = F.cross_entropy(logits.flatten(0, -2), target.flatten(), ignore_index=PAD, reduction="none")
+        hits = ((logits.argmax(dim=-1) == target) & valid).sum(dim=-1)
+        exact = hits == lengths
+        return cls(loss.view_as(target).sum(dim=-1) / lengths, hits.to(loss.dtype) / lengths, exact.to(loss.dtype))
 
 
 class AttentionMap(NamedTuple):

@@ -6,7 +6,7 @@ Dimensions: B = batch, T = target positions, V = vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,8 @@ from tqdm import tqdm
 
 from mhaprune.data import PAD, Examples
 from mhaprune.gates import Gate, HeadGate
-from mhaprune.measure import measure
+from mhaprune.measure import Diverged, measure
 from mhaprune.transformer import Seq2Seq
-
-
-class Diverged(RuntimeError):
-    """Training cannot go on."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class Training:
             _set_rng(state["rng"], train.source.device)
         else:
             rows.append({"step": 0, "loss": math.nan, **self._held_out(model, valid)})
-        batches = shuffled_batches(train, self.batch_size, order, skip=first)
+        batches = train.shuffled_batches(self.batch_size, order, skip=first)
         progress = tqdm(range(first, self.steps), "training", self.steps, initial=first, disable=None, leave=False)
         for step in progress:
             for group in optimiser.param_groups:
@@ -166,16 +162,6 @@ def head_gates(model: Seq2Seq) -> list[HeadGate]:
     """The trainable gates of a model, block by block; empty for a model without."""
     gates = [sublayer.attention.gate for sublayer in model.attention_sublayers().values()]
     return [gate for gate in gates if gate is not None]
-
-
-def shuffled_batches(examples: Examples, batch_size: int, order: torch.Generator, skip: int = 0) -> Iterator[Examples]:
-    """Endless batches: every epoch a new permutation, its last batch smaller. The first `skip` are dropped."""
-    while True:
-        for index in torch.randperm(len(examples), generator=order).split(batch_size):
-            if skip > 0:
-                skip -= 1
-            else:
-                yield examples[index.to(examples.source.device)]
 
 
 def _rng(device: torch.device) -> list[Tensor]:

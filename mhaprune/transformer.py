@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhaprune.attention import Projection, attention_bias
-from mhaprune.data import BOS, EOS, PAD, Examples
+from mhaprune.attention import Projection, padding_bias
+from mhaprune.data import BOS, EOS, PAD, Examples, shift_right
 from mhaprune.gates import Gate
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
-from mhaprune.layers import AttentionSublayer, Call, DecoderLayer, EncoderLayer, KVCache
-from mhaprune.prefixes import Branches, lexicographic_order
+from mhaprune.layers import AttentionSublayer, Call, DecoderLayer, EncoderLayer, KVCache, sinusoids
+from mhaprune.prefixes import Branches, depth_first
 from mhaprune.relevance import with_relevance
 from mhaprune.subject import AttentionMap, Fallback, Gates, Outcome
 from mhaprune.surgery import remove_heads
 
-MASK_MEMORY = 64 * 2**20
-"""Bytes of activations within which masks are run at once: small enough to stay near the processor."""
+TOKENS_AT_ONCE = 2048
+"""Tokens that one step of a pass of many masks takes: enough to be worth the call, few enough to stay near the
+processor."""
+WAITING_BYTES = 2**28
+"""Of the states that such a pass keeps for later, layer by layer; masks that need more go in several passes."""
 
 
 @dataclass(frozen=True)
@@ -111,17 +113,15 @@ class Seq2Seq(nn.Module):
         return self(batch.source, shift_right(batch.target), gates, fallback)
 
     def evaluate(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome:
-        return outcome(self.logits(batch, gates, fallback), batch.target)
+        return Outcome.of(self.logits(batch, gates, fallback), batch.target)
 
     @torch.no_grad()
     def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> Outcome:
-        # Masks whose first blocks are alike stand together, so that the masks of one pass share much.
-        computed = [n for block in self._blocks_as_computed() for n in self.grid.positions(block)]
-        order = lexicographic_order(gates[:, computed])
-        at_once = max(1, MASK_MEMORY // self._activation_bytes(batch))
-        logits = [self._run_masks(batch, gates[masks], fallback) for masks in order.split(at_once)]
-        parts = [outcome(logits_MBTV, batch.target.expand(len(logits_MBTV), -1, -1)) for logits_MBTV in logits]
-        return Outcome(*(torch.cat(values)[order.argsort()] for values in zip(*parts, strict=True)))
+        length = max(batch.source.shape[1], batch.target.shape[1])
+        state_bytes = len(batch) * length * self.config.d_model * self.positions.element_size()
+        parts = gates.split(max(1, WAITING_BYTES // state_bytes))
+        outcomes = [self._evaluate_part(batch, gates_MN, fallback, len(batch) * length) for gates_MN in parts]
+        return Outcome(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
 
     def queries(self, batch: Examples) -> dict[Block, Tensor]:
         tokens = dict.fromkeys(Site, batch.target) | {Site.ENCODER_SELF: batch.source}
@@ -194,7 +194,7 @@ class Seq2Seq(nn.Module):
         far; without it the whole prefix is run again for every token, with the same result.
         """
         call = self._call(gates, None)
-        bias = padding_bias(source_BS, self.positions.dtype)
+        bias = padding_bias(source_BS == PAD, self.positions.dtype)
         memory_BSD = self._encode(source_BS, bias, call)
         memory = [layer.cross.attention.project(memory_BSD, memory_BSD) for layer in self.decoder]
         caches = [KVCache(max_tokens) if use_cache else None for _ in self.decoder]
@@ -245,40 +245,46 @@ class Seq2Seq(nn.Module):
         return Call(gates or {}, fallback or {})
 
     def _run(self, source_BS: Tensor, prefix_BT: Tensor, call: Call) -> Tensor:
-        bias = padding_bias(source_BS, self.positions.dtype)
+        bias = padding_bias(source_BS == PAD, self.positions.dtype)
         memory_BSD = self._encode(source_BS, bias, call)
         x_BTD = self._embed(self.target_embedding, prefix_BT)
         for layer in self.decoder:
             x_BTD = layer(x_BTD, layer.cross.attention.project(memory_BSD, memory_BSD), bias, call)
         return self.output(self.decoder_norm(x_BTD))
 
-    def _run_masks(self, batch: Examples, gates_MN: Tensor, fallback: Fallback | None) -> Tensor:
-        """Logits (M, B, T, V): `_run` under every mask."""
-        gates, fallback = self.grid.split(gates_MN), fallback or {}
-        bias = padding_bias(batch.source, self.positions.dtype)
+    def _evaluate_part(self, batch: Examples, gates_MN: Tensor, fallback: Fallback | None, tokens: int) -> Outcome:
+        outcomes = Outcome(*(self.positions.new_empty(len(gates_MN), len(batch)) for _ in Outcome._fields))
+        root = Branches.root(self._embed(self.source_embedding, batch.source), len(gates_MN))
+        steps = self._steps(batch, gates_MN, fallback or {})
+        for end in depth_first(root, steps, max(1, TOKENS_AT_ONCE // tokens)):
+            parts = Outcome.of(end.states, batch.target.expand(len(end.states), -1, -1))
+            for values_MB, part_PB in zip(outcomes, parts, strict=True):
+                values_MB[end.masks] = part_PB[end.rows]
+        return outcomes
 
-        def attend(x: Branches, sublayer: AttentionSublayer, **how: Any) -> Branches:
-            return x.attend(sublayer, gates[sublayer.block], fallback.get(sublayer.block), **how)
+    def _steps(self, batch: Examples, gates_MN: Tensor, fallback: Fallback) -> list[Callable[[Branches], Branches]]:
+        """`_run` under many masks, step by step."""
+        gates = {block: gates_MH.double().cpu().numpy() for block, gates_MH in self.grid.split(gates_MN).items()}
+        bias = padding_bias(batch.source == PAD, self.positions.dtype)
 
-        x = Branches.root(self._embed(self.source_embedding, batch.source), len(gates_MN))
+        def attend(sublayer: AttentionSublayer, **how: Any) -> Callable[[Branches], Branches]:
+            return lambda x: x.attend(sublayer, gates[sublayer.block], fallback.get(sublayer.block), **how)
+
+        def apply(function: Callable[[Tensor], Tensor]) -> Callable[[Branches], Branches]:
+            return lambda x: x.apply(function)
+
+        def begin_to_decode(x: Branches) -> Branches:
+            start = self._embed(self.target_embedding, shift_right(batch.target))
+            return x.remember([layer.cross for layer in self.decoder], start)
+
+        steps = []
         for encoder_layer in self.encoder:
-            x = attend(x, encoder_layer.self_attention, bias=bias).apply(encoder_layer.feed_forward)
-        memory = x.apply(self.encoder_norm)
-        x = Branches.root(self._embed(self.target_embedding, shift_right(batch.target)), len(gates_MN))
+            steps += [attend(encoder_layer.self_attention, bias=bias), apply(encoder_layer.feed_forward)]
+        steps += [apply(self.encoder_norm), begin_to_decode]
         for layer in self.decoder:
-            x = attend(x, layer.self_attention, is_causal=True)
-            x = attend(x, layer.cross, memory=memory, bias=bias).apply(layer.feed_forward)
-        return self.output(self.decoder_norm(x.states))[x.rows]
-
-    def _blocks_as_computed(self) -> list[Block]:
-        decoder = [(layer.self_attention.block, layer.cross.block) for layer in self.decoder]
-        return [*(layer.self_attention.block for layer in self.encoder), *(block for pair in decoder for block in pair)]
-
-    def _activation_bytes(self, batch: Examples) -> int:
-        """What one pass over a batch holds at most at a time, roughly."""
-        S, T, config = batch.source.shape[1], batch.target.shape[1], self.config
-        width = 8 * config.d_model + 2 * config.dim_feedforward + 2 * self.output.out_features
-        return len(batch) * (S + T) * width * self.positions.element_size()
+            steps += [attend(layer.self_attention, is_causal=True), attend(layer.cross, bias=bias)]
+            steps += [apply(layer.feed_forward)]
+        return [*steps, apply(self.decoder_norm), apply(self.output)]
 
     def _encode(self, source_BS: Tensor, bias: Tensor, call: Call) -> Tensor:
         x_BSD = self._embed(self.source_embedding, source_BS)
@@ -293,30 +299,3 @@ class Seq2Seq(nn.Module):
                 f"max_length={len(self.positions)}: the model has no position for a sequence of {last} tokens"
             )
         return embedding(ids_BT) * math.sqrt(self.config.d_model) + self.positions[first:last]
-
-
-def outcome(logits: Tensor, target: Tensor) -> Outcome:
-    """How logits (..., T, V) do on targets (..., T)."""
-    valid = target != PAD
-    lengths = valid.sum(dim=-1)
-    loss = F.cross_entropy(logits.flatten(0, -2), target.flatten(), ignore_index=PAD, reduction="none").view_as(target)
-    hits = ((logits.argmax(dim=-1) == target) & valid).sum(dim=-1)
-    return Outcome(loss.sum(dim=-1) / lengths, hits / lengths, (hits == lengths).to(loss.dtype))
-
-
-def shift_right(target_BT: Tensor) -> Tensor:
-    """The decoder's input for a target: BOS first, the last token dropped."""
-    return F.pad(target_BT[:, :-1], (1, 0), value=BOS)
-
-
-def padding_bias(source_BS: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, 1, 1, S) added to attention scores: -inf on padding."""
-    bias = attention_bias(source_BS == PAD, None, dtype)
-    assert bias is not None
-    return bias
-
-
-def sinusoids(length: int, d_model: int) -> Tensor:
-    """Positions (length, D): sin and cos of t / 10000^(2i/D), interleaved (Vaswani et al. 2017, section 3.5)."""
-    angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, d_model, 2) / d_model)
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)

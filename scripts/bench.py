@@ -7,6 +7,7 @@ import argparse
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle
 
 import pandas as pd
@@ -14,15 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhaprune.data import PAD, Examples
+from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.gates import Softmax
-from mhaprune.heads import HeadMask, Site
+from mhaprune.heads import Block, HeadGrid, HeadMask, Site
+from mhaprune.layers import Call, EncoderLayer, sinusoids
 from mhaprune.measure import measure, measure_masks
+from mhaprune.prefixes import Branches, depth_first
 from mhaprune.scorers.shapley import Shapley
 from mhaprune.speed import in_turn, ratios
 from mhaprune.tasks.sort import Sort
 from mhaprune.training import Training, training_step
-from mhaprune.transformer import Seq2Seq, Transformer, shift_right, sinusoids
+from mhaprune.transformer import TOKENS_AT_ONCE, Seq2Seq, Transformer
 
 VOCABULARY_SIZE = 13
 Pair = tuple[str, Callable[[], object], Callable[[], object]]
@@ -121,26 +124,61 @@ def removal() -> list[Pair]:
 
 
 def ablation() -> list[Pair]:
-    """Ablation of all heads with what masks share, against the plain loop of one pass per head; also in an encoder of
-    6 layers and 12 heads whose decoder is one layer that writes one token."""
-    encoder = Transformer(192, 12, num_encoder_layers=6, num_decoder_layers=1, dim_feedforward=384)
-    draw = torch.Generator().manual_seed(0)
-    long = Examples(*(torch.randint(3, VOCABULARY_SIZE, (32, length), generator=draw) for length in (32, 1)))
-    pairs: list[Pair] = []
-    for name, config, examples in (("default model", Transformer(), Sort().splits().score), ("encoder", encoder, long)):
-        model = config(VOCABULARY_SIZE, Softmax())
-        heads = [n for n, head in enumerate(model.grid) if name != "encoder" or head.site == Site.ENCODER_SELF]
-        gates = torch.ones(1 + len(heads), len(model.grid))
-        gates[range(1, len(gates)), heads] = 0.0
-        pairs.append((f"ablation {name}", *shared_and_plain(model, examples, gates)))
-    return pairs
+    """Ablation of all heads with what masks share, against the plain loop of one pass per head: of the default model,
+    and of an encoder of 6 layers and 12 heads."""
+    model, examples = Transformer()(VOCABULARY_SIZE, Softmax()), Sort().splits().score
+    default = shared_and_plain(model, examples, each_closed(len(model.grid)))
+    encoder, x_BTD = Encoder(num_layers=6, num_heads=12, d_model=192), torch.randn(32, 32, 192)
+    gates_MN = each_closed(6 * 12)
+    return [
+        ("ablation default model", *default),
+        (
+            "ablation encoder",
+            lambda: encoder.many(x_BTD, gates_MN),
+            lambda: [encoder(x_BTD, gates_N) for gates_N in gates_MN],
+        ),
+    ]
+
+
+def each_closed(heads: int) -> Tensor:
+    """Gates (1 + heads, heads): all open, then each head closed."""
+    return torch.cat([torch.ones(1, heads), 1 - torch.eye(heads)])
+
+
+class Encoder(nn.Module):
+    """Nothing but encoder layers; called with x (B, T, D) and gates (N,), or with many gates (M, N) at once."""
+
+    def __init__(self, num_layers: int, num_heads: int, d_model: int) -> None:
+        super().__init__()
+        self.grid = HeadGrid.full([Block(Site.ENCODER_SELF, layer) for layer in range(num_layers)], num_heads)
+        layers = [EncoderLayer(layer, d_model, num_heads, 2 * d_model, 0.0, Softmax()) for layer in range(num_layers)]
+        self.layers = layers
+        self.parts = nn.ModuleList(layers)
+
+    def forward(self, x_BTD: Tensor, gates_N: Tensor) -> Tensor:
+        call, bias = Call(self.grid.split(gates_N)), torch.zeros(len(x_BTD), 1, 1, x_BTD.shape[1])
+        for layer in self.layers:
+            x_BTD = layer(x_BTD, bias, call)
+        return x_BTD
+
+    def many(self, x_BTD: Tensor, gates_MN: Tensor) -> list[Tensor]:
+        ends = []
+        for part_BTD in x_BTD.split(16):
+            steps: list[Callable[[Branches], Branches]] = []
+            bias = torch.zeros(len(part_BTD), 1, 1, x_BTD.shape[1])
+            for layer, gates_MH in zip(self.layers, self.grid.split(gates_MN).values(), strict=True):
+                steps.append(partial(Branches.attend, sublayer=layer.self_attention, gates=gates_MH.numpy(), bias=bias))
+                steps.append(partial(Branches.apply, function=layer.feed_forward))
+            at_most = TOKENS_AT_ONCE // part_BTD[..., 0].numel()
+            ends += [end.states for end in depth_first(Branches.root(part_BTD, len(gates_MN)), steps, at_most)]
+        return ends
 
 
 def oracle() -> list[Pair]:
-    """All 4096 masks of a model with 12 heads, on 32 examples, against one mask a pass."""
+    """All 4096 masks of a model with 12 heads, on 8 examples, against one mask a pass."""
     model = Transformer(num_heads=2)(VOCABULARY_SIZE, Softmax())
     gates = torch.cartesian_prod(*[torch.tensor([1.0, 0.0])] * len(model.grid))
-    return [("oracle", *shared_and_plain(model, Sort().splits().choose[:32], gates))]
+    return [("oracle", *shared_and_plain(model, Sort().splits().choose[:8], gates))]
 
 
 def shared_and_plain(

@@ -7,7 +7,7 @@ from torch import Tensor
 from mhaprune import transformer
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.measure import mean_outputs, measure, measure_masks
-from mhaprune.prefixes import Branches, lexicographic_order
+from mhaprune.prefixes import Branches
 from mhaprune.scorers.ablation import resample
 from mhaprune.subject import SharesPrefixes
 from mhaprune.tasks.base import Splits
@@ -22,11 +22,12 @@ def some_gates(model: Seq2Seq) -> Tensor:
     return torch.cat([torch.ones(1, n), 1 - torch.eye(n), sets, halves, sets[3:5], torch.zeros(1, n)]).double()
 
 
-@pytest.mark.parametrize("memory", [1, 200_000, 2**30])
+@pytest.mark.parametrize(("tokens", "waiting"), [(1, 2**30), (100, 2**30), (2**30, 2**30), (100, 100_000)])
 def test_many_masks_at_once_are_each_alone(
-    model: Seq2Seq, splits: Splits, memory: int, monkeypatch: pytest.MonkeyPatch
+    model: Seq2Seq, splits: Splits, tokens: int, waiting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transformer, "MASK_MEMORY", memory)
+    monkeypatch.setattr(transformer, "TOKENS_AT_ONCE", tokens)
+    monkeypatch.setattr(transformer, "WAITING_BYTES", waiting)
     gates = some_gates(model)
     together = measure_masks(model, splits.score, gates)
     for row, gates_N in enumerate(gates):
@@ -70,22 +71,31 @@ def test_a_subject_without_the_fast_path_is_run_mask_by_mask(model: Seq2Seq, spl
         torch.testing.assert_close(ours, slow)
 
 
-def test_states_are_shared(model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ablating every head once takes one state before the first block and one more per head behind it."""
-    states: list[int] = []
+@pytest.mark.parametrize(("tokens", "calls"), [(2**30, 1), (1, 19)])
+def test_states_are_shared(
+    model: Seq2Seq, splits: Splits, tokens: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ablating every head once takes one state before the first block and one more per head behind it; however few of
+    them are taken at once, none is computed twice."""
+    states: dict[str, list[int]] = {}
     plain = Branches.apply
 
-    def counting(self: Branches, function: object) -> Branches:
-        states.append(len(self.states))
-        return plain(self, function)  # type: ignore[arg-type]
+    def counting(self: Branches, function: torch.nn.Module) -> Branches:
+        (name,) = [name for name, module in model.named_modules() if module is function]
+        states.setdefault(name, []).append(len(self.states))
+        return plain(self, function)
 
+    monkeypatch.setattr(transformer, "TOKENS_AT_ONCE", tokens)
     monkeypatch.setattr(Branches, "apply", counting)
     n = len(model.grid)
     model.evaluate_masks(splits.score[:4], torch.cat([torch.ones(1, n), 1 - torch.eye(n)]).double())
-    # Feed-forward of two encoder layers, the encoder's norm, feed-forward of two decoder layers, three heads a block.
-    assert states == [1 + 3, 1 + 6, 1 + 6, 1 + 12, 1 + 18]
-
-
-def test_rows_are_sorted_like_words() -> None:
-    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
-    assert lexicographic_order(rows).tolist() == [3, 1, 0, 2]
+    assert {name: sum(counts) for name, counts in states.items()} == {
+        "encoder.0.feed_forward": 1 + 3,
+        "encoder.1.feed_forward": 1 + 6,
+        "encoder_norm": 1 + 6,
+        "decoder.0.feed_forward": 1 + 12,
+        "decoder.1.feed_forward": 1 + 18,
+        "decoder_norm": 1 + 18,
+        "output": 1 + 18,
+    }
+    assert len(states["output"]) == calls

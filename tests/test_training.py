@@ -10,9 +10,10 @@ from torch import nn
 
 from mhaprune.data import PAD
 from mhaprune.gates import Softmax
+from mhaprune.measure import Diverged
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from mhaprune.training import Diverged, Training, head_gates, training_step
+from mhaprune.training import Training, head_gates, training_step
 from mhaprune.transformer import Seq2Seq, Transformer
 
 GATE = Softmax(learning_rate=0.05, entropy_weight=0.01)
@@ -99,14 +100,12 @@ def test_the_rate_rises_in_a_line_and_falls_in_half_a_cosine() -> None:
 
 
 def test_every_batch_of_an_epoch_is_new(task: Sort, splits: Splits) -> None:
-    from mhaprune.training import shuffled_batches
-
-    batches = shuffled_batches(splits.train, 30, torch.Generator().manual_seed(0))
+    batches = splits.train.shuffled_batches(30, torch.Generator().manual_seed(0))
     epoch = [next(batches) for _ in range(7)]
     assert [len(batch) for batch in epoch] == [30] * 6 + [20]
     seen = torch.cat([F.pad(batch.source, (0, 7 - batch.source.shape[1])) for batch in epoch])
     assert len(seen.unique(dim=0)) == 200
-    skipped = shuffled_batches(splits.train, 30, torch.Generator().manual_seed(0), skip=6)
+    skipped = splits.train.shuffled_batches(30, torch.Generator().manual_seed(0), skip=6)
     assert torch.equal(next(skipped).source, epoch[6].source)
 
 

@@ -5,10 +5,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mhaprune.data import BOS, EOS, PAD, Examples
+from mhaprune.data import BOS, EOS, PAD, Examples, shift_right
 from mhaprune.gates import Softmax
 from mhaprune.heads import Block, HeadMask, Site
-from mhaprune.transformer import Seq2Seq, Transformer, shift_right, sinusoids
+from mhaprune.layers import sinusoids
+from mhaprune.transformer import Seq2Seq, Transformer
 
 
 def removals(model: Seq2Seq) -> dict[str, HeadMask]:

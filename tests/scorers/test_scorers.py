@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Examples, shift_right
 from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.measure import measure
 from mhaprune.scorers.ablation import Ablation, resample
@@ -29,7 +29,7 @@ from mhaprune.scorers.subset import Subset
 from mhaprune.scorers.taylor import Taylor
 from mhaprune.subject import Fallback
 from mhaprune.tasks.base import Splits
-from mhaprune.transformer import Seq2Seq, shift_right
+from mhaprune.transformer import Seq2Seq
 
 
 def loss_of_one(
