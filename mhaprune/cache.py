@@ -1,4 +1,4 @@
-"""The cache of what was trained: looked up by content, so that the same recipe is never trained twice."""
+"""The cache of what took long, trained models first of all: looked up by content, so that no recipe is done twice."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from torch import nn
 
 from mhaprune.data import Examples
 from mhaprune.store import fingerprint, make_folder, write_bytes
@@ -62,6 +63,11 @@ class Cache:
 def data_digest(examples: Examples) -> str:
     """A fingerprint of what a model is trained on: the package that brings the data may change it."""
     return fingerprint([sha256(ids.cpu().numpy().tobytes()).hexdigest() for ids in (examples.source, examples.target)])
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A fingerprint of a trained model: the same recipe may end in other bits on another machine."""
+    return fingerprint([sha256(value.cpu().numpy().tobytes()).hexdigest() for value in model.state_dict().values()])
 
 
 @cache

@@ -118,6 +118,7 @@ def _settings(status: Mapping[str, Any]) -> dict[str, str]:
     settings = {name: str(value) for name, value in status.get("identity", {}).items() if name != "run"}
     for override in status.get("overrides", []) if settings else []:
         key, _, value = override.partition("=")
-        if key.split(".")[-1] not in settings and key.split(".")[0] not in ("cache", "hydra", "experiment"):
+        known = key.removeprefix("model.") in settings
+        if not known and key != "experiment" and key.split(".")[0] not in ("cache", "hydra"):
             settings[key] = value
     return settings

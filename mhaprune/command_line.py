@@ -30,7 +30,6 @@ OmegaConf.register_new_resolver("pid", os.getpid, use_cache=True, replace=True)
 
 def execute(config: DictConfig) -> None:
     """What `scripts/run.py` does in its output folder; the folder's status and log say how it ended."""
-    gc.freeze()  # what the imports have made stays: no collection need look through it again
     folder = RunFolder(HydraConfig.get().runtime.output_dir)
     try:
         with folder.recorded():
@@ -77,6 +76,7 @@ def main(script: Callable[[], None]) -> int:
     """
     traceback_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra hand its exceptions on instead of printing them
+    gc.freeze()  # what the imports have made stays: no collection need look through it again
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     failure: BaseException | None = None
     try:

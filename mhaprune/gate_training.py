@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,13 @@ Penalty = Callable[[Tensor, float], Tensor]
 """What is added to the loss for logits (N,) at a share of the training between 0 and 1."""
 
 
+class GatePath(NamedTuple):
+    """The logits after every step, (steps, N) in float64, and how many examples the steps took in all."""
+
+    logits: Tensor
+    examples_run: int
+
+
 def train_gates(
     subject: Subject,
     examples: Examples,
@@ -35,9 +43,8 @@ def train_gates(
     batch_size: int,
     learning_rate: float,
     seed: int,
-) -> Tensor:
-    """Logits (N,) in float64 after `steps` of Adam on the mean loss under sampled gates, kept within
-    ± `bound`; the model stays as it is.
+) -> GatePath:
+    """`steps` of Adam on the mean loss under sampled gates; logits stay within ± `bound`, the model as it is.
 
     Raises `Diverged` where the loss is not finite.
     """
@@ -47,6 +54,7 @@ def train_gates(
     optimiser = torch.optim.Adam([logits_N], lr=learning_rate)
     draw = torch.Generator().manual_seed(seed)
     batches = examples.shuffled_batches(batch_size, torch.Generator().manual_seed(seed))
+    path, examples_run = [], 0
     for step in tqdm(range(steps), "gates", disable=None, leave=False):
         share = step / max(1, steps - 1)
         batch = next(batches)
@@ -59,4 +67,6 @@ def train_gates(
         (logits_N.grad,) = torch.autograd.grad(loss, logits_N)
         optimiser.step()
         logits_N.data.clamp_(-bound, bound)
-    return logits_N.detach()
+        path.append(logits_N.detach().clone())
+        examples_run += len(batch)
+    return GatePath(torch.stack(path), examples_run)

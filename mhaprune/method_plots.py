@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mhaprune.agreement import CONTROL
 from mhaprune.plots import (
-    CONTROL,
     CONTROL_COLOUR,
     Plot,
     Tables,
@@ -65,9 +65,11 @@ def method_curves(tables: Tables) -> Plot | None:
     shared = [line for line in grid[0].get_lines() if line.get_label() in limits]
     if shared:
         figure.legend(handles=shared, loc="outside upper center", ncols=2)
+    beside = ["the best choice of heads in black"] if len(oracle) else []
+    beside += ["random ones in grey (mean and range)"] if (pruning["family"] == CONTROL).any() else []
     caption = (
-        "Exact match on the report split after the lowest-scored heads were removed, to be seen between the best"
-        " choice of heads (black) and random ones (grey: mean and range). Bars are 95 % intervals over examples."
+        "Exact match on the report split after the lowest-scored heads were removed;"
+        f" {', '.join([*beside, 'bars are 95 % intervals over examples'])}."
     )
     return Plot("accuracy", caption, figure)
 
@@ -147,7 +149,8 @@ def quality_cost(tables: Tables) -> Plot | None:
     label_points(axes, names, x, y, bars)
     caption = (
         "What a scorer's choice loses to the best subset, on average over the budgets, against what the scores cost"
-        " in passes over the score split; down and left is better. Bars are 95 % intervals, and an arrow says where a"
+        " in passes over the score split, for a scorer that is asked anew for every budget in all; down and left is"
+        " better. Bars are 95 % intervals, and an arrow says where a"
         " control would lie that is far above."
     )
     return Plot("cost", caption, figure)

@@ -26,6 +26,9 @@ SAVE_EVERY = 16
 """Calls of `MASKS_AT_ONCE` masks between two savings."""
 OBJECTIVES = ("loss", "sequence_accuracy")
 
+CHOSEN_BY = ("oracle", "prefixes")
+"""The modules whose code decides, beside the model's, which subsets are run and what comes of them."""
+
 Removed = tuple[int, ...]
 """The removed heads by their place on N, ascending."""
 
@@ -81,7 +84,7 @@ def find_best(
     what = {
         "oracle": ["exact"] if exact else ["beam", beam_width, sorted(budgets)],
         "chosen_on": data_digest(examples),
-        "searched_with": [source_digest(f"mhaprune.{name}") for name in ("oracle", "prefixes")],
+        "searched_with": [source_digest(f"mhaprune.{name}") for name in CHOSEN_BY],
     }
     content = make(None, None) if remember is None else remember("oracle", what, make)
     run = _Runner(subject, examples, content, None)
@@ -95,7 +98,7 @@ def most_heads_for(method: str, num_heads: int) -> None:
     """Raise ValueError where all subsets are asked for of more heads than can be run."""
     if method == "exact" and num_heads > MOST_HEADS:
         raise ValueError(
-            f"experiment.oracle=exact: {num_heads} heads have {2**num_heads} subsets, exact takes up to {MOST_HEADS}"
+            f"oracle=exact: {num_heads} heads have {2**num_heads} subsets, exact takes up to {MOST_HEADS}"
             " heads, auto and beam any number"
         )
 

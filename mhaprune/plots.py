@@ -15,13 +15,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
+from mhaprune.agreement import CONTROL
+
 Tables = Mapping[str, pd.DataFrame]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette, which survives the common forms of colour blindness."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-CONTROL = "control"
-"""The family of scorers that know nothing, drawn grey."""
 CONTROL_COLOUR = "#888888"
 STYLE: Any = {
     "axes.axisbelow": True,

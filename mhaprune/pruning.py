@@ -12,9 +12,9 @@ from tqdm import tqdm
 
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadMask
-from mhaprune.measure import accuracy_columns, logit_difference, measure
+from mhaprune.measure import accuracy_columns, greedy_disagreements, logit_difference, measure
 from mhaprune.schedules.base import Schedule
-from mhaprune.scorers.base import Scorer
+from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scoring import Scoring
 from mhaprune.speed import CONTROL, DENSE, in_turn, ratios
 from mhaprune.store import option_name
@@ -44,7 +44,7 @@ def make_plans(
     """A plan per scorer, draw and budget; a scorer that can be asked for a number of heads is asked for each budget."""
     subject, num_heads = scoring.subject, len(scoring.subject.grid)
     for name, scorer in scorers.items():
-        asked = {budget: asked_for(scorer, budget, num_heads) for budget in budgets}
+        asked = whom_to_ask(scorer, budgets, num_heads)
         for one in dict.fromkeys(asked.values()):
             for draw in range(len(scoring(name, one).scores.values)):
 
@@ -57,9 +57,16 @@ def make_plans(
                     yield Plan(name, draw, option_name(schedule), mask)
 
 
-def asked_for(scorer: Scorer, removed: int, num_heads: int) -> Scorer:
-    """The scorer that says which heads go: where none or all do, there is nothing to ask."""
-    return scorer.keeping(num_heads - removed) if 0 < removed < num_heads else scorer
+def whom_to_ask(scorer: Scorer, budgets: Sequence[int], num_heads: int) -> dict[int, Scorer]:
+    """The scorer that says which heads go, for every budget: a `Budgeted` one is told how many are to stay.
+
+    Where none or all go there is no choice, and whoever is asked anyway will do.
+    """
+    if not isinstance(scorer, Budgeted):
+        return dict.fromkeys(budgets, scorer)
+    told = {budget: scorer.keeping(num_heads - budget) for budget in budgets if 0 < budget < num_heads}
+    anybody = next(iter(told.values()), scorer)
+    return {budget: told.get(budget, anybody) for budget in budgets}
 
 
 class ProofFailed(RuntimeError):
@@ -111,6 +118,15 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> Pruned:
             chosen[mask] = {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
         rows.append(_identity(plan) | measured[mask] | (chosen[mask] if plan.draw == 0 else {}))
     return Pruned(pd.DataFrame(rows), reported, worst)
+
+
+def proofs(subject: Subject, report: Examples) -> dict[str, float]:
+    """What every run that closes heads shows of its model: that each block's mask bites, and that greedy decoding and
+    exact match agree."""
+    return {
+        "min_difference_open_closed": smallest_bite(subject, report[:PROOF_BATCH]),
+        "greedy_decoding_disagreements": greedy_disagreements(subject, report),
+    }
 
 
 def smallest_bite(subject: Subject, batch: Examples) -> float:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from mhaprune.agreement import CONTROL
 from mhaprune.plots import Plot
 from mhaprune.statistics import student_interval
 
@@ -19,10 +20,10 @@ INITIAL_GATE = "gate before training"
 
 def answers(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """What was found, in sentences; of several runs one each, which starts with the run's label."""
-    lines = []
+    lines: list[str] = []
     headlines = {"summary": _pruning_headline, "winner": _winner_headline, "accuracy": _accuracy_headline}
     if "methods" in tables and "label" in tables["methods"]:
-        lines.append(_methods_headline(tables["methods"]))
+        lines += _methods_headlines(tables["methods"])
     for name, headline in headlines.items():
         if name in tables and "label" in tables[name]:
             lines += [f"{label!s}: {headline(rows)}" for label, rows in tables[name].groupby("label", sort=False)]
@@ -117,11 +118,16 @@ def _winner_headline(winner: pd.DataFrame) -> str:
     )
     if not isinstance(row["runner_up"], str):
         return f"{line}."
-    beyond = "which is beyond the noise" if row["beyond_noise"] else "which is within the noise"
-    return (
-        f"{line}; {row['runner_up']} comes next, {100 * row['margin']:.1f} points behind"
-        f" ({100 * row['margin_low']:.1f} to {100 * row['margin_high']:.1f}), {beyond}."
-    )
+    points = f"{100 * abs(row['margin']):.1f} points"
+    interval = f"({100 * row['margin_low']:.1f} to {100 * row['margin_high']:.1f}, sign-flip p = {row['margin_p']:.2g})"
+    if row["verdict"] == "behind":
+        return (
+            f"{line}; {row['runner_up']}, second on the choose split, does better by {points} on the report split"
+            f" {interval}, which is beyond the noise."
+        )
+    beyond = "beyond" if row["verdict"] == "ahead" else "within"
+    side = "behind" if row["margin"] >= 0 else "ahead on the report split"
+    return f"{line}; {row['runner_up']} comes next, {points} {side} {interval}, which is {beyond} the noise."
 
 
 def _winner_details(tables: Mapping[str, pd.DataFrame]) -> list[str]:
@@ -135,26 +141,36 @@ def _winner_details(tables: Mapping[str, pd.DataFrame]) -> list[str]:
         )
     if not math.isnan(row["leak"]):
         lines.append(
-            "Leak: scoring, choosing and reporting on one split would have made the best scorer look"
-            f" {100 * row['leak']:+.1f} points of exact match better than it is."
+            "Leak: with scoring, choosing and reporting on one split, the best choices would have been reported"
+            f" {100 * abs(row['leak']):.1f} points of exact match {'higher' if row['leak'] >= 0 else 'lower'}"
+            f" ({100 * row['leak_low']:+.1f} to {100 * row['leak_high']:+.1f})."
         )
     return lines
 
 
-def _methods_headline(methods: pd.DataFrame) -> str:
-    """Over several runs: the scorer of least mean regret, with an interval over runs."""
-    regrets = methods[methods["family"] != "control"].pivot_table(
-        index="label", columns="scorer", values="regret_sequence_accuracy"
-    )
-    order = regrets.mean().sort_values(kind="stable").index
-    parts = []
-    for name in order[:3]:
-        low, high = student_interval(regrets[name].dropna())
-        parts.append(f"{name} {100 * regrets[name].mean():.1f} ({100 * low:.1f} to {100 * high:.1f})")
-    return (
-        f"Over {len(regrets)} runs the least mean regret in exact match, in points with 95 % intervals over runs:"
-        f" {', '.join(parts)}."
-    )
+def _methods_headlines(methods: pd.DataFrame) -> Iterator[str]:
+    """Over the runs of each task: the scorer that does best on the choose splits, with intervals over runs."""
+    for task, mine in methods[methods["family"] != CONTROL].groupby("task", sort=False):
+        chosen, regrets = (
+            mine.pivot_table(index="label", columns="scorer", values=column, sort=False).dropna(axis="columns")
+            for column in ("choose_sequence_accuracy", "regret_sequence_accuracy")
+        )
+        if len(chosen) < 2 or chosen.shape[1] == 0:
+            continue
+        order = chosen.mean().sort_values(ascending=False, kind="stable").index
+        best = regrets[order[0]]
+        line = (
+            f"Over {len(chosen)} runs on {task} {order[0]} chooses best: its heads cost {_points(best)} of exact match"
+            " against the best subsets (mean over budgets and runs, 95 % interval over runs)"
+        )
+        if len(order) > 1:
+            line += f"; {order[1]} comes next, by {_points(regrets[order[1]] - best)} more"
+        yield f"{line}."
+
+
+def _points(shares: pd.Series) -> str:
+    low, high = student_interval(shares)
+    return f"{100 * shares.mean():.1f} points ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def _accuracy_headline(accuracy: pd.DataFrame) -> str:

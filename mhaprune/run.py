@@ -15,16 +15,17 @@ from typing import Any
 import pandas as pd
 import torch
 
-from mhaprune.cache import Cache, data_digest, source_digest
+from mhaprune.cache import Cache, data_digest, source_digest, weights_digest
 from mhaprune.data import Examples
 from mhaprune.experiments.base import Experiment, Study
 from mhaprune.figures import draw
 from mhaprune.gates import Gate
 from mhaprune.heads import HeadGrid
+from mhaprune.oracle import CHOSEN_BY
 from mhaprune.report import answers, check_answers, render
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.scoring import Make
+from mhaprune.scoring import Make, naming
 from mhaprune.store import RunFolder, describe, fingerprint, option_name
 from mhaprune.tasks.base import Splits, Task
 from mhaprune.training import Training
@@ -37,7 +38,7 @@ TRAINED_BY = (
     *("transformer", "tasks.base", "measure", "training"),
 )
 """The modules whose code decides what a training ends in, beside the task's own."""
-for _name in TRAINED_BY:
+for _name in (*TRAINED_BY, *CHOSEN_BY, "gate_training", "scorers.base"):
     source_digest(f"mhaprune.{_name}")  # now, before anybody edits them
 
 
@@ -68,12 +69,9 @@ class Run:
             raise ValueError(f"device={self.device}: not to be had on this machine, allowed is {' or '.join(allowed)}")
         grid = HeadGrid.full(self.model.blocks, self.model.num_heads)
         for name, scorer in self.scorer.items():
-            if scorer.needs_gates and self.gate is None:
-                raise ValueError(f"scorer={name}: needs learned gates, choose gate=softmax or leave this scorer out")
-            try:
-                scorer.check(len(grid))
-            except ValueError as error:
-                raise ValueError(f"scorer.{name}.{error}") from None
+            with naming(name):
+                scorer.check(len(grid), gated=self.gate is not None)
+            source_digest(type(scorer).__module__)
         self.experiment.check(grid, self.scorer)
 
     @property
@@ -101,8 +99,10 @@ class Run:
             log.info("%s, for example: %s", option_name(self.task), self.task.show(source, target))
         model, history = self._trained(splits)
 
+        recipe = self._recipe(splits.train) | {"weights": weights_digest(model)}
+
         def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
-            return Cache(self.cache).get(kind, self._recipe(splits.train) | what, make)
+            return Cache(self.cache).get(kind, recipe | what, make)
 
         study = Study(model, self.task, splits, history, self.scorer, self.schedule, self.seed, remember)
         findings = self.experiment(study)

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mhaprune.agreement import REFERENCE, with_reference
 from mhaprune.plots import (
     COLOURS,
     CONTROL_COLOUR,
@@ -105,10 +106,10 @@ def agreement(tables: Tables) -> Plot | None:
         return None
     heads, pairs = tables["heads"], tables["agreement"]
     names = candidates(heads)
-    if "ablation" not in names or len(names) < 2:
+    if REFERENCE not in names or len(names) < 2:
         return None
-    others = [name for name in names if name != "ablation"]
-    reference = heads[heads["scorer"] == "ablation"].set_index(["site", "layer", "head"])
+    others = [name for name in names if name != REFERENCE]
+    reference = heads[heads["scorer"] == REFERENCE].set_index(["site", "layer", "head"])
     columns = columns_of(len(others), 4)
     figure = Figure(figsize=(1.2 + 3.4 * columns, 3.6 * -(-len(others) // columns)))
     grid = panels(figure, len(others), columns, "", "ablation: rise of the loss (nats)", sharey=True)
@@ -119,8 +120,8 @@ def agreement(tables: Tables) -> Plot | None:
                 x, y = scores.loc[[site]], reference.loc[[site]]
                 style: Any = {"color": COLOURS[i], "fmt": MARKERS[i], "markersize": 5, "elinewidth": 1}
                 axes.errorbar(x, y["score"], 1.96 * y["stderr"], label=SITE_LABELS[site], **style)
-        pair = pairs[pairs["scorer"].isin([name, "ablation"]) & pairs["other"].isin([name, "ablation"])]
-        axes.set(title=f"Spearman ρ = {pair['spearman'].iloc[0]:.2f}", xlabel=f"{name} score")
+        rho = with_reference(pairs, name)["spearman"]
+        axes.set(title=f"Spearman ρ = {rho:.2f}", xlabel=f"{name} score")
         axes.set_yscale("symlog", linthresh=_linear_range(reference["score"]))
         axes.tick_params(labelbottom=True)
     grid[0].legend(loc="best", fontsize=9)

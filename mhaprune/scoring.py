@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
-from itertools import combinations
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -13,8 +14,7 @@ import torch
 
 from mhaprune.cache import data_digest, source_digest
 from mhaprune.data import Examples
-from mhaprune.scorers.base import Scorer, Scores
-from mhaprune.statistics import spearman
+from mhaprune.scorers.base import Budgeted, Scorer, Scores, TrainedGates
 from mhaprune.store import describe
 from mhaprune.subject import Subject
 
@@ -38,43 +38,62 @@ class Scoring:
         self._done: dict[Scorer, Scored] = {}
 
     def __call__(self, name: str, scorer: Scorer) -> Scored:
-        """Raises ValueError naming the first head whose score is not finite."""
+        """Raises ValueError, naming the scorer, where it refuses and for a score that is not finite."""
+        scorer = self._definite(scorer)
         if scorer not in self._done:
-            self._done[scorer] = self._scored(scorer)
-            values_RN = self._done[scorer].scores.values
-            for draw, n in (~torch.isfinite(values_RN)).nonzero().tolist():
-                value, head = float(values_RN[draw, n]), self.subject.grid.heads[n]
-                raise ValueError(f"scorer={name}: gives head {head} the score {value}, which is not finite")
+            with naming(name):
+                self._done[scorer] = self._scored(scorer)
         return self._done[scorer]
 
     def cost(self, scorers: Iterable[Scorer]) -> dict[str, float]:
         """Passes and seconds of those that were asked for, together."""
-        done = [self._done[scorer] for scorer in dict.fromkeys(scorers) if scorer in self._done]
+        done = [self._done[scorer] for scorer in dict.fromkeys(map(self._definite, scorers)) if scorer in self._done]
         return {
             "forward_passes": sum(scored.scores.forward_passes for scored in done),
             "backward_passes": sum(scored.scores.backward_passes for scored in done),
             "seconds": sum(scored.seconds for scored in done),
         }
 
-    def _scored(self, scorer: Scorer) -> Scored:
-        if not scorer.trains or self.remember is None:
-            start = time.perf_counter()
-            scores = scorer(self.subject, self.examples, self.seed)
-            return Scored(scores, time.perf_counter() - start)
+    def _definite(self, scorer: Scorer) -> Scorer:
+        """With a number of heads for a share: 12 of 24 heads and half of them are one scorer, 1 and 1.0 are two."""
+        if isinstance(scorer, Budgeted):
+            return scorer.keeping(scorer.heads_to_keep(len(self.subject.grid)))
+        return scorer
 
+    def _scored(self, scorer: Scorer) -> Scored:
         def make(state: Any, save: Any) -> dict[str, Any]:
             start = time.perf_counter()
             scores = scorer(self.subject, self.examples, self.seed)
-            return {**vars(scores), "seconds": time.perf_counter() - start}
+            seconds = time.perf_counter() - start
+            for draw, n in (~torch.isfinite(scores.values)).nonzero().tolist():
+                head, value = self.subject.grid.heads[n], float(scores.values[draw, n])
+                raise ValueError(f"gives head {head} the score {value}, which is not finite")
+            return {**vars(scores), "seconds": seconds}
 
-        modules = (type(scorer).__module__, "mhaprune.gate_training", "mhaprune.scorers.base")
-        what = {
-            "scorer": describe(scorer),
-            "scored_on": data_digest(self.examples),
-            "scored_with": [source_digest(module) for module in modules],
-        }
-        content = dict(self.remember("gates", what, make))
-        return Scored(Scores(**{k: v for k, v in content.items() if k != "seconds"}), content["seconds"])
+        if isinstance(scorer, TrainedGates) and self.remember is not None:
+            modules = (type(scorer).__module__, "mhaprune.gate_training", "mhaprune.scorers.base")
+            what = {
+                "scorer": describe(scorer),
+                "seed": self.seed,
+                "heads": [str(head) for head in self.subject.grid],
+                "scored_on": data_digest(self.examples),
+                "scored_with": [source_digest(module) for module in modules],
+            }
+            content = dict(self.remember("gates", what, make))
+        else:
+            content = make(None, None)
+        seconds = content.pop("seconds")
+        return Scored(Scores(**content), seconds)
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Put the name of the scorer before what it says is wrong, as the key that a user would change."""
+    try:
+        yield
+    except ValueError as error:
+        about_a_setting = re.match(r"\w+=", str(error))
+        raise ValueError(f"scorer.{name}.{error}" if about_a_setting else f"scorer={name}: {error}") from error
 
 
 def settings_text(scorer: Scorer) -> str:
@@ -105,14 +124,3 @@ def heads_table(scoring: Scoring, scorers: Mapping[str, Scorer]) -> pd.DataFrame
             cost = {"forward_passes": scores.forward_passes, "backward_passes": scores.backward_passes}
             parts.append(frame.assign(**cost, seconds=seconds))
     return pd.concat(parts, ignore_index=True)
-
-
-def agreement_table(heads: pd.DataFrame) -> pd.DataFrame:
-    """Spearman's rank correlation of every two scorers over the heads; scorers that draw several times stay out."""
-    draws = heads.groupby("scorer", sort=False)["draw"].nunique()
-    columns = {name: heads.loc[heads["scorer"] == name, "score"] for name in draws.index[draws == 1]}
-    rows = [
-        {"scorer": first, "other": second, "spearman": spearman(columns[first], columns[second])}
-        for first, second in combinations(columns, 2)
-    ]
-    return pd.DataFrame(rows, columns=["scorer", "other", "spearman"])

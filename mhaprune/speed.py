@@ -18,8 +18,8 @@ DENSE, CONTROL = "dense", "dense again"
 def in_turn(calls: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> pd.DataFrame:
     """Milliseconds of every call (columns) in every round (rows).
 
-    In a round each call is made once, one after the other. The order of the calls is turned by one place from round
-    to round, so that none always follows the same neighbour. The clock is torch's own benchmark timer, which waits
+    In a round each call is made once, one after the other, in an order drawn anew, so that none always follows the
+    same neighbour. The clock is torch's own benchmark timer, which waits
     for an accelerator to finish.
     """
     names, draw = list(calls), random.Random(0)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from mhaprune.plots import COLOURS, CONTROL_COLOUR, Plot, Tables, ceiling, columns_of, line_style, number, panels
+from mhaprune.statistics import student_interval
 
 
 def compare_methods(tables: Tables) -> Plot | None:
-    """How far every scorer stays behind the best subset: a dot per run, a mark for their mean."""
+    """How far every scorer stays behind the best subset: a dot per run, a mark and an interval for their mean."""
     if "methods" not in tables:
         return None
     methods = tables["methods"].dropna(subset=["regret_sequence_accuracy"])
-    means = 100 * methods.groupby("scorer", sort=False)["regret_sequence_accuracy"].mean().sort_values(kind="stable")
-    names, labels = list(means.index), list(methods["label"].unique())
+    by_scorer = methods.groupby("scorer", sort=False)
+    chosen = by_scorer["choose_sequence_accuracy"].mean().sort_values(ascending=False, kind="stable")
+    names, labels = list(chosen.index), list(methods["label"].unique())
+    means = 100 * by_scorer["regret_sequence_accuracy"].mean()[names]
+    intervals = np.array([student_interval(100 * by_scorer.get_group(n)["regret_sequence_accuracy"]) for n in names])
     figure = Figure(figsize=(7.5, 1.5 + 0.3 * len(names)))
     axes = figure.add_subplot()
     rows = range(len(names))
-    axes.scatter(means, rows, marker="|", s=220, linewidth=2.5, color="black", label="mean of the runs")
+    axes.scatter(means, rows, marker="|", s=220, linewidth=2.5, color="black", label="mean, 95 % interval over runs")
+    axes.hlines(rows, intervals[:, 0], intervals[:, 1], color="black", linewidth=1)
     told_apart = len(labels) <= len(COLOURS) - 1  # black is the mean's
     for i, (label, run) in enumerate(methods.groupby("label", sort=False)):
         shift = 0.5 * ((i + 0.5) / len(labels) - 0.5)  # equal runs would hide each other
@@ -36,7 +42,8 @@ def compare_methods(tables: Tables) -> Plot | None:
     figure.legend(loc="outside upper center", ncols=3)
     caption = (
         "How much exact match each scorer's choice of heads loses to the best subset, on average over the budgets:"
-        " a small mark per run, a bar for their mean, the best scorer on top. A control far outside is given in words."
+        " a small mark per run, a bar for their mean with its 95 % interval over runs; on top what does best on the"
+        " choose splits. A control far outside is given in words."
     )
     return Plot("methods", caption, figure)
 

@@ -15,8 +15,8 @@ from mhaprune.store import option_name
 
 HOUSE = """
     heads gates attention surgery layers prefixes relevance data subject transformer tasks store cache statistics
-    measure training speed gate_training scorers schedules scoring pruning oracle plots run_plots method_plots
-    sweep_plots figures report collect experiments run config command_line
+    agreement measure training speed gate_training scorers schedules scoring pruning oracle regret plots run_plots
+    method_plots sweep_plots figures report collect experiments run config command_line
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 PACKAGE = ROOT / "mhaprune"
 FOLDERS = ("tasks", "scorers", "schedules", "experiments")
@@ -61,9 +61,19 @@ def test_only_the_command_line_knows_hydra_and_below_it_nobody_sees_a_cfg() -> N
 
 
 def test_scorers_and_schedules_see_a_model_through_the_protocol_only() -> None:
-    for folder in ("scorers", "schedules"):
-        for path in (PACKAGE / folder).glob("*.py"):
-            assert "mhaprune.transformer" not in imports(path), path
+    """Not even by way of what they import."""
+    seen = {f"mhaprune.{folder}.{path.stem}" for folder in ("scorers", "schedules") for path in files(folder)}
+    new = seen
+    while new:
+        paths = [PACKAGE.parent / f"{module.replace('.', '/')}.py" for module in new]
+        new = {m for path in paths if path.exists() for m in imports(path) if m.startswith("mhaprune.")} - seen
+        seen |= new
+    assert "mhaprune.subject" in seen
+    assert not seen & {"mhaprune.transformer", "mhaprune.training"}
+
+
+def files(folder: str) -> list[Path]:
+    return list((PACKAGE / folder).glob("*.py"))
 
 
 @pytest.mark.parametrize("path", PLUG_INS, ids=lambda path: f"{path.parent.name}/{path.stem}")

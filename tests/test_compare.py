@@ -111,9 +111,9 @@ def test_the_answer_names_winner_margin_and_leak(tables: Mapping[str, pd.DataFra
         (["experiment.oracle=exact"], "experiment.oracle=exact: 24 heads have 16777216 subsets, exact takes up to 16"),
         (["experiment.budgets=[24]"], r"experiment.budgets=\[24\]: none of them leaves a choice between heads"),
         (["experiment.beam_width=0"], "experiment.beam_width=0: must be 1 or more"),
-        (["experiment.tolerance=-1.0"], "experiment.tolerance=-1.0: must be 0 or more nats"),
+        (["experiment.tolerance_nats=-1.0"], "experiment.tolerance_nats=-1.0: must be 0 or more"),
         (["gate=none"], "scorer=gate: needs learned gates"),
-        (["scorer.subset.keep=25"], "scorer.subset.keep=25: the model has 24 heads, allowed are 0 to 24"),
+        (["scorer.subset.keep=25"], "scorer.subset.keep=25: of 24 heads these are 25, allowed are 1 to 24"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_training(arguments: list[str], message: str) -> None:

@@ -14,7 +14,7 @@ from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.random import Random
 from mhaprune.scorers.subset import Subset
-from mhaprune.scoring import Make, Scoring, agreement_table, heads_table
+from mhaprune.scoring import Make, Scoring, heads_table
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits
 from mhaprune.transformer import Seq2Seq
@@ -41,13 +41,6 @@ def test_a_row_per_scorer_draw_and_head(model: Seq2Seq, splits: Splits) -> None:
     assert ablation["stderr"].notna().all()
     assert heads.loc[heads["scorer"] == "gate", "stderr"].isna().all()
     assert (heads["seconds"] > 0).all()
-
-
-def test_agreement_is_between_the_scorers_that_draw_once(model: Seq2Seq, splits: Splits) -> None:
-    scorers = {"gate": Gate(), "ablation": Ablation(), "random": Random(draws=2)}
-    agreement = agreement_table(heads_table(Scoring(model, splits.score, 0), scorers))
-    assert agreement[["scorer", "other"]].to_numpy().tolist() == [["gate", "ablation"]]
-    assert -1 <= agreement["spearman"].item() <= 1
 
 
 def test_a_score_that_is_not_finite_is_named(model: Seq2Seq, splits: Splits) -> None:

@@ -8,18 +8,15 @@ from math import isnan, nan
 
 import pandas as pd
 
+from mhaprune.agreement import rank_agreement, with_reference
 from mhaprune.experiments.base import Experiment, Findings, Study
 from mhaprune.heads import HeadGrid
-from mhaprune.measure import greedy_disagreements
-from mhaprune.pruning import PROOF_BATCH, make_plans, prune, smallest_bite, time_removed
+from mhaprune.pruning import make_plans, proofs, prune, time_removed
 from mhaprune.report import INITIAL_GATE
 from mhaprune.schedules.base import check_budgets, heads_to_remove
 from mhaprune.scorers.base import Scorer
-from mhaprune.scoring import Scoring, agreement_table, heads_table
+from mhaprune.scoring import Scoring, heads_table
 from mhaprune.statistics import spearman
-
-REFERENCE = "ablation"
-"""The score that the others are compared with."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class Ablate(Experiment):
         )
         pruning = pruning.merge(latency, how="left", on=[name for name in latency if name in pruning])
         heads = heads_table(scoring, study.scorers)
-        agreement = pd.concat([agreement_table(heads), initial_gates(study.history)], ignore_index=True)
+        agreement = pd.concat([rank_agreement(heads), initial_gates(study.history)], ignore_index=True)
         return Findings(
             {
                 "summary": summary_table(pruning, agreement, self.tolerance),
@@ -72,11 +69,7 @@ class Ablate(Experiment):
                 "latency": latency,
                 "training": study.history,
             },
-            {
-                "max_difference_masked_removed": difference,
-                "min_difference_open_closed": smallest_bite(subject, report[:PROOF_BATCH]),
-                "greedy_decoding_disagreements": greedy_disagreements(subject, report),
-            },
+            {"max_difference_masked_removed": difference, **proofs(subject, report)},
         )
 
 
@@ -94,8 +87,6 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
         dense = curve[curve["heads_removed"] == 0].iloc[0]
         within = curve["choose_sequence_accuracy"] >= dense["choose_sequence_accuracy"] - tolerance
         best = curve[within].sort_values("heads_removed").iloc[-1]
-        pairs = agreement[(agreement[["scorer", "other"]] == name).any(axis=1)]
-        with_ablation = pairs[(pairs[["scorer", "other"]] == REFERENCE).any(axis=1)]["spearman"]
         rows.append(
             {
                 "scorer": name,
@@ -106,7 +97,7 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
                 "dense_sequence_accuracy": dense["sequence_accuracy"],
                 **{f"sequence_accuracy{end}": best[f"sequence_accuracy{end}"] for end in ("", "_low", "_high")},
                 **{f"speedup{end}": best[f"speedup{end}"] for end in ("", "_q1", "_q3")},
-                "spearman_with_ablation": with_ablation.iloc[0] if len(with_ablation) and name != REFERENCE else nan,
+                "spearman_with_ablation": with_reference(agreement, name).get("spearman", nan),
             }
         )
     return pd.DataFrame(rows)

@@ -11,7 +11,7 @@ from torch import Tensor
 from mhaprune.data import Examples
 from mhaprune.heads import Block
 from mhaprune.measure import Replacement, all_open, mean_outputs, measure_masks
-from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.scorers.base import NEEDS_GATES, Scorer, Scores
 from mhaprune.subject import Fallback, Subject
 
 
@@ -30,9 +30,15 @@ class Ablation(Scorer):
     replace: Literal["zero", "mean", "resample"] = "zero"
     renormalise: bool = False
 
-    @property
-    def needs_gates(self) -> bool:
-        return self.renormalise
+    def __post_init__(self) -> None:
+        if self.renormalise and self.replace != "zero":
+            raise ValueError(
+                f"renormalise=True: what a closed head gives up is shared out, so replace=zero, not {self.replace}"
+            )
+
+    def check(self, num_heads: int, gated: bool) -> None:
+        if self.renormalise and not gated:
+            raise ValueError(f"renormalise=True: {NEEDS_GATES}")
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
@@ -55,7 +61,7 @@ def renormalised(subject: Subject, gates_MN: Tensor) -> Tensor:
     """The same masks with every block's learned gates scaled so that those of open heads sum to what all did."""
     learned_N = subject.learned_gates()
     if learned_N is None:
-        raise ValueError("scorer=ablation: renormalise needs a model with learned gates")
+        raise ValueError(f"renormalise=True: {NEEDS_GATES}")
     learned, scaled = subject.grid.split(learned_N), []
     for block, gates_MH in subject.grid.split(gates_MN).items():
         left_M = (gates_MH * learned[block]).sum(dim=1, keepdim=True)
@@ -72,7 +78,7 @@ def mean(subject: Subject, examples: Examples) -> Replacement:
 def resample(examples: Examples, seed: int) -> Replacement:
     """The outputs on another example of the split; past the end of that one, those on its last token."""
     if len(examples) < 2:
-        raise ValueError("scorer=ablation: replace=resample needs another example, the score split has one")
+        raise ValueError("replace=resample: needs another example, the score split has one")
     draw = torch.Generator().manual_seed(seed)
     step_E = torch.randint(1, len(examples), (len(examples),), generator=draw)
     other_E = (torch.arange(len(examples)) + step_E) % len(examples)

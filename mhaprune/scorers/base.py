@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -64,6 +64,9 @@ class Scores:
         return cls(mean_N[None], stderr_N[None], forward_passes)
 
 
+NEEDS_GATES = "needs learned gates, choose gate=softmax or leave this scorer out"
+
+
 @dataclass(frozen=True)
 class Scorer(ABC):
     """A way to score heads. It sees the model through the `Subject` protocol only, and only the *score* split."""
@@ -71,44 +74,65 @@ class Scorer(ABC):
     family: ClassVar[str]
     """What the score is made from; figures put the scorers of one family together."""
 
-    trains: ClassVar[bool] = False
-    """Whether its scores are the outcome of a training, which is kept in the cache like any other."""
-
-    @property
-    def needs_gates(self) -> bool:
-        """Whether a model without learned gates is refused."""
-        return False
+    reads_examples: ClassVar[bool] = True
+    """Whether the score depends on the split at all."""
 
     @abstractmethod
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores: ...
 
-    def check(self, num_heads: int) -> None:
-        """Raise ValueError, before anything is trained, for settings that do not fit so many heads."""
+    def check(self, num_heads: int, gated: bool) -> None:
+        """Raise ValueError, before anything is trained, for settings that do not fit a model of so many heads, with or
+        without learned gates. For most there are none."""
         return
 
-    def keeping(self, heads: int) -> Scorer:
-        """The scorer to ask when that many heads are to be kept: this one, where all heads are ranked once."""
-        return self
+
+@dataclass(frozen=True)
+class Budgeted(Scorer):
+    """A scorer that is told how many heads are to stay, and is asked anew for every budget.
+
+    `keep` is a whole number of heads or a share of them.
+    """
+
+    keep: int | float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.keep <= 0 or (isinstance(self.keep, float) and not self.keep <= 1):
+            raise ValueError(
+                f"keep={self.keep}: a share must be above 0.0 and at most 1.0, a number of heads 1 or more"
+            )
+
+    def heads_to_keep(self, num_heads: int) -> int:
+        """The number of heads; raises ValueError where it is none or more than there are."""
+        heads = round(self.keep * num_heads) if isinstance(self.keep, float) else self.keep
+        if not 1 <= heads <= num_heads:
+            raise ValueError(f"keep={self.keep}: of {num_heads} heads these are {heads}, allowed are 1 to {num_heads}")
+        return heads
+
+    def check(self, num_heads: int, gated: bool) -> None:
+        self.heads_to_keep(num_heads)
+
+    def keeping(self, heads: int) -> Self:
+        """The same, asked for another number of heads."""
+        return replace(self, keep=heads)
 
 
-def heads_to_keep(keep: int | float, num_heads: int) -> int:
-    """A number of heads, or a share of them from 0.0 to 1.0; raises ValueError for more heads than there are."""
-    heads = round(keep * num_heads) if isinstance(keep, float) else keep
-    if not 0 <= heads <= num_heads:
-        raise ValueError(f"keep={keep}: the model has {num_heads} heads, allowed are 0 to {num_heads}")
-    return heads
+@dataclass(frozen=True)
+class TrainedGates(Budgeted):
+    """A scorer that trains a gate per head on the frozen model; what came of it is kept in the cache.
 
+    `steps` of Adam at `learning_rate`, each on `batch_size` examples.
+    """
 
-def check_keep(keep: int | float) -> None:
-    """Raise ValueError unless `keep` is a share from 0.0 to 1.0 or a whole number of heads."""
-    if keep < 0 or (isinstance(keep, float) and not keep <= 1):
-        raise ValueError(f"keep={keep}: a share must be from 0.0 to 1.0, a number of heads 0 or more")
+    family: ClassVar[str] = "trained"
 
+    steps: int = 300
+    batch_size: int = 32
+    learning_rate: float = 0.1
 
-def check_training(steps: int, batch_size: int, learning_rate: float) -> None:
-    """Raise ValueError for what no gates can be trained with."""
-    for name, value in (("steps", steps), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{name}={value}: must be 1 or more")
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"learning_rate={learning_rate}: must be above 0 and finite")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate={self.learning_rate}: must be above 0 and finite")

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from mhaprune.data import Examples
-from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.scorers.base import NEEDS_GATES, Scorer, Scores
 from mhaprune.subject import Subject
 
 
@@ -20,14 +20,15 @@ class Gate(Scorer):
     """
 
     family: ClassVar[str] = "gate"
+    reads_examples: ClassVar[bool] = False
 
-    @property
-    def needs_gates(self) -> bool:
-        return True
+    def check(self, num_heads: int, gated: bool) -> None:
+        if not gated:
+            raise ValueError(NEEDS_GATES)
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
         gates_N = subject.learned_gates()
         if gates_N is None:
-            raise ValueError("scorer=gate: needs a model with learned gates")
+            raise ValueError(NEEDS_GATES)
         return Scores(gates_N[None])

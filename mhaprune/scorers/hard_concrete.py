@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
 from mhaprune.gate_training import train_gates
-from mhaprune.scorers.base import Scorer, Scores, check_keep, check_training, heads_to_keep
+from mhaprune.scorers.base import Scores, TrainedGates
 from mhaprune.subject import Subject
 
 TEMPERATURE, STRETCH = 1 / 3, 0.1
@@ -22,37 +21,27 @@ FIRST_MULTIPLIER = 1e-3
 
 
 @dataclass(frozen=True)
-class HardConcrete(Scorer):
-    """P(gate open) after training L0 gates on the frozen model (Louizos et al. 2018; for heads Voita et al. 2019).
+class HardConcrete(TrainedGates):
+    """P(gate open) after training L0 gates on the frozen model (Louizos et al. 2018; for heads Voita et al. 2019), its
+    mean over the second half of the steps.
 
     A gate is s = σ((log u - log(1-u) + a) / β), u uniform, stretched to [-0.1, 1.1], clipped to [0, 1]. What is asked
-    for is `keep`, a number or a share of heads, because the weight of a penalty would mean something else for every
-    model: the multiplier of the expected number of open gates in excess rises for as long as there are too many (Wang
-    et al. 2020), and the number asked for falls from all heads to `keep` over the first half of the steps.
+    for is `keep`, because the weight of a penalty would mean something else for every model: the expected number of
+    open gates in excess, and half its square, are multiplied by what rises while there are too many and falls while
+    there are too few (an augmented Lagrangian, after Wang et al. 2020). The number asked for falls from all heads to
+    `keep` over the first half of the steps.
     """
 
-    family: ClassVar[str] = "trained"
-    trains: ClassVar[bool] = True
-
-    keep: int | float = 0.5
-    steps: int = 300
-    batch_size: int = 32
-    learning_rate: float = 0.1
     multiplier_rate: float = 0.02
 
     def __post_init__(self) -> None:
-        check_keep(self.keep)
-        check_training(self.steps, self.batch_size, self.learning_rate)
-
-    def check(self, num_heads: int) -> None:
-        heads_to_keep(self.keep, num_heads)
-
-    def keeping(self, heads: int) -> HardConcrete:
-        return replace(self, keep=heads)
+        super().__post_init__()
+        if not 0 < self.multiplier_rate < math.inf:
+            raise ValueError(f"multiplier_rate={self.multiplier_rate}: must be above 0 and finite")
 
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
         num_heads = len(subject.grid)
-        target = heads_to_keep(self.keep, num_heads)
+        target = self.heads_to_keep(num_heads)
         multiplier = FIRST_MULTIPLIER
 
         def sample(logits_N: Tensor, batch: int, share: float, draw: torch.Generator) -> Tensor:
@@ -64,9 +53,9 @@ class HardConcrete(Scorer):
             wanted = target + (num_heads - target) * max(0.0, 1 - 2 * share)
             excess = probability_open(logits_N).sum() - wanted
             multiplier *= math.exp(self.multiplier_rate * float(excess.detach()))
-            return multiplier * excess
+            return multiplier * (excess + excess**2 / 2)
 
-        logits_N = train_gates(
+        path = train_gates(
             subject,
             examples,
             torch.full((num_heads,), 2.0),
@@ -78,14 +67,15 @@ class HardConcrete(Scorer):
             learning_rate=self.learning_rate,
             seed=seed,
         )
-        passes = self.steps * self.batch_size / len(examples)
-        return Scores(probability_open(logits_N)[None], None, passes, passes)
+        passes = path.examples_run / len(examples)
+        # Of gates that end shut at the bound the last logits are equal: the mean knows which of them held out longer.
+        return Scores(probability_open(path.logits[self.steps // 2 :]).mean(dim=0)[None], None, passes, passes)
 
 
 def stretched(logits: Tensor) -> Tensor:
     return ((1 + 2 * STRETCH) * logits.sigmoid() - STRETCH).clamp(0.0, 1.0)
 
 
-def probability_open(logits_N: Tensor) -> Tensor:
+def probability_open(logits: Tensor) -> Tensor:
     """P(gate > 0), Louizos et al. 2018, equation 12."""
-    return (logits_N - TEMPERATURE * math.log(STRETCH / (1 + STRETCH))).sigmoid()
+    return (logits - TEMPERATURE * math.log(STRETCH / (1 + STRETCH))).sigmoid()

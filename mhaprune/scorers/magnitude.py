@@ -18,6 +18,7 @@ class Magnitude(Scorer):
     is."""
 
     family: ClassVar[str] = "weights"
+    reads_examples: ClassVar[bool] = False
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import ClassVar
 
@@ -11,44 +11,37 @@ from torch import Tensor
 
 from mhaprune.data import Examples
 from mhaprune.measure import all_open, measure_masks
-from mhaprune.scorers.base import Scorer, Scores, check_keep, heads_to_keep
+from mhaprune.scorers.base import Budgeted, Scores
 from mhaprune.subject import Subject
 
 
 @dataclass(frozen=True)
-class Racing(Scorer):
+class Racing(Budgeted):
     """Ablation on growing batches, from which a head drops out once its side of the budget is settled (Maron & Moore
     1994; Bubeck et al. 2013).
 
-    `keep` heads, a number or a share, are to stay. The first round takes `first` examples, each next one as many as all
+    The first round takes `first` examples, each next one as many as all
     before it. After a round those heads are settled that differ from enough of the other contested heads, by a
-    one-sided normal bound at `confidence` on the paired difference of their ablations. So heads far from the budget
-    are scored on fewer examples; the order across the budget is that of the decisions.
+    one-sided normal bound on the paired difference of their ablations; `confidence` is that of a single comparison.
+    So heads far from the budget are scored on fewer examples; the order across the budget is that of the decisions.
     """
 
     family: ClassVar[str] = "ablation"
 
-    keep: int | float = 0.5
     confidence: float = 0.99
     first: int = 32
 
     def __post_init__(self) -> None:
-        check_keep(self.keep)
+        super().__post_init__()
         if not 0.5 < self.confidence < 1:
             raise ValueError(f"confidence={self.confidence}: must be above 0.5 and below 1")
         if self.first < 2:
             raise ValueError(f"first={self.first}: must be 2 or more examples")
 
-    def check(self, num_heads: int) -> None:
-        heads_to_keep(self.keep, num_heads)
-
-    def keeping(self, heads: int) -> Racing:
-        return replace(self, keep=heads)
-
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
         num_heads = len(subject.grid)
-        keep = heads_to_keep(self.keep, num_heads)
+        keep = self.heads_to_keep(num_heads)
         order_E = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed)).to(
             examples.source.device
         )

@@ -17,6 +17,7 @@ class Random(Scorer):
     """A random order of the heads, `draws` times (the control of Budhraja et al. 2020)."""
 
     family: ClassVar[str] = "control"
+    reads_examples: ClassVar[bool] = False
 
     draws: int = 10
 

@@ -45,12 +45,20 @@ class Shapley(Scorer):
         if not 0 < self.confidence < 1:
             raise ValueError(f"confidence={self.confidence}: must be above 0 and below 1")
 
+    def check(self, num_heads: int, gated: bool) -> None:
+        fewest = 2 + 2 * (num_heads - 1)
+        if self.evaluations < fewest:
+            raise ValueError(
+                f"evaluations={self.evaluations}: one permutation of {num_heads} heads and its reverse take {fewest}"
+            )
+
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
         num_heads = len(subject.grid)
+        self.check(num_heads, gated=subject.learned_gates() is not None)
         draw = torch.Generator().manual_seed(seed)
         per_pair = max(1, 2 * (num_heads - 1))
-        pairs = max(1, (self.evaluations - 2) // per_pair)
+        pairs = (self.evaluations - 2) // per_pair if num_heads > 1 else 1
         ends = all_open(subject, 2)
         ends[1] = 0.0
         all_value, none_value = -measure_masks(subject, examples, ends).loss.double().mean(dim=1)

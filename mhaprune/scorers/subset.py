@@ -2,61 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
 from mhaprune.gate_training import train_gates
-from mhaprune.scorers.base import Scorer, Scores, check_keep, check_training, heads_to_keep
+from mhaprune.scorers.base import Scores, TrainedGates
 from mhaprune.subject import Subject
 
 
 @dataclass(frozen=True)
-class Subset(Scorer):
+class Subset(TrainedGates):
     """The logit of the head after differentiable subset pruning of the frozen model (Li, Cotterell & Sachan 2021).
 
-    `keep` heads, a number or a share, are drawn by a relaxed Gumbel top-k (Xie & Ermon 2019) whose temperature falls
-    log-linearly from `start_temperature` to `end_temperature`; at the end those of the highest logits stay.
+    `keep` heads are drawn by a relaxed Gumbel top-k (Xie & Ermon 2019) whose temperature falls log-linearly from
+    `start_temperature` to `end_temperature`; at the end those of the highest logits stay.
     """
 
-    family: ClassVar[str] = "trained"
-    trains: ClassVar[bool] = True
-
-    keep: int | float = 0.5
-    steps: int = 300
-    batch_size: int = 32
-    learning_rate: float = 0.1
     start_temperature: float = 1.0
     end_temperature: float = 0.1
 
     def __post_init__(self) -> None:
-        check_keep(self.keep)
-        check_training(self.steps, self.batch_size, self.learning_rate)
+        super().__post_init__()
         if not 0 < self.end_temperature <= self.start_temperature:
             raise ValueError(
                 f"end_temperature={self.end_temperature}: must be above 0 and at most start_temperature="
                 f"{self.start_temperature}"
             )
 
-    def check(self, num_heads: int) -> None:
-        heads_to_keep(self.keep, num_heads)
-
-    def keeping(self, heads: int) -> Subset:
-        return replace(self, keep=heads)
-
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
         num_heads = len(subject.grid)
-        keep = heads_to_keep(self.keep, num_heads)
+        keep = self.heads_to_keep(num_heads)
 
         def sample(logits_N: Tensor, batch: int, share: float, draw: torch.Generator) -> Tensor:
             temperature = self.start_temperature ** (1 - share) * self.end_temperature**share
             noise_BN = torch.rand(batch, num_heads, generator=draw, dtype=torch.double).clamp(1e-12, 1 - 1e-12)
             return relaxed_top_k(logits_N - (-noise_BN.log()).log().to(logits_N.device), keep, temperature)
 
-        logits_N = train_gates(
+        path = train_gates(
             subject,
             examples,
             torch.zeros(num_heads),
@@ -66,8 +51,8 @@ class Subset(Scorer):
             learning_rate=self.learning_rate,
             seed=seed,
         )
-        passes = self.steps * self.batch_size / len(examples)
-        return Scores(logits_N[None], None, passes, passes)
+        passes = path.examples_run / len(examples)
+        return Scores(path.logits[-1:], None, passes, passes)
 
 
 def relaxed_top_k(logits_BN: Tensor, k: int, temperature: float) -> Tensor:

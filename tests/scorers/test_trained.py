@@ -9,7 +9,7 @@ from mhaprune.data import PAD, Examples
 from mhaprune.heads import HeadId
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
-from mhaprune.scorers.base import Scorer
+from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.hard_concrete import HardConcrete, probability_open, stretched
 from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.subset import Subset, relaxed_top_k
@@ -58,6 +58,8 @@ def test_the_model_is_not_trained(planted: tuple[Seq2Seq, Examples]) -> None:
     for scorer in (HardConcrete(steps=3), Subset(steps=3)):
         scores = scorer(model, examples, seed=0)
         assert scores.forward_passes == scores.backward_passes == 3 * 32 / len(examples)
+        few = scorer(model, examples[:24], seed=0)  # a batch takes what there is
+        assert few.forward_passes == few.backward_passes == 3
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -94,7 +96,7 @@ def test_racing_removes_what_ablation_removes_for_less(planted: tuple[Seq2Seq, E
         assert race.forward_passes < full.forward_passes / 2
 
 
-@pytest.mark.parametrize("keep", [0, 5, 18])
+@pytest.mark.parametrize("keep", [1, 5, 18])
 def test_racing_to_the_end_is_ablation(model: Seq2Seq, splits: Splits, keep: int) -> None:
     """Where nothing settles early, the scores are those of all examples."""
     race = Racing(keep=keep, first=len(splits.score))(model, splits.score, seed=0)
@@ -104,9 +106,13 @@ def test_racing_to_the_end_is_ablation(model: Seq2Seq, splits: Splits, keep: int
 
 
 @pytest.mark.parametrize("kind", [HardConcrete, Subset, Racing])
-def test_a_number_of_heads_that_cannot_be_is_refused(model: Seq2Seq, splits: Splits, kind: type[Scorer]) -> None:
-    with pytest.raises(ValueError, match="keep=19: the model has 18 heads, allowed are 0 to 18"):
-        kind(keep=19)(model, splits.score, seed=0)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="keep=1.5: a share must be from 0.0 to 1.0, a number of heads 0 or more"):
-        kind(keep=1.5)  # type: ignore[call-arg]
-    assert kind().keeping(7) == kind(keep=7)  # type: ignore[call-arg]
+def test_a_number_of_heads_that_cannot_be_is_refused(model: Seq2Seq, splits: Splits, kind: type[Budgeted]) -> None:
+    with pytest.raises(ValueError, match="keep=19: of 18 heads these are 19, allowed are 1 to 18"):
+        kind(keep=19)(model, splits.score, seed=0)
+    with pytest.raises(ValueError, match="keep=1.5: a share must be above 0.0 and at most 1.0, a number of heads 1 or more"):
+        kind(keep=1.5)
+    with pytest.raises(ValueError, match="keep=0: a share must be above 0.0"):
+        kind(keep=0)
+    with pytest.raises(ValueError, match="keep=0.02: of 18 heads these are 0, allowed are 1 to 18"):
+        kind(keep=0.02).check(18, gated=True)
+    assert kind().keeping(7) == kind(keep=7)
