@@ -79,14 +79,18 @@ def test_equal_runs_are_told_apart_by_their_folders(tmp_path: Path) -> None:
 
 
 def test_runs_are_told_apart_by_whatever_the_command_line_set(tmp_path: Path) -> None:
-    for decay in ("0.01", "1.0"):
-        make_run(tmp_path / decay, num_heads=2)
-        status = read_status(tmp_path / decay)
-        status["overrides"] = [f"training.weight_decay={decay}", "model.num_heads=2", "cache=/somewhere", "seed=0"]
-        (tmp_path / decay / "status.json").write_text(json.dumps(status))
-    collect([tmp_path], tmp_path / "out")
-    labels = list(pd.read_csv(tmp_path / "out" / "runs.csv")["label"])
-    assert labels == ["training.weight_decay=0.01", "training.weight_decay=1.0"]
+    """Also by a setting that ends like one of the model: task.seed beside seed."""
+    for i, varied in enumerate(("training.weight_decay", "task.seed", "experiment.budgets")):
+        for value in ("1", "2"):
+            folder = tmp_path / str(i) / value
+            make_run(folder, num_heads=2)
+            status = read_status(folder)
+            shared = ["experiment=ablate", "model.num_heads=2", "cache=/somewhere", "seed=0"]
+            status["overrides"] = [f"{varied}={value}", *shared]
+            (folder / "status.json").write_text(json.dumps(status))
+        collect([tmp_path / str(i)], tmp_path / f"out{i}")
+        labels = list(pd.read_csv(tmp_path / f"out{i}" / "runs.csv")["label"])
+        assert labels == [f"{varied}=1", f"{varied}=2"]
 
 
 def test_a_run_is_not_overwritten_by_what_is_collected_from_it(tmp_path: Path) -> None:

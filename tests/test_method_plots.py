@@ -91,6 +91,7 @@ def method_tables(scorers: tuple[str, ...] = EVERY, heads: int = 24, seed: int =
         forward, backward = PASSES.get(name, (1, 1) if FAMILIES[name] == "gradient" else (heads, 0))
         methods.append(
             {"scorer": name, "family": FAMILIES[name], "settings": "", "area": 0.7}
+            | {"choose_sequence_accuracy": 0.7 - regret, "choose_loss": regret}
             | {"regret_sequence_accuracy": regret, "spearman_with_ablation": np.nan, "reliability": np.nan}
             | {"regret_sequence_accuracy_low": regret - 0.012, "regret_sequence_accuracy_high": regret + 0.012}
             | {"forward_passes": forward, "backward_passes": backward, "seconds": 1.0}

@@ -7,14 +7,19 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from mhaprune.cache import Cache
+from mhaprune import scoring
+from mhaprune.cache import Cache, weights_digest
 from mhaprune.data import Examples
+from mhaprune.heads import HeadMask
+from mhaprune.measure import Diverged
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.gate import Gate
+from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.random import Random
+from mhaprune.scorers.shapley import Shapley
 from mhaprune.scorers.subset import Subset
-from mhaprune.scoring import Make, Scoring, heads_table
+from mhaprune.scoring import Remember, Scoring, heads_table
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits
 from mhaprune.transformer import Seq2Seq
@@ -43,20 +48,44 @@ def test_a_row_per_scorer_draw_and_head(model: Seq2Seq, splits: Splits) -> None:
     assert (heads["seconds"] > 0).all()
 
 
-def test_a_score_that_is_not_finite_is_named(model: Seq2Seq, splits: Splits) -> None:
-    with pytest.raises(
-        ValueError, match=r"scorer=broken: gives head encoder_self.0.2 the score nan, which is not finite"
-    ):
-        Scoring(model, splits.score, 0)("broken", Broken())
+def in_cache(folder: Path, **recipe: Any) -> Remember:
+    return lambda kind, what, make: Cache(folder).get(kind, recipe | what, make)
+
+
+def test_a_score_that_is_not_finite_is_named_every_time(model: Seq2Seq, splits: Splits) -> None:
+    scoring = Scoring(model, splits.score, 0)
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r"scorer=broken: gives head encoder_self.0.2 the score nan, which is not finite"
+        ):
+            scoring("broken", Broken())
+
+
+def test_what_is_not_finite_does_not_come_into_the_cache(model: Seq2Seq, splits: Splits, tmp_path: Path) -> None:
+    with torch.no_grad():
+        model.decoder_norm.weight.fill_(float("nan"))
+    with pytest.raises(Diverged):
+        Scoring(model, splits.score, 0, in_cache(tmp_path))("subset", Subset(steps=2))
+    assert not list(tmp_path.glob("*.pt"))
+
+
+def test_what_a_scorer_refuses_is_said_with_the_key_that_is_at_fault(model: Seq2Seq, splits: Splits) -> None:
+    scoring = Scoring(model.without(HeadMask(model.grid)), splits.score, 0)
+    with pytest.raises(ValueError, match=r"^scorer.mine.evaluations=5: one permutation of 18 heads and its reverse"):
+        scoring("mine", Shapley(evaluations=5))
+    with pytest.raises(ValueError, match=r"^scorer=mine: needs learned gates"):
+        scoring("mine", Gate())
+
+
+def test_a_share_of_the_heads_and_their_number_are_one_scorer(model: Seq2Seq, splits: Splits) -> None:
+    scoring = Scoring(model, splits.score, 0)
+    assert scoring("racing", Racing(keep=0.5)) is scoring("racing", Racing(keep=9))
+    assert scoring("racing", Racing(keep=1)) is not scoring("racing", Racing(keep=1.0))
+    assert scoring.cost([Racing(keep=0.5), Racing(keep=9)]) == scoring.cost([Racing(keep=9)])
 
 
 def test_a_scorer_that_trains_is_remembered_and_no_other(model: Seq2Seq, splits: Splits, tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-
-    def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
-        return cache.get(kind, {"model": 1} | what, make)
-
-    first, second = (Scoring(model, splits.score, 0, remember) for _ in range(2))
+    first, second = (Scoring(model, splits.score, 0, in_cache(tmp_path)) for _ in range(2))
     for keep in (5, 9):
         one = first("subset", Subset(keep=keep, steps=3))
         assert torch.equal(one.scores.values, second("subset", Subset(keep=keep, steps=3)).scores.values)
@@ -64,4 +93,36 @@ def test_a_scorer_that_trains_is_remembered_and_no_other(model: Seq2Seq, splits:
     first("ablation", Ablation())
     assert len(list(tmp_path.glob("*.pt"))) == len(list(tmp_path.glob("gates-*.pt"))) == 2
     cost = first.cost([Subset(keep=5, steps=3), Subset(keep=9, steps=3), Subset(keep=9, steps=3), Gate()])
-    assert cost["forward_passes"] == cost["backward_passes"] == 2 * 3 * 32 / len(splits.score)
+    assert cost["forward_passes"] == cost["backward_passes"] == 2 * 3
+
+
+@pytest.mark.parametrize("changed", ["model", "split", "seed", "settings", "heads"])
+def test_whatever_decides_a_score_is_a_recipe_of_its_own(
+    model: Seq2Seq, splits: Splits, tmp_path: Path, changed: str
+) -> None:
+    examples, seed, scorer = splits.score, 0, Subset(steps=2)
+    Scoring(model, examples, seed, in_cache(tmp_path, weights=weights_digest(model)))("subset", scorer)
+    if changed == "model":
+        with torch.no_grad():
+            model.output.bias[3] += 1e-6
+    elif changed == "split":
+        examples = splits.choose
+    elif changed == "seed":
+        seed = 1
+    elif changed == "settings":
+        scorer = Subset(steps=2, learning_rate=0.2)
+    else:
+        model = model.without(HeadMask(model.grid, frozenset(model.grid.heads[:1])))
+    Scoring(model, examples, seed, in_cache(tmp_path, weights=weights_digest(model)))("subset", scorer)
+    assert len(list(tmp_path.glob("gates-*.pt"))) == 2
+
+
+def test_code_that_has_changed_scores_anew(
+    model: Seq2Seq, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("mhaprune.scorers.subset", "mhaprune.gate_training", None):
+        digest = scoring.source_digest
+        with monkeypatch.context() as patch:
+            patch.setattr(scoring, "source_digest", lambda name, m=module, d=digest: "new" if name == m else d(name))
+            Scoring(model, splits.score, 0, in_cache(tmp_path))("subset", Subset(steps=2))
+    assert len(list(tmp_path.glob("gates-*.pt"))) == 3

@@ -20,6 +20,7 @@ from mhaprune.statistics import (
     overlap,
     overlap_interval,
     prunable,
+    sign_flip_p,
     spearman,
     spearman_interval,
     student_interval,
@@ -274,3 +275,15 @@ def test_a_curve_has_two_points_or_more_and_ascends(removed: list[int]) -> None:
     for function in (area_weights, partial(area, accuracy_P=removed)):
         with pytest.raises(ValueError, match=r"^removed=\[.*\]: must be two or more points, ascending$"):
             function(removed)
+
+
+def test_sign_flips_are_those_of_scipy_and_of_few_differences() -> None:
+    draw = np.random.default_rng(3)
+    for shift in (0.0, 0.1, 0.3):
+        values = draw.normal(shift, 1.0, 60)
+        expected = stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=9999, rng=draw)
+        assert sign_flip_p(values) == pytest.approx(expected.pvalue, abs=0.02)
+    four = np.zeros(512)
+    four[:4] = 1.0
+    assert sign_flip_p(four) == pytest.approx(1 / 8, abs=0.02)
+    assert sign_flip_p(np.zeros(9)) == 1.0

@@ -158,8 +158,11 @@ def test_a_renormalised_gate_keeps_its_sum(model: Seq2Seq, splits: Splits) -> No
     expected = (measure(model, splits.score, gates).loss - measure(model, splits.score).loss).mean()
     scores = Ablation(renormalise=True)(model, splits.score, seed=0).values[0]
     torch.testing.assert_close(scores[model.grid.index(head)], expected)
-    assert Ablation(renormalise=True).needs_gates
-    with pytest.raises(ValueError, match="scorer=ablation: renormalise needs a model with learned gates"):
+    with pytest.raises(ValueError, match="renormalise=True: needs learned gates"):
+        Ablation(renormalise=True).check(18, gated=False)
+    with pytest.raises(ValueError, match="renormalise=True: .* so replace=zero, not mean"):
+        Ablation(renormalise=True, replace="mean")
+    with pytest.raises(ValueError, match="renormalise=True: needs learned gates"):
         Ablation(renormalise=True)(model.without(HeadMask(model.grid)), splits.score, seed=0)
 
 
@@ -283,11 +286,11 @@ def test_a_pruned_model_can_be_scored(model: Seq2Seq, splits: Splits) -> None:
     block = [head for head in model.grid if head.block == Block(Site.CROSS, 1)]
     pruned = model.without(HeadMask(model.grid, frozenset([model.grid.heads[0], *block])))
     for scorer in [*MEASURING, HardConcrete(steps=2), Subset(steps=2), Shapley(evaluations=80)]:
-        if scorer.needs_gates:
+        if scorer in (Gate(), Ablation(renormalise=True)):
             continue
         assert scorer(pruned, splits.score, seed=0).values.shape == (1, len(model.grid) - 4)
 
 
 def test_gate_needs_gates(model: Seq2Seq, splits: Splits) -> None:
-    with pytest.raises(ValueError, match="scorer=gate: needs a model with learned gates"):
+    with pytest.raises(ValueError, match="needs learned gates, choose gate=softmax or leave this scorer out"):
         Gate()(model.without(HeadMask(model.grid)), splits.score, seed=0)

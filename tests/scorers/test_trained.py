@@ -109,7 +109,7 @@ def test_racing_to_the_end_is_ablation(model: Seq2Seq, splits: Splits, keep: int
 def test_a_number_of_heads_that_cannot_be_is_refused(model: Seq2Seq, splits: Splits, kind: type[Budgeted]) -> None:
     with pytest.raises(ValueError, match="keep=19: of 18 heads these are 19, allowed are 1 to 18"):
         kind(keep=19)(model, splits.score, seed=0)
-    with pytest.raises(ValueError, match="keep=1.5: a share must be above 0.0 and at most 1.0, a number of heads 1 or more"):
+    with pytest.raises(ValueError, match="keep=1.5: a share must be above 0.0 and at most 1.0, a number"):
         kind(keep=1.5)
     with pytest.raises(ValueError, match="keep=0: a share must be above 0.0"):
         kind(keep=0)

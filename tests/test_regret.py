@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mhaprune.heads import Block, HeadGrid, HeadMask, Site
+from mhaprune.pruning import Plan
+from mhaprune.regret import Regrets, with_interval
+from mhaprune.statistics import bootstrap_interval
+from mhaprune.subject import Outcome
+
+GRID = HeadGrid.full([Block(Site.CROSS, 0)], 3)
+
+
+def without(*heads: int) -> HeadMask:
+    return HeadMask(GRID, frozenset(GRID.heads[n] for n in heads))
+
+
+@pytest.fixture
+def regrets() -> Regrets:
+    """A scorer that removes head 0, then 1; the best by loss is 2, then 1 and 2; by exact match 1, then 1 and 2."""
+    draw = torch.Generator().manual_seed(0)
+    mine = [Plan("mine", 0, "one_shot", without(*range(n))) for n in range(4)]
+    best = [Plan("loss", 0, "exact", mask) for mask in (without(), without(2), without(1, 2), without(0, 1, 2))]
+    best += [Plan("sequence_accuracy", 0, "exact", mask) for mask in (without(1), without(1, 2))]
+    reported = {}
+    for plan in [*mine, *best]:
+        loss, exact = torch.rand(40, generator=draw), (torch.rand(40, generator=draw) < 0.6).float()
+        reported.setdefault(plan.mask, Outcome(loss, exact, exact))
+    return Regrets(mine, best, reported)
+
+
+def test_regret_is_against_the_best_of_its_own_objective_and_size(regrets: Regrets) -> None:
+    inner = regrets.of("mine")
+    assert [len(plan.mask.removed) for plan in inner] == [1, 2]
+    values = regrets.reported
+    loss = [values[without(0)].loss - values[without(2)].loss, values[without(0, 1)].loss - values[without(1, 2)].loss]
+    np.testing.assert_allclose(regrets.regret(inner, "loss"), torch.stack(loss).double().mean(0), rtol=1e-6)
+    right = [values[mask].sequence_accuracy for mask in (without(1), without(1, 2), without(0), without(0, 1))]
+    expected = ((right[0] - right[2]) + (right[1] - right[3])) / 2
+    np.testing.assert_allclose(regrets.regret(inner, "sequence_accuracy"), expected)
+    columns = regrets.columns(inner)
+    assert list(columns)[:3] == [
+        "regret_sequence_accuracy",
+        "regret_sequence_accuracy_low",
+        "regret_sequence_accuracy_high",
+    ]
+    assert columns["regret_sequence_accuracy"] == pytest.approx(float(expected.mean()))
+    assert (columns["regret_loss_low"], columns["regret_loss_high"]) == pytest.approx(
+        bootstrap_interval(regrets.regret(inner, "loss"))
+    )
+
+
+def test_the_area_is_that_of_the_whole_curve(regrets: Regrets) -> None:
+    means = [float(regrets.reported[without(*range(n))].sequence_accuracy.mean()) for n in range(4)]
+    assert regrets.area_columns("mine")["area"] == pytest.approx(np.trapezoid(means) / 3)
+
+
+def test_an_interval_is_that_of_the_mean_over_examples() -> None:
+    values = np.random.default_rng(0).normal(1.0, 2.0, 400)
+    columns = with_interval("x", values)
+    assert columns["x_high"] - columns["x_low"] == pytest.approx(2 * 1.96 * 2.0 / 20, rel=0.2)
