@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mhaprune.collect import RUN, collect
 from mhaprune.config import build
+from mhaprune.run import Run
 from mhaprune.store import RunFolder
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,12 @@ def plain(config: DictConfig) -> dict[str, Any]:
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
+
+
+def described(*overrides: str) -> Run:
+    """The run that `scripts/run.py` would do with these arguments, for scripts that study it in their own way."""
+    with hydra.initialize_config_dir(str(_conf()), version_base="1.3"):
+        return build(plain(hydra.compose("config", overrides=list(overrides))))
 
 
 class RunFailed(BaseException):

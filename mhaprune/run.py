@@ -88,23 +88,10 @@ class Run:
 
     def __call__(self, folder: RunFolder) -> list[str]:
         """Train or load, run the experiment, write tables, figures and report; gives the findings in sentences."""
-        torch.set_num_threads(self.num_threads)
-        if self.device != "cpu":
-            torch.cuda.set_device(self.device if ":" in self.device else "cuda:0")
         folder.note(identity=self.identity)
         environment = self._environment()
         folder.write_json("environment.json", environment)
-        splits = self._splits()
-        for source, target in zip(splits.report.source[:2].tolist(), splits.report.target[:2].tolist(), strict=True):
-            log.info("%s, for example: %s", option_name(self.task), self.task.show(source, target))
-        model, history = self._trained(splits)
-
-        recipe = self._recipe(splits.train) | {"weights": weights_digest(model)}
-
-        def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
-            return Cache(self.cache).get(kind, recipe | what, make)
-
-        study = Study(model, self.task, splits, history, self.scorer, self.schedule, self.seed, remember)
+        study = self.study()
         findings = self.experiment(study)
         folder.note(checks=findings.checks)
         tables = {name: self._identified(frame) for name, frame in findings.tables.items()}
@@ -125,6 +112,22 @@ class Run:
         folder.write("report.html", page.encode())
         folder.note(findings=lines)
         return lines
+
+    def study(self) -> Study:
+        """The trained model, from the cache where it is there, and all that an experiment may do with it."""
+        torch.set_num_threads(self.num_threads)
+        if self.device != "cpu":
+            torch.cuda.set_device(self.device if ":" in self.device else "cuda:0")
+        splits = self._splits()
+        for source, target in zip(splits.report.source[:2].tolist(), splits.report.target[:2].tolist(), strict=True):
+            log.info("%s, for example: %s", option_name(self.task), self.task.show(source, target))
+        model, history = self._trained(splits)
+        recipe = self._recipe(splits.train) | {"weights": weights_digest(model)}
+
+        def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
+            return Cache(self.cache).get(kind, recipe | what, make)
+
+        return Study(model, self.task, splits, history, self.scorer, self.schedule, self.seed, remember)
 
     def _splits(self) -> Splits:
         splits = self.task.splits()
@@ -171,7 +174,7 @@ class Run:
             "command": shlex.join(["python", *sys.argv]),
             "git_commit": _git_commit(),
             "seed": self.seed,
-            "num_threads": torch.get_num_threads(),
+            "num_threads": self.num_threads,
             "device": torch.cuda.get_device_name() if self.device != "cpu" else f"cpu ({platform.machine()})",
             "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         }

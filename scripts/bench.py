@@ -9,18 +9,23 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mhaprune.command_line import described
 from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.gates import Softmax
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.layers import Call, EncoderLayer, sinusoids
 from mhaprune.measure import measure, measure_masks
 from mhaprune.prefixes import Branches, depth_first
+from mhaprune.scorers.ablation import Ablation
+from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.shapley import Shapley
 from mhaprune.speed import in_turn, ratios
 from mhaprune.tasks.sort import Sort
@@ -29,6 +34,7 @@ from mhaprune.transformer import TOKENS_AT_ONCE, Seq2Seq, Transformer
 
 VOCABULARY_SIZE = 13
 Pair = tuple[str, Callable[[], object], Callable[[], object]]
+Row = dict[str, Any]
 
 
 class TorchSeq2Seq(nn.Module):
@@ -215,6 +221,27 @@ def shapley() -> list[Pair]:
     ]
 
 
+def racing() -> list[Row]:
+    """Not a time but a share: what racing takes of the example passes of full ablation, and in how many models of
+    `sort`, one per seed, both remove the same heads."""
+    rows: list[Row] = []
+    studies = [described("task=sort", "experiment=train", f"seed={seed}").study() for seed in range(10)]
+    for removed in (6, 12):
+        same, shares = [], []
+        for study in studies:
+            full = Ablation()(study.subject, study.splits.score, study.seed)
+            race = Racing(keep=len(study.subject.grid) - removed)(study.subject, study.splits.score, study.seed)
+            lowest = [set(scores.values[0].argsort(stable=True)[:removed].tolist()) for scores in (full, race)]
+            same.append(lowest[0] == lowest[1])
+            shares.append(race.forward_passes / full.forward_passes)
+        quartiles = np.quantile(shares, [0.25, 0.5, 0.75, 1.0])
+        rows.append(
+            {"name": f"racing, {removed} of {len(study.subject.grid)} removed", "models": len(same), "same": sum(same)}
+            | dict(zip(("q1", "ratio", "q3", "largest"), quartiles, strict=True))
+        )
+    return rows
+
+
 COPIES = 4
 """Of two equal models one can be 1 % faster for where its weights lie in memory: several copies of each take turns."""
 
@@ -241,7 +268,21 @@ def random_examples(batch_size: int, length: int) -> Examples:
     return Examples(source, target)
 
 
-BENCHES = {bench.__name__: bench for bench in (training, removal, ablation, oracle, shapley)}
+TIMED = {bench.__name__: bench for bench in (training, removal, ablation, oracle, shapley)}
+COUNTED = {bench.__name__: bench for bench in (racing,)}
+BENCHES = (*TIMED, *COUNTED)
+
+
+def timed(pairs: list[Pair], rounds: int) -> list[Row]:
+    """Two rows per pair: the ratio, and the peer against itself."""
+    rows: list[Row] = []
+    for name, ours, peer in pairs:
+        # Both sides are called twice in a round: what is called more often would find more of itself in the caches.
+        calls = {"ours": ours, "peer": peer, "ours again": ours, "peer again": peer}
+        times = in_turn(calls, rounds)
+        rows.append({"name": name, **ratios(times, "ours", "peer")})
+        rows.append({"name": f"{name}, A/A", **ratios(times, "peer again", "peer")})
+    return rows
 
 
 def main() -> None:
@@ -257,14 +298,9 @@ def main() -> None:
             parser.error(f"NAME={name}: no such bench, allowed are {', '.join(BENCHES)}")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    rows = []
-    for bench in arguments.names or BENCHES:
-        for name, ours, peer in BENCHES[bench]():
-            # Both sides are called twice in a round: what is called more often would find more of itself in the caches.
-            calls = {"ours": ours, "peer": peer, "ours again": ours, "peer again": peer}
-            times = in_turn(calls, arguments.pairs)
-            rows.append({"name": name, **ratios(times, "ours", "peer")})
-            rows.append({"name": f"{name}, A/A", **ratios(times, "peer again", "peer")})
+    rows: list[Row] = []
+    for name in arguments.names or BENCHES:
+        rows += timed(TIMED[name](), arguments.pairs) if name in TIMED else COUNTED[name]()
     table = pd.DataFrame(rows)
     print(table.to_json(orient="records", indent=2) if arguments.json else table.round(3).to_string(index=False))
 

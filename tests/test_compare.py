@@ -53,9 +53,9 @@ def tables(folder: Path) -> Mapping[str, pd.DataFrame]:
 @pytest.fixture(scope="module")
 def studied(folder: Path) -> tuple[Seq2Seq, Splits]:
     """The model of the run and its data."""
-    run = build(compose(*overrides(folder.parent / "cache")))
-    splits = run._splits()
-    return run._trained(splits)[0], splits
+    study = build(compose(*overrides(folder.parent / "cache"))).study()
+    assert isinstance(study.subject, Seq2Seq)
+    return study.subject, study.splits
 
 
 def test_tables_and_figures_are_there(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
