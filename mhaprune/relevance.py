@@ -3,7 +3,7 @@
 The ε-rule sends the relevance R_j of an output z_j = Σ_i x_i w_ij + b_j to its inputs as x_i w_ij R_j / (z_j + ε sign
 z_j) (Bach et al. 2015, equation 58). Where relevance is written as value times gradient, that is an ordinary gradient
 times z / (z + ε sign z). Attention weights and the spread that a layer normalisation divides by count as constants,
-which keeps the total relevance from layer to layer (Ali et al. 2022).
+so that from layer to layer no relevance is lost but what biases and ε take (Ali et al. 2022).
 """
 
 from __future__ import annotations

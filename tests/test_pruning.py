@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,7 +10,11 @@ from torch import Tensor
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
-from mhaprune.pruning import Plan, ProofFailed, prune, smallest_bite, time_removed
+from mhaprune.pruning import Plan, ProofFailed, make_plans, prune, smallest_bite, time_removed
+from mhaprune.schedules.one_shot import OneShot
+from mhaprune.scorers.base import Budgeted, Scores
+from mhaprune.scoring import Scoring
+from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits
 from mhaprune.transformer import Seq2Seq
 
@@ -32,6 +39,30 @@ def test_a_row_per_plan_with_what_was_measured(model: Seq2Seq, splits: Splits) -
     assert table.loc[table["draw"] == 1, "choose_loss"].isna().all()
     assert table["parameters"].iloc[0] > table["parameters"].iloc[1] > table["parameters"].iloc[2]
     assert table["flops"].iloc[0] > table["flops"].iloc[1] > table["flops"].iloc[2]
+
+
+@dataclass(frozen=True)
+class Told(Budgeted):
+    """Keeps the last heads, and writes down how many it was asked to keep."""
+
+    family: ClassVar[str] = "none"
+    asked: ClassVar[list[int]] = []
+
+    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+        keep = self.heads_to_keep(len(subject.grid))
+        self.asked.append(keep)
+        return Scores((torch.arange(len(subject.grid)) >= len(subject.grid) - keep).double()[None])
+
+
+def test_a_scorer_that_wants_a_number_is_asked_once_for_each_that_leaves_a_choice(
+    model: Seq2Seq, splits: Splits
+) -> None:
+    Told.asked.clear()
+    made = list(make_plans(Scoring(model, splits.score, 0), {"told": Told()}, OneShot(), [0, 4, 13, 18]))
+    assert Told.asked == [14, 5]
+    assert {len(plan.mask.removed): plan.mask.removed for plan in made} == {
+        n: frozenset(model.grid.heads[:n]) for n in (0, 4, 13, 18)
+    }
 
 
 def test_a_removal_that_is_not_the_mask_fails(model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,8 +167,8 @@ def methods_table(
 ) -> pd.DataFrame:
     """One row per scorer, means over the budgets that leave a choice; of one that draws several times over its draws.
 
-    The *choose* columns are those of the first draw. The cost is that of all budgets together, for a scorer that is
-    asked anew for each.
+    Intervals are over examples, not over draws. The *choose* columns are those of the first draw. The cost is that of
+    all budgets together, for a scorer that is asked anew for each.
     """
     rows = []
     num_heads = len(scoring.subject.grid)
