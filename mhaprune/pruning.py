@@ -7,15 +7,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
+import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadMask
-from mhaprune.measure import accuracy_columns, greedy_disagreements, logit_difference, measure
-from mhaprune.schedules.base import Schedule
+from mhaprune.measure import accuracy_columns, greedy_disagreements, logit_difference, measure, measure_masks
+from mhaprune.schedules.base import Judge, Schedule
 from mhaprune.scorers.base import Budgeted, Scorer
-from mhaprune.scoring import Scoring
+from mhaprune.scoring import Scoring, naming
 from mhaprune.speed import CONTROL, DENSE, in_turn, ratios
 from mhaprune.store import option_name
 from mhaprune.subject import Outcome, Subject
@@ -41,20 +42,34 @@ class Plan(NamedTuple):
 def make_plans(
     scoring: Scoring, scorers: Mapping[str, Scorer], schedule: Schedule, budgets: Sequence[int]
 ) -> Iterator[Plan]:
-    """A plan per scorer, draw and budget; a scorer that can be asked for a number of heads is asked for each budget."""
-    subject, num_heads = scoring.subject, len(scoring.subject.grid)
+    """A plan per scorer, draw and budget. Where scorers have no say there is one per budget, in the schedule's name."""
+    subject, num_heads, how = scoring.subject, len(scoring.subject.grid), option_name(schedule)
+
+    def loss(masks: Sequence[HeadMask]) -> Tensor:
+        gates_MN = torch.stack([mask.gates(scoring.examples.source.device) for mask in masks])
+        return measure_masks(subject, scoring.examples, gates_MN).loss.double().mean(dim=1)
+
+    def judge(name: str, scorer: Scorer, draw: int) -> Judge:
+        def score(left: Subject) -> Tensor:
+            if left is subject:
+                return scoring(name, scorer).scores.values[draw]
+            with naming(name):
+                return scorer(left, scoring.examples, scoring.seed).values[draw]
+
+        return Judge(subject, score, loss)
+
+    def nobody(left: Subject) -> Tensor:
+        raise AssertionError(f"schedule={how} promised to ask no scorer")
+
+    if schedule.asks() == "never":
+        yield from (Plan(how, 0, how, mask) for mask in schedule(Judge(subject, nobody, loss), budgets))
+        return
     for name, scorer in scorers.items():
         asked = whom_to_ask(scorer, budgets, num_heads)
         for one in dict.fromkeys(asked.values()):
             for draw in range(len(scoring(name, one).scores.values)):
-
-                def score(pruned: Subject, name: str = name, one: Scorer = one, draw: int = draw) -> Tensor:
-                    if pruned is subject:
-                        return scoring(name, one).scores.values[draw]
-                    return one(pruned, scoring.examples, scoring.seed).values[draw]
-
-                for mask in schedule(subject, score, [budget for budget in budgets if asked[budget] == one]):
-                    yield Plan(name, draw, option_name(schedule), mask)
+                masks = schedule(judge(name, one, draw), [budget for budget in budgets if asked[budget] == one])
+                yield from (Plan(name, draw, how, mask) for mask in masks)
 
 
 def whom_to_ask(scorer: Scorer, budgets: Sequence[int], num_heads: int) -> dict[int, Scorer]:

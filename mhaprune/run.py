@@ -68,11 +68,13 @@ class Run:
         if self.device not in allowed:
             raise ValueError(f"device={self.device}: not to be had on this machine, allowed is {' or '.join(allowed)}")
         grid = HeadGrid.full(self.model.blocks, self.model.num_heads)
+        # What is left of a model has its gates folded into its weights.
+        gated = self.gate is not None and self.schedule.asks() != "again"
         for name, scorer in self.scorer.items():
             with naming(name):
-                scorer.check(len(grid), gated=self.gate is not None)
+                scorer.check(len(grid), gated)
             source_digest(type(scorer).__module__)
-        self.experiment.check(grid, self.scorer)
+        self.experiment.check(grid, self.scorer, self.schedule)
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ Dimensions: E = examples, N = heads, S = steps of a loop over batches.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -23,7 +23,7 @@ from mhaprune.command_line import described
 from mhaprune.experiments.base import Study
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.measure import gate_gradients, measure_masks
-from mhaprune.schedules.base import heads_to_remove
+from mhaprune.schedules.base import Judge, heads_to_remove
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.statistics import spearman, student_interval
@@ -147,7 +147,7 @@ def exact_match(study: Study, scores: list[Tensor]) -> list[float]:
     budgets = [k for k in heads_to_remove(BUDGETS, len(study.subject.grid)) if k]
     masks: list[HeadMask] = []
     for scores_N in scores:
-        masks += OneShot()(study.subject, partial(given, scores_N), budgets)
+        masks += OneShot()(Judge(study.subject, partial(given, scores_N), no_loss), budgets)
     gates_MN = torch.stack([mask.gates(study.splits.report.source.device) for mask in masks])
     exact_M = measure_masks(study.subject, study.splits.report, gates_MN).sequence_accuracy.double().mean(dim=1)
     return exact_M.view(len(scores), len(budgets)).mean(dim=1).tolist()
@@ -156,6 +156,10 @@ def exact_match(study: Study, scores: list[Tensor]) -> list[float]:
 def given(scores_N: Tensor, subject: Subject) -> Tensor:
     """Scores that were computed before, for a schedule that asks for them."""
     return scores_N
+
+
+def no_loss(masks: Sequence[HeadMask]) -> Tensor:
+    raise AssertionError("one-shot pruning measures no loss")
 
 
 if __name__ == "__main__":

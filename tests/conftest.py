@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
 import pytest
 import torch
+from torch import Tensor
 
 from mhaprune.command_line import plain
 from mhaprune.data import Examples
 from mhaprune.gates import Softmax
+from mhaprune.heads import HeadMask
+from mhaprune.schedules.base import Judge
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from mhaprune.transformer import Seq2Seq, Transformer
@@ -74,6 +78,15 @@ def model(task: Sort) -> Seq2Seq:
 @pytest.fixture
 def batch(splits: Splits) -> Examples:
     return splits.report
+
+
+def judged(model: Seq2Seq, scores_N: Tensor) -> Judge:
+    """For schedules that ask once: these scores."""
+
+    def no_loss(masks: Sequence[HeadMask]) -> Tensor:
+        raise AssertionError("no loss was to be measured")
+
+    return Judge(model, lambda left: scores_N, no_loss)
 
 
 def compose(*overrides: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from conftest import TINY, TINY_COMPARE, compose
+from conftest import TINY, TINY_COMPARE, compose, judged
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.compare import winner_table
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
@@ -126,7 +126,7 @@ def test_the_leak_is_what_one_split_for_all_would_have_reported_more(
         seeming = []
         for scorer in (Gate(), Ablation(), Taylor()):
             values = scorer(model, splits.report, 0).values[0]
-            (mask,) = OneShot()(model, lambda subject, values=values: values, [budget])
+            (mask,) = OneShot()(judged(model, values), [budget])
             seeming.append(float(measure(model.without(mask), splits.report).sequence_accuracy.mean()))
         mine = pruning[pruning["heads_removed"] == budget]
         honest = mine.sort_values(["choose_sequence_accuracy", "choose_loss"], ascending=[False, True], kind="stable")
@@ -220,6 +220,13 @@ def test_over_runs_the_best_is_chosen_on_the_choose_splits_of_its_task() -> None
         (["experiment.beam_width=0"], "experiment.beam_width=0: must be 1 or more"),
         (["experiment.tolerance_nats=-1.0"], "experiment.tolerance_nats=-1.0: must be 0 or more"),
         (["gate=none"], "scorer=gate: needs learned gates"),
+        (["schedule=greedy"], "schedule=greedy: asks no scorer, so there is nothing to compare"),
+        (
+            ["schedule=iterative"],
+            "scorer=gate: needs learned gates, so gate=softmax and a schedule",
+        ),
+        (["schedule.keep_at_least=1"], "experiment.budgets=24: with schedule.keep_at_least only 18 of 24 heads may go"),
+        (["schedule.keep_at_least=-1"], "schedule.keep_at_least=-1: must be 0 or more heads of each block"),
         (["scorer=[random]"], r"scorer=\['random'\]: must name at least one scorer beside a control"),
         (["scorer.shapley.evaluations=40"], "scorer.shapley.evaluations=40: one permutation of 24 heads"),
         (["scorer.subset.keep=25"], "scorer.subset.keep=25: of 24 heads these are 25, allowed are 1 to 24"),

@@ -26,7 +26,8 @@ def tiny(group: str, option: str) -> list[str]:
     else:
         overrides += TINY_ABLATE
     overrides += [f"scorer.{option}.steps=5"] if option in ("hard_concrete", "subset") else []
-    return [*overrides, "scorer=[ablation,random]"] if (group, option) == ("gate", "none") else overrides
+    without_gates = (group, option) in (("gate", "none"), ("schedule", "iterative"))
+    return [*overrides, "scorer=[ablation,random]"] if without_gates else overrides
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
@@ -85,7 +86,7 @@ def test_inflection_chooses_its_recipe_and_can_be_overruled() -> None:
         ({"experiment.budgets": [25]}, r"experiment.budgets=25: the model has 24 heads, allowed are 0 to 24"),
         ({"scorer.ablation.replace": "one"}, "scorer.ablation.replace='one': must be zero or mean or resample"),
         ({"scorer": {}}, r"scorer=\[\]: must name at least one scorer"),
-        ({"gate": None}, "scorer=gate: needs learned gates, choose gate=softmax"),
+        ({"gate": None}, "scorer=gate: needs learned gates, so gate=softmax"),
         ({"seed": -1}, "seed=-1: must be 0 or more"),
         ({"num_threads": 0}, "num_threads=0: must be 1 or more"),
         ({"device": "tpu"}, "device=tpu: not to be had on this machine, allowed is cpu"),

@@ -13,7 +13,7 @@ from mhaprune.experiments.base import Experiment, Findings, Study
 from mhaprune.heads import HeadGrid
 from mhaprune.pruning import make_plans, proofs, prune, time_removed
 from mhaprune.report import INITIAL_GATE
-from mhaprune.schedules.base import check_budgets, heads_to_remove
+from mhaprune.schedules.base import Schedule, check_budgets, heads_to_remove
 from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Scoring, heads_table
 from mhaprune.statistics import spearman
@@ -43,8 +43,8 @@ class Ablate(Experiment):
         if not 0 <= self.tolerance <= 1:
             raise ValueError(f"tolerance={self.tolerance}: must be from 0 to 1")
 
-    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer]) -> None:
-        heads_to_remove(self.budgets, len(grid))
+    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedule: Schedule) -> None:
+        heads_to_remove(self.budgets, len(grid), schedule.most(grid))
         if not scorers:
             raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
 

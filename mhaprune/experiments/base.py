@@ -48,6 +48,6 @@ class Experiment(ABC):
     @abstractmethod
     def __call__(self, study: Study) -> Findings: ...
 
-    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer]) -> None:
-        """Raise ValueError, before anything is trained, for settings that do not fit these heads and scorers."""
+    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedule: Schedule) -> None:
+        """Raise ValueError, before anything is trained, for settings that do not fit the heads, scorers or schedule."""
         return

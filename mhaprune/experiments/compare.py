@@ -18,10 +18,11 @@ from mhaprune.measure import measure_masks
 from mhaprune.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning import Plan, make_plans, proofs, prune, whom_to_ask
 from mhaprune.regret import Regrets, with_interval
-from mhaprune.schedules.base import check_budgets, heads_to_remove
+from mhaprune.schedules.base import Schedule, check_budgets, heads_to_remove
 from mhaprune.scorers.base import Scorer, TrainedGates
 from mhaprune.scoring import Scoring, heads_table, settings_text
 from mhaprune.statistics import CONFIDENCE, prunable, sign_flip_p, spearman
+from mhaprune.store import option_name
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,12 @@ class Compare(Experiment):
         if self.tolerance_nats < 0:
             raise ValueError(f"tolerance_nats={self.tolerance_nats}: must be 0 or more")
 
-    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer]) -> None:
+    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedule: Schedule) -> None:
+        heads_to_remove(self.budgets, len(grid), schedule.most(grid))
+        if schedule.asks() == "never":
+            raise ValueError(
+                f"schedule={option_name(schedule)}: asks no scorer, so there is nothing to compare; one_shot does"
+            )
         if not self._choices(len(grid)):
             raise ValueError(f"experiment.budgets={list(self.budgets)}: none of them leaves a choice between heads")
         if all(scorer.family == CONTROL for scorer in scorers.values()):

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import Literal
 
 from mhaprune.heads import HeadMask
-from mhaprune.schedules.base import Schedule
-from mhaprune.subject import Subject
+from mhaprune.schedules.base import Judge, Stepwise
 
 
 @dataclass(frozen=True)
-class OneShot(Schedule):
-    """The k heads of lowest score over the whole model go, of equals the first (Michel et al. 2019, section 4)."""
+class OneShot(Stepwise):
+    """The heads of lowest score in the whole model go, of equals the first (Michel et al. 2019, section 4)."""
 
-    def __call__(self, subject: Subject, score: Callable[[Subject], Tensor], budgets: Sequence[int]) -> list[HeadMask]:
-        order = torch.argsort(score(subject), stable=True).tolist()
-        heads = subject.grid.heads
-        return [HeadMask(subject.grid, frozenset(heads[n] for n in order[:budget])) for budget in budgets]
+    def asks(self) -> Literal["once"]:
+        return "once"
+
+    def path(self, judge: Judge) -> Iterator[HeadMask]:
+        mask = HeadMask(judge.subject.grid)
+        score = dict(zip(mask.kept, judge.score(judge.subject).tolist(), strict=True))
+        yield mask
+        while candidates := self.removable(mask):
+            mask = mask.without(min(candidates, key=score.__getitem__))
+            yield mask

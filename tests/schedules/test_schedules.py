@@ -1,26 +1,117 @@
+"""Every schedule against a plain twin on a tiny model."""
+
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
-from mhaprune.schedules.base import heads_to_remove
+from conftest import ROOT, compose, judged
+from mhaprune.config import build
+from mhaprune.heads import HeadMask
+from mhaprune.measure import measure
+from mhaprune.schedules.base import Judge, Schedule, heads_to_remove
+from mhaprune.schedules.greedy import Greedy
+from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
+from mhaprune.schedules.swap import Swap
+from mhaprune.scorers.ablation import Ablation
+from mhaprune.subject import Subject
+from mhaprune.tasks.base import Splits
 from mhaprune.transformer import Seq2Seq
+
+EVERY = sorted(path.stem for path in (ROOT / "conf" / "schedule").glob("*.yaml"))
+
+
+def loss_of(model: Seq2Seq, splits: Splits, mask: HeadMask) -> float:
+    """By real removal."""
+    return float(measure(model.without(mask), splits.score).loss.mean())
+
+
+@pytest.fixture
+def judge(model: Seq2Seq, splits: Splits) -> Judge:
+    def score(left: Subject) -> Tensor:
+        return Ablation()(left, splits.score, 0).values[0]
+
+    def loss(masks: Sequence[HeadMask]) -> Tensor:
+        return torch.tensor([loss_of(model, splits, mask) for mask in masks])
+
+    return Judge(model, score, loss)
 
 
 def test_one_shot_removes_the_lowest_and_of_equals_the_first(model: Seq2Seq) -> None:
     scores = torch.arange(len(model.grid)).flip(0).double()
     scores[3] = scores[5] = -1.0
-    none, two, three = OneShot()(model, lambda subject: scores, [0, 2, 3])
+    none, two, three = OneShot()(judged(model, scores), [0, 2, 3])
     assert none.removed == frozenset()
     assert two.removed == {model.grid.heads[3], model.grid.heads[5]}
     assert three.removed == two.removed | {model.grid.heads[-1]}
 
 
-def test_budgets_are_met_exactly(model: Seq2Seq) -> None:
-    budgets = list(range(len(model.grid) + 1))
-    masks = OneShot()(model, lambda subject: torch.zeros(len(subject.grid)), budgets)
-    assert [len(mask.removed) for mask in masks] == budgets
+def test_iterative_scores_what_is_left(model: Seq2Seq, splits: Splits, judge: Judge) -> None:
+    for every in (1, 4):
+        mask, scored = HeadMask(model.grid), 0
+        expected = [mask]
+        for step in range(10):
+            if step % every == 0:
+                left = model.without(mask) if step else model
+                ranked = [left.grid.heads[n] for n in Ablation()(left, splits.score, 0).values[0].argsort().tolist()]
+                scored += 1
+            mask = mask.without(ranked.pop(0))
+            expected.append(mask)
+        asked: list[int] = []
+
+        def counted(left: Subject, asked: list[int] = asked) -> Tensor:
+            asked.append(len(left.grid))
+            return judge.score(left)
+
+        assert Iterative(every=every)(Judge(model, counted, judge.loss), range(11)) == expected
+        assert asked == [len(model.grid) - n for n in range(0, 10, every)]
+    assert expected[-1] != OneShot()(judge, [10])[0], "the fixture must tell right from wrong"
+
+
+def test_greedy_removes_what_costs_least_now(model: Seq2Seq, splits: Splits, judge: Judge) -> None:
+    mask = HeadMask(model.grid)
+    for chosen in Greedy()(judge, range(1, 6)):
+        losses = {head: loss_of(model, splits, mask.without(head)) for head in mask.kept}
+        mask = mask.without(min(mask.kept, key=losses.__getitem__))
+        assert chosen == mask
+
+
+def test_swap_ends_where_no_exchange_helps(model: Seq2Seq, splits: Splits, judge: Judge) -> None:
+    bad = judged(model, -judge.score(model))
+    (start,) = OneShot()(bad, [3])
+    (end,) = Swap(OneShot())(Judge(model, bad.score, judge.loss), [3])
+    best = loss_of(model, splits, end)
+    assert len(end.removed) == 3
+    assert best < loss_of(model, splits, start)
+    for back in end.removed:
+        for gone in end.kept:
+            exchanged = HeadMask(model.grid, end.removed - {back} | {gone})
+            assert loss_of(model, splits, exchanged) >= best
+
+
+@pytest.mark.parametrize("schedule", [OneShot, Iterative, Greedy, lambda **how: Swap(OneShot(**how))], ids=str)
+def test_blocks_are_treated_alike_and_keep_what_they_must(judge: Judge, schedule: type[Schedule]) -> None:
+    grid = judge.subject.grid
+    for removed, mask in zip((6, 12), schedule(scope="per_block")(judge, [6, 12]), strict=True):
+        assert set(Counter(head.block for head in mask.removed).values()) == {removed // 6}
+    careful = schedule(keep_at_least=1)
+    assert careful.most(grid) == 12
+    (mask,) = careful(judge, [12])
+    assert Counter(head.block for head in mask.kept) == dict.fromkeys(grid.blocks, 1)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_budgets_are_met_exactly(judge: Judge, name: str) -> None:
+    budgets = [0, 1, 7, 17, len(judge.subject.grid)]
+    schedule = build(compose(f"schedule={name}", "scorer=[ablation]")).schedule
+    assert schedule.asks() in ("once", "again", "never")
+    assert [len(mask.removed) for mask in schedule(judge, budgets)] == budgets
+    assert schedule(judge, []) == []
 
 
 def test_budgets_are_fractions_or_heads() -> None:
@@ -36,8 +127,14 @@ def test_budgets_are_fractions_or_heads() -> None:
         (1.5, "budgets=1.5: a fraction must be from 0.0 to 1.0"),
         (-1, "budgets=-1: .* a number of heads 0 or more"),
         (7, "budgets=7: the model has 6 heads, allowed are 0 to 6"),
+        (5, "budgets=5: with schedule.keep_at_least only 4 of 6 heads may go, allowed are 0 to 4"),
     ],
 )
 def test_budgets_that_cannot_be_are_refused(budget: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        heads_to_remove([budget], 6)
+        heads_to_remove([budget], 6, most=4 if budget == 5 else 6)
+
+
+def test_what_no_schedule_can_do_is_refused() -> None:
+    with pytest.raises(ValueError, match="every=0: must be 1 or more heads between two scorings"):
+        Iterative(every=0)

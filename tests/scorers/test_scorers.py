@@ -292,5 +292,5 @@ def test_a_pruned_model_can_be_scored(model: Seq2Seq, splits: Splits) -> None:
 
 
 def test_gate_needs_gates(model: Seq2Seq, splits: Splits) -> None:
-    with pytest.raises(ValueError, match="needs learned gates, choose gate=softmax or leave this scorer out"):
+    with pytest.raises(ValueError, match="needs learned gates, so gate=softmax"):
         Gate()(model.without(HeadMask(model.grid)), splits.score, seed=0)

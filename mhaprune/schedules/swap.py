@@ -1,0 +1,49 @@
+"""Exchange a kept head for a removed one while that helps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mhaprune.heads import HeadGrid, HeadMask
+from mhaprune.schedules.base import Judge, Schedule, Stepwise
+
+
+@dataclass(frozen=True)
+class Swap(Schedule):
+    """What `start` chooses at a budget, bettered by the one exchange that lowers the loss most, again and again until
+    none does. `scope` and `keep_at_least` of `start` hold for it too."""
+
+    start: Stepwise
+
+    def asks(self) -> Literal["once", "again", "never"]:
+        return self.start.asks()
+
+    def most(self, grid: HeadGrid) -> int:
+        return self.start.most(grid)
+
+    def __call__(self, judge: Judge, budgets: Sequence[int]) -> list[HeadMask]:
+        return [self._bettered(judge, mask) for mask in self.start(judge, budgets)]
+
+    def _bettered(self, judge: Judge, mask: HeadMask) -> HeadMask:
+        loss = float(judge.loss([mask]))
+        while exchanges := self._exchanges(mask):
+            losses = judge.loss(exchanges)
+            best = int(losses.argmin())
+            if not losses[best] < loss:
+                break
+            mask, loss = exchanges[best], float(losses[best])
+        return mask
+
+    def _exchanges(self, mask: HeadMask) -> list[HeadMask]:
+        kept = Counter(head.block for head in mask.kept)
+        exchanges = []
+        for back in sorted(mask.removed, key=mask.grid.index):
+            for gone in mask.kept:
+                same = back.block == gone.block
+                allowed = same or (self.start.scope == "global" and kept[gone.block] > self.start.keep_at_least)
+                if allowed:
+                    exchanges.append(HeadMask(mask.grid, mask.removed - {back} | {gone}))
+        return exchanges
