@@ -90,9 +90,7 @@ def test_a_plug_in_is_one_file_and_one_yaml_of_one_name(path: Path) -> None:
     assert module == f"mhaprune.{path.parent.name}.{path.stem}"
     cls = getattr(importlib.import_module(module), name)
     assert dataclasses.is_dataclass(cls)
-    assert option_name(
-        default_of(cls, {k: v for k, v in settings.get(group, settings).items() if k != "_target_"})
-    ) == (path.stem)
+    assert option_name(default_of(cls, settings.get(group, settings))) == path.stem
 
 
 def required(cls: Any) -> set[str]:

@@ -31,7 +31,7 @@ def summary() -> pd.DataFrame:
 
 def test_the_first_sentence_answers_the_question() -> None:
     lines = answers({"summary": summary()})
-    assert lines[0].startswith("9 of 24 heads can go at 0.99 exact match (1.00 with all), those lowest by ablation;")
+    assert lines[0].startswith("9 of 24 heads can go at 0.99 exact match (1.00 with all), as chosen by ablation;")
     assert "1.21× as fast (quartiles 1.20–1.22)" in lines[0]
     assert lines[1] == "Heads that can go, scorer by scorer: 3 by gate (at 1.00), 9 by ablation (at 0.99)."
     assert lines[2] == "Agreement with ablation over the heads (Spearman): gate at ρ = 0.44."
