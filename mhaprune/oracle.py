@@ -147,14 +147,17 @@ def _search(run: _Runner, num_heads: int, budgets: Sequence[int], beam_width: in
     def loss(subset: Removed) -> float:
         return run.outcomes[subset][0]
 
+    # From the beams alone, not from all that was run: what an interrupted search has run may lie further on its way.
     beam: list[Removed] = [()]
     run(beam, 1)
+    best_of: list[Removed] = [()]
     for _ in range(num_heads):
         further = {tuple(sorted({*subset, n})) for subset in beam for n in range(num_heads) if n not in subset}
         run(sorted(further), len(further))
-        beam = sorted(further, key=loss)[:beam_width]
+        beam = sorted(sorted(further), key=loss)[:beam_width]
+        best_of.append(beam[0])
     for budget in budgets:
-        best = min((subset for subset in run.outcomes if len(subset) == budget), key=loss)
+        best = best_of[budget]
         while True:
             kept = [n for n in range(num_heads) if n not in best]
             swaps = sorted(tuple(sorted({*best, n} - {gone})) for gone in best for n in kept)

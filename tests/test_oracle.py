@@ -1,21 +1,73 @@
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from mhaprune import oracle
 from mhaprune.cache import Cache
+from mhaprune.data import EOS, Examples
 from mhaprune.gates import Softmax
-from mhaprune.heads import HeadMask
+from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.measure import measure
 from mhaprune.oracle import find_best
-from mhaprune.scoring import Make
+from mhaprune.subject import Outcome
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from mhaprune.transformer import Seq2Seq, Transformer
+
+Table = dict[tuple[int, ...], float]
+
+
+class Game:
+    """A subject of so many heads that is nothing but its loss: of examples known by their number, (B,), under gates
+    (B, N). It counts how often each set of heads was removed."""
+
+    def __init__(self, num_heads: int, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.grid, self.loss = HeadGrid.full([Block(Site.CROSS, 0)], num_heads), loss
+        self.runs: Counter[tuple[int, ...]] = Counter()
+
+    def evaluate(self, batch: Examples, gates: Tensor, fallback: None = None) -> Outcome:
+        gates_BN = gates.expand(len(batch), -1)
+        loss = self.loss(batch.source[:, 0], gates_BN)
+        self.runs[tuple((gates_BN[0] == 0).nonzero().flatten().tolist())] += 1
+        return Outcome(loss, torch.zeros_like(loss), torch.zeros_like(loss))
+
+    def output_weights(self) -> dict[Block, Tensor]:
+        return {block: torch.zeros(len(self.grid), 1, 1).double() for block in self.grid.blocks}
+
+    def learned_gates(self) -> None:
+        return None
+
+
+def numbered(numbers: range) -> Examples:
+    """Examples for a `Game`: sources of one token, the number, which must not be 0."""
+    return Examples(torch.tensor(numbers)[:, None], torch.full((len(numbers), 1), EOS))
+
+
+def table_game(num_heads: int, planted: Table) -> Game:
+    """The loss of a set of removed heads is its example's number times what the table says, 1 where it says nothing."""
+
+    def loss(number: Tensor, gates: Tensor) -> Tensor:
+        removed = tuple((gates[0] == 0).nonzero().flatten().tolist())
+        return number.double() * planted.get(removed, 1.0)
+
+    return Game(num_heads, loss)
+
+
+SWAPS: Table = {(0,): 0.1, (0, 1): 0.8, (1, 2): 0.5, (2, 3): 0.2, (0, 1, 2): 0.9}
+"""Two exchanges lead from the pair that is found head by head to the best one, which is not next to it."""
+BEAMS: Table = {(0,): 0.1, (3,): 0.2, (0, 1): 0.1, (3, 4): 0.2, (0, 1, 2): 0.3, (3, 4, 5): 0.1}
+"""The best three heads are behind the second best head, and no exchange leads there from the best head."""
+WINDING: Table = {(0,): 0.1, (0, 1): 0.1, (0, 1, 2): 0.8, (0, 2, 3): 0.5, (1, 2, 4): 0.3, (2, 4, 5): 0.1}
+"""The best three heads are behind the best exchange of the first three, not behind the first that is better."""
+ONE = numbered(range(1, 2))
 
 
 @pytest.fixture
@@ -70,42 +122,104 @@ def test_a_search_over_all_subsets_finds_the_exact_ones(small: Seq2Seq, splits: 
 
 
 def test_too_many_subsets_are_refused(model: Seq2Seq, splits: Splits) -> None:
-    message = r"experiment.oracle=exact: 18 heads have 262144 subsets, exact takes up to 16 heads, auto and beam any"
+    message = r"oracle=exact: 18 heads have 262144 subsets, exact takes up to 16 heads, auto and beam any"
     with pytest.raises(ValueError, match=message):
         find_best(model, splits.choose, [1], "exact")
 
 
-@pytest.mark.parametrize("method", ["exact", "beam"])
-def test_an_interrupted_search_goes_on_where_it_was(
-    small: Seq2Seq, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Any
+def removed_by(found: oracle.Oracle, removed: int) -> tuple[int, ...]:
+    return key(found.best(removed, "loss"))
+
+
+def test_swaps_go_on_for_as_long_as_they_lower_the_loss() -> None:
+    found = find_best(table_game(4, SWAPS), ONE, [2], "beam", beam_width=1)
+    assert removed_by(found, 2) == (2, 3)
+    # Without a budget there the search has but its beam.
+    assert removed_by(find_best(table_game(4, SWAPS), ONE, [1, 3], "beam", beam_width=1), 2) == (0, 1)
+
+
+def test_a_wider_beam_keeps_what_is_not_yet_the_best() -> None:
+    narrow, wide = (find_best(table_game(6, BEAMS), ONE, [3], "beam", beam_width=width) for width in (1, 2))
+    assert removed_by(narrow, 3) == (0, 1, 2)
+    assert (3, 4, 5) not in narrow.outcomes
+    assert removed_by(wide, 3) == (3, 4, 5)
+
+
+def test_every_subset_is_run_once() -> None:
+    for method in ("exact", "beam"):
+        game = table_game(6, BEAMS)
+        found = find_best(game, ONE, [2, 3], method, beam_width=2)  # type: ignore[arg-type]
+        assert game.runs == Counter(dict.fromkeys(found.outcomes, 1))
+        assert {subset: outcome[0] for subset, outcome in found.outcomes.items()} == {
+            subset: BEAMS.get(subset, 1.0) for subset in found.outcomes
+        }
+
+
+@pytest.mark.parametrize(
+    ("method", "width", "budgets", "examples"),
+    [
+        ("beam", 1, [2], numbered(range(2, 3))),
+        ("beam", 1, [2], numbered(range(1, 3))),
+        ("beam", 2, [2], ONE),
+        ("beam", 1, [1, 3], ONE),
+        ("exact", 1, [2], ONE),
+    ],
+    ids=["other examples", "more examples", "width", "budgets", "method"],
+)
+def test_the_cache_keeps_apart_what_was_searched_otherwise(
+    tmp_path: Path, method: Any, width: int, budgets: list[int], examples: Examples
 ) -> None:
-    monkeypatch.setattr(oracle, "MASKS_AT_ONCE", 4)
+    game = table_game(4, SWAPS)
+    first = find_best(game, ONE, [2], "beam", 1, remember=Cache(tmp_path).get)
+    other = find_best(game, examples, budgets, method, width, remember=Cache(tmp_path).get)
+    assert other.outcomes == find_best(game, examples, budgets, method, width).outcomes
+    assert other.outcomes != first.outcomes
+    before = game.runs.total()
+    assert find_best(game, ONE, [2], "beam", 1, remember=Cache(tmp_path).get).outcomes == first.outcomes
+    assert game.runs.total() == before
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+@pytest.mark.parametrize(
+    ("method", "at"),
+    [
+        ("beam", (0,)),
+        ("beam", (0, 1, 3)),
+        ("beam", (0, 2, 3)),
+        ("beam", (1, 2, 4)),
+        ("beam", (2, 4, 5)),
+        ("exact", (3,)),
+        ("exact", (0, 1)),
+        ("exact", (0, 1, 2, 3, 4, 5)),
+    ],
+    ids=str,
+)
+def test_an_interrupted_search_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Any, at: tuple[int, ...], at_once: int
+) -> None:
+    monkeypatch.setattr(oracle, "MASKS_AT_ONCE", at_once)
     monkeypatch.setattr(oracle, "SAVE_EVERY", 1)
-    cache = Cache(tmp_path)
+    game, plain = table_game(6, WINDING), oracle.measure_masks
+    whole = find_best(game, ONE, [3], method, 1)
+    runs: Counter[tuple[int, ...]] = Counter()
 
-    def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
-        return cache.get(kind, what, make)
-
-    plain, calls = oracle.measure_masks, []
-
-    def failing(*arguments: Any) -> Any:
-        calls.append(len(arguments[2]))
-        if len(calls) == 6:
+    def failing(subject: Game, examples: Examples, gates: Tensor) -> Outcome:
+        subsets = [tuple((gates_N == 0).nonzero().flatten().tolist()) for gates_N in gates]
+        if at in subsets and not interrupted:
+            interrupted.append(True)
             raise KeyboardInterrupt
-        return plain(*arguments)
+        runs.update(subsets)
+        return plain(subject, examples, gates)  # type: ignore[arg-type]
 
-    whole = find_best(small, splits.choose, [2, 3], method, 3)
+    interrupted: list[bool] = []
     monkeypatch.setattr(oracle, "measure_masks", failing)
     with pytest.raises(KeyboardInterrupt):
-        find_best(small, splits.choose, [2, 3], method, 3, remember=remember)
-    before = sum(calls[:5])
-    calls[:] = [0] * 6
-    resumed = find_best(small, splits.choose, [2, 3], method, 3, remember=remember)
-    assert sum(calls) == len(whole.outcomes) - before
+        find_best(game, ONE, [3], method, 1, remember=Cache(tmp_path).get)
+    before = runs.total()
+    resumed = find_best(game, ONE, [3], method, 1, remember=Cache(tmp_path).get)
+    assert 0 < before < runs.total()
     assert resumed.outcomes == whole.outcomes
-    calls.clear()
-    assert find_best(small, splits.choose, [2, 3], method, 3, remember=remember).outcomes == whole.outcomes
-    assert not calls
+    assert runs == Counter(dict.fromkeys(whole.outcomes, 1))
 
 
 def test_objectives_break_ties_by_the_other(small: Seq2Seq) -> None:

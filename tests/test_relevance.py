@@ -1,31 +1,136 @@
-"""Relevance against the ε-rule written out with loops."""
+"""Relevance against the rules that hand it from layer to layer, written out for one example without padding."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mhaprune.data import Examples
-from mhaprune.heads import Block, Site
+from mhaprune.data import Examples, shift_right
+from mhaprune.heads import Block
+from mhaprune.layers import AttentionSublayer, FeedForward
 from mhaprune.relevance import with_relevance
+from mhaprune.scorers.lrp import Lrp
+from mhaprune.tasks.base import Splits
 from mhaprune.transformer import Seq2Seq
 
-EPSILON = 0.01
+Rule = Callable[[Tensor], Tensor]
+"""From the relevance of what a part puts out, (T, D), to that of what it took."""
 
 
-def epsilon_rule(x: Tensor, weight: Tensor, z: Tensor, relevance: Tensor) -> Tensor:
-    """Relevance of the inputs (I,) of z = W x + b from that of its outputs (J,)."""
-    received = torch.zeros_like(x)
-    for j in range(len(z)):
-        share = relevance[j] / (z[j] + EPSILON * (1.0 if z[j] >= 0 else -1.0))
-        for i in range(len(x)):
-            received[i] += x[i] * weight[j, i] * share
-    return received
+def linear(module: nn.Linear, x: Tensor, epsilon: float) -> tuple[Tensor, Rule]:
+    z = module(x)
+
+    def rule(relevance: Tensor) -> Tensor:
+        received = torch.zeros_like(x)
+        for j in range(z.shape[1]):
+            share = relevance[:, j] / (z[:, j] + epsilon * torch.where(z[:, j] < 0, -1.0, 1.0))
+            received += x * module.weight[j] * share[:, None]
+        return received
+
+    return z, rule
+
+
+def norm(module: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Rule]:
+    z, spread = module(x), (x.var(-1, correction=0, keepdim=True) + module.eps).sqrt()
+
+    def rule(relevance: Tensor) -> Tensor:
+        slope = relevance / z * module.weight / spread
+        return x * (slope - slope.mean(-1, keepdim=True))
+
+    return z, rule
+
+
+def feed_forward(module: FeedForward, x: Tensor, epsilon: float) -> tuple[Tensor, Rule]:
+    normed, through_norm = norm(module[0], x)  # type: ignore[arg-type]
+    up, through_up = linear(module[1], normed, epsilon)  # type: ignore[arg-type]
+    down, through_down = linear(module[4], up.relu(), epsilon)  # type: ignore[arg-type]
+    total = x + down
+
+    def rule(relevance: Tensor) -> Tensor:
+        return relevance * x / total + through_norm(through_up(through_down(relevance * down / total)))
+
+    return total, rule
+
+
+def attention(
+    sublayer: AttentionSublayer, x: Tensor, memory: Tensor | None, causal: bool, epsilon: float
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]]:
+    """Its rule gives the relevance of x, of the memory (of x itself where there is none) and of the heads (H,)."""
+    layer, normed = sublayer.attention, norm(sublayer.norm, x)
+    read = normed[0] if memory is None else memory
+    values, through_values = linear(layer.v_proj, read, epsilon)
+    queries, keys = layer.q_proj(normed[0]), layer.k_proj(read)
+    K, parts, weights = layer.head_dim, [], []
+    for h in range(layer.num_heads):
+        scores = queries[:, h * K : (h + 1) * K] @ keys[:, h * K : (h + 1) * K].T / math.sqrt(K)
+        if causal:
+            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
+        weights.append(scores.softmax(-1))
+        parts.append(weights[h] @ values[:, h * K : (h + 1) * K])
+    context = torch.cat(parts, dim=1)
+    written, through_output = linear(layer.out_proj, context * layer.head_scale().repeat_interleave(K), epsilon)
+    total = x + written
+
+    def rule(relevance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        of_context = through_output(relevance * written / total)
+        of_values = torch.zeros_like(values)
+        for h, weight in enumerate(weights):
+            at = slice(h * K, (h + 1) * K)
+            for t in range(len(x)):
+                for u in range(len(read)):
+                    of_values[u, at] += weight[t, u] * values[u, at] / context[t, at] * of_context[t, at]
+        of_read = through_values(of_values)
+        of_x = relevance * x / total
+        if memory is None:
+            of_x = of_x + normed[1](of_read)
+        return of_x, of_read, of_context.unflatten(1, (-1, K)).sum((0, 2))
+
+    return total, rule
+
+
+@torch.no_grad()
+def relevance_by_hand(model: Seq2Seq, source: Tensor, target: Tensor, epsilon: float) -> dict[Block, Tensor]:
+    """Of every head (H,) for the top logits of one example, from the output down to the first layer."""
+    scale = math.sqrt(model.config.d_model)
+    x = model.source_embedding(source) * scale + model.positions[: len(source)]
+    encoder = []
+    for below in model.encoder:
+        x, of_attention = attention(below.self_attention, x, None, False, epsilon)
+        x, of_ff = feed_forward(below.feed_forward, x, epsilon)
+        encoder.append((below.self_attention.block, of_attention, of_ff))
+    memory, through_encoder_norm = norm(model.encoder_norm, x)
+    prefix = shift_right(target[None])[0]
+    x = model.target_embedding(prefix) * scale + model.positions[: len(prefix)]
+    decoder = []
+    for layer in model.decoder:
+        x, of_self = attention(layer.self_attention, x, None, True, epsilon)
+        x, of_cross = attention(layer.cross, x, memory, False, epsilon)
+        x, of_ff = feed_forward(layer.feed_forward, x, epsilon)
+        decoder.append((layer.self_attention.block, of_self, layer.cross.block, of_cross, of_ff))
+    normed, through_decoder_norm = norm(model.decoder_norm, x)
+    logits, through_output = linear(model.output, normed, epsilon)
+    torch.testing.assert_close(logits, model.logits(Examples(source[None], target[None]))[0])
+
+    heads: dict[Block, Tensor] = {}
+    top = torch.zeros_like(logits).scatter(1, logits.argmax(1, keepdim=True), logits.amax(1, keepdim=True))
+    relevance = through_decoder_norm(through_output(top))
+    of_memory = torch.zeros_like(memory)
+    for self_block, of_self, cross_block, of_cross, of_ff in reversed(decoder):
+        relevance, read, heads[cross_block] = of_cross(of_ff(relevance))
+        of_memory += read
+        relevance, _, heads[self_block] = of_self(relevance)
+    relevance = through_encoder_norm(of_memory)
+    for block, of_attention, of_ff in reversed(encoder):
+        relevance, _, heads[block] = of_attention(of_ff(relevance))
+    return {block: heads[block] for block in model.grid.blocks}
 
 
 def test_the_copy_computes_the_same_and_the_model_stays(model: Seq2Seq, batch: Examples) -> None:
-    copy = with_relevance(model, EPSILON)
+    copy = with_relevance(model, 0.01)
     torch.testing.assert_close(copy.logits(batch), model.logits(batch))
     gates = torch.rand(len(model.grid), dtype=torch.float64)
     torch.testing.assert_close(copy.logits(batch, gates), model.logits(batch, gates))
@@ -33,58 +138,49 @@ def test_the_copy_computes_the_same_and_the_model_stays(model: Seq2Seq, batch: E
     assert copy.output.weight is copy.target_embedding.weight
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_relevance_of_the_last_heads_is_the_rule_written_out(model: Seq2Seq, batch: Examples) -> None:
-    """From the top logit through output, norm, feed-forward, residual sums and W_O to the heads, token by token."""
+@pytest.mark.parametrize("epsilon", [0.01, 0.3])
+def test_relevance_of_all_heads_is_the_rules_written_out(model: Seq2Seq, batch: Examples, epsilon: float) -> None:
     one = batch[:1]
-    block = Block(Site.CROSS, 1)
-    layer, sublayer = model.decoder[1], model.attention_sublayers()[block]
-    seen: dict[str, Tensor] = {}
-    hooks = [
-        module.register_forward_hook(
-            lambda m, inputs, out, name=name: seen.update({name: out, f"{name} in": inputs[0]})
-        )
-        for name, module in {
-            "cross": sublayer,
-            "norm": layer.feed_forward[0],
-            "up": layer.feed_forward[1],
-            "relu": layer.feed_forward[2],
-            "down": layer.feed_forward[4],
-            "ff": layer.feed_forward,
-            "out_proj": sublayer.attention.out_proj,
-            "final": model.decoder_norm,
-            "output": model.output,
-        }.items()
-    ]
-    logits = model.logits(one)
-    for hook in hooks:
-        hook.remove()
-    expected = torch.zeros(3, dtype=torch.float64)
-
-    def through_norm(x: Tensor, norm: torch.nn.LayerNorm, relevance: Tensor, z: Tensor) -> Tensor:
-        # Relevance is value times gradient, and the gradient of (x - mean) / constant · w is all that passes.
-        gradient = torch.where(z != 0, relevance / z, 0.0) * norm.weight / (x.var(correction=0) + norm.eps).sqrt()
-        return x * (gradient - gradient.mean())
-
-    for t in range(logits.shape[1]):
-        top = int(logits[0, t].argmax())
-        start = torch.zeros_like(logits[0, t])
-        start[top] = logits[0, t, top]
-        # The copy's relevance of a logit z is z itself times its ε-share, hence the rule applies to it as to any other.
-        relevance = epsilon_rule(seen["output in"][0, t], model.output.weight, seen["output"][0, t], start)
-        relevance = through_norm(seen["final in"][0, t], model.decoder_norm, relevance, seen["final"][0, t])
-        total = seen["final in"][0, t]
-        to_ff, to_skip = relevance * (total - seen["ff in"][0, t]) / total, relevance * seen["ff in"][0, t] / total
-        hidden = epsilon_rule(seen["down in"][0, t], layer.feed_forward[4].weight, seen["down"][0, t], to_ff)
-        normed = epsilon_rule(seen["up in"][0, t], layer.feed_forward[1].weight, seen["up"][0, t], hidden)
-        x = seen["ff in"][0, t]
-        relevance = to_skip + through_norm(x, layer.feed_forward[0], normed, seen["norm"][0, t])
-        written = relevance * seen["out_proj"][0, t] / x
-        attention = sublayer.attention
-        from_heads = epsilon_rule(seen["out_proj in"][0, t], attention.out_proj.weight, seen["out_proj"][0, t], written)
-        expected += from_heads.view(3, -1).sum(1)
-
     gates = torch.ones(1, len(model.grid), dtype=torch.float64, requires_grad=True)
-    with_relevance(model, EPSILON).logits(one, gates).amax(-1).sum().backward()
+    with_relevance(model, epsilon).logits(one, gates).amax(-1).sum().backward()
     assert gates.grad is not None
-    torch.testing.assert_close(model.grid.split(gates.grad[0])[block], expected)
+    expected = relevance_by_hand(model, one.source[0], one.target[0], epsilon)
+    torch.testing.assert_close(model.grid.split(gates.grad[0]), expected)
+
+
+@torch.no_grad()
+def without_biases(model: Seq2Seq) -> Seq2Seq:
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.LayerNorm):
+            module.bias.zero_()
+    return model
+
+
+def test_without_biases_and_epsilon_the_inputs_receive_what_the_top_logits_are(model: Seq2Seq, batch: Examples) -> None:
+    inputs: list[Tensor] = []
+
+    def keep(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        arguments[0].retain_grad()
+        inputs.append(arguments[0])
+
+    copy = with_relevance(without_biases(model), 1e-12)
+    for sublayer in (copy.encoder[0].self_attention, copy.decoder[0].self_attention):
+        sublayer.register_forward_pre_hook(keep)
+    top = copy.logits(batch).amax(-1).sum(-1)
+    top.sum().backward()
+    received = [(x * x.grad).sum((1, 2)) for x in inputs if x.grad is not None]
+    assert len(received) == 2
+    assert all((part.abs() > 1e-3).all() for part in received)
+    torch.testing.assert_close(received[0] + received[1], top, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.3])
+def test_the_score_is_the_share_in_the_block_at_the_epsilon_asked_for(
+    model: Seq2Seq, splits: Splits, epsilon: float
+) -> None:
+    few, shares = splits.score[:3], []
+    for source, target in zip(few.source, few.target, strict=True):
+        by_hand = relevance_by_hand(model, source[source != 0], target[target != 0], epsilon)
+        shares.append(torch.cat([R.abs() / R.abs().sum() for R in by_hand.values()]))
+    scores = Lrp(epsilon=epsilon)(model, few, seed=0)
+    torch.testing.assert_close(scores.values[0], torch.stack(shares).mean(0))

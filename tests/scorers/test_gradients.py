@@ -1,9 +1,6 @@
-"""Gradient, path and game scores against loops that a reader can check by eye."""
+"""Gradient and path scores against loops that a reader can check by eye."""
 
 from __future__ import annotations
-
-from itertools import combinations
-from math import factorial
 
 import pytest
 import torch
@@ -11,24 +8,13 @@ from test_scorers import loss_of_one
 from torch import Tensor
 
 from mhaprune.data import Examples
-from mhaprune.gates import Softmax
 from mhaprune.heads import Block
 from mhaprune.measure import gate_gradients, measure
 from mhaprune.scorers.fisher import Fisher
 from mhaprune.scorers.integrated_gradients import IntegratedGradients
-from mhaprune.scorers.shapley import Shapley
 from mhaprune.scorers.taylor import Taylor
 from mhaprune.tasks.base import Splits
-from mhaprune.tasks.sort import Sort
-from mhaprune.transformer import Seq2Seq, Transformer
-
-
-@pytest.fixture
-def small(task: Sort) -> Seq2Seq:
-    """Six heads: few enough for all 64 subsets."""
-    torch.manual_seed(1)
-    config = Transformer(d_model=8, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8)
-    return config(len(task.vocabulary), Softmax()).double()
+from mhaprune.transformer import Seq2Seq
 
 
 def gradients_by_hand(model: Seq2Seq, examples: Examples) -> Tensor:
@@ -90,6 +76,25 @@ def test_taylor_of_batches_weighs_each_by_its_examples(model: Seq2Seq, splits: S
     torch.testing.assert_close(Taylor(level="batch", batch_size=10)(model, splits.score, 0).values[0], expected)
 
 
+@pytest.mark.parametrize(("batch_size", "sizes"), [(10, (10, 10, 4)), (23, (23, 1)), (8, (8, 8, 8))])
+def test_the_standard_error_of_taylor_weighs_each_batch_by_its_examples(
+    model: Seq2Seq, splits: Splits, batch_size: int, sizes: tuple[int, ...]
+) -> None:
+    """Σ (share · (batch - mean))², times batches over batches less one; of equal batches it is that of their mean."""
+    gradients = gradients_by_hand(model, splits.score)
+    parts = [part.mean(0).abs() for part in gradients.split(list(sizes))]
+    mean = sum((size / 24 * part for size, part in zip(sizes, parts, strict=True)), torch.zeros(18).double())
+    squares = torch.zeros(18).double()
+    for size, part in zip(sizes, parts, strict=True):
+        squares += (size / 24 * (part - mean)) ** 2
+    expected = (squares * len(sizes) / (len(sizes) - 1)).sqrt()
+    if len(set(sizes)) == 1:
+        torch.testing.assert_close(expected, torch.stack(parts).std(0) / len(sizes) ** 0.5)
+    scores = Taylor(level="batch", batch_size=batch_size)(model, splits.score, seed=0)
+    assert scores.stderr is not None
+    torch.testing.assert_close(scores.stderr[0], expected, rtol=1e-5, atol=1e-10)
+
+
 def test_taylor_by_token_closes_one_token_at_a_time(model: Seq2Seq, splits: Splits) -> None:
     one = splits.score[:1]
     total = torch.zeros(len(model.grid), dtype=torch.float64)
@@ -125,48 +130,10 @@ def test_integrated_gradients_sum_to_what_the_loss_falls_by(model: Seq2Seq, spli
     assert scores.forward_passes == scores.backward_passes == 200
 
 
-def shapley_by_hand(model: Seq2Seq, examples: Examples) -> Tensor:
-    """Over all subsets: Σ_S |S|! (N-|S|-1)! / N! (v(S + n) - v(S))."""
-    n = len(model.grid)
-    value = {}
-    for size in range(n + 1):
-        for subset in combinations(range(n), size):
-            gates = torch.zeros(n, dtype=torch.float64)
-            gates[list(subset)] = 1.0
-            value[frozenset(subset)] = -float(measure(model, examples, gates).loss.mean())
-    result = torch.zeros(n, dtype=torch.float64)
-    for subset, without in value.items():
-        for head in set(range(n)) - subset:
-            weight = factorial(len(subset)) * factorial(n - len(subset) - 1) / factorial(n)
-            result[head] += weight * (value[subset | {head}] - without)
-    return result
-
-
-def test_shapley_sums_and_comes_within_its_bound(small: Seq2Seq, splits: Splits) -> None:
-    exact = shapley_by_hand(small, splits.score)
-    ends = torch.stack([torch.zeros(6), torch.ones(6)]).double()
-    none, whole = (-measure(small, splits.score, gates).loss.mean() for gates in ends)
-    torch.testing.assert_close(exact.sum(), whole - none)
-    bound = 0.02
-    scores = Shapley(evaluations=100_000, bound=bound)(small, splits.score, seed=0)
-    assert scores.forward_passes < 100_000
-    assert (scores.values[0] - exact).abs().max() <= bound
-    torch.testing.assert_close(scores.values.sum(), whole - none)
-    few = Shapley(evaluations=50)(small, splits.score, seed=0)
-    assert few.forward_passes == 2 + 4 * 10
-    torch.testing.assert_close(few.values.sum(), whole - none)
-    assert few.stderr is not None
-    assert ((few.values[0] - exact).abs() < 6 * few.stderr[0] + 1e-9).all()
-    assert (few.values[0] - exact).abs().max() > 1e-6
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: IntegratedGradients(steps=0), "steps=0: must be 1 or more"),
-        (lambda: Shapley(evaluations=0), "evaluations=0: must be 1 or more"),
-        (lambda: Shapley(bound=-1.0), "bound=-1.0: must be 0 or more nats"),
-        (lambda: Shapley(confidence=1.0), "confidence=1.0: must be above 0 and below 1"),
         (lambda: Taylor(batch_size=0), "batch_size=0: must be 1 or more"),
     ],
 )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
+from conftest import judged
 from mhaprune.data import PAD, Examples
+from mhaprune.gate_training import train_gates
 from mhaprune.heads import HeadId
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
-from mhaprune.scorers.base import Budgeted, Scorer
-from mhaprune.scorers.hard_concrete import HardConcrete, probability_open, stretched
+from mhaprune.scorers.base import Budgeted, Scorer, TrainedGates
+from mhaprune.scorers.hard_concrete import LOGIT_BOUND, HardConcrete, probability_open, stretched
 from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.subset import Subset, relaxed_top_k
 from mhaprune.tasks.base import Splits
 from mhaprune.transformer import Seq2Seq
+from test_oracle import Game, numbered
 
 PLANTED = ("encoder_self.1.2", "decoder_self.0.1", "cross.1.0")
 
@@ -46,10 +50,98 @@ def planted(model: Seq2Seq, splits: Splits) -> tuple[Seq2Seq, Examples]:
 def test_planted_heads_are_found_and_exactly_so_many_kept(planted: tuple[Seq2Seq, Examples], scorer: Scorer) -> None:
     model, examples = planted
     scores = scorer(model, examples, seed=0)
-    (mask,) = OneShot()(model, lambda subject: scores.values[0], [len(model.grid) - 3])
+    (mask,) = OneShot()(judged(model, scores.values[0]), [len(model.grid) - 3])
     assert {str(head) for head in mask.kept} == set(PLANTED)
     if isinstance(scorer, HardConcrete):
         assert (scores.values[0] > 0.5).sum() == 3
+
+
+WORTHS = torch.logspace(-3, 0.5, 18, dtype=torch.double)[[(5 * n + 2) % 18 for n in range(18)]]
+"""Nats that each of 18 heads is worth, from 0.001 to 3; no two alike."""
+
+
+def worth_game(worths_N: Tensor, seen: list[Tensor] | None = None) -> Game:
+    """Every head is worth so many nats whatever the others do; the gates of every step are written to `seen`."""
+
+    def loss(number: Tensor, gates: Tensor) -> Tensor:
+        if seen is not None:
+            seen.append(gates.detach().clone())
+        return ((1 - gates) * worths_N).sum(dim=1)
+
+    return Game(len(worths_N), loss)
+
+
+@pytest.mark.parametrize("keep", [2, 3, 6, 9, 12])
+def test_hard_concrete_keeps_the_heads_of_most_worth_and_about_so_many(keep: int) -> None:
+    values = HardConcrete(keep=keep)(worth_game(WORTHS), numbered(range(1, 129)), seed=0).values[0]
+    order = values.argsort(descending=True)
+    assert set(order[:keep].tolist()) == set(WORTHS.argsort(descending=True)[:keep].tolist())
+    assert values[order[keep - 1]] - values[order[keep]] > 0.01
+    assert abs(int((values > 0.5).sum()) - keep) <= 1
+    assert float(values.sum()) == pytest.approx(keep, abs=1)
+
+
+@pytest.mark.parametrize("keep", [2, 3, 6, 9, 12])
+def test_subset_keeps_heads_of_much_worth_and_is_decided(keep: int) -> None:
+    values = Subset(keep=keep)(worth_game(WORTHS), numbered(range(1, 129)), seed=0).values[0]
+    order = values.argsort(descending=True)
+    assert values[order[keep - 1]] - values[order[keep]] > 1e-3
+    assert WORTHS[order[:keep]].sum() > 0.95 * WORTHS.sort(descending=True).values[:keep].sum()
+
+
+@pytest.mark.parametrize("scorer", [HardConcrete(keep=6), HardConcrete(keep=12), Subset(keep=12)], ids=repr)
+def test_planted_heads_are_among_more_and_the_last_of_them_is_not_tied(
+    planted: tuple[Seq2Seq, Examples], scorer: TrainedGates
+) -> None:
+    model, examples = planted
+    values = scorer(model, examples, seed=0).values[0]
+    keep, order = int(scorer.keep), values.argsort(descending=True)
+    assert {str(model.grid.heads[n]) for n in order[:keep]} >= set(PLANTED)
+    assert values[order[keep - 1]] - values[order[keep]] > 1e-3
+    if isinstance(scorer, HardConcrete):
+        assert abs(int((values > 0.5).sum()) - keep) <= 1
+
+
+def test_logits_stay_within_their_bound() -> None:
+    """Heads of much worth and of none would go far beyond it."""
+    worths = torch.tensor([9.0, 8.0, -8.0, -9.0]).double()
+    values = HardConcrete(keep=2)(worth_game(worths), numbered(range(1, 33)), seed=0).values[0]
+    lowest, highest = probability_open(torch.tensor([-LOGIT_BOUND, LOGIT_BOUND], dtype=torch.double))
+    torch.testing.assert_close(values[:2], highest.expand(2))
+    assert (values < highest + 1e-9).all()
+    assert (values > lowest - 1e-9).all()
+    path = train_gates(
+        worth_game(worths),
+        numbered(range(1, 33)),
+        torch.zeros(4),
+        lambda logits, batch, share, draw: logits.sigmoid().expand(batch, -1),
+        bound=1.5,
+        steps=30,
+        batch_size=32,
+        learning_rate=0.1,
+        seed=0,
+    )
+    assert path.logits.abs().amax() == 1.5
+    assert path.logits[-1].tolist() == [1.5, 1.5, -1.5, -1.5]
+
+
+def test_the_temperature_of_subset_falls_log_linearly() -> None:
+    """Gates of equal logits are as far from 0 and 1 as a relaxed choice at that temperature is."""
+    seen: list[Tensor] = []
+    scorer = Subset(keep=4, steps=3, batch_size=4000, learning_rate=1e-9, start_temperature=2.0, end_temperature=0.02)
+    scorer(worth_game(WORTHS[:12], seen), numbered(range(1, 4001)), seed=0)
+    for gates, temperature in zip(seen, (2.0, 0.2, 0.02), strict=True):
+        torch.testing.assert_close(gates.sum(dim=1), torch.full((4000,), 4.0).double())
+        noise = -torch.empty(4000, 12, dtype=torch.double).exponential_().log()
+        expected = relaxed_top_k(noise, 4, temperature)
+        softness = float((gates * (1 - gates)).mean())
+        assert softness == pytest.approx(float((expected * (1 - expected)).mean()), rel=0.1)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.02, float("inf"), float("nan")])
+def test_the_rate_of_the_multiplier_must_be_positive_and_finite(rate: float) -> None:
+    with pytest.raises(ValueError, match=f"multiplier_rate={rate}: must be above 0 and finite"):
+        HardConcrete(multiplier_rate=rate)
 
 
 def test_the_model_is_not_trained(planted: tuple[Seq2Seq, Examples]) -> None:
@@ -96,20 +188,13 @@ def test_racing_removes_what_ablation_removes_for_less(planted: tuple[Seq2Seq, E
         assert race.forward_passes < full.forward_passes / 2
 
 
-@pytest.mark.parametrize("keep", [1, 5, 18])
-def test_racing_to_the_end_is_ablation(model: Seq2Seq, splits: Splits, keep: int) -> None:
-    """Where nothing settles early, the scores are those of all examples."""
-    race = Racing(keep=keep, first=len(splits.score))(model, splits.score, seed=0)
-    full = Ablation()(model, splits.score, seed=0)
-    torch.testing.assert_close(race.values, full.values)
-    assert race.forward_passes == full.forward_passes
-
-
 @pytest.mark.parametrize("kind", [HardConcrete, Subset, Racing])
 def test_a_number_of_heads_that_cannot_be_is_refused(model: Seq2Seq, splits: Splits, kind: type[Budgeted]) -> None:
     with pytest.raises(ValueError, match="keep=19: of 18 heads these are 19, allowed are 1 to 18"):
         kind(keep=19)(model, splits.score, seed=0)
-    with pytest.raises(ValueError, match="keep=1.5: a share must be above 0.0 and at most 1.0, a number"):
+    with pytest.raises(
+        ValueError, match="keep=1.5: a share must be above 0.0 and at most 1.0, a number of heads 1 or more"
+    ):
         kind(keep=1.5)
     with pytest.raises(ValueError, match="keep=0: a share must be above 0.0"):
         kind(keep=0)

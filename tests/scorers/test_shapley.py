@@ -1,0 +1,156 @@
+"""Shapley values against sums over all subsets, and sampling against a loop over permutations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import combinations
+from math import factorial
+
+import pytest
+import torch
+from torch import Tensor
+
+from mhaprune.data import Examples
+from mhaprune.gates import Softmax
+from mhaprune.measure import measure
+from mhaprune.scorers.shapley import Shapley
+from mhaprune.tasks.base import Splits
+from mhaprune.tasks.sort import Sort
+from mhaprune.transformer import Seq2Seq, Transformer
+from test_oracle import ONE, Game
+
+Value = Callable[[frozenset[int]], float]
+
+
+@pytest.fixture
+def small(task: Sort) -> Seq2Seq:
+    """Six heads: few enough for all 64 subsets."""
+    torch.manual_seed(1)
+    config = Transformer(d_model=8, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8)
+    return config(len(task.vocabulary), Softmax()).double()
+
+
+def shapley_by_hand(model: Seq2Seq, examples: Examples) -> Tensor:
+    """Over all subsets: Σ_S |S|! (N-|S|-1)! / N! (v(S + n) - v(S))."""
+    n = len(model.grid)
+    value = {}
+    for size in range(n + 1):
+        for subset in combinations(range(n), size):
+            gates = torch.zeros(n, dtype=torch.float64)
+            gates[list(subset)] = 1.0
+            value[frozenset(subset)] = -float(measure(model, examples, gates).loss.mean())
+    result = torch.zeros(n, dtype=torch.float64)
+    for subset, without in value.items():
+        for head in set(range(n)) - subset:
+            weight = factorial(len(subset)) * factorial(n - len(subset) - 1) / factorial(n)
+            result[head] += weight * (value[subset | {head}] - without)
+    return result
+
+
+def test_shapley_sums_and_comes_within_its_bound(small: Seq2Seq, splits: Splits) -> None:
+    exact = shapley_by_hand(small, splits.score)
+    ends = torch.stack([torch.zeros(6), torch.ones(6)]).double()
+    none, whole = (-measure(small, splits.score, gates).loss.mean() for gates in ends)
+    torch.testing.assert_close(exact.sum(), whole - none)
+    bound = 0.02
+    scores = Shapley(evaluations=100_000, bound=bound)(small, splits.score, seed=0)
+    assert scores.forward_passes < 100_000
+    assert (scores.values[0] - exact).abs().max() <= bound
+    torch.testing.assert_close(scores.values.sum(), whole - none)
+    few = Shapley(evaluations=50)(small, splits.score, seed=0)
+    assert few.forward_passes == 2 + 4 * 10
+    torch.testing.assert_close(few.values.sum(), whole - none)
+    assert few.stderr is not None
+    assert ((few.values[0] - exact).abs() < 6 * few.stderr[0] + 1e-9).all()
+    assert (few.values[0] - exact).abs().max() > 1e-6
+
+
+def game_of(num_heads: int, value: Value) -> Game:
+    """Its loss is minus the value of the open heads."""
+
+    def loss(number: Tensor, gates: Tensor) -> Tensor:
+        return -torch.tensor([value(frozenset(row.nonzero().flatten().tolist())) for row in gates], dtype=torch.double)
+
+    return Game(num_heads, loss)
+
+
+def any_value(num_heads: int) -> Value:
+    """A number of its own for every set of heads."""
+    values = torch.rand(2**num_heads, generator=torch.Generator().manual_seed(2), dtype=torch.double).tolist()
+    return lambda heads: values[sum(2**n for n in heads)]
+
+
+def pairs_by_hand(num_heads: int, value: Value, pairs: int, seed: int) -> list[list[float]]:
+    """What each head adds to those before it, mean of a permutation and its reverse: (pairs, N)."""
+    draw, result = torch.Generator().manual_seed(seed), []
+    for _ in range(pairs):
+        order, added = torch.randperm(num_heads, generator=draw).tolist(), [0.0] * num_heads
+        for one in (order, order[::-1]):
+            for i, head in enumerate(one):
+                added[head] += (value(frozenset(one[: i + 1])) - value(frozenset(one[:i]))) / 2
+        result.append(added)
+    return result
+
+
+def test_a_permutation_and_its_reverse_are_exact_where_heads_interact_in_pairs() -> None:
+    """A head finds every other one before it in just one of the two."""
+    draw = torch.Generator().manual_seed(3)
+    alone, both = torch.randn(6, generator=draw), torch.randn(6, 6, generator=draw).triu(1)
+
+    def value(heads: frozenset[int]) -> float:
+        return sum(float(alone[n]) for n in heads) + sum(float(both[n, m]) for n in heads for m in heads)
+
+    for seed in range(3):
+        scores = Shapley(evaluations=2 + 2 * 5)(game_of(6, value), ONE, seed)
+        torch.testing.assert_close(scores.values[0], (alone + (both + both.T).sum(0) / 2).double())
+        assert scores.stderr is None
+        assert scores.forward_passes == 12
+
+
+@pytest.mark.parametrize("pairs", [2, 8, 11])
+def test_sampling_is_the_loop_over_permutations(pairs: int) -> None:
+    value = any_value(5)
+    scores = Shapley(evaluations=2 + pairs * 8 + 7)(game_of(5, value), ONE, seed=4)
+    by_hand = torch.tensor(pairs_by_hand(5, value, pairs, seed=4), dtype=torch.double)
+    torch.testing.assert_close(scores.values[0], by_hand.mean(0))
+    assert scores.stderr is not None
+    torch.testing.assert_close(scores.stderr[0], by_hand.std(0) / pairs**0.5)
+    assert scores.forward_passes == 2 + pairs * 8
+
+
+def half_width(pairs_PN: list[list[float]], miss: float) -> float:
+    """How far from the truth the mean of any one head may be but for a chance of `miss`."""
+    n, log, halves = len(pairs_PN), math.log(3 / miss), []
+    for seen in zip(*pairs_PN, strict=True):
+        mean = sum(seen) / n
+        variance = sum((x - mean) ** 2 for x in seen) / n
+        halves.append(math.sqrt(2 * variance * log / n) + 3 * (max(seen) - min(seen)) * log / n)
+    return max(halves)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95])
+@pytest.mark.parametrize("enough", [16, 80, 392])
+def test_sampling_ends_once_the_bound_holds_for_all_heads_and_looks(enough: int, confidence: float) -> None:
+    """At most 396 pairs are 50 looks at 5 heads, each after eight pairs more."""
+    value, miss = any_value(5), (1 - confidence) / (50 * 5)
+    by_hand = pairs_by_hand(5, value, 396, seed=0)
+    width = half_width(by_hand[:enough], miss)
+    assert all(half_width(by_hand[:n], miss) > width for n in range(8, enough, 8))
+    for bound, pairs in ((width * (1 + 1e-9), enough), (width * (1 - 1e-9), min(enough + 8, 396))):
+        scores = Shapley(evaluations=2 + 396 * 8, bound=bound, confidence=confidence)(game_of(5, value), ONE, seed=0)
+        assert scores.forward_passes == 2 + pairs * 8
+        torch.testing.assert_close(scores.values[0], torch.tensor(by_hand[:pairs], dtype=torch.double).mean(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Shapley(evaluations=0), "evaluations=0: must be 1 or more"),
+        (lambda: Shapley(bound=-1.0), "bound=-1.0: must be 0 or more nats"),
+        (lambda: Shapley(confidence=1.0), "confidence=1.0: must be above 0 and below 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(make: Callable[[], Shapley], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
