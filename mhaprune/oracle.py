@@ -22,8 +22,6 @@ from mhaprune.subject import Outcome, Subject
 MOST_HEADS = 16
 """Up to here all 2^N masks are run."""
 MASKS_AT_ONCE = 256
-SAVE_EVERY = 16
-"""Calls of `MASKS_AT_ONCE` masks between two savings."""
 OBJECTIVES = ("loss", "sequence_accuracy")
 
 CHOSEN_BY = ("oracle", "prefixes")
@@ -107,7 +105,7 @@ class _Runner:
     """Runs subsets once each and saves what it has."""
 
     def __init__(self, subject: Subject, examples: Examples, state: dict[str, Any] | None, save: Any) -> None:
-        self.subject, self.examples, self.save, self.calls = subject, examples, save, 0
+        self.subject, self.examples, self.save = subject, examples, save
         self.outcomes: dict[Removed, tuple[float, float, float]] = {}
         if state is not None:
             for row, values in zip(state["removed"].tolist(), state["outcomes"].tolist(), strict=True):
@@ -127,8 +125,7 @@ class _Runner:
         outcome = measure_masks(self.subject, self.examples, gates_MN)
         means = zip(*(values.double().mean(dim=1).tolist() for values in outcome), strict=True)
         self.outcomes |= dict(zip(subsets, means, strict=True))
-        self.calls += 1
-        if self.save is not None and self.calls % SAVE_EVERY == 0:
+        if self.save is not None:
             self.save(self.state())
 
     def state(self) -> dict[str, Any]:

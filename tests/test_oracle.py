@@ -198,7 +198,6 @@ def test_an_interrupted_search_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Any, at: tuple[int, ...], at_once: int
 ) -> None:
     monkeypatch.setattr(oracle, "MASKS_AT_ONCE", at_once)
-    monkeypatch.setattr(oracle, "SAVE_EVERY", 1)
     game, plain = table_game(6, WINDING), oracle.measure_masks
     whole = find_best(game, ONE, [3], method, 1)
     runs: Counter[tuple[int, ...]] = Counter()
