@@ -57,9 +57,15 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
 
 def described(*overrides: str) -> Run:
-    """The run that `scripts/run.py` would do with these arguments, for scripts that study it in their own way."""
-    with hydra.initialize_config_dir(str(_conf()), version_base="1.3"):
-        return build(plain(hydra.compose("config", overrides=list(overrides))))
+    """The run that `scripts/run.py` would do with these arguments, for scripts that study it in their own way.
+
+    Raises ValueError, one line, for arguments that it would refuse.
+    """
+    try:
+        with hydra.initialize_config_dir(str(_conf()), version_base="1.3"):
+            return build(plain(hydra.compose("config", overrides=list(overrides))))
+    except HydraException as error:
+        raise ValueError(one_line(error)) from None
 
 
 class RunFailed(BaseException):

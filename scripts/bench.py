@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -24,10 +24,13 @@ from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.layers import Call, EncoderLayer, sinusoids
 from mhaprune.measure import measure, measure_masks
 from mhaprune.prefixes import Branches, depth_first
+from mhaprune.schedules.base import Judge
+from mhaprune.schedules.greedy import Greedy
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.shapley import Shapley
 from mhaprune.speed import in_turn, ratios
+from mhaprune.subject import Subject
 from mhaprune.tasks.sort import Sort
 from mhaprune.training import Training, training_step
 from mhaprune.transformer import TOKENS_AT_ONCE, Seq2Seq, Transformer
@@ -187,6 +190,25 @@ def oracle() -> list[Pair]:
     return [("oracle", *shared_and_plain(model, Sort().splits().choose[:8], gates))]
 
 
+def greedy() -> list[Pair]:
+    """The greedy schedule from all heads of the default model to none, on 64 examples, against the same with one pass
+    per candidate."""
+    model, examples = Transformer()(VOCABULARY_SIZE, Softmax()), Sort().splits().score[:64]
+
+    def nobody(left: Subject) -> Tensor:
+        raise AssertionError("greedy asks no scorer")
+
+    def shared(masks: Sequence[HeadMask]) -> Tensor:
+        return measure_masks(model, examples, torch.stack([mask.gates() for mask in masks])).loss.mean(dim=1)
+
+    def plain(masks: Sequence[HeadMask]) -> Tensor:
+        return torch.stack([measure(model, examples, mask.gates()).loss.mean() for mask in masks])
+
+    budgets = range(len(model.grid) + 1)
+    ours, peer = (partial(Greedy(), Judge(model, nobody, loss), budgets) for loss in (shared, plain))
+    return [("greedy", ours, peer)]
+
+
 def shared_and_plain(
     model: Seq2Seq, examples: Examples, gates: Tensor
 ) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -268,7 +290,7 @@ def random_examples(batch_size: int, length: int) -> Examples:
     return Examples(source, target)
 
 
-TIMED = {bench.__name__: bench for bench in (training, removal, ablation, oracle, shapley)}
+TIMED = {bench.__name__: bench for bench in (training, removal, ablation, oracle, shapley, greedy)}
 COUNTED = {bench.__name__: bench for bench in (racing,)}
 BENCHES = (*TIMED, *COUNTED)
 

@@ -3,14 +3,14 @@
 Each mistake is made on purpose, on the models of several seeds, and removes heads at the budgets of
 `experiment=compare`. Its cost is the exact match on the report split that the right way leaves and the mistake does
 not, mean over the budgets.
-
-Dimensions: E = examples, N = heads, S = steps of a loop over batches.
 """
+
+# Dimensions: E = examples, N = heads, S = steps of a loop over batches.
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -84,19 +84,26 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.seeds is not None and arguments.seeds < 2:
         parser.error(f"--seeds={arguments.seeds}: an interval over models needs 2 or more")
-    rows = []
-    for task in arguments.tasks:
-        seeds = arguments.seeds or SEEDS.get(task, DEFAULT_SEEDS)
-        studies = [studied(task, seed) for seed in tqdm(range(seeds), task, disable=None, leave=False)]
-        measured = [gradient_mistakes(study) for study in studies]
-        for mistake in measured[0]:
-            rows.append(row(task, mistake, [costs[mistake] for costs in measured]))
-        random = [studied(task, seed, "gate.init=rand") for seed in tqdm(range(seeds), f"{task}, random gates")]
-        extra = [behind_ablation(there) - behind_ablation(here) for here, there in zip(studies, random, strict=True)]
-        rho = [gate_and_ablation(study) for study in random]
-        rows.append(row(task, "random_gate_init", list(zip(extra, rho, strict=True))))
+    try:
+        rows = [row for task in arguments.tasks for row in mistakes_on(task, arguments.seeds)]
+    except ValueError as error:
+        parser.error(str(error))
     table = pd.DataFrame(rows)
     print(table.to_json(orient="records", indent=2) if arguments.json else table.round(2).to_string(index=False))
+
+
+def mistakes_on(task: str, seeds: int | None) -> Iterator[dict[str, object]]:
+    """A row per mistake."""
+    models = range(seeds or SEEDS.get(task, DEFAULT_SEEDS))
+    studies = [studied(task, seed) for seed in tqdm(models, task, disable=None, leave=False)]
+    measured = [gradient_mistakes(study) for study in studies]
+    for mistake in measured[0]:
+        yield row(task, mistake, [costs[mistake] for costs in measured])
+    progress = tqdm(models, f"{task}, random gates", disable=None, leave=False)
+    random = [studied(task, seed, "gate.init=rand") for seed in progress]
+    extra = [behind_ablation(there) - behind_ablation(here) for here, there in zip(studies, random, strict=True)]
+    rho = [gate_and_ablation(study) for study in random]
+    yield row(task, "random_gate_init", list(zip(extra, rho, strict=True)))
 
 
 def studied(task: str, seed: int, *overrides: str) -> Study:

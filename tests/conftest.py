@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hydra
@@ -93,6 +95,16 @@ def compose(*overrides: str) -> dict[str, Any]:
     """The composed config in plain values, as `scripts/run.py` builds it."""
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return plain(hydra.compose("config", overrides=list(overrides)))
+
+
+def script(name: str) -> ModuleType:
+    """One of `scripts/` as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_script(name: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 
-from conftest import run_script
+import torch
+
+from conftest import run_script, script
 
 
 def test_a_bench_prints_ratios_with_their_spread_and_the_control() -> None:
@@ -19,3 +21,16 @@ def test_bad_names_and_too_few_pairs_are_refused() -> None:
     refused = run_script("bench.py", "speed").stderr
     assert "NAME=speed: no such bench, allowed are training, removal, ablation, oracle, shapley" in refused
     assert "--pairs=3: must be 20 or more" in run_script("bench.py", "--pairs", "3").stderr
+
+
+@torch.no_grad()
+def test_both_sides_of_a_pair_do_the_same() -> None:
+    bench = script("bench")
+    encoder, x_BTD = bench.Encoder(num_layers=2, num_heads=3, d_model=12), torch.randn(20, 5, 12)
+    gates_MN = bench.each_closed(6)
+    # Of a pass over many masks the ends come in another order, 16 examples first.
+    ours = torch.cat([torch.cat(list(part.flatten(1))) for part in encoder.many(x_BTD, gates_MN)])
+    plain = torch.cat([encoder(x_BTD, gates_N).flatten() for gates_N in gates_MN])
+    torch.testing.assert_close(ours.sort().values, plain.sort().values)
+    ((_, shared, one_by_one),) = bench.greedy()
+    assert shared() == one_by_one()

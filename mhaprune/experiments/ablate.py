@@ -27,7 +27,7 @@ class Ablate(Experiment):
     largest budget that loses at most `tolerance` of exact match on the *choose* split, and what is left of it on the
     *report* split. A latency is that of one greedy decoding of `latency_batch` examples, `latency_rounds` times in
     turn with the dense model. Of a scorer that draws several times the first draw is treated like any other scorer,
-    the rest are a control: accuracy only.
+    the rest are a control: accuracy only. A schedule that asks no scorer stands among them in its own name.
     """
 
     budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
