@@ -81,7 +81,7 @@ def _pruning_headline(summary: pd.DataFrame) -> str:
     equals = summary.loc[summary["heads_removed"] == best["heads_removed"], "scorer"]
     return (
         f"{int(best['heads_removed'])} of {total} heads can go at {best['sequence_accuracy']:.2f} exact match"
-        f" ({dense:.2f} with all), as chosen by {best['scorer']}{' as by others' if len(equals) > 1 else ''};"
+        f" ({dense:.2f} with all), as chosen by {best['scorer']}{' and by others' if len(equals) > 1 else ''};"
         f" greedy decoding is then {best['speedup']:.2f}× as fast"
         f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f})."
     )
