@@ -81,6 +81,10 @@ def test_greedy_removes_what_costs_least_now(model: Seq2Seq, splits: Splits, jud
         assert chosen == mask
 
 
+def test_ablation_after_every_head_is_greedy(judge: Judge) -> None:
+    assert Iterative()(judge, range(19)) == Greedy()(judge, range(19))
+
+
 def test_swap_ends_where_no_exchange_helps(model: Seq2Seq, splits: Splits, judge: Judge) -> None:
     bad = judged(model, -judge.score(model))
     (start,) = OneShot()(bad, [3])
