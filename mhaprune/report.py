@@ -71,8 +71,12 @@ def render(
     )
 
 
+def _best_of(summary: pd.DataFrame) -> pd.Series:
+    return summary.sort_values(["heads_removed", "choose_sequence_accuracy"], ascending=False, kind="stable").iloc[0]
+
+
 def _pruning_headline(summary: pd.DataFrame) -> str:
-    best = summary.sort_values(["heads_removed", "choose_sequence_accuracy"], ascending=False, kind="stable").iloc[0]
+    best = _best_of(summary)
     total, dense = int(best["heads_total"]), best["dense_sequence_accuracy"]
     if best["heads_removed"] == 0:
         return (
@@ -90,11 +94,21 @@ def _pruning_headline(summary: pd.DataFrame) -> str:
 def _pruning_details(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     if "summary" not in tables:
         return []
+    rows = _records(tables["summary"])
+    best = _best_of(tables["summary"])
+    lines = []
+    if best["heads_removed"] > 0:
+        names = str(best["removed"]).replace(" ", ", ")
+        lines.append(f"They are (site.layer.head, counted from 0): {names}. All others are kept.")
     parts = [
-        f"{int(row['heads_removed'])} by {row['scorer']} (at {row['sequence_accuracy']:.2f})"
-        for row in _records(tables["summary"])
+        f"{int(row['heads_removed']) or 'none'} by {row['scorer']}"
+        + (f" (at {row['sequence_accuracy']:.2f})" if row["heads_removed"] else "")
+        for row in rows
     ]
-    lines = [f"Heads that can go, scorer by scorer: {', '.join(parts)}."]
+    lines.append(
+        f"The largest budget within {best['tolerance']:g} of exact match on the choose split, scorer by scorer:"
+        f" {', '.join(parts)}."
+    )
     rhos = [
         f"{row['scorer']} at ρ = {row['spearman_with_ablation']:.2f}"
         for row in _records(tables["summary"].dropna(subset=["spearman_with_ablation"]))

@@ -46,7 +46,7 @@ def accuracy_curves(tables: Tables) -> Plot | None:
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
     axes.legend()
     caption = (
-        "Exact match under greedy decoding on the report split after the lowest-scored heads were removed."
+        "Exact match under greedy decoding on the report split after the heads that each chose were removed."
         " Bars are 95 % intervals over examples"
     )
     band = ", the grey line and band the mean and range of the random control." if len(controls(pruning)) else "."

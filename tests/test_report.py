@@ -17,14 +17,18 @@ def summary() -> pd.DataFrame:
         "sequence_accuracy_low": 0.97,
         "sequence_accuracy_high": 1.0,
         "speedup": 1.21,
+        "tolerance": 0.01,
         "speedup_q1": 1.2,
         "speedup_q3": 1.22,
     }
     return pd.DataFrame(
         [
-            row | {"scorer": "gate", "heads_removed": 3, "sequence_accuracy": 1.0, "spearman_with_ablation": 0.44},
             row
-            | {"scorer": "ablation", "heads_removed": 9, "sequence_accuracy": 0.993, "spearman_with_ablation": None},
+            | {"scorer": "gate", "heads_removed": 3, "sequence_accuracy": 1.0, "spearman_with_ablation": 0.44}
+            | {"removed": "cross.0.0 cross.0.1 cross.1.2"},
+            row
+            | {"scorer": "ablation", "heads_removed": 9, "sequence_accuracy": 0.993, "spearman_with_ablation": None}
+            | {"removed": " ".join(f"cross.1.{n}" for n in range(9))},
         ]
     )
 
@@ -33,13 +37,18 @@ def test_the_first_sentence_answers_the_question() -> None:
     lines = answers({"summary": summary()})
     assert lines[0].startswith("9 of 24 heads can go at 0.99 exact match (1.00 with all), as chosen by ablation;")
     assert "1.21× as fast (quartiles 1.20–1.22)" in lines[0]
-    assert lines[1] == "Heads that can go, scorer by scorer: 3 by gate (at 1.00), 9 by ablation (at 0.99)."
-    assert lines[2] == "Agreement with ablation over the heads (Spearman): gate at ρ = 0.44."
+    assert lines[1].startswith("They are (site.layer.head, counted from 0): cross.1.0, cross.1.1, cross.1.2,")
+    assert lines[2] == (
+        "The largest budget within 0.01 of exact match on the choose split, scorer by scorer: 3 by gate (at 1.00), 9 by"
+        " ablation (at 0.99)."
+    )
+    assert lines[3] == "Agreement with ablation over the heads (Spearman): gate at ρ = 0.44."
 
 
 def test_that_nothing_can_go_is_said_plainly() -> None:
     lines = answers({"summary": summary().assign(heads_removed=0, tolerance=0.01)})
     assert lines[0] == "None of 24 heads can go within 0.01 of the dense model's 1.00 exact match."
+    assert lines[1].endswith("scorer by scorer: none by gate, none by ablation.")
 
 
 def test_gates_that_kept_their_initial_order_are_said() -> None:

@@ -93,6 +93,7 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
                 "tolerance": tolerance,
                 "heads_total": best["heads_total"],
                 "heads_removed": best["heads_removed"],
+                "removed": best["removed"],
                 "choose_sequence_accuracy": best["choose_sequence_accuracy"],
                 "dense_sequence_accuracy": dense["sequence_accuracy"],
                 **{f"sequence_accuracy{end}": best[f"sequence_accuracy{end}"] for end in ("", "_low", "_high")},

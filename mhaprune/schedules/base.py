@@ -112,7 +112,7 @@ def heads_to_remove(budgets: Sequence[int | float], num_heads: int, most: int | 
         )
     if most is not None and max(counts, default=0) > most:
         raise ValueError(
-            f"experiment.budgets={max(counts)}: with schedule.keep_at_least only {most} of {num_heads} heads may go,"
-            f" allowed are 0 to {most}"
+            f"experiment.budgets={max(counts)}: with schedule.keep_at_least heads left in every block only {most} of"
+            f" {num_heads} may go, allowed are 0 to {most}"
         )
     return sorted(counts | {0})

@@ -131,7 +131,7 @@ def test_budgets_are_fractions_or_heads() -> None:
         (1.5, "budgets=1.5: a fraction must be from 0.0 to 1.0"),
         (-1, "budgets=-1: .* a number of heads 0 or more"),
         (7, "budgets=7: the model has 6 heads, allowed are 0 to 6"),
-        (5, "budgets=5: with schedule.keep_at_least only 4 of 6 heads may go, allowed are 0 to 4"),
+        (5, "budgets=5: with schedule.keep_at_least heads left in every block only 4 of 6 may go, allowed"),
     ],
 )
 def test_budgets_that_cannot_be_are_refused(budget: float, message: str) -> None:
