@@ -98,6 +98,19 @@ def test_swap_ends_where_no_exchange_helps(model: Seq2Seq, splits: Splits, judge
             assert loss_of(model, splits, exchanged) >= best
 
 
+def test_an_exchange_leaves_every_block_what_it_must_keep(model: Seq2Seq) -> None:
+    """Also where the loss would have a block emptied."""
+    first = model.grid.blocks[0]
+
+    def loss(masks: Sequence[HeadMask]) -> Tensor:
+        return torch.tensor([-float(sum(head.block == first for head in mask.removed)) for mask in masks])
+
+    judge = Judge(model, judged(model, -torch.arange(len(model.grid)).double()).score, loss)
+    for keep, gone in ((0, 3), (1, 2)):
+        (mask,) = Swap(OneShot(keep_at_least=keep))(judge, [6])
+        assert sum(head.block == first for head in mask.removed) == gone
+
+
 @pytest.mark.parametrize("schedule", [OneShot, Iterative, Greedy, lambda **how: Swap(OneShot(**how))], ids=str)
 def test_blocks_are_treated_alike_and_keep_what_they_must(judge: Judge, schedule: type[Schedule]) -> None:
     grid = judge.subject.grid
