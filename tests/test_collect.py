@@ -83,7 +83,7 @@ def test_runs_are_told_apart_by_whatever_the_command_line_set(tmp_path: Path) ->
     for i, varied in enumerate(("training.weight_decay", "task.seed", "experiment.budgets")):
         for value in ("1", "2"):
             folder = tmp_path / str(i) / value
-            make_run(folder, num_heads=2)
+            make_run(folder, num_heads=2, seed=0)
             status = read_status(folder)
             shared = ["experiment=ablate", "model.num_heads=2", "cache=/somewhere", "seed=0"]
             status["overrides"] = [f"{varied}={value}", *shared]

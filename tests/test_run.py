@@ -201,3 +201,13 @@ def test_gates_drawn_at_random_are_compared_with_their_draw(tmp_path: Path) -> N
     assert row["other"] == "gate before training"
     assert row["spearman"] == pytest.approx(1.0)
     assert "against what they started from" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_what_was_computed_for_other_weights_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same recipe may end in other bits on another machine."""
+    made = []
+    for weights in ("here", "here", "elsewhere"):
+        monkeypatch.setattr("mhaprune.run.weights_digest", lambda model, weights=weights: weights)
+        study = build(compose(*TINY, *TINY_SEQUENCES, f"cache={tmp_path}")).study()
+        study.remember("oracle", {}, lambda state, save, weights=weights: made.append(weights) or {"x": 1})
+    assert made == ["here", "elsewhere"]

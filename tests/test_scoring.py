@@ -100,20 +100,22 @@ def test_a_scorer_that_trains_is_remembered_and_no_other(model: Seq2Seq, splits:
 def test_whatever_decides_a_score_is_a_recipe_of_its_own(
     model: Seq2Seq, splits: Splits, tmp_path: Path, changed: str
 ) -> None:
-    examples, seed, scorer = splits.score, 0, Subset(steps=2)
-    Scoring(model, examples, seed, in_cache(tmp_path, weights=weights_digest(model)))("subset", scorer)
+    examples, seed, scorer = splits.score, 0, Subset(keep=5, steps=2)
+    weights = weights_digest(model)
+    Scoring(model, examples, seed, in_cache(tmp_path, weights=weights))("subset", scorer)
     if changed == "model":
         with torch.no_grad():
             model.output.bias[3] += 1e-6
+        weights = weights_digest(model)
     elif changed == "split":
         examples = splits.choose
     elif changed == "seed":
         seed = 1
     elif changed == "settings":
-        scorer = Subset(steps=2, learning_rate=0.2)
+        scorer = Subset(keep=5, steps=2, learning_rate=0.2)
     else:
         model = model.without(HeadMask(model.grid, frozenset(model.grid.heads[:1])))
-    Scoring(model, examples, seed, in_cache(tmp_path, weights=weights_digest(model)))("subset", scorer)
+    Scoring(model, examples, seed, in_cache(tmp_path, weights=weights))("subset", scorer)
     assert len(list(tmp_path.glob("gates-*.pt"))) == 2
 
 
