@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.attention import MultiHeadAttention, Projection
+from mhaprune.decoding import KVCache
 from mhaprune.gates import Gate
-from mhaprune.heads import Block, Site
+from mhaprune.heads import Block
 
 
 @dataclass
@@ -26,34 +27,24 @@ class Call:
     weights: dict[Block, Tensor] | None = None
 
 
-class KVCache:
-    """The keys and values of the positions decoded so far, in memory taken once for `max_tokens` of them."""
-
-    def __init__(self, max_tokens: int) -> None:
-        self.max_tokens, self.length = max_tokens, 0
-        self.stored: tuple[Tensor, Tensor] | None = None
-
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add (B, H, T, K) of the newest positions; gives all of them."""
-        if self.stored is None:
-            batch, heads, _, head_dim = keys.shape
-            shape = (batch, heads, self.max_tokens, head_dim)
-            self.stored = keys.new_empty(shape), values.new_empty(shape)
-        start, self.length = self.length, self.length + keys.shape[2]
-        for store, new in zip(self.stored, (keys, values), strict=True):
-            store[:, :, start : self.length] = new
-        return self.stored[0][:, :, : self.length], self.stored[1][:, :, : self.length]
-
-
 class AttentionSublayer(nn.Module):
-    """x + attention(norm(x)), with the keys and values of the sequence itself or given from outside."""
+    """x + attention(norm(x)), with the keys and values of the sequence itself or given from outside.
 
-    def __init__(self, block: Block, d_model: int, num_heads: int, dropout: float, gate: Gate | None) -> None:
+    A block without heads adds the bias of W_O, and spends no time on anything else.
+    """
+
+    def __init__(
+        self, block: Block, d_model: int, num_heads: int, head_dim: int, dropout: float, gate: Gate | None
+    ) -> None:
         super().__init__()
         self.block = block
         self.norm = nn.LayerNorm(d_model)
-        self.attention = MultiHeadAttention(d_model, num_heads, dropout=dropout, gate=gate)
+        self.attention = MultiHeadAttention(d_model, num_heads, head_dim=head_dim, dropout=dropout, gate=gate)
         self.dropout = nn.Dropout(dropout)
+
+    def project(self, memory_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values that the heads find in another sequence."""
+        return self.attention.project(memory_BSD, memory_BSD)
 
     def forward(
         self,
@@ -111,13 +102,10 @@ class FeedForward(nn.Sequential):
 class EncoderLayer(nn.Module):
     """Self-attention over the source, then feed-forward."""
 
-    def __init__(
-        self, layer: int, d_model: int, num_heads: int, dim_feedforward: int, dropout: float, gate: Gate | None
-    ) -> None:
+    def __init__(self, self_attention: AttentionSublayer, feed_forward: FeedForward) -> None:
         super().__init__()
-        block = Block(Site.ENCODER_SELF, layer)
-        self.self_attention = AttentionSublayer(block, d_model, num_heads, dropout, gate)
-        self.feed_forward = FeedForward(d_model, dim_feedforward, dropout)
+        self.self_attention = self_attention
+        self.feed_forward = feed_forward
 
     def forward(self, x_BSD: Tensor, bias: Tensor, call: Call) -> Tensor:
         return self.feed_forward(self.self_attention(x_BSD, call, bias=bias))
@@ -126,17 +114,21 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Causal self-attention over the target, cross-attention to the encoder's output, then feed-forward."""
 
-    def __init__(
-        self, layer: int, d_model: int, num_heads: int, dim_feedforward: int, dropout: float, gate: Gate | None
-    ) -> None:
+    def __init__(self, self_attention: AttentionSublayer, cross: AttentionSublayer, feed_forward: FeedForward) -> None:
         super().__init__()
-        self.self_attention = AttentionSublayer(Block(Site.DECODER_SELF, layer), d_model, num_heads, dropout, gate)
-        self.cross = AttentionSublayer(Block(Site.CROSS, layer), d_model, num_heads, dropout, gate)
-        self.feed_forward = FeedForward(d_model, dim_feedforward, dropout)
+        self.self_attention = self_attention
+        self.cross = cross
+        self.feed_forward = feed_forward
 
     def forward(
-        self, x_BTD: Tensor, memory: tuple[Tensor, Tensor], bias: Tensor, call: Call, cache: KVCache | None = None
+        self,
+        x_BTD: Tensor,
+        memory: tuple[Tensor, Tensor] | None,
+        bias: Tensor,
+        call: Call,
+        cache: KVCache | None = None,
     ) -> Tensor:
+        """`memory` is the encoder's output projected for the cross-attention; None will do where that has no heads."""
         # No padding mask here: targets are padded on the right, where a causal mask never lets a real position look.
         x_BTD = self.self_attention(x_BTD, call, is_causal=cache is None, cache=cache)
         return self.feed_forward(self.cross(x_BTD, call, keys_values=memory, bias=bias))

@@ -47,7 +47,7 @@ class Branches:
         """From here on all masks are in one state again and those sublayers read the states so far."""
         keys_values = {}
         for sublayer in sublayers:
-            projected = sublayer.attention.project(*[self.states.flatten(0, 1)] * 2)
+            projected = sublayer.project(self.states.flatten(0, 1))
             keys, values = (x.unflatten(0, self.states.shape[:2]) for x in projected)
             keys_values[sublayer.block] = keys, values
         return Branches(state_BTD[None], self.masks, np.zeros_like(self.rows), Memory(keys_values, self.rows))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -21,6 +22,9 @@ from mhaprune.data import PAD, Examples
 from mhaprune.gates import Gate, HeadGate
 from mhaprune.measure import Diverged, measure
 from mhaprune.transformer import Seq2Seq
+
+Objective = Callable[[Seq2Seq, Examples], Tensor]
+"""What training lowers: a number for a batch, penalties of the gates aside."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,14 @@ class Training:
         seed: int,
         state: dict[str, Any] | None = None,
         save: Callable[[dict[str, Any]], None] | None = None,
+        objective: Objective | None = None,
     ) -> pd.DataFrame:
         """Train `model` in place; gives a row at step 0 and one per evaluation: step, loss, held-out accuracy, gates.
 
-        `state` is what an earlier call gave to `save`; training goes on from there. Raises `Diverged` where the loss
-        is not finite.
+        The loss is the `objective`'s, by default `cross_entropy`. `state` is what an earlier call gave to `save`;
+        training goes on from there. Raises `Diverged` where the loss is not finite.
         """
+        objective = objective or partial(cross_entropy, label_smoothing=self.label_smoothing)
         optimiser = self.optimiser(model, gate)
         order = torch.Generator().manual_seed(seed)
         running = torch.zeros((), device=train.source.device)
@@ -89,7 +95,7 @@ class Training:
             for group in optimiser.param_groups:
                 group["lr"] = group["initial_lr"] * self.learning_rate_factor(step)
             model.train()
-            loss = training_step(model, next(batches), optimiser, self.label_smoothing, self.clip_norm)
+            loss = training_step(model, next(batches), optimiser, objective, self.clip_norm)
             running += loss
             done = step + 1
             if done % self.evaluate_every == 0 or done == self.steps:
@@ -142,14 +148,23 @@ class Training:
         )
 
 
-def training_step(
-    model: Seq2Seq, batch: Examples, optimiser: Optimizer, label_smoothing: float = 0.0, clip_norm: float = 1.0
-) -> Tensor:
-    """One step on the mean cross-entropy per target token; gives that loss, detached."""
+def cross_entropy(model: Seq2Seq, batch: Examples, label_smoothing: float = 0.0) -> Tensor:
+    """Mean per target token, in nats."""
     logits_BTV = model.logits(batch)
-    loss = F.cross_entropy(
+    return F.cross_entropy(
         logits_BTV.flatten(0, 1), batch.target.flatten(), ignore_index=PAD, label_smoothing=label_smoothing
     )
+
+
+def training_step(
+    model: Seq2Seq,
+    batch: Examples,
+    optimiser: Optimizer,
+    objective: Objective = cross_entropy,
+    clip_norm: float = 1.0,
+) -> Tensor:
+    """One step down the objective; gives what it was, detached."""
+    loss = objective(model, batch)
     optimiser.zero_grad()
     penalties = [penalty for gate in head_gates(model) if (penalty := gate.penalty()) is not None]
     sum(penalties, loss).backward()

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.attention import Projection, padding_bias
-from mhaprune.data import BOS, EOS, PAD, Examples, shift_right
+from mhaprune.data import EOS, PAD, Examples, shift_right
+from mhaprune.decoding import KVCache, decode_greedily
 from mhaprune.gates import Gate
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
-from mhaprune.layers import AttentionSublayer, Call, DecoderLayer, EncoderLayer, KVCache, sinusoids
+from mhaprune.layers import AttentionSublayer, Call, DecoderLayer, EncoderLayer, FeedForward, sinusoids
 from mhaprune.prefixes import Branches, depth_first
 from mhaprune.relevance import with_relevance
 from mhaprune.subject import AttentionMap, Fallback, Gates, Outcome
@@ -34,10 +35,11 @@ WAITING_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Transformer:
-    """The shape of a model; called with the size of a vocabulary and a gate it makes one with fresh weights.
+    """The shape of a model; called with the size of a vocabulary it makes one with fresh weights.
 
-    `max_length` is the longest source or target in tokens, end of sequence included. `tie_output` shares the matrix
-    that embeds the target with the one that predicts it (Press & Wolf 2017).
+    That has `num_heads` heads in each block or those of another `grid`, of the same size each. `max_length` is the
+    longest source or target in tokens, end of sequence included. `tie_output` shares the matrix that embeds the target
+    with the one that predicts it (Press & Wolf 2017).
     """
 
     d_model: int = 64
@@ -72,8 +74,12 @@ class Transformer:
         }
         return tuple(Block(site, layer) for site, count in layers.items() for layer in range(count))
 
-    def __call__(self, vocabulary_size: int, gate: Gate | None = None) -> Seq2Seq:
-        return Seq2Seq(self, vocabulary_size, gate)
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.num_heads
+
+    def __call__(self, vocabulary_size: int, gate: Gate | None = None, grid: HeadGrid | None = None) -> Seq2Seq:
+        return Seq2Seq(self, vocabulary_size, gate, grid)
 
 
 class Seq2Seq(nn.Module):
@@ -83,16 +89,32 @@ class Seq2Seq(nn.Module):
     encoder: Sequence[EncoderLayer]
     decoder: Sequence[DecoderLayer]
 
-    def __init__(self, config: Transformer, vocabulary_size: int, gate: Gate | None = None) -> None:
+    def __init__(
+        self, config: Transformer, vocabulary_size: int, gate: Gate | None = None, grid: HeadGrid | None = None
+    ) -> None:
         super().__init__()
         self.config = config
-        self.grid = HeadGrid.full(config.blocks, config.num_heads)
+        self.grid = grid or HeadGrid.full(config.blocks, config.num_heads)
         self.source_embedding = nn.Embedding(vocabulary_size, config.d_model)
         self.target_embedding = nn.Embedding(vocabulary_size, config.d_model)
         self.register_buffer("positions", sinusoids(config.max_length, config.d_model))
-        sizes = (config.d_model, config.num_heads, config.dim_feedforward, config.dropout, gate)
-        encoder = nn.ModuleList(EncoderLayer(layer, *sizes) for layer in range(config.num_encoder_layers))
-        decoder = nn.ModuleList(DecoderLayer(layer, *sizes) for layer in range(config.num_decoder_layers))
+        heads = dict(zip(self.grid.blocks, self.grid.sizes, strict=True))
+
+        def attention(site: Site, layer: int) -> AttentionSublayer:
+            block = Block(site, layer)
+            return AttentionSublayer(block, config.d_model, heads[block], config.head_dim, config.dropout, gate)
+
+        def feed_forward() -> FeedForward:
+            return FeedForward(config.d_model, config.dim_feedforward, config.dropout)
+
+        encoder = nn.ModuleList(
+            EncoderLayer(attention(Site.ENCODER_SELF, layer), feed_forward())
+            for layer in range(config.num_encoder_layers)
+        )
+        decoder = nn.ModuleList(
+            DecoderLayer(attention(Site.DECODER_SELF, layer), attention(Site.CROSS, layer), feed_forward())
+            for layer in range(config.num_decoder_layers)
+        )
         self.encoder, self.decoder = cast("Sequence[EncoderLayer]", encoder), cast("Sequence[DecoderLayer]", decoder)
         self.encoder_norm = nn.LayerNorm(config.d_model)
         self.decoder_norm = nn.LayerNorm(config.d_model)
@@ -144,13 +166,13 @@ class Seq2Seq(nn.Module):
 
     def output_weights(self) -> dict[Block, Tensor]:
         return {
-            block: sublayer.attention.out_proj.weight.mT.unflatten(0, (-1, self.head_dim))
+            block: sublayer.attention.out_proj.weight.mT.unflatten(0, (-1, self.config.head_dim))
             for block, sublayer in self.attention_sublayers().items()
         }
 
     def value_weights(self) -> dict[Block, Tensor]:
         return {
-            block: sublayer.attention.v_proj.weight.unflatten(0, (-1, self.head_dim))
+            block: sublayer.attention.v_proj.weight.unflatten(0, (-1, self.config.head_dim))
             for block, sublayer in self.attention_sublayers().items()
         }
 
@@ -175,6 +197,10 @@ class Seq2Seq(nn.Module):
     def with_relevance(self, epsilon: float) -> Self:
         return with_relevance(self, epsilon)
 
+    def encode(self, source_BS: Tensor) -> Tensor:
+        """What the decoder reads, (B, S, D)."""
+        return self._encode(source_BS, padding_bias(source_BS == PAD, self.positions.dtype), Call())
+
     def predict(self, batch: Examples) -> Tensor:
         return self.decode_greedily(batch.source, batch.target.shape[1])
 
@@ -188,30 +214,26 @@ class Seq2Seq(nn.Module):
         stop: bool = False,
         use_cache: bool = True,
     ) -> Tensor:
-        """The most likely next token, `max_tokens` times: (B, max_tokens), padding after EOS.
-
-        With `stop` it ends as soon as every sequence has. `use_cache` keeps the keys and values of the positions so
-        far; without it the whole prefix is run again for every token, with the same result.
-        """
+        """What `decoding.decode_greedily` promises. `use_cache` keeps the keys and values of the positions so far;
+        without it the whole prefix is run again for every token, with the same result."""
         call = self._call(gates, None)
         bias = padding_bias(source_BS == PAD, self.positions.dtype)
-        memory_BSD = self._encode(source_BS, bias, call)
-        memory = [layer.cross.attention.project(memory_BSD, memory_BSD) for layer in self.decoder]
+        readers = [layer.cross.attention.num_heads > 0 for layer in self.decoder]
+        memory: list[tuple[Tensor, Tensor] | None] = [None] * len(readers)
+        if any(readers):  # else nobody is interested in what the encoder says
+            memory_BSD = self._encode(source_BS, bias, call)
+            pairs = zip(self.decoder, readers, strict=True)
+            memory = [layer.cross.project(memory_BSD) if reads else None for layer, reads in pairs]
         caches = [KVCache(max_tokens) if use_cache else None for _ in self.decoder]
-        tokens_BT = source_BS.new_full((len(source_BS), max_tokens + 1), PAD)
-        tokens_BT[:, 0] = BOS
-        ended_B = torch.zeros(len(source_BS), dtype=torch.bool, device=source_BS.device)
-        for step in range(max_tokens):
-            first = step if use_cache else 0
-            x_BTD = self._embed(self.target_embedding, tokens_BT[:, first : step + 1], first)
+
+        def next_logits(tokens_BT: Tensor) -> Tensor:
+            first = tokens_BT.shape[1] - 1 if use_cache else 0
+            x_BTD = self._embed(self.target_embedding, tokens_BT[:, first:], first)
             for layer, keys_values, cache in zip(self.decoder, memory, caches, strict=True):
                 x_BTD = layer(x_BTD, keys_values, bias, call, cache)
-            next_B = self.output(self.decoder_norm(x_BTD[:, -1])).argmax(dim=-1)
-            tokens_BT[:, step + 1] = next_B.masked_fill(ended_B, PAD)
-            ended_B |= next_B == EOS
-            if stop and bool(ended_B.all()):
-                break
-        return tokens_BT[:, 1:]
+            return self.output(self.decoder_norm(x_BTD[:, -1]))
+
+        return decode_greedily(next_logits, source_BS, max_tokens, stop=stop)
 
     def attention_sublayers(self) -> dict[Block, AttentionSublayer]:
         """Every attention block by its name, in the order of the grid."""
@@ -219,10 +241,6 @@ class Seq2Seq(nn.Module):
         sublayers += [layer.self_attention for layer in self.decoder]
         sublayers += [layer.cross for layer in self.decoder]
         return {sublayer.block: sublayer for sublayer in sublayers}
-
-    @property
-    def head_dim(self) -> int:
-        return self.config.d_model // self.config.num_heads
 
     def count_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
@@ -233,7 +251,7 @@ class Seq2Seq(nn.Module):
         multiply_adds = T * D * self.output.out_features
         for block, heads in zip(self.grid.blocks, self.grid.sizes, strict=True):
             queries, keys = lengths[block.site]
-            width = heads * self.head_dim
+            width = heads * self.config.head_dim
             multiply_adds += width * (2 * D * (queries + keys) + 2 * queries * keys)
         feed_forward = 2 * D * self.config.dim_feedforward
         multiply_adds += feed_forward * (len(self.encoder) * S + len(self.decoder) * T)
@@ -249,7 +267,7 @@ class Seq2Seq(nn.Module):
         memory_BSD = self._encode(source_BS, bias, call)
         x_BTD = self._embed(self.target_embedding, prefix_BT)
         for layer in self.decoder:
-            x_BTD = layer(x_BTD, layer.cross.attention.project(memory_BSD, memory_BSD), bias, call)
+            x_BTD = layer(x_BTD, layer.cross.project(memory_BSD), bias, call)
         return self.output(self.decoder_norm(x_BTD))
 
     def _evaluate_part(self, batch: Examples, gates_MN: Tensor, fallback: Fallback | None, tokens: int) -> Outcome:

@@ -21,7 +21,7 @@ from mhaprune.command_line import described
 from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.gates import Softmax
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
-from mhaprune.layers import Call, EncoderLayer, sinusoids
+from mhaprune.layers import AttentionSublayer, Call, EncoderLayer, FeedForward, sinusoids
 from mhaprune.measure import measure, measure_masks
 from mhaprune.prefixes import Branches, depth_first
 from mhaprune.schedules.base import Judge
@@ -120,7 +120,7 @@ def removal() -> list[Pair]:
         half = HeadMask(gated.grid, frozenset(head for head in gated.grid if head.head % 2))
         removed = [gated.without(half) for _ in range(COPIES)]
         peers = {
-            "built": [built_with(config, removed[0]) for _ in range(COPIES)],
+            "built": [config(VOCABULARY_SIZE, grid=removed[0].grid) for _ in range(COPIES)],
             "dense": [gated.without(HeadMask(gated.grid)) for _ in range(COPIES)],
         }
         batch = random_examples(batch_size, length)
@@ -160,7 +160,13 @@ class Encoder(nn.Module):
     def __init__(self, num_layers: int, num_heads: int, d_model: int) -> None:
         super().__init__()
         self.grid = HeadGrid.full([Block(Site.ENCODER_SELF, layer) for layer in range(num_layers)], num_heads)
-        layers = [EncoderLayer(layer, d_model, num_heads, 2 * d_model, 0.0, Softmax()) for layer in range(num_layers)]
+        layers = [
+            EncoderLayer(
+                AttentionSublayer(block, d_model, num_heads, d_model // num_heads, 0.0, Softmax()),
+                FeedForward(d_model, 2 * d_model, 0.0),
+            )
+            for block in self.grid.blocks
+        ]
         self.layers = layers
         self.parts = nn.ModuleList(layers)
 
@@ -272,16 +278,6 @@ def each(models: list[Seq2Seq], method: str, batch: Examples) -> Callable[[], ob
     """Call a method of one model after the other."""
     turns = cycle(models)
     return lambda: getattr(next(turns), method)(batch)
-
-
-def built_with(config: Transformer, removed: Seq2Seq) -> Seq2Seq:
-    """A fresh model whose blocks are *made* with as many heads as `removed` has left, no gates, nothing ever cut."""
-    built = config(VOCABULARY_SIZE)
-    for block, sublayer in built.attention_sublayers().items():
-        cut = removed.attention_sublayers()[block].attention
-        sublayer.attention = type(cut)(cut.embed_dim, cut.num_heads, head_dim=cut.head_dim)
-    built.grid = removed.grid
-    return built
 
 
 def random_examples(batch_size: int, length: int) -> Examples:

@@ -59,6 +59,10 @@ class Task(ABC):
         decode = self.vocabulary.decode
         return f"{' '.join(decode(source))} -> {' '.join(decode(target))}"
 
+    def group(self, source: Sequence[int]) -> str:
+        """What kind of example it is, for results kind by kind; here how many symbols its source has."""
+        return f"{len(self.vocabulary.decode(source))} symbols"
+
     def encode(self, pairs: Sequence[Pair]) -> Examples:
         encode = self.vocabulary.encode
         return Examples(pad([encode(source) for source, _ in pairs]), pad([encode(target) for _, target in pairs]))

@@ -57,6 +57,10 @@ class Inflection(Task):
         *lemma, tag = self.vocabulary.decode(source)
         return f"{''.join(lemma)} {tag} -> {''.join(self.vocabulary.decode(target))}"
 
+    def group(self, source: Sequence[int]) -> str:
+        """Its tag."""
+        return self.vocabulary.decode(source)[-1]
+
     def _pairs(self) -> set[tuple[str, str, str]]:
         with gzip.open(table_path(), "rt", encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file))
