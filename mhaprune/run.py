@@ -50,7 +50,7 @@ class Run:
     model: Transformer
     training: Training
     experiment: Experiment
-    schedule: Schedule
+    schedule: dict[str, Schedule] = field(default_factory=dict)
     scorer: dict[str, Scorer] = field(default_factory=dict)
     gate: Gate | None = None
     seed: int = 0
@@ -69,7 +69,8 @@ class Run:
             raise ValueError(f"device={self.device}: not to be had on this machine, allowed is {' or '.join(allowed)}")
         grid = HeadGrid.full(self.model.blocks, self.model.num_heads)
         # What is left of a model has its gates folded into its weights.
-        gated = self.gate is not None and self.schedule.asks() != "again"
+        again = any(schedule.asks() == "again" for schedule in self.schedule.values())
+        gated = self.gate is not None and not again
         for name, scorer in self.scorer.items():
             with naming(name):
                 scorer.check(len(grid), gated)

@@ -9,7 +9,7 @@ from math import isnan, nan
 import pandas as pd
 
 from mhaprune.agreement import rank_agreement, with_reference
-from mhaprune.experiments.base import Experiment, Findings, Study
+from mhaprune.experiments.base import Experiment, Findings, Study, the_one
 from mhaprune.heads import HeadGrid
 from mhaprune.pruning import make_plans, proofs, prune, time_removed
 from mhaprune.report import INITIAL_GATE
@@ -43,7 +43,8 @@ class Ablate(Experiment):
         if not 0 <= self.tolerance <= 1:
             raise ValueError(f"tolerance={self.tolerance}: must be from 0 to 1")
 
-    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedule: Schedule) -> None:
+    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
+        schedule = the_one(schedules)
         heads_to_remove(self.budgets, len(grid), schedule.most(grid))
         if not scorers:
             raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
@@ -52,7 +53,7 @@ class Ablate(Experiment):
         subject, report = study.subject, study.splits.report
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
         budgets = heads_to_remove(self.budgets, len(subject.grid))
-        plans = list(make_plans(scoring, study.scorers, study.schedule, budgets))
+        plans = list(make_plans(scoring, study.scorers, the_one(study.schedules), budgets))
         pruning, _, difference = prune(subject, plans, study.splits)
         latency = time_removed(
             subject, [plan for plan in plans if plan.draw == 0], report[: self.latency_batch], self.latency_rounds

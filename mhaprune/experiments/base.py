@@ -28,7 +28,7 @@ class Study:
     splits: Splits
     history: pd.DataFrame
     scorers: Mapping[str, Scorer]
-    schedule: Schedule
+    schedules: Mapping[str, Schedule]
     seed: int
     remember: Remember
 
@@ -48,6 +48,14 @@ class Experiment(ABC):
     @abstractmethod
     def __call__(self, study: Study) -> Findings: ...
 
-    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedule: Schedule) -> None:
-        """Raise ValueError, before anything is trained, for settings that do not fit the heads, scorers or schedule."""
+    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
+        """Raise ValueError, before anything is trained, for settings that do not fit the heads, scorers or
+        schedules."""
         return
+
+
+def the_one(schedules: Mapping[str, Schedule]) -> Schedule:
+    """Of an experiment that knows one schedule only; raises ValueError for more or none."""
+    if len(schedules) != 1:
+        raise ValueError(f"schedule=[{','.join(schedules)}]: must be one here; experiment=prune compares several")
+    return next(iter(schedules.values()))

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from mhaprune.agreement import CONTROL, REFERENCE, rank_agreement, with_reference
-from mhaprune.experiments.base import Experiment, Findings, Study
+from mhaprune.experiments.base import Experiment, Findings, Study, the_one
 from mhaprune.heads import HeadGrid
 from mhaprune.measure import measure_masks
 from mhaprune.oracle import OBJECTIVES, find_best, most_heads_for
@@ -47,7 +47,8 @@ class Compare(Experiment):
         if self.tolerance_nats < 0:
             raise ValueError(f"tolerance_nats={self.tolerance_nats}: must be 0 or more")
 
-    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedule: Schedule) -> None:
+    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
+        schedule = the_one(schedules)
         heads_to_remove(self.budgets, len(grid), schedule.most(grid))
         if schedule.asks() == "never":
             raise ValueError(
@@ -70,7 +71,7 @@ class Compare(Experiment):
             raise ValueError(f"task.score={len(splits.score)}: halves of the split need 4 or more examples")
         budgets = heads_to_remove(self.budgets, len(subject.grid))
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
-        plans = list(make_plans(scoring, study.scorers, study.schedule, budgets))
+        plans = list(make_plans(scoring, study.scorers, the_one(study.schedules), budgets))
         oracle = find_best(
             subject,
             splits.choose,
@@ -128,7 +129,7 @@ class Compare(Experiment):
             return {"leak": nan, "leak_low": nan, "leak_high": nan}
         subject, report = study.subject, study.splits.report
         budgets = self._choices(len(subject.grid))
-        mixed = list(make_plans(Scoring(subject, report, study.seed), scorers, study.schedule, budgets))
+        mixed = list(make_plans(Scoring(subject, report, study.seed), scorers, the_one(study.schedules), budgets))
         candidates = best_first(pruning[pruning["scorer"].isin(list(scorers))])
         honest = {k: plans[candidates.index[candidates["heads_removed"] == k][0]].mask for k in budgets}
         masks = list(dict.fromkeys([*(plan.mask for plan in mixed), *honest.values()]))

@@ -125,7 +125,7 @@ def test_blocks_are_treated_alike_and_keep_what_they_must(judge: Judge, schedule
 @pytest.mark.parametrize("name", EVERY)
 def test_budgets_are_met_exactly(judge: Judge, name: str) -> None:
     budgets = [0, 1, 7, 17, len(judge.subject.grid)]
-    schedule = build(compose(f"schedule={name}", "scorer=[ablation]")).schedule
+    schedule = build(compose(f"schedule={name}", "scorer=[ablation]")).schedule[name]
     assert schedule.asks() in ("once", "again", "never")
     assert [len(mask.removed) for mask in schedule(judge, budgets)] == budgets
     assert schedule(judge, []) == []
