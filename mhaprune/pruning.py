@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from mhaprune.budgets import Budget
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadMask
 from mhaprune.measure import accuracy_columns, greedy_disagreements, logit_difference, measure, measure_masks
@@ -37,13 +38,14 @@ class Plan(NamedTuple):
     draw: int
     schedule: str
     mask: HeadMask
+    budget: str = ""
 
 
 def make_plans(
-    scoring: Scoring, scorers: Mapping[str, Scorer], schedule: Schedule, budgets: Sequence[int]
+    scoring: Scoring, scorers: Mapping[str, Scorer], schedule: Schedule, budgets: Sequence[Budget]
 ) -> Iterator[Plan]:
     """A plan per scorer, draw and budget. Where scorers have no say there is one per budget, in the schedule's name."""
-    subject, num_heads, how = scoring.subject, len(scoring.subject.grid), option_name(schedule)
+    subject, how = scoring.subject, option_name(schedule)
 
     def loss(masks: Sequence[HeadMask]) -> Tensor:
         gates_MN = torch.stack([mask.gates(scoring.examples.source.device) for mask in masks])
@@ -62,26 +64,28 @@ def make_plans(
         raise AssertionError(f"schedule={how} promised to ask no scorer")
 
     if schedule.asks() == "never":
-        yield from (Plan(how, 0, how, mask) for mask in schedule(Judge(subject, nobody, loss), budgets))
+        masks = schedule(Judge(subject, nobody, loss), budgets)
+        yield from (Plan(how, 0, how, mask, budget.name) for budget, mask in zip(budgets, masks, strict=True))
         return
     for name, scorer in scorers.items():
-        asked = whom_to_ask(scorer, budgets, num_heads)
-        for one in dict.fromkeys(asked.values()):
+        asked = whom_to_ask(scorer, [budget.heads_kept(subject.grid) for budget in budgets], len(subject.grid))
+        for one in dict.fromkeys(asked):
+            mine = [budget for budget, other in zip(budgets, asked, strict=True) if other == one]
             for draw in range(len(scoring(name, one).scores.values)):
-                masks = schedule(judge(name, one, draw), [budget for budget in budgets if asked[budget] == one])
-                yield from (Plan(name, draw, how, mask) for mask in masks)
+                masks = schedule(judge(name, one, draw), mine)
+                yield from (Plan(name, draw, how, mask, budget.name) for budget, mask in zip(mine, masks, strict=True))
 
 
-def whom_to_ask(scorer: Scorer, budgets: Sequence[int], num_heads: int) -> dict[int, Scorer]:
-    """The scorer that says which heads go, for every budget: a `Budgeted` one is told how many are to stay.
+def whom_to_ask(scorer: Scorer, kept: Sequence[int], num_heads: int) -> list[Scorer]:
+    """The scorer that says which heads go, for every number that is to stay: a `Budgeted` one is told that number.
 
     Where none or all go there is no choice, and whoever is asked anyway will do.
     """
     if not isinstance(scorer, Budgeted):
-        return dict.fromkeys(budgets, scorer)
-    told = {budget: scorer.keeping(num_heads - budget) for budget in budgets if 0 < budget < num_heads}
+        return [scorer] * len(kept)
+    told = {count: scorer.keeping(count) for count in kept if 0 < count < num_heads}
     anybody = next(iter(told.values()), scorer)
-    return {budget: told.get(budget, anybody) for budget in budgets}
+    return [told.get(count, anybody) for count in kept]
 
 
 class ProofFailed(RuntimeError):
@@ -198,6 +202,7 @@ def _identity(plan: Plan) -> dict[str, Any]:
         "scorer": plan.scorer,
         "draw": plan.draw,
         "schedule": plan.schedule,
+        "budget": plan.budget,
         "heads_total": total,
         "heads_kept": total - removed,
         "heads_removed": removed,

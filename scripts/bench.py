@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mhaprune.budgets import removing
 from mhaprune.command_line import described
 from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.gates import Softmax
@@ -210,7 +211,7 @@ def greedy() -> list[Pair]:
     def plain(masks: Sequence[HeadMask]) -> Tensor:
         return torch.stack([measure(model, examples, mask.gates()).loss.mean() for mask in masks])
 
-    budgets = range(len(model.grid) + 1)
+    budgets = removing(range(len(model.grid) + 1), model.grid)
     ours, peer = (partial(Greedy(), Judge(model, nobody, loss), budgets) for loss in (shared, plain))
     return [("greedy", ours, peer)]
 

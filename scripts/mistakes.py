@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from mhaprune.budgets import heads_to_remove, removing
 from mhaprune.command_line import described
 from mhaprune.experiments.base import Study
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.measure import gate_gradients, measure_masks
-from mhaprune.schedules.base import Judge, heads_to_remove
+from mhaprune.schedules.base import Judge
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.statistics import spearman, student_interval
@@ -154,7 +155,9 @@ def exact_match(study: Study, scores: list[Tensor]) -> list[float]:
     budgets = [k for k in heads_to_remove(BUDGETS, len(study.subject.grid)) if k]
     masks: list[HeadMask] = []
     for scores_N in scores:
-        masks += OneShot()(Judge(study.subject, partial(given, scores_N), no_loss), budgets)
+        masks += OneShot()(
+            Judge(study.subject, partial(given, scores_N), no_loss), removing(budgets, study.subject.grid)
+        )
     gates_MN = torch.stack([mask.gates(study.splits.report.source.device) for mask in masks])
     exact_M = measure_masks(study.subject, study.splits.report, gates_MN).sequence_accuracy.double().mean(dim=1)
     return exact_M.view(len(scores), len(budgets)).mean(dim=1).tolist()

@@ -17,7 +17,7 @@ from mhaprune.config import _construct
 from mhaprune.store import option_name
 
 HOUSE = """
-    heads gates attention surgery data decoding layers prefixes relevance subject transformer tasks store cache
+    heads budgets gates attention surgery data decoding layers prefixes relevance subject transformer tasks store cache
     statistics agreement measure training speed gate_training scorers schedules scoring pruning oracle regret plots
     run_plots method_plots sweep_plots figures report collect experiments run config command_line
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mhaprune.budgets import removing
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
@@ -58,7 +59,9 @@ def test_a_scorer_that_wants_a_number_is_asked_once_for_each_that_leaves_a_choic
     model: Seq2Seq, splits: Splits
 ) -> None:
     Told.asked.clear()
-    made = list(make_plans(Scoring(model, splits.score, 0), {"told": Told()}, OneShot(), [0, 4, 13, 18]))
+    made = list(
+        make_plans(Scoring(model, splits.score, 0), {"told": Told()}, OneShot(), removing([0, 4, 13, 18], model.grid))
+    )
     assert Told.asked == [14, 5]
     assert {len(plan.mask.removed): plan.mask.removed for plan in made} == {
         n: frozenset(model.grid.heads[:n]) for n in (0, 4, 13, 18)

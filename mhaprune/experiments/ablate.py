@@ -9,11 +9,12 @@ from math import isnan, nan
 import pandas as pd
 
 from mhaprune.agreement import rank_agreement, with_reference
+from mhaprune.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.experiments.base import Experiment, Findings, Study, the_one
 from mhaprune.heads import HeadGrid
 from mhaprune.pruning import make_plans, proofs, prune, time_removed
 from mhaprune.report import INITIAL_GATE
-from mhaprune.schedules.base import Schedule, check_budgets, heads_to_remove
+from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Scoring, heads_table
 from mhaprune.statistics import spearman
@@ -45,14 +46,14 @@ class Ablate(Experiment):
 
     def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
         schedule = the_one(schedules)
-        heads_to_remove(self.budgets, len(grid), schedule.most(grid))
+        heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
         if not scorers:
             raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
 
     def __call__(self, study: Study) -> Findings:
         subject, report = study.subject, study.splits.report
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
-        budgets = heads_to_remove(self.budgets, len(subject.grid))
+        budgets = removing(heads_to_remove(self.budgets, len(subject.grid)), subject.grid)
         plans = list(make_plans(scoring, study.scorers, the_one(study.schedules), budgets))
         pruning, _, difference = prune(subject, plans, study.splits)
         latency = time_removed(

@@ -12,13 +12,14 @@ import pandas as pd
 import torch
 
 from mhaprune.agreement import CONTROL, REFERENCE, rank_agreement, with_reference
+from mhaprune.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.experiments.base import Experiment, Findings, Study, the_one
 from mhaprune.heads import HeadGrid
 from mhaprune.measure import measure_masks
 from mhaprune.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning import Plan, make_plans, proofs, prune, whom_to_ask
 from mhaprune.regret import Regrets, with_interval
-from mhaprune.schedules.base import Schedule, check_budgets, heads_to_remove
+from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer, TrainedGates
 from mhaprune.scoring import Scoring, heads_table, settings_text
 from mhaprune.statistics import CONFIDENCE, prunable, sign_flip_p, spearman
@@ -49,7 +50,7 @@ class Compare(Experiment):
 
     def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
         schedule = the_one(schedules)
-        heads_to_remove(self.budgets, len(grid), schedule.most(grid))
+        heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
         if schedule.asks() == "never":
             raise ValueError(
                 f"schedule={option_name(schedule)}: asks no scorer, so there is nothing to compare; one_shot does"
@@ -71,7 +72,7 @@ class Compare(Experiment):
             raise ValueError(f"task.score={len(splits.score)}: halves of the split need 4 or more examples")
         budgets = heads_to_remove(self.budgets, len(subject.grid))
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
-        plans = list(make_plans(scoring, study.scorers, the_one(study.schedules), budgets))
+        plans = list(make_plans(scoring, study.scorers, the_one(study.schedules), removing(budgets, subject.grid)))
         oracle = find_best(
             subject,
             splits.choose,
@@ -82,7 +83,7 @@ class Compare(Experiment):
             remember=study.remember,
         )
         kind = "exact" if oracle.exact else "bound"
-        best = [Plan(name, 0, kind, oracle.best(k, name)) for name in OBJECTIVES for k in budgets]
+        best = [Plan(name, 0, kind, oracle.best(k, name), str(k)) for name in OBJECTIVES for k in budgets]
         pruned = prune(subject, [*plans, *best], splits)
         pruning, bests = pruned.table[: len(plans)], pruned.table[len(plans) :]
         oracles = bests.rename(columns={"scorer": "objective", "schedule": "kind"}).drop(columns="draw")
@@ -129,7 +130,11 @@ class Compare(Experiment):
             return {"leak": nan, "leak_low": nan, "leak_high": nan}
         subject, report = study.subject, study.splits.report
         budgets = self._choices(len(subject.grid))
-        mixed = list(make_plans(Scoring(subject, report, study.seed), scorers, the_one(study.schedules), budgets))
+        mixed = list(
+            make_plans(
+                Scoring(subject, report, study.seed), scorers, the_one(study.schedules), removing(budgets, subject.grid)
+            )
+        )
         candidates = best_first(pruning[pruning["scorer"].isin(list(scorers))])
         honest = {k: plans[candidates.index[candidates["heads_removed"] == k][0]].mask for k in budgets}
         masks = list(dict.fromkeys([*(plan.mask for plan in mixed), *honest.values()]))
@@ -194,7 +199,7 @@ def methods_table(
                 **regrets.columns(regrets.of(name)),
                 **{f"spearman_with_ablation{end}": rho.get(f"spearman{end}", nan) for end in ("", "_low", "_high")},
                 "reliability": reliability.get(name, nan),
-                **scoring.cost(whom_to_ask(scorer, list(curve["heads_removed"]), num_heads).values()),
+                **scoring.cost(whom_to_ask(scorer, list(curve["heads_kept"]), num_heads)),
             }
         )
     return pd.DataFrame(rows)

@@ -1,11 +1,10 @@
-"""What every way of choosing promises, and what a budget means.
+"""What every way of choosing promises.
 
 Dimensions: N = all heads of the subject, M = masks.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from typing import Literal
 from torch import Tensor
 from tqdm import tqdm
 
+from mhaprune.budgets import Budget
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.subject import Subject
 
@@ -41,12 +41,12 @@ class Schedule(ABC):
         """How often scorers have a say: for the whole model, again for what is left of it, or not at all."""
 
     @abstractmethod
-    def most(self, grid: HeadGrid) -> int:
-        """How many heads it can remove."""
+    def smallest(self, grid: HeadGrid) -> HeadMask:
+        """A mask with as many heads removed as it can."""
 
     @abstractmethod
-    def __call__(self, judge: Judge, budgets: Sequence[int]) -> list[HeadMask]:
-        """One mask per budget, each with exactly that many heads removed."""
+    def __call__(self, judge: Judge, budgets: Sequence[Budget]) -> list[HeadMask]:
+        """One mask per budget that it can meet, each with no more heads removed than that takes."""
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,27 @@ class Stepwise(Schedule):
     def path(self, judge: Judge) -> Iterator[HeadMask]:
         """Masks from none removed on, each with one head more than the one before, to where no head may go."""
 
-    def most(self, grid: HeadGrid) -> int:
-        return sum(max(0, size - self.keep_at_least) for size in grid.sizes)
+    def smallest(self, grid: HeadGrid) -> HeadMask:
+        left = Counter(head.block for head in grid)
+        removed = set()
+        for head in grid:
+            if left[head.block] > self.keep_at_least:
+                left[head.block] -= 1
+                removed.add(head)
+        return HeadMask(grid, frozenset(removed))
 
-    def __call__(self, judge: Judge, budgets: Sequence[int]) -> list[HeadMask]:
-        masks: list[HeadMask] = []
-        last = max(budgets, default=0)
-        for mask in tqdm(self.path(judge), "choosing heads", last + 1, disable=None, leave=False):
-            masks.append(mask)
-            if len(masks) > last:
+    def __call__(self, judge: Judge, budgets: Sequence[Budget]) -> list[HeadMask]:
+        """Raises ValueError for a budget that it cannot meet."""
+        masks: dict[int, HeadMask] = {}
+        most = len(self.smallest(judge.subject.grid).removed)
+        for mask in tqdm(self.path(judge), "choosing heads", most + 1, disable=None, leave=False):
+            masks |= {i: mask for i, budget in enumerate(budgets) if i not in masks and budget.met_by(mask)}
+            if len(masks) == len(budgets):
                 break
-        return [masks[budget] for budget in budgets]
+        for i, budget in enumerate(budgets):
+            if i not in masks:
+                raise ValueError(f"budgets={budget.name}: cannot be met, {len(mask.kept)} heads must stay")
+        return [masks[i] for i in range(len(budgets))]
 
     def removable(self, mask: HeadMask) -> list[HeadId]:
         """The heads that may go next, in the order of the grid."""
@@ -89,30 +99,3 @@ class Stepwise(Schedule):
             most_left = max(kept[block] / sizes[block] for block in spare)
             spare = {block for block in spare if kept[block] / sizes[block] == most_left}
         return [head for head in mask.kept if head.block in spare]
-
-
-def check_budgets(budgets: Sequence[int | float]) -> None:
-    """Raise ValueError unless every budget is a fraction from 0.0 to 1.0 or a whole number of heads."""
-    for budget in budgets:
-        if not 0 <= budget <= (1 if isinstance(budget, float) else math.inf):
-            raise ValueError(f"budgets={budget}: a fraction must be from 0.0 to 1.0, a number of heads 0 or more")
-
-
-def heads_to_remove(budgets: Sequence[int | float], num_heads: int, most: int | None = None) -> list[int]:
-    """Budgets as numbers of heads, ascending, none twice, 0 always among them.
-
-    A fraction becomes the nearest whole number of heads. Raises ValueError for more heads than there are, or than the
-    `most` that may go.
-    """
-    check_budgets(budgets)
-    counts = {round(budget * num_heads) if isinstance(budget, float) else budget for budget in budgets}
-    if max(counts, default=0) > num_heads:
-        raise ValueError(
-            f"experiment.budgets={max(counts)}: the model has {num_heads} heads, allowed are 0 to {num_heads}"
-        )
-    if most is not None and max(counts, default=0) > most:
-        raise ValueError(
-            f"experiment.budgets={max(counts)}: with schedule.keep_at_least heads left in every block only {most} of"
-            f" {num_heads} may go, allowed are 0 to {most}"
-        )
-    return sorted(counts | {0})

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mhaprune.budgets import Budget
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.schedules.base import Judge, Schedule, Stepwise
 
@@ -21,15 +22,16 @@ class Swap(Schedule):
     def asks(self) -> Literal["once", "again", "never"]:
         return self.start.asks()
 
-    def most(self, grid: HeadGrid) -> int:
-        return self.start.most(grid)
+    def smallest(self, grid: HeadGrid) -> HeadMask:
+        return self.start.smallest(grid)
 
-    def __call__(self, judge: Judge, budgets: Sequence[int]) -> list[HeadMask]:
-        return [self._bettered(judge, mask) for mask in self.start(judge, budgets)]
+    def __call__(self, judge: Judge, budgets: Sequence[Budget]) -> list[HeadMask]:
+        masks = self.start(judge, budgets)
+        return [self._bettered(judge, mask, budget) for mask, budget in zip(masks, budgets, strict=True)]
 
-    def _bettered(self, judge: Judge, mask: HeadMask) -> HeadMask:
+    def _bettered(self, judge: Judge, mask: HeadMask, budget: Budget) -> HeadMask:
         loss = float(judge.loss([mask]))
-        while exchanges := self._exchanges(mask):
+        while exchanges := [exchanged for exchanged in self._exchanges(mask) if budget.met_by(exchanged)]:
             losses = judge.loss(exchanges)
             best = int(losses.argmin())
             if not losses[best] < loss:

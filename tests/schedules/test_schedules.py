@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from conftest import ROOT, compose, judged
+from mhaprune.budgets import removing
 from mhaprune.config import build
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
-from mhaprune.schedules.base import Judge, Schedule, heads_to_remove
+from mhaprune.schedules.base import Judge, Schedule
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
@@ -45,7 +46,7 @@ def judge(model: Seq2Seq, splits: Splits) -> Judge:
 def test_one_shot_removes_the_lowest_and_of_equals_the_first(model: Seq2Seq) -> None:
     scores = torch.arange(len(model.grid)).flip(0).double()
     scores[3] = scores[5] = -1.0
-    none, two, three = OneShot()(judged(model, scores), [0, 2, 3])
+    none, two, three = OneShot()(judged(model, scores), removing([0, 2, 3], model.grid))
     assert none.removed == frozenset()
     assert two.removed == {model.grid.heads[3], model.grid.heads[5]}
     assert three.removed == two.removed | {model.grid.heads[-1]}
@@ -68,27 +69,28 @@ def test_iterative_scores_what_is_left(model: Seq2Seq, splits: Splits, judge: Ju
             asked.append(len(left.grid))
             return judge.score(left)
 
-        assert Iterative(every=every)(Judge(model, counted, judge.loss), range(11)) == expected
+        assert Iterative(every=every)(Judge(model, counted, judge.loss), removing(range(11), model.grid)) == expected
         assert asked == [len(model.grid) - n for n in range(0, 10, every)]
-    assert expected[-1] != OneShot()(judge, [10])[0], "the fixture must tell right from wrong"
+    assert expected[-1] != OneShot()(judge, removing([10], model.grid))[0], "the fixture must tell right from wrong"
 
 
 def test_greedy_removes_what_costs_least_now(model: Seq2Seq, splits: Splits, judge: Judge) -> None:
     mask = HeadMask(model.grid)
-    for chosen in Greedy()(judge, range(1, 6)):
+    for chosen in Greedy()(judge, removing(range(1, 6), model.grid)):
         losses = {head: loss_of(model, splits, mask.without(head)) for head in mask.kept}
         mask = mask.without(min(mask.kept, key=losses.__getitem__))
         assert chosen == mask
 
 
 def test_ablation_after_every_head_is_greedy(judge: Judge) -> None:
-    assert Iterative()(judge, range(19)) == Greedy()(judge, range(19))
+    budgets = removing(range(19), judge.subject.grid)
+    assert Iterative()(judge, budgets) == Greedy()(judge, budgets)
 
 
 def test_swap_ends_where_no_exchange_helps(model: Seq2Seq, splits: Splits, judge: Judge) -> None:
     bad = judged(model, -judge.score(model))
-    (start,) = OneShot()(bad, [3])
-    (end,) = Swap(OneShot())(Judge(model, bad.score, judge.loss), [3])
+    (start,) = OneShot()(bad, removing([3], model.grid))
+    (end,) = Swap(OneShot())(Judge(model, bad.score, judge.loss), removing([3], model.grid))
     best = loss_of(model, splits, end)
     assert len(end.removed) == 3
     assert best < loss_of(model, splits, start)
@@ -107,49 +109,29 @@ def test_an_exchange_leaves_every_block_what_it_must_keep(model: Seq2Seq) -> Non
 
     judge = Judge(model, judged(model, -torch.arange(len(model.grid)).double()).score, loss)
     for keep, gone in ((0, 3), (1, 2)):
-        (mask,) = Swap(OneShot(keep_at_least=keep))(judge, [6])
+        (mask,) = Swap(OneShot(keep_at_least=keep))(judge, removing([6], model.grid))
         assert sum(head.block == first for head in mask.removed) == gone
 
 
 @pytest.mark.parametrize("schedule", [OneShot, Iterative, Greedy, lambda **how: Swap(OneShot(**how))], ids=str)
 def test_blocks_are_treated_alike_and_keep_what_they_must(judge: Judge, schedule: type[Schedule]) -> None:
     grid = judge.subject.grid
-    for removed, mask in zip((6, 12), schedule(scope="per_block")(judge, [6, 12]), strict=True):
+    for removed, mask in zip((6, 12), schedule(scope="per_block")(judge, removing([6, 12], grid)), strict=True):
         assert set(Counter(head.block for head in mask.removed).values()) == {removed // 6}
     careful = schedule(keep_at_least=1)
-    assert careful.most(grid) == 12
-    (mask,) = careful(judge, [12])
+    assert len(careful.smallest(grid).removed) == 12
+    (mask,) = careful(judge, removing([12], grid))
     assert Counter(head.block for head in mask.kept) == dict.fromkeys(grid.blocks, 1)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_budgets_are_met_exactly(judge: Judge, name: str) -> None:
-    budgets = [0, 1, 7, 17, len(judge.subject.grid)]
+    heads = [0, 1, 7, 17, len(judge.subject.grid)]
+    budgets = removing(heads, judge.subject.grid)
     schedule = build(compose(f"schedule={name}", "scorer=[ablation]")).schedule[name]
     assert schedule.asks() in ("once", "again", "never")
-    assert [len(mask.removed) for mask in schedule(judge, budgets)] == budgets
+    assert [len(mask.removed) for mask in schedule(judge, budgets)] == heads
     assert schedule(judge, []) == []
-
-
-def test_budgets_are_fractions_or_heads() -> None:
-    assert heads_to_remove([0.25, 0.5, 1.0], 24) == [0, 6, 12, 24]
-    assert heads_to_remove([1, 3, 0.5], 6) == [0, 1, 3]
-    assert heads_to_remove([0.125], 6) == [0, 1]
-    assert heads_to_remove([], 6) == [0]
-
-
-@pytest.mark.parametrize(
-    ("budget", "message"),
-    [
-        (1.5, "budgets=1.5: a fraction must be from 0.0 to 1.0"),
-        (-1, "budgets=-1: .* a number of heads 0 or more"),
-        (7, "budgets=7: the model has 6 heads, allowed are 0 to 6"),
-        (5, "budgets=5: with schedule.keep_at_least heads left in every block only 4 of 6 may go, allowed"),
-    ],
-)
-def test_budgets_that_cannot_be_are_refused(budget: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        heads_to_remove([budget], 6, most=4 if budget == 5 else 6)
 
 
 def test_what_no_schedule_can_do_is_refused() -> None:

@@ -1,0 +1,125 @@
+"""How much a model may cost, in heads or in what heads cost, and which masks keep within it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mhaprune.heads import Block, HeadGrid, HeadMask
+
+UNITS = ("heads", "parameters", "flops", "ms")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model costs, as a sum: `floor` without any head and, for each block that has heads left, something for the
+    `block` and something for each `head` of it."""
+
+    unit: str
+    floor: float
+    block: Mapping[Block, float]
+    head: Mapping[Block, float]
+
+    def __call__(self, mask: HeadMask) -> float:
+        kept = Counter(head.block for head in mask.kept)
+        return self.floor + sum(self.block[block] + count * self.head[block] for block, count in kept.items())
+
+    @classmethod
+    def heads(cls, grid: HeadGrid) -> Cost:
+        """Every head costs one."""
+        return cls("heads", 0, dict.fromkeys(grid.blocks, 0), dict.fromkeys(grid.blocks, 1))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a model may cost at most; `name` says it as the user did."""
+
+    name: str
+    limit: float
+    cost: Cost
+
+    def met_by(self, mask: HeadMask) -> bool:
+        return self.cost(mask) <= self.limit + 1e-9 * abs(self.limit)
+
+    def heads_kept(self, grid: HeadGrid) -> int:
+        """How many heads of average cost are within it; exact where all cost the same and blocks nothing."""
+        if not len(grid):
+            return 0
+        everything = HeadMask(grid)
+        spare = (self.cost(everything) - self.limit) / (sum(self.cost.head[head.block] for head in grid) / len(grid))
+        return min(len(grid), max(0, len(grid) - math.ceil(spare - 1e-9)))
+
+
+def removing(counts: Iterable[int], grid: HeadGrid) -> list[Budget]:
+    """Budgets of so many heads that are to go."""
+    return [Budget(str(count), len(grid) - count, Cost.heads(grid)) for count in counts]
+
+
+def check_budgets(budgets: Sequence[int | float | str]) -> None:
+    """Raise ValueError unless every budget is a fraction from 0.0 to 1.0 or a whole number of heads to remove, or a
+    text such as `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms`: what is left may cost so much."""
+    for budget in budgets:
+        if isinstance(budget, str):
+            _amount(budget)
+        elif not 0 <= budget <= (1 if isinstance(budget, float) else math.inf):
+            raise ValueError(f"budgets={budget}: a fraction must be from 0.0 to 1.0, a number of heads 0 or more")
+
+
+def heads_to_remove(budgets: Sequence[int | float], num_heads: int, most: int | None = None) -> list[int]:
+    """Budgets as numbers of heads, ascending, none twice, 0 always among them.
+
+    A fraction becomes the nearest whole number of heads. Raises ValueError for more heads than there are, or than the
+    `most` that may go.
+    """
+    check_budgets(budgets)
+    counts = {round(budget * num_heads) if isinstance(budget, float) else budget for budget in budgets}
+    if max(counts, default=0) > num_heads:
+        raise ValueError(
+            f"experiment.budgets={max(counts)}: the model has {num_heads} heads, allowed are 0 to {num_heads}"
+        )
+    if most is not None and max(counts, default=0) > most:
+        raise ValueError(
+            f"experiment.budgets={max(counts)}: with schedule.keep_at_least heads left in every block only {most} of"
+            f" {num_heads} may go, allowed are 0 to {most}"
+        )
+    return sorted(counts | {0})
+
+
+def resolve(budgets: Sequence[int | float | str], smallest: HeadMask, cost: Callable[[str], Cost]) -> list[Budget]:
+    """Budgets of every kind, those in heads first, from the largest model to the `smallest` that may be left.
+
+    `cost` says what heads cost in a unit. Raises ValueError for a budget below the cost of that smallest model, or one
+    that the whole model keeps already.
+    """
+    grid, most = smallest.grid, len(smallest.removed)
+    counts = [budget for budget in budgets if not isinstance(budget, str)]
+    resolved = removing(heads_to_remove(counts, len(grid), most), grid)
+    for text in dict.fromkeys(budget for budget in budgets if isinstance(budget, str)):
+        limit, unit = _amount(text)
+        budget = Budget(text, limit, Cost.heads(grid) if unit == "heads" else cost(unit))
+        least, dense = budget.cost(smallest), budget.cost(HeadMask(grid))
+        if not budget.met_by(smallest):
+            left = f"the {len(grid) - most} heads that must stay" if len(grid) > most else "no heads"
+            raise ValueError(
+                f"experiment.budgets={text}: a model with {left} costs {least:.6g} {unit}, allowed are {least:.6g} to"
+                f" {dense:.6g} {unit}"
+            )
+        if limit > dense * (1 + 1e-9):
+            raise ValueError(
+                f"experiment.budgets={text}: the whole model costs {dense:.6g} {unit}, allowed are {least:.6g} to"
+                f" {dense:.6g} {unit}"
+            )
+        resolved.append(budget)
+    return sorted(resolved, key=lambda budget: -budget.heads_kept(grid))
+
+
+def _amount(budget: str) -> tuple[float, str]:
+    found = re.fullmatch(rf"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*({'|'.join(UNITS)})\s*", budget)
+    try:
+        assert found is not None
+        return float(found[1]), found[2]
+    except (AssertionError, ValueError):
+        raise ValueError(f"budgets={budget}: a text must be a number and one of {', '.join(UNITS)}") from None
