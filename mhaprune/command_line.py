@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from mhaprune.collect import RUN, collect
-from mhaprune.config import build
-from mhaprune.run import Run
+from mhaprune.config import ConfigError, build
+from mhaprune.run import BROUGHT_BY_A_FILE, Run
 from mhaprune.store import RunFolder
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def execute(config: DictConfig) -> None:
     try:
         with folder.recorded():
             folder.note(kind=RUN, overrides=list(HydraConfig.get().overrides.task))
-            lines = build(plain(config))(folder)
+            lines = _build(config, list(HydraConfig.get().overrides.task))(folder)
     except BaseException as error:
         # Hydra's launchers lose a job's traceback, so its own log must have it; the terminal gets a line from `main`.
         for handler in logging.getLogger().handlers:
@@ -56,6 +56,14 @@ def plain(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
+def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
+    """Raises ConfigError where a setting is given that `model_file` brings with it: it would not be used."""
+    for override in overrides if config.get("model_file") is not None else ():
+        if re.split(r"[.=@]", override.lstrip("+~"))[0] in BROUGHT_BY_A_FILE:
+            raise ConfigError(f"{override}: model_file brings its own {', '.join(BROUGHT_BY_A_FILE)}, leave this out")
+    return build(plain(config))
+
+
 def described(*overrides: str) -> Run:
     """The run that `scripts/run.py` would do with these arguments, for scripts that study it in their own way.
 
@@ -63,7 +71,7 @@ def described(*overrides: str) -> Run:
     """
     try:
         with hydra.initialize_config_dir(str(_conf()), version_base="1.3"):
-            return build(plain(hydra.compose("config", overrides=list(overrides))))
+            return _build(hydra.compose("config", overrides=list(overrides)), overrides)
     except HydraException as error:
         raise ValueError(one_line(error)) from None
 

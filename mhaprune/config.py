@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Literal, Union, get_args, get_origin
 
 from mhaprune.run import Run
+from mhaprune.saved import load
 
 
 class ConfigError(ValueError):
@@ -22,9 +23,12 @@ class ConfigError(ValueError):
 def build(config: Mapping[str, Any]) -> Run:
     """The `Run` that a config of plain values describes; raises `ConfigError` for anything else.
 
-    The dataclasses are constructed here, in the same recursion that checks them: a config can name nothing outside the
+    `model_file` says itself what task it was trained on, and how; whatever the config says of that is not used. The
+    dataclasses are constructed here, in the same recursion that checks them: a config can name nothing outside the
     package.
     """
+    if isinstance(file := config.get("model_file"), str):
+        config = {**config, **load(file).settings}
     run = _construct(Run, config, "")
     assert isinstance(run, Run)
     return run

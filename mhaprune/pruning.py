@@ -107,36 +107,55 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> Pruned:
     The *choose* columns are filled for the first draw of each scorer: the others are a control among which nothing is
     chosen. Raises `ProofFailed` where a removed model is not the masked one.
     """
-    proof, precise = splits.report[:PROOF_BATCH], subject.in_double()
+    removal = Removal(subject, splits.report)
     measured: dict[HeadMask, dict[str, Any]] = {}
     reported: dict[HeadMask, Outcome] = {}
     chosen: dict[HeadMask, dict[str, float]] = {}
     rows: list[dict[str, Any]] = []
-    worst = 0.0
     for plan in tqdm(plans, "pruning", disable=None, leave=False):
         mask = plan.mask
         to_choose = plan.draw == 0 and mask not in chosen
         if mask not in measured or to_choose:
             smaller = subject.without(mask)
         if mask not in measured:
-            difference = logit_difference(precise, precise.without(mask), proof, mask.gates(proof.source.device))
-            if not difference <= MAX_DIFFERENCE:
-                raise ProofFailed(
-                    f"masked and removed differ by {difference:.3g} in a logit, allowed is {MAX_DIFFERENCE:g};"
-                    f" removed: {_names(mask) or 'none'}"
-                )
-            worst = max(worst, difference)
+            removal.prove(mask)
             reported[mask] = measure(smaller, splits.report)
-            measured[mask] = accuracy_columns(reported[mask])
-            measured[mask] |= {
-                "parameters": smaller.count_parameters(),
-                "flops": smaller.count_flops(proof) // len(proof),
-            }
+            measured[mask] = accuracy_columns(reported[mask]) | size_columns(smaller, splits.report)
         if to_choose:
-            outcome = measure(smaller, splits.choose)
-            chosen[mask] = {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
-        rows.append(_identity(plan) | measured[mask] | (chosen[mask] if plan.draw == 0 else {}))
-    return Pruned(pd.DataFrame(rows), reported, worst)
+            chosen[mask] = choose_columns(smaller, splits.choose)
+        rows.append(plan_columns(plan) | measured[mask] | (chosen[mask] if plan.draw == 0 else {}))
+    return Pruned(pd.DataFrame(rows), reported, removal.worst)
+
+
+class Removal:
+    """The proof that removing heads of a subject does what masking them does; `worst` is the largest difference of a
+    logit so far."""
+
+    def __init__(self, subject: Subject, report: Examples) -> None:
+        self.precise, self.batch, self.worst = subject.in_double(), report[:PROOF_BATCH], 0.0
+
+    def prove(self, mask: HeadMask) -> None:
+        """Raises `ProofFailed`."""
+        gates_N = mask.gates(self.batch.source.device)
+        difference = logit_difference(self.precise, self.precise.without(mask), self.batch, gates_N)
+        if not difference <= MAX_DIFFERENCE:
+            raise ProofFailed(
+                f"masked and removed differ by {difference:.3g} in a logit, allowed is {MAX_DIFFERENCE:g};"
+                f" removed: {_names(mask) or 'none'}"
+            )
+        self.worst = max(self.worst, difference)
+
+
+def size_columns(subject: Subject, report: Examples) -> dict[str, int]:
+    """Its parameters, and the floating-point operations of an example."""
+    batch = report[:PROOF_BATCH]
+    return {"parameters": subject.count_parameters(), "flops": subject.count_flops(batch) // len(batch)}
+
+
+def choose_columns(subject: Subject, choose: Examples) -> dict[str, float]:
+    """What is looked at to choose between models: no number to report."""
+    outcome = measure(subject, choose)
+    return {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
 
 
 def proofs(subject: Subject, report: Examples) -> dict[str, float]:
@@ -176,7 +195,7 @@ def time_removed(subject: Subject, plans: Sequence[Plan], batch: Examples, round
         if mask.removed:
             models[_names(mask)] = subject.without(mask)
     times = in_turn({name: partial(model.predict, batch) for name, model in models.items()}, rounds)
-    rows = [_identity(plan) | _speed(times, _names(plan.mask) or DENSE) for plan in plans]
+    rows = [plan_columns(plan) | _speed(times, _names(plan.mask) or DENSE) for plan in plans]
     rows += [{"scorer": name, "draw": 0, "heads_removed": 0} | _speed(times, name) for name in (DENSE, CONTROL)]
     return pd.DataFrame(rows)
 
@@ -196,7 +215,8 @@ def _speed(times: pd.DataFrame, name: str) -> dict[str, float]:
     }
 
 
-def _identity(plan: Plan) -> dict[str, Any]:
+def plan_columns(plan: Plan) -> dict[str, Any]:
+    """What says which heads went and why."""
     total, removed = len(plan.mask.grid), len(plan.mask.removed)
     return {
         "scorer": plan.scorer,

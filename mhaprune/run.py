@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from mhaprune.figures import draw
 from mhaprune.gates import Gate
 from mhaprune.heads import HeadGrid
 from mhaprune.oracle import CHOSEN_BY
+from mhaprune.recoveries.base import Recovery
 from mhaprune.report import answers, check_answers, render
+from mhaprune.saved import SavedModel, load, to_bytes
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Make, naming
@@ -38,13 +41,16 @@ TRAINED_BY = (
     *("transformer", "tasks.base", "measure", "training"),
 )
 """The modules whose code decides what a training ends in, beside the task's own."""
-for _name in (*TRAINED_BY, *CHOSEN_BY, "gate_training", "scorers.base"):
+BROUGHT_BY_A_FILE = ("task", "model", "gate", "training")
+"""The settings that are read from `model_file` where there is one."""
+for _name in (*TRAINED_BY, *CHOSEN_BY, "gate_training", "scorers.base", "recoveries.base"):
     source_digest(f"mhaprune.{_name}")  # now, before anybody edits them
 
 
 @dataclass(frozen=True)
 class Run:
-    """Nothing is computed until the call. `gate` None trains a model without gates; `cache` is a folder."""
+    """Nothing is computed until the call. `gate` None trains a model without gates; `cache` is a folder; `model_file`
+    brings a trained model, of which `task`, `model`, `gate` and `training` then say what it is."""
 
     task: Task
     model: Transformer
@@ -52,11 +58,13 @@ class Run:
     experiment: Experiment
     schedule: dict[str, Schedule] = field(default_factory=dict)
     scorer: dict[str, Scorer] = field(default_factory=dict)
+    recovery: dict[str, Recovery] = field(default_factory=dict)
     gate: Gate | None = None
     seed: int = 0
     device: str = "cpu"
     num_threads: int = 1
     cache: str = "results/cache"
+    model_file: str | None = None
 
     def __post_init__(self) -> None:
         if self.num_threads < 1:
@@ -67,22 +75,35 @@ class Run:
         allowed = ["cpu", *(["cuda", *gpus] if gpus else [])]
         if self.device not in allowed:
             raise ValueError(f"device={self.device}: not to be had on this machine, allowed is {' or '.join(allowed)}")
-        grid = HeadGrid.full(self.model.blocks, self.model.num_heads)
+        full = HeadGrid.full(self.model.blocks, self.model.num_heads)
+        grid = full if self._saved is None else HeadGrid(full.blocks, self._saved.heads)
+        if self.recovery and not self.experiment.recovers:
+            raise ValueError(
+                f"recovery=[{','.join(self.recovery)}]: experiment={option_name(self.experiment)} recovers nothing,"
+                " experiment=prune does"
+            )
         # What is left of a model has its gates folded into its weights.
         again = any(schedule.asks() == "again" for schedule in self.schedule.values())
+        again |= any(recovery.between for recovery in self.recovery.values())
         gated = self.gate is not None and not again
         for name, scorer in self.scorer.items():
             with naming(name):
                 scorer.check(len(grid), gated)
             source_digest(type(scorer).__module__)
+        for recovery in self.recovery.values():
+            source_digest(type(recovery).__module__)
         self.experiment.check(grid, self.scorer, self.schedule)
+
+    @cached_property
+    def _saved(self) -> SavedModel | None:
+        return None if self.model_file is None else load(self.model_file)
 
     @property
     def identity(self) -> dict[str, Any]:
         """What every row of every table carries: a fingerprint of the whole run, and what tells runs apart."""
         shape = ("d_model", "num_heads", "num_encoder_layers", "num_decoder_layers", "dim_feedforward")
         return {
-            "run": fingerprint(describe(self) | {"cache": None}),
+            "run": fingerprint(describe(self) | {"cache": None, "model_file": self._saved and self._saved.digest}),
             "task": option_name(self.task),
             "gate": option_name(self.gate),
             "seed": self.seed,
@@ -100,6 +121,8 @@ class Run:
         tables = {name: self._identified(frame) for name, frame in findings.tables.items()}
         for name, frame in tables.items():
             folder.write_table(name, frame)
+        for name, content in findings.files.items():
+            folder.write(name, content)
         plots = list(draw(findings.tables))
         folder.write_figures(plots)
         lines = answers(findings.tables)
@@ -124,13 +147,31 @@ class Run:
         splits = self._splits()
         for source, target in zip(splits.report.source[:2].tolist(), splits.report.target[:2].tolist(), strict=True):
             log.info("%s, for example: %s", option_name(self.task), self.task.show(source, target))
-        model, history = self._trained(splits)
-        recipe = self._recipe(splits.train) | {"weights": weights_digest(model)}
+        model, history = self._trained(splits) if self._saved is None else self._loaded(self._saved)
+        recipe = self._recipe(splits.train) | {"weights": weights_digest(model), "heads": list(map(str, model.grid))}
 
         def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
             return Cache(self.cache).get(kind, recipe | what, make)
 
-        return Study(model, self.task, splits, history, self.scorer, self.schedule, self.seed, remember)
+        def save(one: Seq2Seq) -> bytes:
+            settings = {name: describe(getattr(self, name)) for name in BROUGHT_BY_A_FILE}
+            if one.learned_gates() is None:
+                settings["gate"] = None
+            return to_bytes(one, settings, history.to_dict("records"), self.identity)
+
+        return Study(
+            model,
+            self.task,
+            splits,
+            history,
+            self.scorer,
+            self.schedule,
+            self.recovery,
+            self.training,
+            self.seed,
+            remember,
+            save,
+        )
 
     def _splits(self) -> Splits:
         splits = self.task.splits()
@@ -157,6 +198,16 @@ class Run:
         content = Cache(self.cache).get("trained", self._recipe(splits.train), make)
         model.load_state_dict(content["model"])
         return model, pd.DataFrame(content["history"])
+
+    def _loaded(self, saved: SavedModel) -> tuple[Seq2Seq, pd.DataFrame]:
+        grid = HeadGrid(self.model.blocks, saved.heads)
+        model = self.model(len(self.task.vocabulary), self.gate, grid).to(self.device)
+        try:
+            model.load_state_dict(saved.weights)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"model_file={self.model_file}: its weights do not fit its shape ({reason})") from None
+        return model, pd.DataFrame(saved.history)
 
     def _recipe(self, train: Examples) -> dict[str, Any]:
         """All that decides what training ends in: the settings, the code and the data."""

@@ -17,12 +17,13 @@ from mhaprune.config import _construct
 from mhaprune.store import option_name
 
 HOUSE = """
-    heads budgets gates attention surgery data decoding layers prefixes relevance subject transformer tasks store cache
-    statistics agreement measure training speed gate_training scorers schedules scoring pruning oracle regret plots
-    run_plots method_plots sweep_plots figures report collect experiments run config command_line
+    heads budgets gates attention surgery data decoding layers prefixes relevance subject transformer tasks store
+    cache statistics agreement measure training speed gate_training scorers schedules scoring recoveries costs
+    pruning evaluation saved oracle regret plots run_plots method_plots sweep_plots figures report collect
+    experiments run config command_line
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 PACKAGE = ROOT / "mhaprune"
-FOLDERS = ("tasks", "scorers", "schedules", "experiments")
+FOLDERS = ("tasks", "scorers", "schedules", "recoveries", "experiments")
 PLUG_INS = sorted(path for folder in FOLDERS for path in (PACKAGE / folder).glob("[!_]*.py") if path.stem != "base")
 OPTIONS = sorted(path for path in (ROOT / "conf").glob("*/*.yaml"))
 
@@ -81,9 +82,7 @@ def files(folder: str) -> list[Path]:
 
 @pytest.mark.parametrize("path", PLUG_INS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_plug_in_is_one_file_and_one_yaml_of_one_name(path: Path) -> None:
-    group = {"tasks": "task", "scorers": "scorer", "schedules": "schedule", "experiments": "experiment"}[
-        path.parent.name
-    ]
+    group = {"recoveries": "recovery"}.get(path.parent.name, path.parent.name.removesuffix("s"))
     settings = yaml.safe_load((ROOT / "conf" / group / f"{path.stem}.yaml").read_text())
     target = settings.get(group, settings)["_target_"]
     module, _, name = target.rpartition(".")

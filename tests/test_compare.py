@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 
 from conftest import TINY, TINY_COMPARE, compose, judged
+from mhaprune.budgets import removing
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.compare import winner_table
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
@@ -126,7 +127,7 @@ def test_the_leak_is_what_one_split_for_all_would_have_reported_more(
         seeming = []
         for scorer in (Gate(), Ablation(), Taylor()):
             values = scorer(model, splits.report, 0).values[0]
-            (mask,) = OneShot()(judged(model, values), [budget])
+            (mask,) = OneShot()(judged(model, values), removing([budget], model.grid))
             seeming.append(float(measure(model.without(mask), splits.report).sequence_accuracy.mean()))
         mine = pruning[pruning["heads_removed"] == budget]
         honest = mine.sort_values(["choose_sequence_accuracy", "choose_loss"], ascending=[False, True], kind="stable")

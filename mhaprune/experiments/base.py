@@ -3,42 +3,51 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pandas as pd
 
 from mhaprune.heads import HeadGrid
+from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Remember
-from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits, Task
+from mhaprune.training import Training
+from mhaprune.transformer import Seq2Seq
 
 
 @dataclass(frozen=True)
 class Study:
     """A trained model and all that an experiment may do with it.
 
-    `history` is the table its training left; `remember` is the cache of what was computed for this very model.
+    `history` is the table its training left; `remember` is the cache of what was computed for this very model; `save`
+    gives the content of a file from which `model_file` reads a model of this task back.
     """
 
-    subject: Subject
+    subject: Seq2Seq
     task: Task
     splits: Splits
     history: pd.DataFrame
     scorers: Mapping[str, Scorer]
     schedules: Mapping[str, Schedule]
+    recoveries: Mapping[str, Recovery]
+    training: Training
     seed: int
     remember: Remember
+    save: Callable[[Seq2Seq], bytes]
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Tidy tables by name, from which figures and words are made; `checks` are proofs, for `status.json`."""
+    """Tidy tables by name, from which figures and words are made; `checks` are proofs, for `status.json`; `files` are
+    what else the run writes."""
 
     tables: dict[str, pd.DataFrame]
     checks: dict[str, float] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,8 @@ class Experiment(ABC):
 
     @abstractmethod
     def __call__(self, study: Study) -> Findings: ...
+
+    recovers: ClassVar[bool] = False  # whether it has a use for recoveries
 
     def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
         """Raise ValueError, before anything is trained, for settings that do not fit the heads, scorers or

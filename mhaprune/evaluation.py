@@ -1,0 +1,63 @@
+"""What a model says and how often it is right, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from mhaprune.data import Examples
+from mhaprune.measure import accuracy_columns, measure
+from mhaprune.pruning import size_columns
+from mhaprune.statistics import wilson_interval
+from mhaprune.subject import Outcome, Subject
+from mhaprune.tasks.base import Task
+
+
+def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict[str, pd.DataFrame]:
+    """Tables `accuracy`, `groups`, and `examples`: the first `shown` with what the model answers."""
+    outcome = measure(subject, report)
+    heads = {"heads_total": len(subject.grid), "heads": " ".join(map(str, subject.grid))}
+    accuracy = heads | accuracy_columns(outcome) | size_columns(subject, report)
+    return {
+        "accuracy": pd.DataFrame([accuracy]),
+        "groups": by_group(outcome, groups_of(task, report)),
+        "examples": answers(subject, task, report[:shown]),
+    }
+
+
+def answers(subject: Subject, task: Task, examples: Examples) -> pd.DataFrame:
+    """What greedy decoding makes of each example."""
+    rows = []
+    predicted = subject.predict(examples)
+    for source, target, answer in zip(
+        examples.source.tolist(), examples.target.tolist(), predicted.tolist(), strict=True
+    ):
+        said = task.vocabulary.decode(answer)
+        right = said == task.vocabulary.decode(target)
+        rows.append({"example": task.show(source, target), "prediction": " ".join(said), "correct": right})
+    return pd.DataFrame(rows)
+
+
+def groups_of(task: Task, examples: Examples) -> list[str]:
+    """The group of every example."""
+    return [task.group(source) for source in examples.source.tolist()]
+
+
+def by_group(outcome: Outcome, groups: Sequence[str]) -> pd.DataFrame:
+    """Exact match on the examples of each group, with its 95 % interval; groups in natural order."""
+    exact = pd.Series(outcome.sequence_accuracy.double().cpu().numpy(), index=pd.Index(groups, name="group"))
+    rows = []
+    for group in sorted(set(groups), key=_natural):
+        values: np.ndarray = exact.loc[[group]].to_numpy()
+        low, high = wilson_interval(values)
+        interval = {"sequence_accuracy_low": low, "sequence_accuracy_high": high}
+        rows.append({"group": group, "examples": len(values), "sequence_accuracy": values.mean(), **interval})
+    return pd.DataFrame(rows)
+
+
+def _natural(group: str) -> tuple[int, str]:
+    """10 symbols come after 9 symbols."""
+    number = group.split()[0]
+    return (int(number) if number.isdigit() else 0), group

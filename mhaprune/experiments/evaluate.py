@@ -1,0 +1,36 @@
+"""How good a model is, and what it says."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import torch
+
+from mhaprune.evaluation import evaluate
+from mhaprune.experiments.base import Experiment, Findings, Study
+from mhaprune.saved import exported
+
+
+@dataclass(frozen=True)
+class Evaluate(Experiment):
+    """Accuracy on the report split, on every kind of example, and the first `examples` with what the model answers.
+
+    With `export` the run also writes `model.pt2`, the program of `torch.export` from source and prefix to logits.
+    """
+
+    examples: int = 20
+    export: bool = False
+
+    def __post_init__(self) -> None:
+        if self.examples < 1:
+            raise ValueError(f"examples={self.examples}: must be 1 or more")
+
+    def __call__(self, study: Study) -> Findings:
+        report, files = study.splits.report, {}
+        tables = evaluate(study.subject, study.task, report, self.examples)
+        if self.export:
+            buffer = io.BytesIO()
+            torch.export.save(exported(study.subject, report[:4]), buffer)
+            files["model.pt2"] = buffer.getvalue()
+        return Findings({"training": study.history, **tables}, files=files)

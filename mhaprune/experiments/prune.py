@@ -1,0 +1,207 @@
+"""How few heads are enough, chosen how, and with what training afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import pandas as pd
+
+from mhaprune.budgets import Budget, check_budgets, heads_to_remove, removing, resolve
+from mhaprune.costs import Costs
+from mhaprune.data import Examples
+from mhaprune.evaluation import by_group, groups_of
+from mhaprune.experiments.base import Experiment, Findings, Study
+from mhaprune.heads import HeadGrid
+from mhaprune.pruning import PROOF_BATCH, Plan, make_plans, proofs, time_removed
+from mhaprune.recoveries.base import Lesson, left_digest
+from mhaprune.recovering import NOTHING, Pruned, Recovering
+from mhaprune.schedules.base import Schedule, Stepwise
+from mhaprune.scorers.base import Scorer
+from mhaprune.scoring import Make, Scoring
+from mhaprune.transformer import Seq2Seq
+
+WAY = ["schedule", "scorer", "recovery"]
+
+
+@dataclass(frozen=True)
+class Prune(Experiment):
+    """Schedules × scorers × recoveries × budgets: tables `smallest`, `recovery`, `order`, `groups`, `latency`, `costs`,
+    `recovery_training` and `training`; and the model of every line of `smallest`, in `models/`.
+
+    `budgets` are fractions of all heads (0.25), numbers of heads (6) to remove, or texts that say what may be left
+    (`12 heads`, `40000 parameters`, `1e6 flops`, `2.5 ms`); ms and the latencies are those of one greedy decoding of
+    `latency_batch` examples, `latency_rounds` times in turn. `smallest` names, for each way, the smallest model that
+    loses at most `tolerance` of the dense model's exact match on the *choose* split, and what is left of it on the
+    *report* split. Controls among the recoveries take the shape of what does best at each budget.
+    """
+
+    budgets: tuple[int | float | str, ...] = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+    tolerance: float = 0.01
+    latency_batch: int = 32
+    latency_rounds: int = 20
+
+    recovers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_budgets(self.budgets)
+        for name in ("latency_batch", "latency_rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
+        if not 0 <= self.tolerance <= 1:
+            raise ValueError(f"tolerance={self.tolerance}: must be from 0 to 1")
+
+    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
+        if not schedules:
+            raise ValueError("schedule=[]: must name at least one schedule, for example schedule=[greedy]")
+        for name, schedule in schedules.items():
+            if not scorers and schedule.asks() != "never":
+                raise ValueError(f"scorer=[]: schedule={name} needs at least one scorer, for example scorer=[ablation]")
+            counts = [budget for budget in self.budgets if not isinstance(budget, str)]
+            heads_to_remove(counts, len(grid), len(schedule.smallest(grid).removed))
+
+    def __call__(self, study: Study) -> Findings:
+        subject, splits = study.subject, study.splits
+        batch = splits.report[: self.latency_batch]
+        costs = Costs(subject, splits.report[:PROOF_BATCH], batch, self.latency_rounds, study.remember)
+        # All of them before the first head is scored: what cannot be met is refused at once.
+        budgets = {n: resolve(self.budgets, s.smallest(subject.grid), costs) for n, s in study.schedules.items()}
+        extra_steps = max((recovery.extra_steps for recovery in study.recoveries.values()), default=0)
+        lesson = Lesson(subject, study.training, splits, study.seed, extra_steps)
+        recovering = Recovering(lesson, study.recoveries, study.remember)
+        scoring = Scoring(subject, splits.score, study.seed, study.remember)
+        found: list[Pruned] = []
+        order: list[dict[str, Any]] = []
+        for name, schedule in study.schedules.items():
+            plans = list(
+                make_plans(scoring, study.scorers, schedule, every_budget(schedule, budgets[name], subject.grid))
+            )
+            plans = [plan for plan in plans if plan.draw == 0]
+            order += removal_order(plans)
+            asked = {budget.name for budget in budgets[name]}
+            found += recovering.after([plan for plan in plans if plan.budget in asked])
+            for between in (n for n, recovery in study.recoveries.items() if recovery.between):
+                for scorer in dict.fromkeys(plan.scorer for plan in plans):
+                    choose = partial(choose_next, study, scorer, schedule)
+                    found += recovering.between(between, choose, budgets[name])
+        found += list(recovering.controls(best_of_each_size(found)))
+        table = pd.DataFrame([one.columns for one in found])
+        latency = latency_table(subject, found, batch, self.latency_rounds)
+        smallest = smallest_table(table, latency, self.tolerance)
+        groups = groups_of(study.task, splits.report)
+        tables = {
+            "smallest": smallest,
+            "recovery": table,
+            "order": pd.DataFrame(order),
+            "groups": pd.concat([_by_group(one, groups) for one in found], ignore_index=True),
+            "latency": latency,
+            "costs": costs.table(),
+            "recovery_training": pd.concat(recovering.histories) if recovering.histories else pd.DataFrame(),
+            "training": study.history,
+        }
+        checks = {"max_difference_masked_removed": recovering.worst, **proofs(subject, splits.report)}
+        files = {f"models/{name}.pt": study.save(model) for name, model in _to_save(found, smallest)}
+        return Findings({name: frame for name, frame in tables.items() if len(frame)}, checks, files)
+
+
+def every_budget(schedule: Schedule, budgets: Sequence[Budget], grid: HeadGrid) -> list[Budget]:
+    """With every number of heads where that costs no more than the smallest: one head after the other goes anyway."""
+    if not isinstance(schedule, Stepwise):
+        return list(budgets)
+    most = len(schedule.smallest(grid).removed)
+    known = {budget.name for budget in budgets}
+    return [*budgets, *(budget for budget in removing(range(most + 1), grid) if budget.name not in known)]
+
+
+def choose_next(study: Study, scorer: str, schedule: Schedule, left: Seq2Seq, budget: Budget) -> Plan:
+    """The heads of what is left that go next, scored anew on that."""
+
+    def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
+        return study.remember(kind, what | {"left": left_digest(left)}, make)
+
+    scorers = {scorer: study.scorers[scorer]} if scorer in study.scorers else {}
+    return next(make_plans(Scoring(left, study.splits.score, study.seed, remember), scorers, schedule, [budget]))
+
+
+def best_of_each_size(found: Sequence[Pruned]) -> list[Pruned]:
+    """For each number of heads kept, what does best on the choose split; none of those that kept all."""
+    best: dict[int, Pruned] = {}
+    for one in found:
+        kept = len(one.plan.mask.kept)
+        if one.plan.mask.removed and (kept not in best or _choice(one) > _choice(best[kept])):
+            best[kept] = one
+    return list(best.values())
+
+
+def removal_order(plans: Sequence[Plan]) -> list[dict[str, Any]]:
+    """At which step each head goes, one row per head, of schedules that remove one head after the other."""
+    rows = []
+    for scorer in dict.fromkeys(plan.scorer for plan in plans):
+        path = {len(plan.mask.removed): plan for plan in plans if plan.scorer == scorer}
+        if set(path) != set(range(max(path) + 1)):
+            continue
+        for step in range(1, max(path) + 1):
+            for head in path[step].mask.removed - path[step - 1].mask.removed:
+                place = {"site": str(head.site), "layer": head.layer, "head": head.head}
+                rows.append({"schedule": path[step].schedule, "scorer": scorer, **place, "step": step})
+    return rows
+
+
+def latency_table(subject: Seq2Seq, found: Sequence[Pruned], batch: Examples, rounds: int) -> pd.DataFrame:
+    """One row per set of removed heads, whatever was trained afterwards, and the dense model and the same again."""
+    plans = list({one.plan.mask: one.plan for one in found}.values())
+    rows = time_removed(subject, plans, batch, rounds)
+    rows.insert(0, "model", [*(["removed"] * len(plans)), *rows["scorer"][len(plans) :]])
+    return rows.drop(columns=["scorer", "draw", "schedule", "budget"])
+
+
+def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float) -> pd.DataFrame:
+    """One row per way: the smallest model within `tolerance` of the dense exact match, and the control of its size."""
+    dense = table[(table["recovery"] == NOTHING) & (table["heads_removed"] == 0)].iloc[0]
+    speeds = latency[latency["model"] == "removed"].set_index("removed")
+    controls = table[table["control"]]
+    rows = []
+    for (schedule, scorer, recovery), mine in table[~table["control"]].groupby(WAY, sort=False):
+        within = mine[mine["choose_sequence_accuracy"] >= dense["choose_sequence_accuracy"] - tolerance]
+        best = (within if len(within) else dense.to_frame().T).sort_values("heads_kept").iloc[0]
+        control = controls.loc[controls["heads_kept"] == best["heads_kept"], "sequence_accuracy"]
+        speed = speeds.loc[best["removed"]]
+        rows.append(
+            {
+                "schedule": schedule,
+                "scorer": scorer,
+                "recovery": recovery,
+                "tolerance": tolerance,
+                **best[["budget", "heads_total", "heads_kept", "heads_removed", "removed", "steps"]],
+                "choose_sequence_accuracy": best["choose_sequence_accuracy"],
+                "dense_sequence_accuracy": dense["sequence_accuracy"],
+                **best[["sequence_accuracy", "sequence_accuracy_low", "sequence_accuracy_high"]],
+                **speed[["speedup", "speedup_q1", "speedup_q3"]],
+                "control_sequence_accuracy": control.mean(),
+                "control_least": control.min(),
+                "control_most": control.max(),
+                "control_draws": len(control),
+                "note": best["note"],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _choice(one: Pruned) -> tuple[float, float]:
+    return one.columns["choose_sequence_accuracy"], -one.columns["choose_loss"]
+
+
+def _by_group(one: Pruned, groups: Sequence[str]) -> pd.DataFrame:
+    kept = len(one.plan.mask.kept)
+    return by_group(one.reported, groups).assign(**one.way._asdict(), heads_kept=kept)
+
+
+def _to_save(found: Sequence[Pruned], smallest: pd.DataFrame) -> Iterator[tuple[str, Seq2Seq]]:
+    """The model of every row that has lost heads, with a name that says which."""
+    models = {(*one.way[:3], one.plan.budget): one.model for one in found if not one.columns["control"]}
+    for row in smallest[smallest["heads_removed"] > 0].to_dict("records"):
+        way = [row[name] for name in WAY]
+        words = [*dict.fromkeys(way), str(row["heads_kept"])]
+        yield "-".join(words), models[*way, row["budget"]]

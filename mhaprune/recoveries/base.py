@@ -1,0 +1,110 @@
+"""What every recovery promises: it is given a model that has lost heads, and trains one of that shape."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from mhaprune.cache import source_digest, weights_digest
+from mhaprune.measure import Diverged
+from mhaprune.scoring import Remember
+from mhaprune.store import describe
+from mhaprune.tasks.base import Splits
+from mhaprune.training import Training
+from mhaprune.transformer import Seq2Seq
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a recovery has at hand: the model before heads were removed, how it was trained, and on what.
+
+    `extra_steps` is the most that any recovery of the run trains on top of that.
+    """
+
+    dense: Seq2Seq
+    training: Training
+    splits: Splits
+    seed: int
+    extra_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Recovery(ABC):
+    """A way to train what is left."""
+
+    @property
+    def extra_steps(self) -> int:
+        """How many steps it trains beyond those of the dense model."""
+        return 0
+
+    @property
+    def between(self) -> bool:
+        """Whether it comes after every budget, before more heads go, and not only at the end."""
+        return False
+
+    @property
+    def control(self) -> bool:
+        """Whether it keeps nothing of what is left but its shape."""
+        return False
+
+    @property
+    def draws(self) -> int:
+        """How often it is done, each time with other random numbers."""
+        return 1
+
+    @abstractmethod
+    def starts_from(self, lesson: Lesson, left: Seq2Seq) -> Any:
+        """All of what is left that decides its result, as plain values."""
+
+    @abstractmethod
+    def __call__(
+        self, lesson: Lesson, left: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
+    ) -> tuple[Seq2Seq, pd.DataFrame]:
+        """A trained model of the shape of `left`, which stays as it is, and the history of its training.
+
+        `state` is what an interrupted call gave to `save`. Raises `Diverged` where the loss is not finite.
+        """
+
+
+class Recovered(NamedTuple):
+    """The model, the history of its training and, where that diverged and `left` was kept, what happened."""
+
+    model: Seq2Seq
+    history: pd.DataFrame
+    note: str
+
+
+def recover(recovery: Recovery, lesson: Lesson, left: Seq2Seq, draw: int, remember: Remember) -> Recovered:
+    """Recover what is left, once for each shape and weights; a training that diverges leaves it as it was."""
+
+    def make(state: State | None, save: Callable[[State], None]) -> State:
+        try:
+            model, history = recovery(lesson, left, draw, state, save)
+        except Diverged as error:
+            return {"weights": None, "history": [], "note": f"diverged, so it is as it was: {error}"}
+        return {"weights": model.state_dict(), "history": history.to_dict("records"), "note": ""}
+
+    modules = ("mhaprune.recoveries.base", type(recovery).__module__)
+    what = {
+        "recovery": describe(recovery),
+        "from": recovery.starts_from(lesson, left),
+        "draw": draw,
+        "recovered_with": [source_digest(module) for module in modules],
+    }
+    content = remember("recovered", what, make)
+    model = copy.deepcopy(left)
+    if content["weights"] is not None:
+        model.load_state_dict(content["weights"])
+    return Recovered(model, pd.DataFrame(content["history"]), content["note"])
+
+
+def left_digest(left: Seq2Seq) -> list[Any]:
+    """The heads and the weights of what is left."""
+    return [[str(head) for head in left.grid], weights_digest(left)]

@@ -1,0 +1,50 @@
+"""The control: was it worth training the heads that went?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+import torch
+
+from mhaprune.heads import HeadGrid, HeadId
+from mhaprune.recoveries.base import Lesson, Recovery, State
+from mhaprune.transformer import Seq2Seq
+
+
+@dataclass(frozen=True)
+class FromScratch(Recovery):
+    """A model built with as many heads in each block as are left, its weights random, trained for as many steps as the
+    dense model and its fine-tuning together (Voita et al. 2019, section 6.3; Liu et al. 2019); `draws` of them.
+
+    It has no learned gates: those of the pruned model are folded into its weights too.
+    """
+
+    draws: int = 3
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise ValueError(f"draws={self.draws}: must be 1 or more")
+
+    @property
+    def control(self) -> bool:
+        return True
+
+    def starts_from(self, lesson: Lesson, left: Seq2Seq) -> Any:
+        return [list(left.grid.sizes), lesson.extra_steps]
+
+    def __call__(
+        self, lesson: Lesson, left: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
+    ) -> tuple[Seq2Seq, pd.DataFrame]:
+        sizes = zip(left.grid.blocks, left.grid.sizes, strict=True)
+        grid = HeadGrid(left.grid.blocks, tuple(HeadId(*block, n) for block, size in sizes for n in range(size)))
+        # Far from the seeds that people give to runs: the dense model itself should be no draw.
+        seed = 1_000_003 * (lesson.seed + 1) + draw
+        torch.manual_seed(seed)
+        vocabulary_size, device = left.output.out_features, left.positions.device
+        model = left.config(vocabulary_size, None, grid).to(device)
+        training = replace(lesson.training, steps=lesson.training.steps + lesson.extra_steps)
+        splits = lesson.splits
+        return model, training(model, splits.train, splits.valid, None, seed, state, save)

@@ -1,0 +1,111 @@
+"""Models that lost heads and were trained again: at the end, between one budget and the next, or anew as a control."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+from tqdm import tqdm
+
+from mhaprune.budgets import Budget
+from mhaprune.heads import HeadMask
+from mhaprune.measure import accuracy_columns, measure
+from mhaprune.pruning import Plan, Removal, choose_columns, plan_columns, size_columns
+from mhaprune.recoveries.base import Lesson, Recovery, recover
+from mhaprune.scoring import Remember
+from mhaprune.subject import Outcome
+from mhaprune.transformer import Seq2Seq
+
+NOTHING = "nothing"
+"""What a table calls the recovery of a model that is as the heads have left it."""
+
+
+class Way(NamedTuple):
+    """How a model came to be."""
+
+    schedule: str
+    scorer: str
+    recovery: str
+    draw: int
+
+
+class Pruned(NamedTuple):
+    """A model without the heads of a plan, recovered or not, and how it does. `plan.mask` is one of the dense model,
+    `steps` how long it was trained after it, of a control in all."""
+
+    plan: Plan
+    way: Way
+    model: Seq2Seq
+    columns: dict[str, Any]
+    reported: Outcome
+
+
+class Recovering:
+    """What can be made of one dense model. Equal masks are recovered and measured once; what trained is kept in the
+    cache, so an interrupted run goes on with what is missing."""
+
+    def __init__(self, lesson: Lesson, recoveries: Mapping[str, Recovery], remember: Remember) -> None:
+        self.lesson, self.recoveries, self.remember = lesson, recoveries, remember
+        self.histories: list[pd.DataFrame] = []
+        self.worst = 0.0
+        self._done: dict[tuple[str, HeadMask], Pruned] = {}
+
+    def after(self, plans: Sequence[Plan]) -> Iterator[Pruned]:
+        """Every plan as its heads leave it, then after each recovery that comes at the end."""
+        dense, removal = self.lesson.dense, Removal(self.lesson.dense, self.lesson.splits.report)
+        ends = {name: one for name, one in self.recoveries.items() if not one.between and not one.control}
+        for plan in tqdm(plans, "recovering", disable=None, leave=False):
+            removal.prove(plan.mask)
+            self.worst = max(self.worst, removal.worst)
+            for name in (NOTHING, *ends):
+                known = self._done.get((name, plan.mask))
+                if known is None:
+                    left = dense.without(plan.mask)
+                    known = self._recovered(plan, name, left, 0, ends[name].extra_steps if name in ends else 0)
+                    self._done[name, plan.mask] = known
+                way = Way(plan.schedule, plan.scorer, name, 0)
+                yield known._replace(plan=plan, way=way, columns=known.columns | _identity(plan, way))
+
+    def between(
+        self, name: str, choose: Callable[[Seq2Seq, Budget], Plan], budgets: Sequence[Budget]
+    ) -> Iterator[Pruned]:
+        """From budget to budget: `choose` says which heads of the model as it is then go next, then it recovers."""
+        dense, left, steps = self.lesson.dense, self.lesson.dense, 0
+        for budget in tqdm(budgets, f"{name}, budget by budget", disable=None, leave=False):
+            plan = choose(left, budget)
+            removal = Removal(left, self.lesson.splits.report)
+            removal.prove(plan.mask)
+            self.worst = max(self.worst, removal.worst)
+            whole = plan._replace(mask=HeadMask(dense.grid, frozenset(dense.grid) - frozenset(plan.mask.kept)))
+            smaller = left.without(plan.mask)
+            recovery = name if whole.mask.removed else NOTHING
+            steps += self.recoveries[name].extra_steps if whole.mask.removed else 0
+            done = self._recovered(whole, recovery, smaller, 0, steps)
+            way = Way(plan.schedule, plan.scorer, name, 0)
+            yield done._replace(way=way, columns=done.columns | _identity(whole, way))
+            left = done.model
+
+    def controls(self, best: Sequence[Pruned]) -> Iterator[Pruned]:
+        """The shapes of these models, trained by the recoveries that keep nothing else of them."""
+        steps = self.lesson.training.steps + self.lesson.extra_steps
+        for name, recovery in self.recoveries.items():
+            work = [(one, draw) for one in best for draw in range(recovery.draws)] if recovery.control else []
+            for one, draw in tqdm(work, name, disable=None, leave=False):
+                left = self.lesson.dense.without(one.plan.mask)
+                yield self._recovered(one.plan, name, left, draw, steps)
+
+    def _recovered(self, plan: Plan, name: str, left: Seq2Seq, draw: int, steps: int) -> Pruned:
+        splits, note, way = self.lesson.splits, "", Way(plan.schedule, plan.scorer, name, draw)
+        if name != NOTHING:
+            left, history, note = recover(self.recoveries[name], self.lesson, left, draw, self.remember)
+            self.histories.append(history.assign(heads_kept=len(left.grid), **way._asdict()))
+        reported = measure(left, splits.report)
+        control = name != NOTHING and self.recoveries[name].control
+        columns = _identity(plan, way) | {"control": control, "steps": steps, **accuracy_columns(reported)}
+        columns |= choose_columns(left, splits.choose) | size_columns(left, splits.report) | {"note": note}
+        return Pruned(plan, way, left, columns, reported)
+
+
+def _identity(plan: Plan, way: Way) -> dict[str, Any]:
+    return way._asdict() | {key: value for key, value in plan_columns(plan).items() if key not in Way._fields}
