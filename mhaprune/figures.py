@@ -8,6 +8,7 @@ import matplotlib
 
 from mhaprune.method_plots import agreement_matrix, method_curves, quality_cost, regret_map
 from mhaprune.plots import STYLE, Plot, Tables
+from mhaprune.prune_plots import accuracy_by_group, compare_smallest, recovery_curves, removal_order, survivors
 from mhaprune.run_plots import accuracy_curves, accuracy_latency, agreement, head_scores, training_curve
 from mhaprune.sweep_plots import compare_curves, compare_methods, compare_runs
 
@@ -28,12 +29,13 @@ METHODS: Figures = (
     head_scores,
     training_curve,
 )
-SWEEP: Figures = (compare_methods, compare_curves, compare_runs)
+PRUNE: Figures = (recovery_curves, survivors, removal_order, accuracy_by_group, training_curve)
+SWEEP: Figures = (compare_methods, compare_curves, compare_smallest, compare_runs)
 
 
 def draw(tables: Tables) -> Iterator[Plot]:
     """Every figure that these tables of one run can fill."""
-    yield from _draw(tables, METHODS if "methods" in tables else RUN)
+    yield from _draw(tables, METHODS if "methods" in tables else PRUNE if "recovery" in tables else RUN)
 
 
 def draw_comparison(tables: Tables) -> Iterator[Plot]:

@@ -12,13 +12,11 @@ from mhaprune.budgets import Budget
 from mhaprune.heads import HeadMask
 from mhaprune.measure import accuracy_columns, measure
 from mhaprune.pruning import Plan, Removal, choose_columns, plan_columns, size_columns
+from mhaprune.recoveries import NOTHING
 from mhaprune.recoveries.base import Lesson, Recovery, recover
 from mhaprune.scoring import Remember
 from mhaprune.subject import Outcome
 from mhaprune.transformer import Seq2Seq
-
-NOTHING = "nothing"
-"""What a table calls the recovery of a model that is as the heads have left it."""
 
 
 class Way(NamedTuple):
@@ -108,4 +106,5 @@ class Recovering:
 
 
 def _identity(plan: Plan, way: Way) -> dict[str, Any]:
-    return way._asdict() | {key: value for key, value in plan_columns(plan).items() if key not in Way._fields}
+    kept = {"kept": " ".join(map(str, plan.mask.kept))}
+    return way._asdict() | kept | {key: value for key, value in plan_columns(plan).items() if key not in Way._fields}

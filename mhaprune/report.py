@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mhaprune.agreement import CONTROL
 from mhaprune.plots import Plot
+from mhaprune.prune_words import notes, smallest_details, smallest_headline
 from mhaprune.statistics import student_interval
 
 INITIAL_GATE = "gate before training"
@@ -21,7 +22,12 @@ INITIAL_GATE = "gate before training"
 def answers(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """What was found, in sentences; of several runs one each, which starts with the run's label."""
     lines: list[str] = []
-    headlines = {"summary": _pruning_headline, "winner": _winner_headline, "accuracy": _accuracy_headline}
+    headlines = {
+        "summary": _pruning_headline,
+        "winner": _winner_headline,
+        "smallest": smallest_headline,
+        "accuracy": _accuracy_headline,
+    }
     if "methods" in tables and "label" in tables["methods"]:
         lines += _methods_headlines(tables["methods"])
     for name, headline in headlines.items():
@@ -29,6 +35,8 @@ def answers(tables: Mapping[str, pd.DataFrame]) -> list[str]:
             lines += [f"{label!s}: {headline(rows)}" for label, rows in tables[name].groupby("label", sort=False)]
         elif name in tables:
             lines += [headline(tables[name]), *_pruning_details(tables), *_winner_details(tables)]
+            if name == "smallest":
+                lines += [*smallest_details(tables[name]), *notes(tables["recovery"])]
     return lines
 
 

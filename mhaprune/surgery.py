@@ -35,7 +35,7 @@ def remove_heads(layer: MultiHeadAttention, kept: Sequence[int]) -> MultiHeadAtt
     for name in ("q_proj", "k_proj", "v_proj"):
         old, new = getattr(layer, name), getattr(smaller, name)
         _fill(new.weight, old.weight.unflatten(0, (layer.num_heads, layer.head_dim))[heads].flatten(0, 1))
-        _fill(new.bias, None if old.bias is None else old.bias.view(layer.num_heads, -1)[heads].flatten())
+        _fill(new.bias, None if old.bias is None else old.bias.view(layer.num_heads, layer.head_dim)[heads].flatten())
     columns_DHK = layer.out_proj.weight.unflatten(1, (layer.num_heads, layer.head_dim))
     gated_DHK = columns_DHK * layer.head_scale()[:, None]
     _fill(smaller.out_proj.weight, gated_DHK[:, heads].flatten(1))

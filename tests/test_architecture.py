@@ -19,8 +19,8 @@ from mhaprune.store import option_name
 HOUSE = """
     heads budgets gates attention surgery data decoding layers prefixes relevance subject transformer tasks store
     cache statistics agreement measure training speed gate_training scorers schedules scoring recoveries costs
-    pruning evaluation saved oracle regret plots run_plots method_plots sweep_plots figures report collect
-    experiments run config command_line
+    pruning recovering evaluation saved oracle regret plots run_plots method_plots prune_plots sweep_plots figures
+    prune_words report collect experiments run config command_line
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 PACKAGE = ROOT / "mhaprune"
 FOLDERS = ("tasks", "scorers", "schedules", "recoveries", "experiments")
@@ -110,7 +110,7 @@ def test_a_yaml_shows_every_field_and_agrees_with_the_defaults(path: Path) -> No
     """
     settings = yaml.safe_load(path.read_text())
     settings = (settings or {}).get(path.parent.name, settings) or {}
-    if "defaults" in settings and path.parent.name == "scorer":
+    if "defaults" in settings and path.parent.name in ("scorer", "recovery"):
         parent, itself = settings.pop("defaults")
         assert itself == "_self_"
         assert path.stem.startswith(parent.removesuffix("@_here_") + "_")

@@ -16,8 +16,9 @@ from mhaprune.evaluation import by_group, groups_of
 from mhaprune.experiments.base import Experiment, Findings, Study
 from mhaprune.heads import HeadGrid
 from mhaprune.pruning import PROOF_BATCH, Plan, make_plans, proofs, time_removed
+from mhaprune.recoveries import NOTHING
 from mhaprune.recoveries.base import Lesson, left_digest
-from mhaprune.recovering import NOTHING, Pruned, Recovering
+from mhaprune.recovering import Pruned, Recovering
 from mhaprune.schedules.base import Schedule, Stepwise
 from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Make, Scoring
@@ -174,7 +175,7 @@ def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float)
                 "scorer": scorer,
                 "recovery": recovery,
                 "tolerance": tolerance,
-                **best[["budget", "heads_total", "heads_kept", "heads_removed", "removed", "steps"]],
+                **best[["budget", "heads_total", "heads_kept", "heads_removed", "kept", "removed", "steps"]],
                 "choose_sequence_accuracy": best["choose_sequence_accuracy"],
                 "dense_sequence_accuracy": dense["sequence_accuracy"],
                 **best[["sequence_accuracy", "sequence_accuracy_low", "sequence_accuracy_high"]],

@@ -1,0 +1,221 @@
+"""The figures of hard pruning: how few heads are enough, which, in what order, and what suffers first."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from mhaprune.plots import (
+    COLOURS,
+    CONTROL_COLOUR,
+    Plot,
+    Tables,
+    columns_of,
+    errors,
+    line_style,
+    number,
+    panels,
+    write_cells,
+)
+from mhaprune.run_plots import SITE_LABELS
+
+SIZES = "heads kept (every size that was measured)"
+
+
+def recovery_curves(tables: Tables) -> Plot | None:
+    """Exact match against heads kept: a panel per recovery, a line per schedule, the control in grey in each."""
+    if "recovery" not in tables:
+        return None
+    table = tables["recovery"]
+    control, own = table[table["control"]], table[~table["control"]]
+    names, ways = list(own["recovery"].unique()), list(_ways(own).unique())
+    columns = columns_of(len(names), 3)
+    figure = Figure(figsize=(1 + 3.6 * columns, 1.0 + 3.0 * -(-len(names) // columns)))
+    place = _places(table)
+    grid = panels(figure, len(names), columns, SIZES, "exact match", sharex=True, sharey=True)
+    for axes, name in zip(grid, names, strict=True):
+        if len(control):
+            band = control.groupby("heads_kept")["sequence_accuracy"].agg(["min", "mean", "max"]).sort_index()
+            where = [place[kept] for kept in band.index]
+            axes.fill_between(where, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
+            label = f"{control['recovery'].iloc[0]} (mean and range)"
+            axes.plot(where, band["mean"], color=CONTROL_COLOUR, linestyle="--", marker=".", label=label)
+        mine = own[own["recovery"] == name]
+        for way, curve in mine.groupby(_ways(mine), sort=False):
+            i = ways.index(str(way))
+            # Curves that coincide stay apart by their place and the size of their marks.
+            x = np.array([place[kept] for kept in curve["heads_kept"]]) + 0.08 * (i - (len(ways) - 1) / 2)
+            bars = errors(curve, "sequence_accuracy")
+            axes.errorbar(x, curve["sequence_accuracy"], bars, label=way, capsize=2, elinewidth=1, **line_style(i))
+        axes.set(title=name, ylim=(-0.03, 1.03), xticks=range(len(place)), xticklabels=list(place))
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(5, len(labels)))
+    caption = (
+        "Exact match under greedy decoding on the report split with so many heads left, one panel for each kind of"
+        " training afterwards; bars are 95 % intervals over examples."
+    )
+    if len(control):
+        caption += " Grey: the best shape of each size trained from random weights for as long in all."
+    return Plot("recovery", caption, figure)
+
+
+def survivors(tables: Tables) -> Plot | None:
+    """How many heads of each block are left, model by model: a panel per schedule."""
+    if "recovery" not in tables:
+        return None
+    table = tables["recovery"]
+    chosen = table[~table["control"]].drop_duplicates(["schedule", "scorer", "heads_kept", "kept"])
+    # A recovery at the end leaves the choice as it is; one between budgets makes another.
+    chosen = chosen.assign(way=_ways(chosen).where(chosen["recovery"] == chosen["recovery"].iloc[0], _full(chosen)))
+    ways, place = list(chosen["way"].unique()), _places(chosen)
+    blocks = list(dict.fromkeys(head.rsplit(".", 1)[0] for kept in chosen["kept"] for head in str(kept).split()))
+    columns = columns_of(len(ways), 4)
+    figure = Figure(figsize=(1.2 + 2.9 * columns, 1.0 + 2.6 * -(-len(ways) // columns)))
+    grid = panels(figure, len(ways), columns, "heads kept", "of which in each block", sharex=True, sharey=True)
+    for axes, way in zip(grid, ways, strict=True):
+        mine = chosen[chosen["way"] == way]
+        x, bottom = [place[kept] for kept in mine["heads_kept"]], np.zeros(len(mine))
+        for block in sorted(blocks, key=_block_order):
+            counts = np.array(
+                [sum(h.rsplit(".", 1)[0] == block for h in _names(kept)) for kept in mine["kept"]], dtype=float
+            )
+            axes.bar(
+                x, counts, 0.85, bottom, color=_shade(block), edgecolor="white", linewidth=0.5, label=_label(block)
+            )
+            bottom += counts
+        axes.set(title=way, xticks=range(len(place)), xticklabels=list(place))
+        axes.grid(visible=False, axis="x")
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(6, len(labels)))
+    caption = (
+        "Which heads survive: in models of so many heads, how many are left in each block; the lighter, the higher the"
+        " layer. After Voita et al. 2019, figure 8."
+    )
+    return Plot("survivors", caption, figure)
+
+
+def removal_order(tables: Tables) -> Plot | None:
+    """At which step every head goes: site and layer × head, a panel per schedule."""
+    if "order" not in tables:
+        return None
+    order = tables["order"]
+    rows = order[["site", "layer"]].drop_duplicates()
+    rows = rows.sort_values(["site", "layer"], key=lambda c: c.map(list(SITE_LABELS).index) if c.name == "site" else c)
+    heads, ways = sorted(order["head"].unique()), list(_ways(order).unique())
+    columns = columns_of(len(ways), 4)
+    width = max(0.42 * len(heads), 1.9)
+    figure = Figure(figsize=(1.4 + width * columns, 0.6 + (0.6 + 0.32 * len(rows)) * -(-len(ways) // columns)))
+    for axes, way in zip(panels(figure, len(ways), columns, "head"), ways, strict=True):
+        mine = order[_ways(order) == way].pivot_table(index=["site", "layer"], columns="head", values="step")
+        values = mine.reindex(index=pd.MultiIndex.from_frame(rows), columns=heads).to_numpy(float)
+        image = axes.imshow(values, cmap="cividis", aspect="auto", vmin=1, vmax=order["step"].max())
+        write_cells(axes, image, partial(number, decimals=0), 8.5)
+        axes.set_title(way, fontsize=10)
+        labels = [_label(f"{site}.{layer}") for site, layer in rows.itertuples(index=False)]
+        axes.set(xticks=range(len(heads)), xticklabels=heads, yticks=range(len(rows)), yticklabels=labels)
+        axes.grid(visible=False)
+    caption = (
+        "The order of removal: the step at which each head goes, 1 first; the brighter, the later. Empty cells stay to"
+        " the end."
+    )
+    return Plot("order", caption, figure)
+
+
+def accuracy_by_group(tables: Tables) -> Plot | None:
+    """Exact match on every kind of example × heads kept, before and after recovery, for the schedule that does best."""
+    if "groups" not in tables or "smallest" not in tables:
+        return None
+    best = tables["smallest"].sort_values(["heads_kept", "choose_sequence_accuracy"], ascending=[True, False]).iloc[0]
+    groups = tables["groups"]
+    groups = groups[(groups["schedule"] == best["schedule"]) & (groups["scorer"] == best["scorer"])]
+    groups = groups[groups["recovery"].isin(tables["smallest"]["recovery"])]
+    names, kinds = list(groups["recovery"].unique()), list(dict.fromkeys(groups["group"]))
+    sizes = sorted(groups["heads_kept"].unique(), reverse=True)
+    columns = columns_of(len(names), 3)
+    figure = Figure(
+        figsize=(1.6 + (0.5 + 0.42 * len(sizes)) * columns, 0.7 + (0.7 + 0.3 * len(kinds)) * -(-len(names) // columns))
+    )
+    grid = panels(figure, len(names), columns, "heads kept")
+    for axes, name in zip(grid, names, strict=True):
+        mine = groups[groups["recovery"] == name]
+        values = mine.pivot_table(index="group", columns="heads_kept", values="sequence_accuracy")
+        values = 100 * values.reindex(index=kinds, columns=sizes)
+        image = axes.imshow(values.to_numpy(float), cmap="cividis", aspect="auto", vmin=0, vmax=100)
+        write_cells(axes, image, partial(number, decimals=0), 8)
+        axes.set_title(name, fontsize=10)
+        axes.set(xticks=range(len(sizes)), xticklabels=sizes, yticks=range(len(kinds)), yticklabels=kinds)
+        axes.grid(visible=False)
+    caption = (
+        f"Exact match in percent on every kind of example of the report split, heads chosen by {_way_of(best)}: what"
+        " suffers first, and what training brings back."
+    )
+    return Plot("groups", caption, figure)
+
+
+def compare_smallest(tables: Tables) -> Plot | None:
+    """The smallest model that loses next to nothing: a panel per task, a row per way, a mark per run."""
+    if "smallest" not in tables:
+        return None
+    table = tables["smallest"]
+    table = table.assign(way=_full(table))
+    ways, tasks = list(table["way"].unique()), list(table["task"].unique())
+    figure = Figure(figsize=(2.6 + 2.9 * len(tasks), 1.4 + 0.34 * len(ways)))
+    grid = panels(figure, len(tasks), len(tasks), "fewest heads within tolerance", sharey=True)
+    for axes, task in zip(grid, tasks, strict=True):
+        mine = table[table["task"] == task]
+        labels = list(mine["label"].unique())
+        for i, label in enumerate(labels):
+            run = mine[mine["label"] == label]
+            shift = 0.5 * ((i + 0.5) / len(labels) - 0.5)  # equal runs would hide each other
+            y = [ways.index(way) + shift for way in run["way"]]
+            axes.scatter(run["heads_kept"], y, s=26, zorder=3, **line_style(i))
+        axes.set(title=task, yticks=range(len(ways)), yticklabels=ways, ylim=(len(ways) - 0.4, -0.6))
+        axes.set_xlim(0, mine["heads_total"].max() + 0.5)
+    caption = (
+        "The fewest heads with which a model stays within the tolerance of its dense exact match on the choose split,"
+        " for each way of choosing and recovering; a mark per run, in the order of the runs."
+    )
+    return Plot("smallest", caption, figure)
+
+
+def _ways(table: pd.DataFrame) -> pd.Series:
+    return table.apply(_way_of, axis=1)
+
+
+def _way_of(row: Any) -> str:
+    return str(row["schedule"]) + (f" by {row['scorer']}" if row["scorer"] != row["schedule"] else "")
+
+
+def _full(table: pd.DataFrame) -> pd.Series:
+    return _ways(table) + ", " + table["recovery"]
+
+
+def _places(table: pd.DataFrame) -> dict[int, int]:
+    """Where on an axis each size stands: the largest first, evenly, because it is the small ones that matter."""
+    return {int(kept): i for i, kept in enumerate(sorted(table["heads_kept"].unique(), reverse=True))}
+
+
+def _names(kept: Any) -> list[str]:
+    return kept.split() if isinstance(kept, str) else []
+
+
+def _block_order(block: str) -> tuple[int, int]:
+    site, layer = block.split(".")
+    return list(SITE_LABELS).index(site), int(layer)
+
+
+def _label(block: str) -> str:
+    site, layer = block.split(".")
+    return f"{SITE_LABELS[site]} {layer}"
+
+
+def _shade(block: str) -> tuple[float, ...]:
+    """The colour of a site, lighter from layer to layer."""
+    site, layer = _block_order(block)
+    share = 0.75 ** int(layer)
+    return tuple(1 - share * (1 - channel) for channel in to_rgb(COLOURS[site]))
