@@ -1,10 +1,29 @@
-"""Budgets in every unit: met exactly, or refused with what can be met."""
+"""Budgets in every unit: met by the fewest heads removed, or refused with what can be met."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
+from typing import Any
 
-from mhaprune.budgets import heads_to_remove
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conftest import judged
+from mhaprune import costs as module
+from mhaprune.budgets import Budget, Cost, check_budgets, heads_to_remove, removing, resolve
+from mhaprune.costs import Costs, counted
+from mhaprune.heads import HeadMask
+from mhaprune.schedules.base import Judge
+from mhaprune.schedules.greedy import Greedy
+from mhaprune.schedules.one_shot import OneShot
+from mhaprune.schedules.swap import Swap
+from mhaprune.tasks.base import Splits
+from mhaprune.tasks.sort import Sort
+from mhaprune.transformer import Seq2Seq, Transformer
 
 
 def test_budgets_are_fractions_or_heads() -> None:
@@ -26,3 +45,119 @@ def test_budgets_are_fractions_or_heads() -> None:
 def test_budgets_that_cannot_be_are_refused(budget: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         heads_to_remove([budget], 6, most=4 if budget == 5 else 6)
+
+
+@pytest.mark.parametrize("text", ["ms", "3 seconds", "-1 ms", "1.2.3 ms", "4", "nan ms", ""])
+def test_a_text_that_names_no_amount_is_refused(text: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"budgets={text}: a text must be a number and one of heads, parameters, flops"
+    ):
+        check_budgets([text])
+
+
+def costs(model: Seq2Seq, splits: Splits) -> Costs:
+    kept: dict[str, Any] = {}
+
+    def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
+        if kind not in kept:
+            kept[kind] = make(None, None)
+        return kept[kind]
+
+    return Costs(model, splits.report[:4], splits.report[:4], 2, remember)
+
+
+@settings(max_examples=20, deadline=None)
+@given(removed=st.sets(st.integers(0, 17)))
+def test_counted_costs_are_those_of_a_model_without_the_heads(removed: set[int]) -> None:
+    torch.manual_seed(0)
+    task = Sort(train=20, valid=2, score=2, choose=2, report=4, num_symbols=5, max_length=6)
+    config = Transformer(d_model=12, num_heads=3, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=16)
+    model, batch = config(len(task.vocabulary)), task.splits().report
+    mask = HeadMask(model.grid, frozenset(model.grid.heads[n] for n in removed))
+    smaller = model.without(mask)
+    parameters = counted("parameters", model, lambda left: left.count_parameters())
+    flops = counted("flops", model, lambda left: left.count_flops(batch))
+    assert parameters(mask) == smaller.count_parameters()
+    assert flops(mask) == smaller.count_flops(batch)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that charges 7 for a model, 2 for a block with heads and 0.5 for each of them."""
+
+    def timed(calls: dict[str, Any], rounds: int) -> pd.DataFrame:
+        sizes = {name: call.func.__self__.grid.sizes for name, call in calls.items()}
+        return pd.DataFrame([{name: 7 + sum(2 + 0.5 * n for n in mine if n) for name, mine in sizes.items()}] * rounds)
+
+    monkeypatch.setattr(module, "in_turn", timed)
+
+
+@pytest.mark.usefixtures("clock")
+def test_milliseconds_are_a_sum_over_blocks_and_heads(model: Seq2Seq, splits: Splits) -> None:
+    cost = costs(model, splits)("ms")
+    assert cost.floor == pytest.approx(7)
+    assert cost.block == {block: pytest.approx(2) for block in model.grid.blocks}
+    assert cost.head == {block: pytest.approx(0.5) for block in model.grid.blocks}
+    mask = HeadMask(model.grid, frozenset(model.grid.heads[:4]))  # a block of three and one of the next
+    assert cost(mask) == pytest.approx(7 + 5 * 2 + 14 * 0.5)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.55, 0.8])
+@pytest.mark.parametrize("unit", ["heads", "parameters", "flops", "ms"])
+def test_a_budget_is_met_by_the_fewest_heads(model: Seq2Seq, splits: Splits, unit: str, share: float) -> None:
+    """With the last of them back in, it is not met; and no exchange breaks it."""
+    scores = torch.rand(len(model.grid)).double()
+    worth = dict(zip(model.grid, scores.tolist(), strict=True))
+
+    def loss(masks: Sequence[HeadMask]) -> Tensor:
+        return torch.tensor([-sum(worth[head] for head in mask.removed) for mask in masks])
+
+    cost = Cost.heads(model.grid) if unit == "heads" else costs(model, splits)(unit)
+    everything, nothing = HeadMask(model.grid), HeadMask(model.grid, frozenset(model.grid))
+    limit = cost(nothing) + share * (cost(everything) - cost(nothing))
+    budget = Budget("some", limit, cost)
+    (mask,) = OneShot()(judged(model, scores), [budget])
+    assert cost(mask) <= limit * (1 + 1e-9)
+    assert cost(HeadMask(model.grid, mask.removed - {max(mask.removed, key=worth.__getitem__)})) > limit
+    (swapped,) = Swap(OneShot())(Judge(model, lambda left: scores, loss), [budget])
+    assert cost(swapped) <= limit * (1 + 1e-9)
+
+
+def test_resolved_budgets_go_from_large_to_small_and_what_cannot_be_met_is_refused(model: Seq2Seq) -> None:
+    grid = model.grid
+    smallest = OneShot(keep_at_least=1).smallest(grid)
+    parameters = costs_of_parameters(model)
+    resolved = resolve([0.5, "10 heads", 3, "7 heads"], smallest, lambda unit: parameters)
+    assert [(budget.name, budget.heads_kept(grid)) for budget in resolved] == [
+        ("0", 18),
+        ("3", 15),
+        ("10 heads", 10),
+        ("9", 9),
+        ("7 heads", 7),
+    ]
+    least, dense = parameters(smallest), parameters(HeadMask(grid))
+    with pytest.raises(ValueError, match="experiment.budgets=5 heads: a model with the 6 heads that must stay costs 6"):
+        resolve(["5 heads"], smallest, lambda unit: parameters)
+    with pytest.raises(ValueError, match=f"allowed are {least:.6g} to {dense:.6g} parameters"):
+        resolve([f"{least - 1} parameters"], smallest, lambda unit: parameters)
+    with pytest.raises(ValueError, match=f"the whole model costs {dense:.6g} parameters, allowed are {least:.6g}"):
+        resolve([f"{dense + 1} parameters"], smallest, lambda unit: parameters)
+    empty = Greedy().smallest(grid)
+    ms = Cost("ms", 2.5, dict.fromkeys(grid.blocks, 0.1), dict.fromkeys(grid.blocks, 0.05))
+    with pytest.raises(ValueError, match="budgets=2 ms: a model with no heads costs 2.5 ms, allowed are 2.5 to 4 ms"):
+        resolve(["2 ms"], empty, lambda unit: ms)
+
+
+def costs_of_parameters(model: Seq2Seq) -> Cost:
+    return counted("parameters", model, lambda left: left.count_parameters())
+
+
+def test_a_scorer_is_told_about_how_many_heads_a_budget_leaves(model: Seq2Seq) -> None:
+    for kept in (0, 1, 7, 18):
+        (budget,) = removing([18 - kept], model.grid)
+        assert budget.heads_kept(model.grid) == kept
+    parameters = costs_of_parameters(model)
+    mask = HeadMask(model.grid, frozenset(model.grid.heads[:5]))
+    assert Budget("some", parameters(mask), parameters).heads_kept(model.grid) == 13
+    assert Budget("some", parameters(mask) - 1, parameters).heads_kept(model.grid) == 12

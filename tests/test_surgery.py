@@ -44,3 +44,9 @@ def test_a_second_removal_counts_from_what_is_left() -> None:
     torch.testing.assert_close(
         remove_heads(remove_heads(layer, [0, 2, 3]), [1, 2])(x, x, x)[0], remove_heads(layer, [2, 3])(x, x, x)[0]
     )
+
+
+def test_an_empty_layer_can_lose_nothing_more() -> None:
+    layer, x = MultiHeadAttention(8, 4), torch.randn(2, 3, 8)
+    empty = remove_heads(layer, [])
+    torch.testing.assert_close(remove_heads(empty, [])(x, x, x)[0], empty(x, x, x)[0])
