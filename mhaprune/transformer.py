@@ -94,7 +94,7 @@ class Seq2Seq(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.grid = grid or HeadGrid.full(config.blocks, config.num_heads)
+        self.grid = HeadGrid.full(config.blocks, config.num_heads) if grid is None else grid
         self.source_embedding = nn.Embedding(vocabulary_size, config.d_model)
         self.target_embedding = nn.Embedding(vocabulary_size, config.d_model)
         self.register_buffer("positions", sinusoids(config.max_length, config.d_model))

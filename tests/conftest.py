@@ -44,6 +44,29 @@ TINY = (
 )
 TINY_SEQUENCES = ("task.train=200", "task.max_length=6")
 TINY_COMPARE = ("scorer=[gate,ablation,taylor,subset,random]", "scorer.subset.steps=5")
+LEARNT = (
+    *TINY,
+    "task.train=400",
+    "task.max_length=4",
+    "task.num_symbols=6",
+    "task.score=60",
+    "task.choose=60",
+    "task.report=60",
+    "training.steps=300",
+    "training.batch_size=32",
+    "training.learning_rate=0.01",
+    "training.warmup_steps=10",
+    "training.weight_decay=0.1",
+    "training.evaluate_every=100",
+)
+"""A model of six heads that has learnt to sort short sequences, so that every budget costs it something else."""
+TINY_PRUNE = (
+    "experiment.budgets=[0.5]",
+    "recovery.fine_tune.steps=4",
+    "recovery.from_scratch.draws=1",
+    "experiment.latency_rounds=2",
+    "experiment.latency_batch=4",
+)
 TINY_ABLATE = ("experiment.latency_rounds=2", "experiment.latency_batch=4")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from conftest import TINY, TINY_COMPARE, compose, judged
+from conftest import LEARNT, TINY_COMPARE, compose, judged
 from mhaprune.budgets import removing
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.compare import winner_table
@@ -31,11 +31,7 @@ from mhaprune.transformer import Seq2Seq
 
 
 def overrides(cache: Path) -> list[str]:
-    """A model of six heads that has learnt to sort short sequences, so that every budget costs it something else."""
-    tiny = ["experiment=compare", *TINY, *TINY_COMPARE, f"cache={cache}", "experiment.budgets=[1,2,3,4,5,6]"]
-    easy = ["task.train=400", "task.max_length=4", "task.num_symbols=6", "task.score=60", "task.choose=60"]
-    learnt = ["training.steps=300", "training.batch_size=32", "training.learning_rate=0.01", "training.warmup_steps=10"]
-    return [*tiny, *easy, *learnt, "task.report=60", "training.weight_decay=0.1", "training.evaluate_every=100"]
+    return ["experiment=compare", *LEARNT, *TINY_COMPARE, f"cache={cache}", "experiment.budgets=[1,2,3,4,5,6]"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,350 @@
+"""`experiment=prune` on a model that has learnt something, against plain twins of what it does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+
+from conftest import LEARNT, compose
+from mhaprune import recovering
+from mhaprune.config import ConfigError, build
+from mhaprune.data import PAD, Examples
+from mhaprune.experiments.base import Study
+from mhaprune.heads import HeadGrid, HeadId, HeadMask
+from mhaprune.measure import measure
+from mhaprune.recoveries.base import Lesson, recover
+from mhaprune.recoveries.fine_tune import FineTune, distil
+from mhaprune.recoveries.from_scratch import FromScratch
+from mhaprune.scorers.ablation import Ablation
+from mhaprune.store import RunFolder, read_status
+from mhaprune.training import cross_entropy
+from mhaprune.transformer import Seq2Seq
+
+RECOVERIES = "recovery=[fine_tune,fine_tune_between,from_scratch]"
+SETTINGS = (
+    *("schedule=[one_shot,greedy,swap]", RECOVERIES, "experiment.budgets=[1,3,4,5,6]"),
+    *("recovery.fine_tune.steps=30", "recovery.fine_tune_between.steps=20", "recovery.from_scratch.draws=2"),
+    *("experiment.latency_rounds=2", "experiment.latency_batch=4"),
+)
+CLOCK = ("latency_ms", "speedup", "speedup_q1", "speedup_q3")
+
+
+def run(path: Path, cache: Path, *overrides: str) -> dict[str, pd.DataFrame]:
+    with RunFolder(path).recorded() as folder:
+        build(compose("experiment=prune", *LEARNT, *SETTINGS, f"cache={cache}", *overrides))(folder)
+    return tables_of(path)
+
+
+def tables_of(path: Path) -> dict[str, pd.DataFrame]:
+    return {file.stem: pd.read_csv(file, keep_default_na=False, na_values=["nan"]) for file in path.glob("*.csv")}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("prune") / "cache"
+
+
+@pytest.fixture(scope="module")
+def folder(cache: Path) -> Path:
+    torch.set_num_threads(1)
+    run(cache.parent / "run", cache)
+    return cache.parent / "run"
+
+
+@pytest.fixture(scope="module")
+def tables(folder: Path) -> Mapping[str, pd.DataFrame]:
+    return tables_of(folder)
+
+
+@pytest.fixture(scope="module")
+def study(cache: Path, folder: Path) -> Study:
+    return build(compose("experiment=prune", *LEARNT, *SETTINGS, f"cache={cache}")).study()
+
+
+def mask_of(study: Study, removed: str) -> HeadMask:
+    return HeadMask(study.subject.grid, frozenset(map(HeadId.parse, removed.split())))
+
+
+def exact(model: Seq2Seq, examples: Examples) -> float:
+    return float(measure(model, examples).sequence_accuracy.double().mean())
+
+
+def one(table: pd.DataFrame, **values: Any) -> pd.Series:
+    for name, value in values.items():
+        table = table[table[name] == value]
+    assert len(table) == 1
+    return table.iloc[0]
+
+
+def test_tables_figures_and_proofs_are_there(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+    assert set(tables) == {"smallest", "recovery", "order", "groups", "latency", "recovery_training", "training"}
+    figures = {path.stem for path in (folder / "figures").glob("*.svg")}
+    assert figures == {"recovery", "survivors", "order", "groups", "training"}
+    assert all(frame["run"].nunique() == 1 for frame in tables.values())
+    status = read_status(folder)
+    assert status["checks"]["max_difference_masked_removed"] <= 1e-9
+    assert status["checks"]["min_difference_open_closed"] > 0
+    table = tables["recovery"]
+    assert set(table["recovery"]) == {"nothing", "fine_tune", "fine_tune_between", "from_scratch"}
+    ways = table[~table["control"]].groupby(["schedule", "recovery"])["heads_kept"].apply(sorted)
+    assert len(ways) == 9
+    assert all(kept == [0, 1, 2, 3, 5, 6] for kept in ways)
+
+
+def test_without_training_it_is_the_removed_model(tables: Mapping[str, pd.DataFrame], study: Study) -> None:
+    rows = tables["recovery"].query("recovery == 'nothing'")
+    assert rows["sequence_accuracy"].nunique() > 3, "the fixture must tell masks apart"
+    for row in rows.to_dict("records"):
+        left = study.subject.without(mask_of(study, row["removed"]))
+        assert row["sequence_accuracy"] == pytest.approx(exact(left, study.splits.report))
+        assert row["choose_sequence_accuracy"] == pytest.approx(exact(left, study.splits.choose))
+        assert row["parameters"] == left.count_parameters()
+        assert row["kept"].split() == [str(head) for head in left.grid]
+
+
+def test_fine_tuning_is_training_that_goes_on(tables: Mapping[str, pd.DataFrame], study: Study) -> None:
+    row = one(tables["recovery"], schedule="greedy", recovery="fine_tune", heads_kept=2)
+    left = study.subject.without(mask_of(study, row["removed"]))
+    before = copy.deepcopy(left.state_dict())
+    recipe = replace(study.training, steps=30, learning_rate=1e-3, warmup_steps=3)
+    torch.manual_seed(study.seed)
+    recipe(left, study.splits.train, study.splits.valid, None, study.seed)
+    assert any(not torch.equal(value, before[name]) for name, value in left.state_dict().items())
+    assert row["sequence_accuracy"] == pytest.approx(exact(left, study.splits.report))
+    assert row["loss"] == pytest.approx(float(measure(left, study.splits.report).loss.double().mean()))
+    assert row["steps"] == 30
+
+
+def test_between_budgets_the_trained_model_chooses_what_goes_next(
+    tables: Mapping[str, pd.DataFrame], study: Study
+) -> None:
+    left, gone = study.subject, 0
+    recipe = replace(study.training, steps=20, learning_rate=1e-3, warmup_steps=2)
+    for kept, steps in ((5, 20), (3, 40), (2, 60)):
+        scores = Ablation()(left, study.splits.score, study.seed).values[0]
+        lowest = scores.argsort(stable=True)[: 6 - kept - gone].tolist()
+        left = left.without(HeadMask(left.grid, frozenset(left.grid.heads[n] for n in lowest)))
+        gone = 6 - kept
+        torch.manual_seed(study.seed)
+        recipe(left, study.splits.train, study.splits.valid, None, study.seed)
+        row = one(tables["recovery"], schedule="one_shot", recovery="fine_tune_between", heads_kept=kept)
+        assert row["kept"].split() == [str(head) for head in left.grid]
+        assert row["steps"] == steps
+        assert row["loss"] == pytest.approx(float(measure(left, study.splits.report).loss.double().mean()), rel=1e-6)
+
+
+def test_the_control_has_the_shape_of_the_best_and_nothing_else_of_it(
+    tables: Mapping[str, pd.DataFrame], study: Study
+) -> None:
+    table = tables["recovery"]
+    control, own = table[table["control"]], table[~table["control"]]
+    assert sorted(control["heads_kept"]) == sorted([0, 1, 2, 3, 5] * 2)
+    for kept, rows in control.groupby("heads_kept"):
+        best = own[own["heads_kept"] == kept].sort_values(
+            ["choose_sequence_accuracy", "choose_loss"], ascending=[False, True], kind="stable"
+        )
+        assert set(rows["removed"]) == {best.iloc[0]["removed"]}
+        assert list(rows["draw"]) == [0, 1]
+        assert set(rows["steps"]) == {study.training.steps + 30}
+    row = one(control, heads_kept=3, draw=1)
+    left = study.subject.without(mask_of(study, row["removed"]))
+    lesson = Lesson(study.subject, study.training, study.splits, study.seed, 30)
+    twins = [FromScratch()(lesson, left, draw, None, lambda state: None)[0] for draw in (0, 1)]
+    assert exact(twins[1], study.splits.report) == pytest.approx(row["sequence_accuracy"])
+    assert twins[1].grid.sizes == left.grid.sizes
+    assert not torch.equal(twins[0].output.bias, twins[1].output.bias)
+
+
+def test_the_smallest_is_within_tolerance_and_nothing_smaller_is(tables: Mapping[str, pd.DataFrame]) -> None:
+    table, smallest = tables["recovery"], tables["smallest"]
+    dense = table[(table["recovery"] == "nothing") & (table["heads_kept"] == 6)].iloc[0]
+    bar = dense["choose_sequence_accuracy"] - 0.01
+    assert len(smallest) == 9
+    for row in smallest.to_dict("records"):
+        mine = table[(table["schedule"] == row["schedule"]) & (table["recovery"] == row["recovery"])]
+        fits = mine.loc[mine["choose_sequence_accuracy"] >= bar, "heads_kept"]
+        assert row["heads_kept"] == min(fits, default=6)
+        control = table[table["control"] & (table["heads_kept"] == row["heads_kept"])]["sequence_accuracy"]
+        assert row["control_draws"] == len(control)
+        if len(control):
+            assert row["control_sequence_accuracy"] == pytest.approx(control.mean())
+
+
+def test_the_order_is_that_of_the_masks(tables: Mapping[str, pd.DataFrame]) -> None:
+    order, table = tables["order"], tables["recovery"]
+    assert set(order["schedule"]) == {"one_shot", "greedy"}
+    for schedule, mine in order.groupby("schedule"):
+        assert sorted(mine["step"]) == [1, 2, 3, 4, 5, 6]
+        for kept in (5, 3, 1):
+            row = one(table, schedule=schedule, recovery="nothing", heads_kept=kept)
+            first = mine[mine["step"] <= 6 - kept]
+            names = {f"{r['site']}.{r['layer']}.{r['head']}" for r in first.to_dict("records")}
+            assert set(row["removed"].split()) == names
+
+
+def test_groups_are_parts_of_the_whole(tables: Mapping[str, pd.DataFrame]) -> None:
+    groups, table = tables["groups"], tables["recovery"]
+    assert set(groups["group"]) == {"2 symbols", "3 symbols", "4 symbols"}
+    assert len(groups) == 3 * len(table)
+    way = ["schedule", "recovery", "draw", "heads_kept"]
+    for key, mine in groups.groupby(way):
+        row = one(table, **dict(zip(way, key, strict=True)))
+        assert np.average(mine["sequence_accuracy"], weights=mine["examples"]) == pytest.approx(
+            row["sequence_accuracy"]
+        )
+
+
+def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_tables(
+    tables: Mapping[str, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    plain = FineTune.__call__
+
+    def counted(self: FineTune, lesson: Lesson, left: Seq2Seq, *rest: Any) -> Any:
+        made.append(" ".join(map(str, left.grid)) + self.when)
+        if len(made) == 4:
+            raise KeyboardInterrupt
+        return plain(self, lesson, left, *rest)
+
+    monkeypatch.setattr(FineTune, "__call__", counted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", tmp_path / "cache")
+    assert read_status(tmp_path / "run")["status"] == "failed"
+    before = made[:3]
+    again = run(tmp_path / "run", tmp_path / "cache")
+    assert made[3] == made[4], "it goes on with what was interrupted"
+    assert not set(before) & set(made[4:])
+    for name, table in tables.items():
+        for frame in (table, again[name]):
+            frame.drop(columns=[column for column in ("run", *CLOCK) if column in frame], inplace=True)
+        pd.testing.assert_frame_equal(table, again[name])
+
+
+def test_an_interrupted_fine_tuning_ends_in_the_same_bits(study: Study) -> None:
+    lesson = Lesson(study.subject, replace(study.training, checkpoint_every=5), study.splits, study.seed)
+    left = study.subject.without(mask_of(study, "cross.0.0 encoder_self.0.1"))
+    states: list[Any] = []
+    whole, _ = FineTune(steps=12)(lesson, left, 0, None, lambda state: states.append(copy.deepcopy(state)))
+    resumed, _ = FineTune(steps=12)(lesson, left, 0, states[0], lambda state: None)
+    assert states[0]["step"] == 5
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_what_diverges_is_kept_as_it_was_and_said(cache: Path, folder: Path, tmp_path: Path) -> None:
+    settings = ["recovery=fine_tune", "recovery.fine_tune.learning_rate=1e30", "schedule=greedy"]
+    overrides = [*LEARNT, *SETTINGS[2:3], *SETTINGS[6:], *settings, "experiment.budgets=[3]", f"cache={cache}"]
+    with RunFolder(tmp_path / "run").recorded() as recorded:
+        lines = build(compose("experiment=prune", *overrides, "recovery.fine_tune.steps=4"))(recorded)
+    table = tables_of(tmp_path / "run")["recovery"]
+    tuned, plain = (one(table, recovery=name, heads_kept=3) for name in ("fine_tune", "nothing"))
+    assert tuned["sequence_accuracy"] == plain["sequence_accuracy"]
+    assert tuned["note"].startswith("diverged, so it is as it was: ")
+    assert plain["note"] == ""
+    assert any(line.startswith("fine_tune failed for ") and "diverged" in line for line in lines)
+
+
+def test_distillation_asks_for_the_teachers_probabilities(study: Study) -> None:
+    batch = study.splits.report[:8]
+    teacher, model = study.subject, study.subject.without(mask_of(study, "cross.0.0 encoder_self.0.1"))
+    p, q = (m.logits(batch).softmax(dim=-1) for m in (teacher, model))
+    valid = batch.target != PAD
+    kl = ((p * (p / q).log()).sum(dim=-1)[valid]).mean()
+    ce = F.cross_entropy(model.logits(batch)[valid], batch.target[valid])
+    assert float(kl) > 0.01, "the fixture must tell right from wrong"
+    torch.testing.assert_close(distil(model, batch, teacher, 0.3), 0.7 * ce + 0.3 * kl, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(distil(model, batch, teacher, 0.0), cross_entropy(model, batch))
+    lesson = Lesson(teacher, study.training, study.splits, study.seed)
+    plain, taught = (FineTune(steps=2, distillation=d)(lesson, model, 0, None, print)[0] for d in (0.0, 0.9))
+    assert not torch.equal(plain.output.bias, taught.output.bias)
+
+
+def test_a_recovery_is_kept_for_the_weights_it_started_from(study: Study) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
+        asked.append(what)
+        return make(None, lambda state: None)
+
+    lesson = Lesson(study.subject, replace(study.training, steps=2), study.splits, study.seed)
+    first, other = (study.subject.without(mask_of(study, f"cross.0.{n}")) for n in (0, 1))
+    for left in (first, other):
+        recover(FineTune(steps=1), lesson, left, 0, remember)
+        recover(FromScratch(), lesson, left, 0, remember)
+    tuned, scratch, tuned_other, scratch_other = asked
+    assert tuned["from"] != tuned_other["from"]
+    assert scratch["from"] == scratch_other["from"], "only the shape matters"
+    recover(FromScratch(), replace(lesson, extra_steps=7), first, 0, remember)
+    assert asked[-1]["from"] != scratch["from"]
+
+
+def test_equal_masks_are_recovered_once(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid: HeadGrid = study.subject.grid
+    plan = recovering.Plan("a", 0, "one", HeadMask(grid, frozenset(grid.heads[:2])), "2")
+    calls: list[Any] = []
+    plain = recovering.recover
+    monkeypatch.setattr(recovering, "recover", lambda *rest: calls.append(rest) or plain(*rest))
+    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+    work = recovering.Recovering(lesson, {"tuned": FineTune(steps=1)}, lambda kind, what, make: make(None, print))
+    rows = list(work.after([plan, plan._replace(scorer="b")]))
+    assert [(row.way.scorer, row.way.recovery) for row in rows] == [
+        ("a", "nothing"),
+        ("a", "tuned"),
+        ("b", "nothing"),
+        ("b", "tuned"),
+    ]
+    assert [row.columns["scorer"] for row in rows] == ["a", "a", "b", "b"]
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["schedule=[]"], r"schedule=\[\]: must name at least one schedule"),
+        (["scorer=[]"], r"scorer=\[\]: schedule=one_shot needs at least one scorer"),
+        (["experiment.budgets=[25]"], "experiment.budgets=25: the model has 24 heads"),
+        (
+            ["schedule=one_shot", "schedule.one_shot.keep_at_least=1"],
+            "experiment.budgets=23: with schedule.keep_at_least heads left in every block only 18 of 24 may go",
+        ),
+        (["experiment.budgets=[3 seconds]"], "experiment.budgets=3 seconds: a text must be a number and one of heads"),
+        (["experiment.tolerance=2.0"], "experiment.tolerance=2.0: must be from 0 to 1"),
+        (["recovery.fine_tune.steps=0"], "recovery.fine_tune.steps=0: must be 1 or more"),
+        (["recovery.fine_tune.learning_rate=0.0"], "recovery.fine_tune.learning_rate=0.0: must be above 0"),
+        (["recovery.fine_tune.distillation=2.0"], "recovery.fine_tune.distillation=2.0: must be from 0 to 1"),
+        (["recovery.fine_tune.when=never"], "recovery.fine_tune.when='never': must be after or between"),
+        (["recovery.from_scratch.draws=0"], "recovery.from_scratch.draws=0: must be 1 or more"),
+        (["recovery=fine_tune_between", "scorer=gate"], "scorer=gate: needs learned gates"),
+        (["device=cuda"], "device=cuda: not to be had on this machine, allowed is cpu"),
+    ],
+)
+def test_what_cannot_be_pruned_is_refused_before_training(arguments: list[str], message: str) -> None:
+    if "device=cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("this machine has what the test says is missing")
+    with pytest.raises(ConfigError, match=message):
+        build(compose("experiment=prune", *arguments))
+
+
+def test_other_experiments_refuse_recoveries() -> None:
+    with pytest.raises(ConfigError, match=r"recovery=\[fine_tune\]: experiment=ablate recovers nothing, experiment=pr"):
+        build(compose("recovery=fine_tune"))
+
+
+def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_scored(cache: Path, folder: Path) -> None:
+    for budget, message in (
+        ("1 ms", r"experiment.budgets=0.000001 ms: a model with no heads costs [\d.]+ ms, allowed are"),
+        ("1 parameters", "experiment.budgets=1 parameters: a model with no heads costs"),
+    ):
+        text = budget.replace("1 ms", "0.000001 ms")
+        run = build(compose("experiment=prune", *LEARNT, *SETTINGS, f"cache={cache}", f"experiment.budgets=[{text}]"))
+        with pytest.raises(ValueError, match=message):
+            run.experiment(run.study())
