@@ -73,25 +73,28 @@ def counted(unit: str, subject: Subject, count: Callable[[Subject], float]) -> C
 def milliseconds(subject: Subject, batch: Examples, rounds: int) -> Cost:
     """Of one `predict` of the batch: a sum that says what it costs to have a block at all and each head of it.
 
-    The model without a block, with one head in it and with all of them take turns; medians over the rounds. Blocks are
-    taken to cost the same whatever the others hold, so a model whose blocks are all empty, in which even more can be
-    left out, is faster than the floor says.
+    The whole model, the model without any head, and for each block that without it and that with one head in it take
+    turns; medians over the rounds. What all heads together cost is measured, and shared out between the blocks in
+    proportion to what the model saves without each.
     """
     grid, everything = subject.grid, HeadMask(subject.grid)
-    models = {"dense": subject.without(everything)}
+    models = {"whole": subject.without(everything), "none": subject.without(everything.without(*grid))}
     sizes = {block: len(grid.positions(block)) for block in grid.blocks if len(grid.positions(block))}
     for block in sizes:
         first, *others = (head for head in grid if head.block == block)
         models[f"{block} 0"] = subject.without(everything.without(first, *others))
         models[f"{block} 1"] = subject.without(everything.without(*others))
     times = in_turn({name: partial(model.predict, batch) for name, model in models.items()}, rounds)
-    head: dict[Block, float] = {}
-    own: dict[Block, float] = {}
+
+    def saved(name: str) -> float:
+        """Noise must not make anything cost less than nothing."""
+        return max(0.0, float((times["whole"] - times[name]).median()))
+
+    blocks = {block: saved(f"{block} 0") for block in sizes}
+    scale = saved("none") / (sum(blocks.values()) or 1.0)
+    head, own = dict[Block, float](), dict[Block, float]()
     for block, size in sizes.items():
-        whole = max(0.0, float((times["dense"] - times[f"{block} 0"]).median()))
-        rest = max(0.0, float((times["dense"] - times[f"{block} 1"]).median()))
-        # Noise must not make a head cost less than nothing, nor the heads more than their block.
-        head[block] = min(rest / (size - 1), whole / size) if size > 1 else whole
-        own[block] = whole - size * head[block]
-    floor = float(times["dense"].median()) - sum(own[block] + size * head[block] for block, size in sizes.items())
-    return Cost("ms", floor, own, head)
+        rest = saved(f"{block} 1") / (size - 1) if size > 1 else blocks[block]
+        head[block] = scale * min(rest, blocks[block] / size)
+        own[block] = scale * blocks[block] - size * head[block]
+    return Cost("ms", float(times["whole"].median()) - scale * sum(blocks.values()), own, head)

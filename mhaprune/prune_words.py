@@ -50,7 +50,7 @@ def smallest_details(smallest: pd.DataFrame) -> Iterator[str]:
 
 def notes(recovery: pd.DataFrame) -> Iterator[str]:
     """What was recovered and is not, one line for each reason."""
-    noted = recovery[recovery["note"].fillna("") != ""]
+    noted = recovery[recovery["note"] != ""]
     for (name, note), rows in noted.groupby(["recovery", "note"], sort=False):
         yield f"{name} failed for {len(rows)} of the models ({note})."
 
