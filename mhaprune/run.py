@@ -206,7 +206,9 @@ class Run:
             model.load_state_dict(saved.weights)
         except RuntimeError as error:
             reason = " ".join(str(error).split())
-            raise ValueError(f"model_file={self.model_file}: its weights do not fit its shape ({reason})") from None
+            raise ValueError(f"model_file={self.model_file}: damaged, its weights do not fit ({reason})") from None
+        if weights_digest(model) != saved.digest:
+            raise ValueError(f"model_file={self.model_file}: damaged, its weights are not those that were saved")
         return model, pd.DataFrame(saved.history)
 
     def _recipe(self, train: Examples) -> dict[str, Any]:

@@ -58,10 +58,12 @@ def to_bytes(
 def load(path: str) -> SavedModel:
     """Raises ValueError, one line, for a file that is not there, not whole, not ours or of another version."""
     try:
-        content = torch.load(Path(path), weights_only=True, map_location="cpu")
+        data = Path(path).read_bytes()
     except OSError as error:
         raise ValueError(f"model_file={path}: cannot be read ({error.strerror}), must name a saved model") from None
-    except (EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError):
+    try:
+        content = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError):
         raise ValueError(f"model_file={path}: truncated or no saved model at all") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"model_file={path}: holds something else, must be a model that mhaprune saved")
@@ -69,9 +71,14 @@ def load(path: str) -> SavedModel:
         raise ValueError(
             f"model_file={path}: saved in version {content.get('version')} of the format, this mhaprune reads {VERSION}"
         )
-    heads = tuple(HeadId.parse(head) for head in content["heads"])
-    parts = (content[name] for name in ("weights", "history", "facts", "digest"))
-    return SavedModel(content["settings"], heads, *parts)
+    try:
+        heads = tuple(HeadId.parse(head) for head in content["heads"])
+        parts = (content[name] for name in ("weights", "history", "facts", "digest"))
+        return SavedModel(content["settings"], heads, *parts)
+    except KeyError as name:
+        raise ValueError(f"model_file={path}: damaged, {name} is missing") from None
+    except ValueError as error:
+        raise ValueError(f"model_file={path}: damaged, {error}") from None
 
 
 def exported(model: Seq2Seq, batch: Examples) -> torch.export.ExportedProgram:

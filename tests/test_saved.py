@@ -1,0 +1,195 @@
+"""Models as files: what is read back is what was saved, in another process too, and anything else is refused."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from conftest import LEARNT, TINY_ABLATE, compose, run_script
+from mhaprune.config import ConfigError, build
+from mhaprune.data import shift_right
+from mhaprune.experiments.base import Study
+from mhaprune.heads import HeadId, HeadMask
+from mhaprune.measure import measure
+from mhaprune.saved import exported, load, to_bytes
+from mhaprune.store import RunFolder
+from mhaprune.tasks.base import Splits
+from mhaprune.transformer import Seq2Seq
+
+GONE = ("encoder_self.0.0", "decoder_self.0.1", "cross.0.0")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("saved") / "cache"
+
+
+@pytest.fixture(scope="module")
+def study(cache: Path) -> Study:
+    torch.set_num_threads(1)
+    return build(compose("experiment=train", *LEARNT, f"cache={cache}")).study()
+
+
+@pytest.fixture(scope="module")
+def pruned(study: Study) -> Seq2Seq:
+    return study.subject.without(HeadMask(study.subject.grid, frozenset(map(HeadId.parse, GONE))))
+
+
+@pytest.fixture(scope="module")
+def file(study: Study, pruned: Seq2Seq, cache: Path) -> Path:
+    path = cache.parent / "pruned.pt"
+    path.write_bytes(study.save(pruned))
+    return path
+
+
+def run(folder: Path, *overrides: str) -> dict[str, pd.DataFrame]:
+    with RunFolder(folder).recorded() as recorded:
+        build(compose(*overrides))(recorded)
+    return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
+
+
+def test_another_process_finds_the_same_model(study: Study, pruned: Seq2Seq, file: Path, tmp_path: Path) -> None:
+    settings = [f"cache={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}", "experiment.export=true"]
+    done = run_script("run.py", "experiment=evaluate", f"model_file={file}", *settings)
+    assert done.returncode == 0, done.stderr
+    accuracy = pd.read_csv(tmp_path / "run" / "accuracy.csv").iloc[0]
+    outcome = measure(pruned, study.splits.report)
+    assert accuracy["loss"] == pytest.approx(float(outcome.loss.double().mean()), rel=1e-6)
+    assert accuracy["sequence_accuracy"] == pytest.approx(float(outcome.sequence_accuracy.double().mean()))
+    assert accuracy["heads"].split() == [str(head) for head in pruned.grid]
+    assert accuracy["parameters"] == pruned.count_parameters()
+    groups = pd.read_csv(tmp_path / "run" / "groups.csv")
+    assert groups["examples"].sum() == len(study.splits.report)
+    program = torch.export.load(tmp_path / "run" / "model.pt2")
+    batch = study.splits.report[:7]
+    torch.testing.assert_close(
+        program.module()(batch.source.clone(), shift_right(batch.target)), pruned.logits(batch), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_a_pruned_model_is_pruned_again_and_heads_keep_their_names(
+    study: Study, pruned: Seq2Seq, file: Path, tmp_path: Path
+) -> None:
+    overrides = [f"model_file={file}", f"cache={tmp_path / 'cache'}", "scorer=[ablation]", "experiment.budgets=[1,2]"]
+    table = run(tmp_path / "run", "experiment=ablate", *TINY_ABLATE, *overrides)["pruning"]
+    assert list(table["heads_total"]) == [3, 3, 3]
+    removed = table.loc[table["heads_removed"] == 2, "removed"].item().split()
+    assert not set(removed) & set(GONE)
+    whole = study.subject.without(HeadMask(study.subject.grid, frozenset(map(HeadId.parse, (*GONE, *removed)))))
+    again = pruned.without(HeadMask(pruned.grid, frozenset(map(HeadId.parse, removed))))
+    batch = study.splits.report
+    torch.testing.assert_close(again.logits(batch), whole.logits(batch), atol=1e-5, rtol=1e-5)
+    exact = measure(whole, batch).sequence_accuracy.double().mean()
+    assert table.loc[table["heads_removed"] == 2, "sequence_accuracy"].item() == pytest.approx(float(exact))
+
+
+def test_what_is_read_is_what_was_saved(study: Study, pruned: Seq2Seq, file: Path) -> None:
+    saved = load(str(file))
+    assert saved.heads == pruned.grid.heads
+    assert saved.settings["task"]["_target_"] == "mhaprune.tasks.sort.Sort"
+    assert saved.settings["gate"] is None
+    assert saved.facts["task"] == "sort"
+    assert len(saved.history) == len(study.history)
+    for name, value in pruned.state_dict().items():
+        assert torch.equal(saved.weights[name], value)
+    again = build(compose("experiment=evaluate", f"model_file={file}"))
+    assert again.task == study.task
+    assert again.training == study.training
+    assert again.study().subject.grid == pruned.grid
+
+
+def test_a_trained_model_keeps_its_gates(cache: Path, tmp_path: Path) -> None:
+    run(tmp_path / "train", "experiment=train", *LEARNT, f"cache={cache}")
+    path = tmp_path / "train" / "model.pt"
+    study = build(compose("experiment=ablate", f"model_file={path}", f"cache={cache}")).study()
+    dense = build(compose("experiment=train", *LEARNT, f"cache={cache}")).study()
+    assert study.subject.learned_gates() is not None
+    assert torch.equal(study.subject.logits(study.splits.report), dense.subject.logits(dense.splits.report))
+
+
+def test_two_files_of_one_name_are_two_runs(study: Study, file: Path, tmp_path: Path) -> None:
+    """A run's fingerprint is that of the weights, wherever they lie."""
+    copy, other = tmp_path / "copy.pt", tmp_path / "other.pt"
+    copy.write_bytes(file.read_bytes())
+    other.write_bytes(study.save(study.subject.without(HeadMask(study.subject.grid))))
+    runs = [build(compose("experiment=evaluate", f"model_file={path}")).identity["run"] for path in (file, copy, other)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def broken(content: dict[str, Any], **changes: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content | changes, buffer)
+    return buffer.getvalue()
+
+
+def test_anything_else_is_refused_in_one_line(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    whole = file.read_bytes()
+    content = torch.load(file, weights_only=True)
+    weights = content["weights"] | {"output.bias": torch.zeros(3)}
+    shifted = content["weights"] | {"output.bias": content["weights"]["output.bias"] + 1}
+    for data, message in (
+        (whole[: len(whole) // 2], "truncated or no saved model at all"),
+        (b"hello", "truncated or no saved model at all"),
+        (b"", "truncated or no saved model at all"),
+        (broken({}), "holds something else, must be a model that mhaprune saved"),
+        (broken({"content": 1, "recipe": {}}), "holds something else, must be a model that mhaprune saved"),
+        (broken(content, version=2), "saved in version 2 of the format, this mhaprune reads 1"),
+        (broken(content, weights=weights), "damaged, its weights do not fit"),
+        (broken(content, weights=shifted), "damaged, its weights are not those that were saved"),
+        (broken(content, heads=["elsewhere.0.0"]), "damaged, head='elsewhere.0.0': must read SITE.LAYER.HEAD"),
+        (broken({name: content[name] for name in ("format", "version", "heads")}), "damaged, 'settings' is missing"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=message) as raised:
+            build(compose("experiment=evaluate", f"model_file={path}")).study()
+        assert str(path) in str(raised.value)
+        assert "\n" not in str(raised.value)
+    with pytest.raises(ValueError, match="nowhere.pt: cannot be read .No such file"):
+        build(compose("experiment=evaluate", "model_file=nowhere.pt"))
+    with pytest.raises(ConfigError, match="model_file=3: must be a text or null"):
+        build(compose("experiment=evaluate", "model_file=3"))
+
+
+def test_a_file_runs_no_code(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+
+    class Harmful:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "harm",)
+
+    torch.save({"format": Harmful()}, path)
+    with pytest.raises(ValueError, match="no saved model at all"):
+        load(str(path))
+    assert not (tmp_path / "harm").exists()
+
+
+def test_what_the_file_brings_cannot_be_overridden(file: Path, tmp_path: Path) -> None:
+    for override in ("task=reverse", "++training.steps=3"):
+        done = run_script("run.py", "experiment=evaluate", f"model_file={file}", override, cwd=tmp_path)
+        assert done.returncode == 1
+        expected = f"error: {override}: model_file brings its own task, model, gate, training, leave this out"
+        assert done.stderr.strip().splitlines()[-1] == expected
+
+
+def test_the_exported_program_gives_the_same_logits(model: Seq2Seq, splits: Splits) -> None:
+    """Of a model with blocks of three, one and no heads, for other batches and lengths than it was exported with."""
+    gone = [head for head in model.grid if (head.layer == 0 and head.head) or str(head.block) == "cross.1"]
+    left = model.without(HeadMask(model.grid, frozenset(gone)))
+    assert set(left.grid.sizes) == {0, 1, 3}
+    program = exported(left, splits.report[:3]).module()
+    for batch in (splits.report[:3], splits.score, splits.score[:2]):
+        logits = program(batch.source.clone(), shift_right(batch.target))
+        torch.testing.assert_close(logits, left.logits(batch))
+
+
+def test_facts_and_weights_are_plain(model: Seq2Seq) -> None:
+    content = torch.load(io.BytesIO(to_bytes(model, {"task": {}}, [{"step": 0}], {"run": "x"})), weights_only=True)
+    assert content["history"] == [{"step": 0}]
+    assert content["facts"] == {"run": "x"}
+    assert all(value.device.type == "cpu" for value in content["weights"].values())
