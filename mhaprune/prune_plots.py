@@ -69,16 +69,24 @@ def survivors(tables: Tables) -> Plot | None:
     if "recovery" not in tables:
         return None
     table = tables["recovery"]
-    chosen = table[~table["control"]].drop_duplicates(["schedule", "scorer", "heads_kept", "kept"])
-    # A recovery at the end leaves the choice as it is; one between budgets makes another.
-    chosen = chosen.assign(way=_ways(chosen).where(chosen["recovery"] == chosen["recovery"].iloc[0], _full(chosen)))
-    ways, place = list(chosen["way"].unique()), _places(chosen)
-    blocks = list(dict.fromkeys(head.rsplit(".", 1)[0] for kept in chosen["kept"] for head in str(kept).split()))
+    own = table[~table["control"]]
+    choices: dict[str, pd.DataFrame] = {}
+    for (_, _, recovery), mine in own.groupby(["schedule", "scorer", "recovery"], sort=False):
+        way = _way_of(mine.iloc[0])
+        # A recovery at the end leaves the choice as it is; one between the budgets may make another.
+        if way not in choices:
+            choices[way] = mine
+        elif dict(zip(mine["heads_kept"], mine["kept"], strict=True)) != dict(
+            zip(choices[way]["heads_kept"], choices[way]["kept"], strict=True)
+        ):
+            choices[f"{way},\n{recovery}"] = mine
+    ways, place = list(choices), _places(own)
+    blocks = list(dict.fromkeys(head.rsplit(".", 1)[0] for kept in own["kept"] for head in _names(kept)))
     columns = columns_of(len(ways), 4)
     figure = Figure(figsize=(1.2 + 2.9 * columns, 1.0 + 2.6 * -(-len(ways) // columns)))
     grid = panels(figure, len(ways), columns, "heads kept", "of which in each block", sharex=True, sharey=True)
     for axes, way in zip(grid, ways, strict=True):
-        mine = chosen[chosen["way"] == way]
+        mine = choices[way]
         x, bottom = [place[kept] for kept in mine["heads_kept"]], np.zeros(len(mine))
         for block in sorted(blocks, key=_block_order):
             counts = np.array(
@@ -88,7 +96,8 @@ def survivors(tables: Tables) -> Plot | None:
                 x, counts, 0.85, bottom, color=_shade(block), edgecolor="white", linewidth=0.5, label=_label(block)
             )
             bottom += counts
-        axes.set(title=way, xticks=range(len(place)), xticklabels=list(place))
+        axes.set_title(way, fontsize=10)
+        axes.set(xticks=range(len(place)), xticklabels=list(place))
         axes.grid(visible=False, axis="x")
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=min(6, len(labels)))

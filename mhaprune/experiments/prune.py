@@ -14,7 +14,7 @@ from mhaprune.costs import Costs
 from mhaprune.data import Examples
 from mhaprune.evaluation import by_group, groups_of
 from mhaprune.experiments.base import Experiment, Findings, Study
-from mhaprune.heads import HeadGrid
+from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.pruning import PROOF_BATCH, Plan, make_plans, proofs, time_removed
 from mhaprune.recoveries import NOTHING
 from mhaprune.recoveries.base import Lesson, left_digest
@@ -69,8 +69,9 @@ class Prune(Experiment):
         costs = Costs(subject, splits.report[:PROOF_BATCH], batch, self.latency_rounds, study.remember)
         # All of them before the first head is scored: what cannot be met is refused at once.
         budgets = {n: resolve(self.budgets, s.smallest(subject.grid), costs) for n, s in study.schedules.items()}
-        extra_steps = max((recovery.extra_steps for recovery in study.recoveries.values()), default=0)
-        lesson = Lesson(subject, study.training, splits, study.seed, extra_steps)
+        stages = max(sum(not one.met_by(HeadMask(subject.grid)) for one in mine) for mine in budgets.values())
+        steps = [one.extra_steps * (stages if one.between else 1) for one in study.recoveries.values()]
+        lesson = Lesson(subject, study.training, splits, study.seed, max(steps, default=0))
         recovering = Recovering(lesson, study.recoveries, study.remember)
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
         found: list[Pruned] = []

@@ -1,0 +1,148 @@
+"""The figures of hard pruning show what their tables say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from mhaprune.figures import draw, draw_comparison
+from mhaprune.plots import Tables
+from mhaprune.prune_plots import accuracy_by_group, compare_smallest, recovery_curves, removal_order, survivors
+from mhaprune.report import answers
+
+HEADS = ["encoder_self.0.0", "encoder_self.0.1", "decoder_self.0.0", "decoder_self.0.1", "cross.0.0", "cross.0.1"]
+EXACT = {"nothing": {6: 1.0, 4: 0.9, 1: 0.1}, "tune": {6: 1.0, 4: 0.99, 1: 0.5}, "between": {6: 1.0, 4: 0.97, 1: 0.7}}
+
+
+def row(schedule: str, recovery: str, kept: int, exact: float, **more: Any) -> dict[str, Any]:
+    left = HEADS[:kept] if recovery == "between" else HEADS[6 - kept :]
+    interval = {"sequence_accuracy_low": exact - 0.05, "sequence_accuracy_high": exact + 0.02}
+    scorer = schedule if schedule == "greedy" else "ablation"
+    place = {"schedule": schedule, "scorer": scorer, "recovery": recovery, "draw": 0, "heads_kept": kept}
+    place |= {"heads_total": 6, "heads_removed": 6 - kept, "kept": " ".join(left), "control": False, "note": ""}
+    return place | {"sequence_accuracy": exact, "choose_sequence_accuracy": exact, "steps": 30} | interval | more
+
+
+@pytest.fixture
+def tables() -> Tables:
+    rows = [
+        row(schedule, recovery, kept, exact)
+        for schedule in ("one_shot", "greedy")
+        for recovery, curve in EXACT.items()
+        for kept, exact in curve.items()
+    ]
+    rows += [
+        row("greedy", "scratch", kept, exact, control=True, draw=draw)
+        for kept, draws in {4: (0.8, 0.9), 1: (0.2, 0.6)}.items()
+        for draw, exact in enumerate(draws)
+    ]
+    table = pd.DataFrame(rows)
+    smallest = (
+        table[table["heads_kept"] == 4]
+        .query("not control")
+        .assign(tolerance=0.01, dense_sequence_accuracy=1.0, speedup=1.5, speedup_q1=1.4, speedup_q3=1.6)
+    )
+    smallest = smallest.assign(control_sequence_accuracy=0.85, control_least=0.8, control_most=0.9, control_draws=2)
+    groups = pd.concat([table.assign(group=f"{n} symbols", sequence_accuracy=n / 20) for n in (2, 10)])
+    order = pd.DataFrame(
+        {"schedule": "greedy", "scorer": "greedy", "site": s, "layer": int(n), "head": int(h), "step": i + 1}
+        for i, (s, n, h) in enumerate(head.split(".") for head in HEADS)
+    )
+    return {"recovery": table, "smallest": smallest, "groups": groups, "order": order}
+
+
+def titles(figure: Figure) -> list[str]:
+    return [axes.get_title() for axes in figure.axes]
+
+
+def test_a_run_draws_them_all_and_other_tables_none(tables: Tables) -> None:
+    assert [plot.name for plot in draw(tables)] == ["recovery", "survivors", "order", "groups"]
+    for figure in (recovery_curves, survivors, removal_order, accuracy_by_group, compare_smallest):
+        assert figure({}) is None
+    for plot in draw(tables):
+        assert plot.svg.startswith(b"<?xml")
+
+
+def test_a_curve_for_every_way_and_the_control_in_every_panel(tables: Tables) -> None:
+    plot = recovery_curves(tables)
+    assert plot is not None
+    assert titles(plot.figure) == ["nothing", "tune", "between"]
+    for axes, recovery in zip(plot.figure.axes, EXACT, strict=True):
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["6", "4", "1"]
+        control, *lines = axes.get_lines()
+        np.testing.assert_allclose(sorted(np.asarray(control.get_ydata())), [0.4, 0.85])
+        curves = [np.asarray(line.get_ydata()) for line in lines if len(np.asarray(line.get_ydata())) == 3]
+        assert any(np.allclose(y, list(EXACT[recovery].values())) for y in curves)
+    labels = [text.get_text() for text in plot.figure.legends[0].get_texts()]
+    assert labels == ["scratch (mean and range)", "one_shot by ablation", "greedy"]
+
+
+def test_survivors_are_counted_block_by_block_and_equal_choices_shown_once(tables: Tables) -> None:
+    plot = survivors(tables)
+    assert plot is not None
+    assert titles(plot.figure) == [
+        "one_shot by ablation",
+        "one_shot by ablation,\nbetween",
+        "greedy",
+        "greedy,\nbetween",
+    ]
+    plain, between = plot.figure.axes[:2]
+    for axes, expected in ((plain, [[2, 0, 0], [2, 2, 0], [2, 2, 1]]), (between, [[2, 2, 1], [2, 2, 0], [2, 0, 0]])):
+        heights = [[bar.get_height() for bar in bars] for bars in axes.containers]  # type: ignore[attr-defined]
+        assert heights == expected
+    assert [text.get_text() for text in plot.figure.legends[0].get_texts()] == [
+        "encoder self 0",
+        "decoder self 0",
+        "cross 0",
+    ]
+
+
+def test_the_order_stands_where_the_heads_do(tables: Tables) -> None:
+    plot = removal_order(tables)
+    assert plot is not None
+    (axes,) = plot.figure.axes
+    np.testing.assert_array_equal(axes.images[0].get_array(), [[1, 2], [3, 4], [5, 6]])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["encoder self 0", "decoder self 0", "cross 0"]
+
+
+def test_groups_are_those_of_the_best_schedule(tables: Tables) -> None:
+    better = tables["smallest"].copy()
+    better.loc[better["schedule"] == "one_shot", "heads_kept"] = 3
+    plot = accuracy_by_group({**tables, "smallest": better})
+    assert plot is not None
+    assert "one_shot by ablation" in plot.caption
+    assert titles(plot.figure) == ["nothing", "tune", "between"]
+    np.testing.assert_allclose(plot.figure.axes[0].images[0].get_array(), [[10, 10, 10], [50, 50, 50]])
+    assert [label.get_text() for label in plot.figure.axes[0].get_yticklabels()] == ["2 symbols", "10 symbols"]
+
+
+def test_runs_are_compared_task_by_task(tables: Tables) -> None:
+    runs = [tables["smallest"].assign(label=f"seed={i}", task="sort" if i < 2 else "copy") for i in range(3)]
+    combined = {"smallest": pd.concat(runs)}
+    plot = compare_smallest(combined)
+    assert plot is not None
+    assert titles(plot.figure) == ["sort", "copy"]
+    assert [len(axes.collections) for axes in plot.figure.axes] == [2, 1]
+    assert len(plot.figure.axes[0].get_yticklabels()) == 6
+    assert [drawn.name for drawn in draw_comparison(combined)] == ["smallest"]
+
+
+def test_the_answer_names_the_fewest_heads_and_the_control(tables: Tables) -> None:
+    tables["smallest"].loc[tables["smallest"]["recovery"] == "tune", "choose_sequence_accuracy"] = 0.995
+    first, which, ways = answers(tables)
+    assert first == (
+        "4 of 6 heads are enough for 0.990 exact match (1.000 with all), chosen by one_shot with ablation and trained"
+        " for 30 steps more (tune); a model of that shape trained from scratch reaches 0.850 (0.800 to 0.900, 2 of"
+        " them); greedy decoding is then 1.50× as fast (quartiles 1.40–1.60)."
+    )
+    assert which.endswith("decoder_self.0.0, decoder_self.0.1, cross.0.0, cross.0.1.")
+    assert "4 without any training afterwards (at 0.900, one_shot with ablation), 4 after tune" in ways
+    whole = tables["smallest"].assign(heads_kept=6, heads_removed=0)
+    (none, _) = answers({**tables, "smallest": whole})
+    assert none.startswith("None of 6 heads can go within 0.01 of the dense model's 1.000 exact match")
+    failed = tables["recovery"].assign(note=["diverged"] * 3 + [""] * (len(tables["recovery"]) - 3))
+    assert answers({**tables, "recovery": failed})[-1] == "nothing failed for 3 of the models (diverged)."
