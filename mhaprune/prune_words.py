@@ -48,6 +48,20 @@ def smallest_details(smallest: pd.DataFrame) -> Iterator[str]:
     yield f"The fewest heads within {best['tolerance']:g} of exact match on the choose split: {', '.join(parts)}."
 
 
+def smallest_over_runs(smallest: pd.DataFrame) -> Iterator[str]:
+    """Over the runs of each task: the fewest heads of any way, with each kind of training and without."""
+    for task, mine in smallest.groupby("task", sort=False):
+        labels = mine["label"].unique()
+        if len(labels) < 2:
+            continue
+        parts = []
+        for recovery, rows in mine.groupby("recovery", sort=False):
+            fewest = rows.groupby("label", sort=False)["heads_kept"].min()
+            after = "without any training afterwards" if recovery == NOTHING else f"after {recovery}"
+            parts.append(f"{', '.join(map(str, fewest))} {after}")
+        yield f"Of {int(mine['heads_total'].max())} heads {task} needs, run by run: {'; '.join(parts)}."
+
+
 def notes(recovery: pd.DataFrame) -> Iterator[str]:
     """What was recovered and is not, one line for each reason."""
     noted = recovery[recovery["note"] != ""]

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mhaprune.agreement import CONTROL
 from mhaprune.plots import Plot
-from mhaprune.prune_words import notes, smallest_details, smallest_headline
+from mhaprune.prune_words import notes, smallest_details, smallest_headline, smallest_over_runs
 from mhaprune.statistics import student_interval
 
 INITIAL_GATE = "gate before training"
@@ -30,6 +30,8 @@ def answers(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     }
     if "methods" in tables and "label" in tables["methods"]:
         lines += _methods_headlines(tables["methods"])
+    if "smallest" in tables and "label" in tables["smallest"]:
+        lines += smallest_over_runs(tables["smallest"])
     for name, headline in headlines.items():
         if name in tables and "label" in tables[name]:
             lines += [f"{label!s}: {headline(rows)}" for label, rows in tables[name].groupby("label", sort=False)]

@@ -129,6 +129,12 @@ def test_runs_are_compared_task_by_task(tables: Tables) -> None:
     assert [len(axes.collections) for axes in plot.figure.axes] == [2, 1]
     assert len(plot.figure.axes[0].get_yticklabels()) == 6
     assert [drawn.name for drawn in draw_comparison(combined)] == ["smallest"]
+    combined["smallest"].loc[combined["smallest"]["label"] == "seed=1", "heads_kept"] = 3
+    over, *each = answers(combined)
+    assert over == (
+        "Of 6 heads sort needs, run by run: 4, 3 without any training afterwards; 4, 3 after tune; 4, 3 after between."
+    )
+    assert [line.split(":")[0] for line in each] == ["seed=0", "seed=1", "seed=2"]
 
 
 def test_the_answer_names_the_fewest_heads_and_the_control(tables: Tables) -> None:
