@@ -105,6 +105,22 @@ def batch(splits: Splits) -> Examples:
     return splits.report
 
 
+@pytest.fixture
+def bias_lost_with_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A classic: a block that loses its last head loses the bias of W_O too."""
+    plain = Seq2Seq.without
+
+    def faulty(self: Seq2Seq, mask: HeadMask) -> Seq2Seq:
+        pruned = plain(self, mask)
+        with torch.no_grad():
+            for sublayer in pruned.attention_sublayers().values():
+                if sublayer.attention.num_heads == 0:
+                    sublayer.attention.out_proj.bias.zero_()
+        return pruned
+
+    monkeypatch.setattr(Seq2Seq, "without", faulty)
+
+
 def judged(model: Seq2Seq, scores_N: Tensor) -> Judge:
     """For schedules that ask once: these scores."""
 

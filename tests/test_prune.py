@@ -16,11 +16,13 @@ import torch.nn.functional as F
 
 from conftest import LEARNT, compose
 from mhaprune import recovering
+from mhaprune.budgets import removing
 from mhaprune.config import ConfigError, build
 from mhaprune.data import PAD, Examples
 from mhaprune.experiments.base import Study
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure import measure
+from mhaprune.pruning import ProofFailed
 from mhaprune.recoveries.base import Lesson, recover
 from mhaprune.recoveries.fine_tune import FineTune, distil
 from mhaprune.recoveries.from_scratch import FromScratch
@@ -310,6 +312,20 @@ def test_equal_masks_are_recovered_once(study: Study, monkeypatch: pytest.Monkey
     ]
     assert [row.columns["scorer"] for row in rows] == ["a", "a", "b", "b"]
     assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("bias_lost_with_the_heads")
+def test_a_removal_that_is_not_the_mask_fails_at_the_end_and_between(study: Study) -> None:
+    grid = study.subject.grid
+    plan = recovering.Plan("a", 0, "one", HeadMask(grid, frozenset(grid)), "6")
+    (budget,) = removing([6], grid)
+    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+    recoveries = {"tuned": FineTune(steps=1, when="between")}
+    work = recovering.Recovering(lesson, recoveries, lambda kind, what, make: make(None, print))
+    with pytest.raises(ProofFailed):
+        list(work.after([plan]))
+    with pytest.raises(ProofFailed):
+        list(work.between("tuned", lambda left, budget: plan, [budget]))
 
 
 @pytest.mark.parametrize(

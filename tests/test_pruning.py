@@ -68,19 +68,8 @@ def test_a_scorer_that_wants_a_number_is_asked_once_for_each_that_leaves_a_choic
     }
 
 
-def test_a_removal_that_is_not_the_mask_fails(model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
-    """W_O's bias lost with the heads: a classic."""
-    plain = Seq2Seq.without
-
-    def faulty(self: Seq2Seq, mask: HeadMask) -> Seq2Seq:
-        pruned = plain(self, mask)
-        with torch.no_grad():
-            for sublayer in pruned.attention_sublayers().values():
-                if sublayer.attention.num_heads == 0:
-                    sublayer.attention.out_proj.bias.zero_()
-        return pruned
-
-    monkeypatch.setattr(Seq2Seq, "without", faulty)
+@pytest.mark.usefixtures("bias_lost_with_the_heads")
+def test_a_removal_that_is_not_the_mask_fails(model: Seq2Seq, splits: Splits) -> None:
     with pytest.raises(
         ProofFailed, match="masked and removed differ by .* allowed is 1e-09; removed: encoder_self.0.0 .*"
     ):
