@@ -28,9 +28,9 @@ class Way(NamedTuple):
     draw: int
 
 
-class Pruned(NamedTuple):
-    """A model without the heads of a plan, recovered or not, and how it does. `plan.mask` is one of the dense model,
-    `steps` how long it was trained after it, of a control in all."""
+class Trial(NamedTuple):
+    """A model without the heads of a plan, recovered or not, how it does on the report split, and its row of the table.
+    `plan.mask` is one of the dense model; the row's `steps` are those after the dense model's, of a control all."""
 
     plan: Plan
     way: Way
@@ -47,9 +47,9 @@ class Recovering:
         self.lesson, self.recoveries, self.remember = lesson, recoveries, remember
         self.histories: list[pd.DataFrame] = []
         self.worst = 0.0
-        self._done: dict[tuple[str, HeadMask], Pruned] = {}
+        self._done: dict[tuple[str, HeadMask], Trial] = {}
 
-    def after(self, plans: Sequence[Plan]) -> Iterator[Pruned]:
+    def after(self, plans: Sequence[Plan]) -> Iterator[Trial]:
         """Every plan as its heads leave it, then after each recovery that comes at the end."""
         dense, removal = self.lesson.dense, Removal(self.lesson.dense, self.lesson.splits.report)
         ends = {name: one for name, one in self.recoveries.items() if not one.between and not one.control}
@@ -67,7 +67,7 @@ class Recovering:
 
     def between(
         self, name: str, choose: Callable[[Seq2Seq, Budget], Plan], budgets: Sequence[Budget]
-    ) -> Iterator[Pruned]:
+    ) -> Iterator[Trial]:
         """From budget to budget: `choose` says which heads of the model as it is then go next, then it recovers."""
         dense, left, steps = self.lesson.dense, self.lesson.dense, 0
         for budget in tqdm(budgets, f"{name}, budget by budget", disable=None, leave=False):
@@ -84,7 +84,7 @@ class Recovering:
             yield done._replace(way=way, columns=done.columns | _identity(whole, way))
             left = done.model
 
-    def controls(self, best: Sequence[Pruned]) -> Iterator[Pruned]:
+    def controls(self, best: Sequence[Trial]) -> Iterator[Trial]:
         """The shapes of these models, trained by the recoveries that keep nothing else of them."""
         steps = self.lesson.training.steps + self.lesson.extra_steps
         for name, recovery in self.recoveries.items():
@@ -93,7 +93,7 @@ class Recovering:
                 left = self.lesson.dense.without(one.plan.mask)
                 yield self._recovered(one.plan, name, left, draw, steps)
 
-    def _recovered(self, plan: Plan, name: str, left: Seq2Seq, draw: int, steps: int) -> Pruned:
+    def _recovered(self, plan: Plan, name: str, left: Seq2Seq, draw: int, steps: int) -> Trial:
         splits, note, way = self.lesson.splits, "", Way(plan.schedule, plan.scorer, name, draw)
         if name != NOTHING:
             left, history, note = recover(self.recoveries[name], self.lesson, left, draw, self.remember)
@@ -102,7 +102,7 @@ class Recovering:
         control = name != NOTHING and self.recoveries[name].control
         columns = _identity(plan, way) | {"control": control, "steps": steps, **accuracy_columns(reported)}
         columns |= choose_columns(left, splits.choose) | size_columns(left, splits.report) | {"note": note}
-        return Pruned(plan, way, left, columns, reported)
+        return Trial(plan, way, left, columns, reported)
 
 
 def _identity(plan: Plan, way: Way) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.pruning import PROOF_BATCH, Plan, make_plans, proofs, time_removed
 from mhaprune.recoveries import NOTHING
 from mhaprune.recoveries.base import Lesson, left_digest
-from mhaprune.recovering import Pruned, Recovering
+from mhaprune.recovering import Trial, Recovering
 from mhaprune.schedules.base import Schedule, Stepwise
 from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Make, Scoring
@@ -74,7 +74,7 @@ class Prune(Experiment):
         lesson = Lesson(subject, study.training, splits, study.seed, max(steps, default=0))
         recovering = Recovering(lesson, study.recoveries, study.remember)
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
-        found: list[Pruned] = []
+        found: list[Trial] = []
         order: list[dict[str, Any]] = []
         for name, schedule in study.schedules.items():
             plans = list(
@@ -127,9 +127,9 @@ def choose_next(study: Study, scorer: str, schedule: Schedule, left: Seq2Seq, bu
     return next(make_plans(Scoring(left, study.splits.score, study.seed, remember), scorers, schedule, [budget]))
 
 
-def best_of_each_size(found: Sequence[Pruned]) -> list[Pruned]:
+def best_of_each_size(found: Sequence[Trial]) -> list[Trial]:
     """For each number of heads kept, what does best on the choose split; none of those that kept all."""
-    best: dict[int, Pruned] = {}
+    best: dict[int, Trial] = {}
     for one in found:
         kept = len(one.plan.mask.kept)
         if one.plan.mask.removed and (kept not in best or _choice(one) > _choice(best[kept])):
@@ -151,7 +151,7 @@ def removal_order(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     return rows
 
 
-def latency_table(subject: Seq2Seq, found: Sequence[Pruned], batch: Examples, rounds: int) -> pd.DataFrame:
+def latency_table(subject: Seq2Seq, found: Sequence[Trial], batch: Examples, rounds: int) -> pd.DataFrame:
     """One row per set of removed heads, whatever was trained afterwards, and the dense model and the same again."""
     plans = list({one.plan.mask: one.plan for one in found}.values())
     rows = time_removed(subject, plans, batch, rounds)
@@ -191,16 +191,16 @@ def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float)
     return pd.DataFrame(rows)
 
 
-def _choice(one: Pruned) -> tuple[float, float]:
+def _choice(one: Trial) -> tuple[float, float]:
     return one.columns["choose_sequence_accuracy"], -one.columns["choose_loss"]
 
 
-def _by_group(one: Pruned, groups: Sequence[str]) -> pd.DataFrame:
+def _by_group(one: Trial, groups: Sequence[str]) -> pd.DataFrame:
     kept = len(one.plan.mask.kept)
     return by_group(one.reported, groups).assign(**one.way._asdict(), heads_kept=kept)
 
 
-def _to_save(found: Sequence[Pruned], smallest: pd.DataFrame) -> Iterator[tuple[str, Seq2Seq]]:
+def _to_save(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[str, Seq2Seq]]:
     """The model of every row that has lost heads, with a name that says which."""
     models = {(*one.way[:3], one.plan.budget): one.model for one in found if not one.columns["control"]}
     for row in smallest[smallest["heads_removed"] > 0].to_dict("records"):
