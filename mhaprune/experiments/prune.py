@@ -18,7 +18,7 @@ from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.pruning import PROOF_BATCH, Plan, make_plans, proofs, time_removed
 from mhaprune.recoveries import NOTHING
 from mhaprune.recoveries.base import Lesson, left_digest
-from mhaprune.recovering import Trial, Recovering
+from mhaprune.recovering import Recovering, Trial
 from mhaprune.schedules.base import Schedule, Stepwise
 from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Make, Scoring
