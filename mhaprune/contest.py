@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from math import nan
+from random import Random
 from typing import Any
 
 import pandas as pd
@@ -44,13 +46,17 @@ class Contest:
         for mask in masks:
             mine = HeadMask(dense.grid, mask.removed & frozenset(dense.grid))
             makers[_removed(mask)] = partial(dense.without, mine)
-            makers[_built(mask)] = partial(fresh, grid=dense.grid.without(mine.removed))
-        self.models = {
-            name: [make().to(device, PRECISIONS[dtype]) for _ in range(COPIES)] for name, make in makers.items()
-        }
-        for model in (model for copies in self.models.values() for model in copies if compiled):
-            for layer in (*model.encoder, *model.decoder):
-                layer.compile(fullgraph=True)  # which fails where it would go on without compiling
+            if mine.kept:  # a model without any head cannot be built
+                makers[_built(mask)] = partial(fresh, grid=dense.grid.without(mine.removed))
+        self.models: dict[str, list[Seq2Seq]] = {name: [] for name in makers}
+        draw = Random(0)
+        for _ in range(COPIES):
+            # Neighbours in memory, all copies of one model could be 2 % slower than all of another.
+            for name in draw.sample(list(makers), len(makers)):
+                model = makers[name]().to(device, PRECISIONS[dtype])
+                for layer in (*model.encoder, *model.decoder) if compiled else ():
+                    layer.compile(fullgraph=True)  # which fails where it would go on without compiling
+                self.models[name].append(model)
 
     def speed(self, work: Workload, rounds: int) -> pd.DataFrame:
         """A row per mask. Ratios are taken round by round, and stand with their quartiles: `speedup` is dense over
@@ -66,7 +72,7 @@ class Contest:
         tokens = work.batch_size * (work.target_length or work.source_length)
         rows = []
         for mask in self.masks:
-            mine, grid = _removed(mask), work.grid(mask.grid)
+            mine, built, grid = _removed(mask), _built(mask), work.grid(mask.grid)
             milliseconds = times[mine].median()
             row = {
                 "budget": len(mask.removed),
@@ -78,12 +84,12 @@ class Contest:
                 "sequences_per_s": 1000 * work.batch_size / milliseconds,
                 "tokens_per_s": 1000 * tokens / milliseconds,
                 **_ratio("speedup", times, DENSE, mine),
-                **_ratio("built_ratio", times, mine, _built(mask)),
+                **_ratio("built_ratio", times, mine, built),
                 **_ratio("aa_ratio", times, DENSE, CONTROL),
                 "flop_ratio": dense_flops / work.count_flops(self.models[mine][0], batch),
                 "parameters": self.models[mine][0].count_parameters(),
                 "peak_mb": peaks[mine] / 1e6,
-                "built_peak_mb": peaks[_built(mask)] / 1e6,
+                "built_peak_mb": peaks.get(built, nan) / 1e6,
             }
             rows.append(self._identity(work) | row)
         return pd.DataFrame(rows)
@@ -108,7 +114,7 @@ class Contest:
         return pd.DataFrame([self._identity(work) | row for row in rows])
 
     def _identity(self, work: Workload) -> dict[str, Any]:
-        return {"what": work.what, "d_model": self.models[DENSE][0].config.d_model, **vars(work)}
+        return {**vars(work), "timed_d_model": self.models[DENSE][0].config.d_model}
 
     def _peak_bytes(self, name: str, call: Callable[[], object]) -> int:
         with torch.no_grad():
@@ -123,7 +129,7 @@ class Contest:
 
 
 def _ratio(name: str, times: pd.DataFrame, ours: str, peer: str) -> dict[str, float]:
-    ratio = ratios(times, ours, peer)
+    ratio = ratios(times, ours, peer) if peer in times else {"ratio": nan, "q1": nan, "q3": nan}
     return {name: ratio["ratio"], f"{name}_q1": ratio["q1"], f"{name}_q3": ratio["q3"]}
 
 

@@ -9,6 +9,7 @@ import matplotlib
 from mhaprune.method_plots import agreement_matrix, method_curves, quality_cost, regret_map
 from mhaprune.plots import STYLE, Plot, Tables
 from mhaprune.run_plots import accuracy_curves, accuracy_latency, agreement, head_scores, training_curve
+from mhaprune.speed_plots import accuracy_milliseconds, speedup_curves, time_by_part
 from mhaprune.sweep_plots import compare_curves, compare_methods, compare_runs
 
 Figures = tuple[Callable[[Tables], Plot | None], ...]
@@ -28,12 +29,19 @@ METHODS: Figures = (
     head_scores,
     training_curve,
 )
+SPEED: Figures = (
+    speedup_curves,
+    accuracy_milliseconds,
+    time_by_part,
+    training_curve,
+)
 SWEEP: Figures = (compare_methods, compare_curves, compare_runs)
 
 
 def draw(tables: Tables) -> Iterator[Plot]:
     """Every figure that these tables of one run can fill."""
-    yield from _draw(tables, METHODS if "methods" in tables else RUN)
+    kinds = {"methods": METHODS, "speed": SPEED}
+    yield from _draw(tables, next((figures for name, figures in kinds.items() if name in tables), RUN))
 
 
 def draw_comparison(tables: Tables) -> Iterator[Plot]:

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mhaprune.agreement import CONTROL
 from mhaprune.plots import Plot
+from mhaprune.speed_words import speed_details, speed_headline
 from mhaprune.statistics import student_interval
 
 INITIAL_GATE = "gate before training"
@@ -22,6 +23,7 @@ def answers(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """What was found, in sentences; of several runs one each, which starts with the run's label."""
     lines: list[str] = []
     headlines = {"summary": _pruning_headline, "winner": _winner_headline, "accuracy": _accuracy_headline}
+    headlines["speed"] = speed_headline
     if "methods" in tables and "label" in tables["methods"]:
         lines += _methods_headlines(tables["methods"])
     for name, headline in headlines.items():
@@ -29,6 +31,7 @@ def answers(tables: Mapping[str, pd.DataFrame]) -> list[str]:
             lines += [f"{label!s}: {headline(rows)}" for label, rows in tables[name].groupby("label", sort=False)]
         elif name in tables:
             lines += [headline(tables[name]), *_pruning_details(tables), *_winner_details(tables)]
+            lines += speed_details(tables)
     return lines
 
 

@@ -58,19 +58,27 @@ class Workload:
     def count_flops(self, model: Seq2Seq, batch: Examples) -> int:
         """Floating-point operations of one call: two for each multiply-add of a matrix product.
 
-        They are those of a `logits` call, less what a decoder that sees no later token saves: of T positions one
-        attends to T, one to T-1 and so on. An encoder that no cross-attention reads is not run.
+        Those of decoding are those of a `logits` call, less what a decoder that sees no later token saves: of T
+        positions one attends to T, one to T-1 and so on. An encoder that no cross-attention reads is not run.
         """
-        without_encoder = replace(model.config, num_encoder_layers=0)
-        with torch.device("meta"):  # a model to count with needs no weights
-            decoder = without_encoder(model.output.out_features, grid=only(model.grid, Site.DECODER_SELF, Site.CROSS))
-        encoder_flops = model.count_flops(batch) - decoder.count_flops(batch)
         if self.what == "encoder":
-            return encoder_flops
-        target, head_dim = batch.target.shape[1], model.config.head_dim
-        unseen = 2 * len(batch) * target * (target - 1) * head_dim * len(only(model.grid, Site.DECODER_SELF))
-        read = len(only(model.grid, Site.CROSS)) > 0
-        return model.count_flops(batch) - unseen - (0 if read else encoder_flops)
+            return _encoder_flops(model, batch)
+        length = batch.target.shape[1]
+        unseen = 2 * len(batch) * length * (length - 1) * _width(model, Site.DECODER_SELF)
+        unread = 0 if len(only(model.grid, Site.CROSS)) else _encoder_flops(model, batch)
+        return model.count_flops(batch) - unseen - unread
+
+
+def _encoder_flops(model: Seq2Seq, batch: Examples) -> int:
+    config, length = model.config, batch.source.shape[1]
+    attention = _width(model, Site.ENCODER_SELF) * (4 * config.d_model + 2 * length)
+    feed_forward = config.num_encoder_layers * 2 * config.d_model * config.dim_feedforward
+    return 2 * len(batch) * length * (attention + feed_forward)
+
+
+def _width(model: Seq2Seq, site: Site) -> int:
+    """Of all heads at a site, side by side."""
+    return model.config.head_dim * len(only(model.grid, site))
 
 
 def only(grid: HeadGrid, *sites: Site) -> HeadGrid:

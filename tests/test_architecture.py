@@ -18,8 +18,9 @@ from mhaprune.store import option_name
 
 HOUSE = """
     heads gates attention surgery data decoding layers prefixes relevance subject transformer tasks store cache
-    statistics agreement measure training speed gate_training scorers schedules scoring pruning oracle regret plots
-    run_plots method_plots sweep_plots figures report collect experiments run config command_line
+    statistics agreement measure training speed memory parts workloads contest gate_training scorers schedules scoring
+    pruning oracle regret plots run_plots method_plots speed_plots sweep_plots figures speed_words report collect
+    experiments run config command_line
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 PACKAGE = ROOT / "mhaprune"
 FOLDERS = ("tasks", "scorers", "schedules", "experiments")
