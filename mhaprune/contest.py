@@ -75,7 +75,8 @@ class Contest:
             mine, built, grid = _removed(mask), _built(mask), work.grid(mask.grid)
             milliseconds = times[mine].median()
             row = {
-                "budget": len(mask.removed),
+                "model_heads": len(mask.grid),
+                "model_heads_removed": len(mask.removed),
                 "heads_total": len(grid),
                 "heads_removed": len(mask.removed & frozenset(grid)),
                 "latency_ms": milliseconds,
@@ -98,16 +99,16 @@ class Contest:
         """Where the dense model's time goes, a row per part; `at_most` is the speed-up if attention took none."""
         batch, model = work.batch(self.vocabulary_size, self.device), self.models[DENSE][0]
         times = time_parts(model, lambda watched: work.call(watched, batch)(), rounds, device=self.device)
-        shares = times.div(times.sum(axis=1), axis=0)
-        at_most = 1 / (1 - shares[ATTENTION].median())
+        shares, medians = times.div(times.sum(axis=1), axis=0), times.median()
+        share = medians / medians.sum()
         rows: Iterator[dict[str, Any]] = (
             {
                 "part": part,
-                "part_ms": times[part].median(),
-                "share": shares[part].median(),
+                "part_ms": medians[part],
+                "share": share[part],
                 "share_q1": shares[part].quantile(0.25),
                 "share_q3": shares[part].quantile(0.75),
-                "at_most": at_most,
+                "at_most": 1 / (1 - share[ATTENTION]),
             }
             for part in times
         )

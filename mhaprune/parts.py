@@ -70,7 +70,8 @@ def time_parts(
         for name in ("forward", "project"):
             setattr(sublayer, name, watch.around(ATTENTION, getattr(sublayer, name)))
     for layer in (*watched.encoder, *watched.decoder):
-        setattr(layer.feed_forward, "forward", watch.around(FEED_FORWARD, layer.feed_forward.forward))  # noqa: B010
+        feed_forward: Any = layer.feed_forward
+        feed_forward.forward = watch.around(FEED_FORWARD, feed_forward.forward)
     whole = watch.around(WHOLE, run)
     rows = []
     for turn in range(-warmup, rounds):

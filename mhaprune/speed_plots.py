@@ -9,10 +9,21 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from mhaprune.plots import COLOURS, CONTROL_COLOUR, Plot, Tables, candidates, columns_of, line_style, panels
+from mhaprune.plots import (
+    COLOURS,
+    CONTROL_COLOUR,
+    Plot,
+    Tables,
+    candidates,
+    columns_of,
+    label_points,
+    line_style,
+    panels,
+)
 
-WHAT_LABELS = {"encoder": "encoder", "decoder": "decoder, KV cache", "both": "both"}
+WHAT_LABELS = {"encoder": "encoder", "decoder": "decoder, KV cache", "both": "encoder and decoder"}
 PART_COLOURS = {"attention": COLOURS[0], "feed_forward": COLOURS[5], "rest": CONTROL_COLOUR}
+FRONT: Any = {"color": "black", "linewidth": 1, "marker": "o", "markersize": 10, "markerfacecolor": "none", "zorder": 1}
 SIZE = ["batch_size", "source_length", "target_length"]
 
 
@@ -21,9 +32,11 @@ def speedup_curves(tables: Tables) -> Plot | None:
     if "speed" not in tables:
         return None
     speed = tables["speed"]
-    rows, columns = list(speed["what"].unique()), list(speed["timed_d_model"].unique())
+    rows, columns = _whats(speed), list(speed["timed_d_model"].unique())
     figure = Figure(figsize=(1.2 + 2.9 * len(columns), 1.1 + 2.3 * len(rows)))
-    total = int(speed["budget"].max() if speed.empty else speed.loc[speed["what"] == rows[-1], "heads_total"].max())
+    total = int(
+        speed["model_heads_removed"].max() if speed.empty else speed.loc[speed["what"] == rows[-1], "heads_total"].max()
+    )
     total = max(total, int(speed["heads_total"].max()))
     grid = panels(
         figure, len(rows) * len(columns), len(columns), f"heads removed, of {total}", sharex=True, sharey="row"
@@ -37,11 +50,17 @@ def speedup_curves(tables: Tables) -> Plot | None:
         for n, (_, line) in enumerate(mine.groupby(SIZE, sort=False)):
             bars = np.abs(line[["speedup_q1", "speedup_q3"]].to_numpy().T - line["speedup"].to_numpy())
             style: Any = {"capsize": 2, "markersize": 4, "elinewidth": 1, **line_style(n)}
-            axes.errorbar(line["budget"], line["speedup"], bars, **style)
+            axes.errorbar(line["model_heads_removed"], line["speedup"], bars, **style)
             limit = line["speedup"] * line["built_ratio"]
-            axes.plot(line["budget"], limit, color="black", marker="_", markersize=11, linestyle="")
-            axes.plot(line["budget"], line["flop_ratio"], color=line_style(n)["color"], linestyle=":", linewidth=1.2)
-        axes.set_xticks(sorted(mine["budget"].unique()))
+            axes.plot(line["model_heads_removed"], limit, color="black", marker="_", markersize=11, linestyle="")
+            axes.plot(
+                line["model_heads_removed"],
+                line["flop_ratio"],
+                color=line_style(n)["color"],
+                linestyle=":",
+                linewidth=1.2,
+            )
+        axes.set_xticks(sorted(mine["model_heads_removed"].unique()))
         if i < len(columns):
             axes.set_title(f"d_model {d_model}", fontsize=10)
         if i % len(columns) == 0:
@@ -72,6 +91,7 @@ def accuracy_milliseconds(tables: Tables) -> Plot | None:
     columns = columns_of(len(batches), 2)
     figure = Figure(figsize=(0.8 + 4.4 * columns, 0.7 + 3.5 * -(-len(batches) // columns)))
     grid = panels(figure, len(batches), columns, "milliseconds of a greedy decoding", "exact match", sharey=True)
+    fronts = []
     for axes, batch_size in zip(grid, batches, strict=True):
         mine = tradeoff[tradeoff["batch_size"] == batch_size]
         for name in mine["scorer"].unique():
@@ -85,16 +105,18 @@ def accuracy_milliseconds(tables: Tables) -> Plot | None:
             style |= {"label": label, "linestyle": "", "markersize": 5, "elinewidth": 1, "capsize": 2}
             axes.errorbar(points["latency_ms"], points["sequence_accuracy"], xerr=bars, **style)
         front = mine[mine["on_front"]].sort_values("latency_ms").drop_duplicates("removed")
-        axes.plot(front["latency_ms"], front["sequence_accuracy"], color="black", linewidth=1, zorder=1, label="front")
-        for x, y, removed in zip(front["latency_ms"], front["sequence_accuracy"], front["heads_removed"], strict=True):
-            axes.annotate(f"−{removed}", (x, y), (-5, 5), textcoords="offset points", ha="right", fontsize=9)
-        axes.set(title=f"batch {batch_size}", ylim=(-0.04, 1.12), xlim=(0, None))
+        x, y = front["latency_ms"].to_numpy(), front["sequence_accuracy"].to_numpy()
+        axes.plot(x, y, label="Pareto front", **FRONT)
+        axes.set(title=f"batch {batch_size}", ylim=(-0.06, 1.12), xlim=(0, None))
         axes.tick_params(labelbottom=True)
-    grid[0].legend(fontsize=9, loc="center left")
+        fronts.append((axes, [f"−{removed}" for removed in front["heads_removed"]], x, y))
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=9)
+    for axes, labels, x, y in fronts:
+        label_points(axes, labels, x, y, np.zeros((2, len(x))))
     caption = (
         "Exact match of the trained model on the report split against the time of one greedy decoding with a KV cache,"
-        " heads really removed. The line joins the Pareto front as the choose split has it, with the number of heads"
-        " removed; bars are quartiles of the ratio to the dense model, round by round."
+        " heads really removed. Rings and line are the Pareto front as the choose split has it, with the number of"
+        " heads removed; bars are quartiles of the ratio to the dense model, round by round."
     )
     return Plot("tradeoff", caption, figure)
 
@@ -104,7 +126,7 @@ def time_by_part(tables: Tables) -> Plot | None:
     if "parts" not in tables:
         return None
     parts = tables["parts"]
-    whats, sizes = list(parts["what"].unique()), ["timed_d_model", *SIZE]
+    whats, sizes = _whats(parts), ["timed_d_model", *SIZE]
     most = max(len(parts.loc[parts["what"] == what, sizes].drop_duplicates()) for what in whats)
     figure = Figure(figsize=(1.6 + 2.9 * len(whats), 1.2 + 0.34 * most))
     grid = panels(figure, len(whats), len(whats), "share of the time", sharex=True)
@@ -117,7 +139,7 @@ def time_by_part(tables: Tables) -> Plot | None:
             axes.barh(range(len(wide)), share, left=left, color=colour, height=0.75, label=part.replace("_", "-"))
             for y, (start, width) in enumerate(zip(left, share, strict=True)):
                 if width > 0.1:
-                    text = {"ha": "center", "va": "center", "fontsize": 8.5}
+                    text: Any = {"ha": "center", "va": "center", "fontsize": 8.5}
                     axes.text(start + width / 2, y, f"{width:.0%}", color=_ink(part), **text)
             left += share
         for y, milliseconds in enumerate(wide["part_ms"].sum(axis=1)):
@@ -137,6 +159,10 @@ def time_by_part(tables: Tables) -> Plot | None:
         " pruning acts on that part only: if it took no time at all, the rest would be 1 / (1 − share) times as fast."
     )
     return Plot("parts", caption, figure)
+
+
+def _whats(frame: pd.DataFrame) -> list[str]:
+    return [what for what in WHAT_LABELS if (frame["what"] == what).any()]
 
 
 def _size(size: Any, frame: pd.DataFrame) -> str:

@@ -25,29 +25,33 @@ from mhaprune.workloads import Workload, evenly, scaled
 
 @dataclass(frozen=True)
 class Speed(Experiment):
-    """Sizes × budgets: tables `speed`, `parts`, `tradeoff`, `pruning` and `training`.
+    """Sizes × shares of the heads: tables `speed`, `parts`, `tradeoff`, `pruning` and `training`.
 
     Time does not depend on what the weights are. So every one of `d_models` is timed on fresh models of random weights,
     with the layers and heads of the run's own model and its feed-forward in proportion, at every one of `batch_sizes`
-    and of the lengths (in tokens). `budgets` are fractions or numbers of all their heads, taken away evenly from all
-    blocks. Dense models, the same again (A/A), models with heads removed and models built without them take turns for
-    `rounds` rounds. With `compile` their layers go through torch.compile.
+    and of the lengths (in tokens). `shares` of all their heads are taken away, evenly from all blocks. Dense models, the
+    same again (A/A), models with heads removed and models built without them take turns for `rounds` rounds. With
+    `compile` their layers go through torch.compile.
 
-    What that is worth is seen on the trained model at the same budgets: its heads go as the schedule and the scorers
-    say, and `tradeoff` holds exact match beside milliseconds of a greedy decoding, both in `dtype` and not compiled.
+    What that is worth is seen on the trained model: at `budgets`, fractions or numbers of heads, its heads go as the
+    schedule and the scorers say, and `tradeoff` holds exact match beside milliseconds of a greedy decoding, both in `dtype` and not compiled.
     """
 
     d_models: tuple[int, ...] = (64, 256, 512)
     batch_sizes: tuple[int, ...] = (1, 32)
     source_lengths: tuple[int, ...] = (10,)
     target_lengths: tuple[int, ...] = (10,)
-    budgets: tuple[int | float, ...] = (0.25, 0.5, 0.8333, 1.0)
+    shares: tuple[float, ...] = (0.25, 0.5, 0.8333, 1.0)
+    budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
     rounds: int = 20
     dtype: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
 
     def __post_init__(self) -> None:
         check_budgets(self.budgets)
+        for share in self.shares:
+            if not 0 <= share <= 1:
+                raise ValueError(f"shares={share}: must be from 0 to 1, of all heads of a model")
         for name in ("d_models", "batch_sizes", "source_lengths", "target_lengths"):
             values = getattr(self, name)
             if not values or min(values) < 1 or len(set(values)) < len(values):
@@ -72,7 +76,7 @@ class Speed(Experiment):
         if not isinstance(subject, Seq2Seq):
             name = type(subject).__name__
             raise ValueError(f"experiment=speed: times models of other sizes, and of a {name} it cannot make any")
-        masks = [evenly(subject.grid, count) for count in heads_to_remove(self.budgets, len(subject.grid))]
+        masks = [evenly(subject.grid, count) for count in heads_to_remove(self.shares, len(subject.grid))]
         longest = max(*self.source_lengths, *self.target_lengths)
         workloads = list(self.workloads(subject.config))
         speed, parts = [], []
