@@ -23,6 +23,7 @@ from mhaprune.plots import (
 
 WHAT_LABELS = {"encoder": "encoder", "decoder": "decoder, KV cache", "both": "encoder and decoder"}
 PART_COLOURS = {"attention": COLOURS[0], "feed_forward": COLOURS[5], "rest": CONTROL_COLOUR}
+BUILT: Any = {"color": "black", "marker": "_", "markersize": 11, "linestyle": ""}
 FRONT: Any = {"color": "black", "linewidth": 1, "marker": "o", "markersize": 10, "markerfacecolor": "none", "zorder": 1}
 SIZE = ["batch_size", "source_length", "target_length"]
 
@@ -34,32 +35,20 @@ def speedup_curves(tables: Tables) -> Plot | None:
     speed = tables["speed"]
     rows, columns = _whats(speed), list(speed["timed_d_model"].unique())
     figure = Figure(figsize=(1.2 + 2.9 * len(columns), 1.1 + 2.3 * len(rows)))
-    total = int(
-        speed["model_heads_removed"].max() if speed.empty else speed.loc[speed["what"] == rows[-1], "heads_total"].max()
-    )
-    total = max(total, int(speed["heads_total"].max()))
-    grid = panels(
-        figure, len(rows) * len(columns), len(columns), f"heads removed, of {total}", sharex=True, sharey="row"
-    )
+    xlabel = f"heads removed, of {int(speed['model_heads'].max())}"
+    grid = panels(figure, len(rows) * len(columns), len(columns), xlabel, sharex=True, sharey="row")
     for i, axes in enumerate(grid):
         what, d_model = rows[i // len(columns)], columns[i % len(columns)]
         mine = speed[(speed["what"] == what) & (speed["timed_d_model"] == d_model)]
-        axes.axhspan(
-            mine["aa_ratio_q1"].min(), mine["aa_ratio_q3"].max(), color=CONTROL_COLOUR, alpha=0.25, linewidth=0
-        )
+        low, high = mine["aa_ratio_q1"].min(), mine["aa_ratio_q3"].max()
+        axes.axhspan(low, high, color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
         for n, (_, line) in enumerate(mine.groupby(SIZE, sort=False)):
+            removed, look = line["model_heads_removed"], line_style(n)
             bars = np.abs(line[["speedup_q1", "speedup_q3"]].to_numpy().T - line["speedup"].to_numpy())
-            style: Any = {"capsize": 2, "markersize": 4, "elinewidth": 1, **line_style(n)}
-            axes.errorbar(line["model_heads_removed"], line["speedup"], bars, **style)
-            limit = line["speedup"] * line["built_ratio"]
-            axes.plot(line["model_heads_removed"], limit, color="black", marker="_", markersize=11, linestyle="")
-            axes.plot(
-                line["model_heads_removed"],
-                line["flop_ratio"],
-                color=line_style(n)["color"],
-                linestyle=":",
-                linewidth=1.2,
-            )
+            style: Any = {"capsize": 2, "markersize": 4, "elinewidth": 1, **look}
+            axes.errorbar(removed, line["speedup"], bars, **style)
+            axes.plot(removed, line["speedup"] * line["built_ratio"], **BUILT)
+            axes.plot(removed, line["flop_ratio"], color=look["color"], linestyle=":", linewidth=1.2)
         axes.set_xticks(sorted(mine["model_heads_removed"].unique()))
         if i < len(columns):
             axes.set_title(f"d_model {d_model}", fontsize=10)
@@ -68,7 +57,7 @@ def speedup_curves(tables: Tables) -> Plot | None:
     labels = [_size(size, speed) for size in speed.loc[speed["what"] == rows[-1], SIZE].drop_duplicates().itertuples()]
     handles: list[Any] = [Line2D([], [], label=label, markersize=4, **line_style(n)) for n, label in enumerate(labels)]
     handles += [
-        Line2D([], [], color="black", marker="_", markersize=11, linestyle="", label="a model built so"),
+        Line2D([], [], label="a model built so", **BUILT),
         Line2D([], [], color="#555555", linestyle=":", label="if time went by FLOPs"),
         Line2D([], [], color=CONTROL_COLOUR, alpha=0.4, linewidth=7, label="dense against itself"),
     ]
@@ -113,6 +102,8 @@ def accuracy_milliseconds(tables: Tables) -> Plot | None:
     figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=9)
     for axes, labels, x, y in fronts:
         label_points(axes, labels, x, y, np.zeros((2, len(x))))
+        for text in axes.texts:
+            text.set_bbox({"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.5})
     caption = (
         "Exact match of the trained model on the report split against the time of one greedy decoding with a KV cache,"
         " heads really removed. Rings and line are the Pareto front as the choose split has it, with the number of"

@@ -44,6 +44,14 @@ TINY = (
 )
 TINY_SEQUENCES = ("task.train=200", "task.max_length=6")
 TINY_COMPARE = ("scorer=[gate,ablation,taylor,subset,random]", "scorer.subset.steps=5")
+TINY_SPEED = (
+    "experiment.d_models=[16,24]",
+    "experiment.batch_sizes=[1,3]",
+    "experiment.source_lengths=[4]",
+    "experiment.target_lengths=[5]",
+    "experiment.budgets=[1,3]",
+    "experiment.rounds=3",
+)
 TINY_ABLATE = ("experiment.latency_rounds=2", "experiment.latency_batch=4")
 
 

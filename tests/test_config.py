@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conftest import ROOT, TINY, TINY_ABLATE, TINY_COMPARE, TINY_SEQUENCES, compose, run_script
+from conftest import ROOT, TINY, TINY_ABLATE, TINY_COMPARE, TINY_SEQUENCES, TINY_SPEED, compose, run_script
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.ablate import Ablate
 from mhaprune.scorers.ablation import Ablation
@@ -22,7 +22,7 @@ def tiny(group: str, option: str) -> list[str]:
     overrides = [f"{group}=[{option}]" if group == "scorer" else f"{group}={option}", *TINY]
     overrides += [] if option == "inflection" and group == "task" else TINY_SEQUENCES
     if group == "experiment":
-        overrides += {"ablate": TINY_ABLATE, "compare": TINY_COMPARE, "train": ()}[option]
+        overrides += {"ablate": TINY_ABLATE, "compare": TINY_COMPARE, "speed": TINY_SPEED, "train": ()}[option]
     else:
         overrides += TINY_ABLATE
     overrides += [f"scorer.{option}.steps=5"] if option in ("hard_concrete", "subset") else []

@@ -29,12 +29,13 @@ class Speed(Experiment):
 
     Time does not depend on what the weights are. So every one of `d_models` is timed on fresh models of random weights,
     with the layers and heads of the run's own model and its feed-forward in proportion, at every one of `batch_sizes`
-    and of the lengths (in tokens). `shares` of all their heads are taken away, evenly from all blocks. Dense models, the
-    same again (A/A), models with heads removed and models built without them take turns for `rounds` rounds. With
+    and of the lengths (in tokens). `shares` of all their heads are taken away, evenly from all blocks. Dense models,
+    the same again (A/A), models with heads removed and models built without them take turns for `rounds` rounds. With
     `compile` their layers go through torch.compile.
 
     What that is worth is seen on the trained model: at `budgets`, fractions or numbers of heads, its heads go as the
-    schedule and the scorers say, and `tradeoff` holds exact match beside milliseconds of a greedy decoding, both in `dtype` and not compiled.
+    schedule and the scorers say, and `tradeoff` holds exact match beside milliseconds of a greedy decoding, both in
+    `dtype` and not compiled.
     """
 
     d_models: tuple[int, ...] = (64, 256, 512)
