@@ -33,7 +33,6 @@ SPEED: Figures = (
     speedup_curves,
     accuracy_milliseconds,
     time_by_part,
-    training_curve,
 )
 SWEEP: Figures = (compare_methods, compare_curves, compare_runs)
 

@@ -23,7 +23,7 @@ def answers(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """What was found, in sentences; of several runs one each, which starts with the run's label."""
     lines: list[str] = []
     headlines = {"summary": _pruning_headline, "winner": _winner_headline, "accuracy": _accuracy_headline}
-    headlines["speed"] = speed_headline
+    headlines["sizes"] = speed_headline
     if "methods" in tables and "label" in tables["methods"]:
         lines += _methods_headlines(tables["methods"])
     for name, headline in headlines.items():

@@ -50,6 +50,7 @@ def speedup_curves(tables: Tables) -> Plot | None:
             axes.plot(removed, line["speedup"] * line["built_ratio"], **BUILT)
             axes.plot(removed, line["flop_ratio"], color=look["color"], linestyle=":", linewidth=1.2)
         axes.set_xticks(sorted(mine["model_heads_removed"].unique()))
+        axes.set_ylim(0.7, 1.15 * speed.loc[speed["what"] == what, ["speedup", "flop_ratio"]].max(axis=None))
         if i < len(columns):
             axes.set_title(f"d_model {d_model}", fontsize=10)
         if i % len(columns) == 0:
@@ -96,7 +97,7 @@ def accuracy_milliseconds(tables: Tables) -> Plot | None:
         front = mine[mine["on_front"]].sort_values("latency_ms").drop_duplicates("removed")
         x, y = front["latency_ms"].to_numpy(), front["sequence_accuracy"].to_numpy()
         axes.plot(x, y, label="Pareto front", **FRONT)
-        axes.set(title=f"batch {batch_size}", ylim=(-0.06, 1.12), xlim=(0, None))
+        axes.set(title=f"batch {batch_size}", ylim=(-0.06, 1.12), xlim=(0, 1.15 * mine["latency_ms"].max()))
         axes.tick_params(labelbottom=True)
         fronts.append((axes, [f"−{removed}" for removed in front["heads_removed"]], x, y))
     figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=9)
@@ -147,7 +148,7 @@ def time_by_part(tables: Tables) -> Plot | None:
     figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=9)
     caption = (
         "Where the dense model's time goes; attention's part holds its normalisation, projections and cache. Head"
-        " pruning acts on that part only: if it took no time at all, the rest would be 1 / (1 − share) times as fast."
+        " pruning acts on that part only: if it took no time at all, the whole would be 1 / (1 − share) times as fast."
     )
     return Plot("parts", caption, figure)
 

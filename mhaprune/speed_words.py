@@ -13,9 +13,10 @@ WHAT = {
 }
 
 
-def speed_headline(speed: pd.DataFrame) -> str:
+def speed_headline(sizes: pd.DataFrame) -> str:
     """What about half of the heads brings where it brings most and where least, beside the floor."""
-    rows = _at(speed, 0.5)
+    off_half = (sizes["model_heads_removed"] / sizes["model_heads"] - 0.5).abs()
+    rows = sizes[off_half == off_half.min()]
     best, least = rows.loc[rows["speedup"].idxmax()], rows.loc[rows["speedup"].idxmin()]
     line = (
         f"With {int(best['model_heads_removed'])} of {int(best['model_heads'])} heads removed {WHAT[best['what']]} is"
@@ -63,16 +64,6 @@ def _tradeoff(rows: pd.DataFrame) -> str:
         f" ({_quartiles(best, 'speedup')}), at {best['sequence_accuracy']:.3f} exact match"
         f" ({dense['sequence_accuracy']:.3f} with all)."
     )
-
-
-def _at(speed: pd.DataFrame, share: float) -> pd.DataFrame:
-    """The rows with about this share of all heads removed, of what a user waits for."""
-    whole = speed[speed["what"] == ("both" if (speed["what"] == "both").any() else "decoder")]
-    budgets = whole.loc[whole["model_heads_removed"] > 0, ["model_heads_removed", "model_heads"]].drop_duplicates()
-    if budgets.empty:
-        return whole
-    nearest = (budgets["model_heads_removed"] / budgets["model_heads"] - share).abs().idxmin()
-    return whole[whole["model_heads_removed"] == budgets["model_heads_removed"][nearest]]
 
 
 def _quartiles(row: pd.Series, name: str, decimals: int = 2) -> str:

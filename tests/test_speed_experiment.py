@@ -10,7 +10,7 @@ import torch
 
 from conftest import TINY, TINY_SEQUENCES, TINY_SPEED, compose
 from mhaprune.config import ConfigError, build
-from mhaprune.experiments.speed import Speed, on_front
+from mhaprune.experiments.speed import Speed, half_and_sixth, on_front
 from mhaprune.figures import draw
 from mhaprune.report import answers
 from mhaprune.store import RunFolder, read_status
@@ -42,8 +42,8 @@ def tables(folder: Path) -> Frames:
 
 
 def test_tables_and_figures_are_there(folder: Path, tables: Frames) -> None:
-    assert set(tables) == {"speed", "parts", "tradeoff", "pruning", "training"}
-    assert {path.stem for path in (folder / "figures").glob("*.svg")} == {"speedup", "tradeoff", "parts", "training"}
+    assert set(tables) == {"sizes", "speed", "parts", "tradeoff", "pruning", "training"}
+    assert {path.stem for path in (folder / "figures").glob("*.svg")} == {"speedup", "tradeoff", "parts"}
     assert read_status(folder)["checks"]["max_difference_masked_removed"] < 1e-9
 
 
@@ -87,6 +87,17 @@ def test_numbers_that_belong_together_agree(tables: Frames) -> None:
     # What was removed holds as much memory as what was built without it.
     built = speed.dropna(subset=["built_peak_mb"])
     np.testing.assert_allclose(built["peak_mb"], built["built_peak_mb"])
+
+
+def test_in_short_there_is_what_half_and_a_sixth_bring_at_every_size(tables: Frames) -> None:
+    sizes, speed = tables["sizes"], tables["speed"]
+    assert set(sizes["what"]) == {"both"}
+    assert sizes["model_heads_removed"].tolist() == [3, 5] * 4
+    rows = speed[(speed["what"] == "both") & speed["model_heads_removed"].isin([3, 5])]
+    for name in ("timed_d_model", "batch_size", "speedup", "built_ratio_q1", "aa_ratio_q3"):
+        np.testing.assert_array_equal(sizes[name], rows[name])
+    alone = speed[speed["what"] == "decoder"]
+    assert half_and_sixth(alone)["model_heads_removed"].tolist() == [3, 5] * 4
 
 
 def test_without_a_head_everything_is_faster_than_dense(tables: Frames) -> None:
@@ -147,7 +158,9 @@ def made_up() -> dict[str, pd.DataFrame]:
         | {"sequence_accuracy": right - 0.01, "choose_sequence_accuracy": right, "on_front": gone > 0}
         for gone, time, right in ((0, 8.0, 1.0), (1, 7.0, 1.0), (2, 6.5, 0.995), (6, 2.0, 0.0))
     ]
-    return {"speed": pd.DataFrame(rows), "parts": pd.DataFrame(parts), "tradeoff": pd.DataFrame(tradeoff)}
+    speed = pd.DataFrame(rows).assign(latency_ms=1.0, device="cpu (x)", dtype="float32", compiled=False)
+    others = {"parts": pd.DataFrame(parts), "tradeoff": pd.DataFrame(tradeoff)}
+    return {"sizes": half_and_sixth(speed), "speed": speed, **others}
 
 
 OFF = {"q1": -0.02, "q3": 0.03}
@@ -173,9 +186,8 @@ def test_the_first_sentence_says_where_half_of_the_heads_brings_most_and_least()
 
 
 def test_of_several_runs_there_is_a_sentence_each() -> None:
-    speed = made_up()["speed"]
-    both = pd.concat([speed.assign(label="seed=0"), speed.assign(label="seed=1")], ignore_index=True)
-    assert [line.split(":")[0] for line in answers({"speed": both})] == ["seed=0", "seed=1"]
+    both = {name: pd.concat([frame.assign(label=f"seed={i}") for i in (0, 1)]) for name, frame in made_up().items()}
+    assert [line.split(":")[0] for line in answers(both)] == ["seed=0", "seed=1"]
 
 
 def test_figures_are_labelled_and_mark_the_front() -> None:

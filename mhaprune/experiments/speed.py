@@ -25,7 +25,8 @@ from mhaprune.workloads import Workload, evenly, scaled
 
 @dataclass(frozen=True)
 class Speed(Experiment):
-    """Sizes × shares of the heads: tables `speed`, `parts`, `tradeoff`, `pruning` and `training`.
+    """Sizes × shares of the heads: tables `sizes`, `speed`, `parts`, `tradeoff`, `pruning` and
+    `training`.
 
     Time does not depend on what the weights are. So every one of `d_models` is timed on fresh models of random weights,
     with the layers and heads of the run's own model and its feed-forward in proportion, at every one of `batch_sizes`
@@ -93,9 +94,11 @@ class Speed(Experiment):
                             progress.update()
         pruning, tradeoff, difference = self.trained(study, subject)
         timed_on = {"device": device_name(device), "dtype": self.dtype}
+        table = pd.concat(speed, ignore_index=True).assign(**timed_on, compiled=self.compile)
         return Findings(
             {
-                "speed": pd.concat(speed, ignore_index=True).assign(**timed_on, compiled=self.compile),
+                "sizes": half_and_sixth(table),
+                "speed": table,
                 "parts": pd.concat(parts, ignore_index=True).assign(**timed_on, compiled=False),
                 "tradeoff": tradeoff.assign(**timed_on, compiled=False),
                 "pruning": pruning,
@@ -131,6 +134,17 @@ class Speed(Experiment):
             both[["aa_ratio", "aa_ratio_q1", "aa_ratio_q3"]] = floor[["speedup", "speedup_q1", "speedup_q3"]].tolist()
             parts.append(both.assign(batch_size=batch_size))
         return pruning, pd.concat(parts, ignore_index=True), difference
+
+
+def half_and_sixth(speed: pd.DataFrame) -> pd.DataFrame:
+    """In short: what a user waits for with about half and about a sixth of the heads kept, at every size."""
+    waited_for = speed[speed["what"] == ("both" if (speed["what"] == "both").any() else "decoder")]
+    shares = waited_for["model_heads_removed"] / waited_for["model_heads"]
+    nearest = {min(shares, key=lambda share: abs(share - wanted)) for wanted in (1 / 2, 5 / 6)}
+    columns = ["what", "timed_d_model", "batch_size", "source_length", "target_length", "model_heads"]
+    columns += ["model_heads_removed", "latency_ms"]
+    columns += [f"{name}{q}" for name in ("speedup", "built_ratio", "aa_ratio") for q in ("", "_q1", "_q3")]
+    return waited_for.loc[shares.isin(nearest), [*columns, "flop_ratio", "device", "dtype", "compiled"]]
 
 
 def on_front(cost: pd.Series, quality: pd.Series) -> pd.Series:
