@@ -198,6 +198,7 @@ def test_figures_are_labelled_and_mark_the_front() -> None:
         assert words in text_of(plots["speedup"])
     for words in ("milliseconds of a greedy decoding", "Pareto front", "−1", "−2", "−6"):
         assert words in text_of(plots["tradeoff"])
+    assert "−0" not in text_of(plots["tradeoff"]), "dense is slower and no better"
     for words in ("50%", "feed-forward", "8 ms", "d_model 16, batch 3", "share of the time"):
         assert words in text_of(plots["parts"])
     again = {plot.name: plot for plot in draw(made_up())}
@@ -252,6 +253,7 @@ def test_a_model_without_encoder_layers_has_a_decoder_only() -> None:
         (["experiment.target_lengths=[-1]"], r"experiment.target_lengths=\[-1\]: must be"),
         (["experiment.shares=[1.5]"], "experiment.shares=1.5: must be from 0 to 1, of all heads of a model"),
         (["experiment.budgets=[25]"], "experiment.budgets=25: the model has 24 heads, allowed are 0 to 24"),
+        (["schedule.one_shot.keep_at_least=1"], "experiment.budgets=24: .* left in every block only 18 of 24 may go"),
         (["experiment.rounds=0"], "experiment.rounds=0: must be 1 or more"),
         (["experiment.dtype=float16"], "experiment.dtype='float16': must be float32 or bfloat16"),
         (["experiment.compile=maybe"], "experiment.compile='maybe': must be true or false"),
