@@ -84,7 +84,8 @@ def milliseconds(subject: Subject, batch: Examples, rounds: int) -> Cost:
         first, *others = (head for head in grid if head.block == block)
         models[f"{block} 0"] = subject.without(everything.without(first, *others))
         models[f"{block} 1"] = subject.without(everything.without(*others))
-    times = in_turn({name: partial(model.predict, batch) for name, model in models.items()}, rounds).min()
+    calls = {name: partial(model.predict, batch) for name, model in models.items()}
+    times = in_turn(calls, rounds, device=batch.source.device).min()
 
     def saved(name: str) -> float:
         """Noise must not make anything cost less than nothing."""

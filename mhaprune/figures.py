@@ -10,6 +10,7 @@ from mhaprune.method_plots import agreement_matrix, method_curves, quality_cost,
 from mhaprune.plots import STYLE, Plot, Tables
 from mhaprune.prune_plots import accuracy_by_group, compare_smallest, recovery_curves, removal_order, survivors
 from mhaprune.run_plots import accuracy_curves, accuracy_latency, agreement, head_scores, training_curve
+from mhaprune.speed_plots import accuracy_milliseconds, speedup_curves, time_by_part
 from mhaprune.sweep_plots import compare_curves, compare_methods, compare_runs
 
 Figures = tuple[Callable[[Tables], Plot | None], ...]
@@ -30,12 +31,14 @@ METHODS: Figures = (
     training_curve,
 )
 PRUNE: Figures = (recovery_curves, survivors, removal_order, accuracy_by_group, training_curve)
+SPEED: Figures = (speedup_curves, accuracy_milliseconds, time_by_part)
 SWEEP: Figures = (compare_methods, compare_curves, compare_smallest, compare_runs)
 
 
 def draw(tables: Tables) -> Iterator[Plot]:
     """Every figure that these tables of one run can fill."""
-    yield from _draw(tables, METHODS if "methods" in tables else PRUNE if "recovery" in tables else RUN)
+    kinds = {"methods": METHODS, "recovery": PRUNE, "speed": SPEED}
+    yield from _draw(tables, next((figures for name, figures in kinds.items() if name in tables), RUN))
 
 
 def draw_comparison(tables: Tables) -> Iterator[Plot]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from mhaprune.plots import Tables
 from mhaprune.recoveries import NOTHING
 
 
@@ -35,8 +36,9 @@ def smallest_headline(smallest: pd.DataFrame) -> str:
     )
 
 
-def smallest_details(smallest: pd.DataFrame) -> Iterator[str]:
+def smallest_details(tables: Tables) -> Iterator[str]:
     """Which heads they are, what each recovery needs, and what went wrong."""
+    smallest, noted = tables["smallest"], tables["recovery"].query("note != ''")
     best = _best(smallest)
     if 0 < best["heads_kept"] < best["heads_total"]:
         yield f"They are (site.layer.head, counted from 0): {str(best['kept']).replace(' ', ', ')}."
@@ -46,6 +48,8 @@ def smallest_details(smallest: pd.DataFrame) -> Iterator[str]:
         after = "without any training afterwards" if recovery == NOTHING else f"after {recovery}"
         parts.append(f"{int(row['heads_kept'])} {after} (at {row['sequence_accuracy']:.3f}, {_way(row)})")
     yield f"The fewest heads within {best['tolerance']:g} of exact match on the choose split: {', '.join(parts)}."
+    for (name, note), rows in noted.groupby(["recovery", "note"], sort=False):
+        yield f"{name} failed for {len(rows)} of the models ({note})."
 
 
 def smallest_over_runs(smallest: pd.DataFrame) -> Iterator[str]:
@@ -60,13 +64,6 @@ def smallest_over_runs(smallest: pd.DataFrame) -> Iterator[str]:
             after = "without any training afterwards" if recovery == NOTHING else f"after {recovery}"
             parts.append(f"{', '.join(map(str, fewest))} {after}")
         yield f"Of {int(mine['heads_total'].max())} heads {task} needs, run by run: {'; '.join(parts)}."
-
-
-def notes(recovery: pd.DataFrame) -> Iterator[str]:
-    """What was recovered and is not, one line for each reason."""
-    noted = recovery[recovery["note"] != ""]
-    for (name, note), rows in noted.groupby(["recovery", "note"], sort=False):
-        yield f"{name} failed for {len(rows)} of the models ({note})."
 
 
 def _best(smallest: pd.DataFrame) -> Any:

@@ -194,7 +194,8 @@ def time_removed(subject: Subject, plans: Sequence[Plan], batch: Examples, round
     for mask in {plan.mask: None for plan in plans}:
         if mask.removed:
             models[_names(mask)] = subject.without(mask)
-    times = in_turn({name: partial(model.predict, batch) for name, model in models.items()}, rounds)
+    calls = {name: partial(model.predict, batch) for name, model in models.items()}
+    times = in_turn(calls, rounds, device=batch.source.device)
     rows = [plan_columns(plan) | _speed(times, _names(plan.mask) or DENSE) for plan in plans]
     rows += [{"scorer": name, "draw": 0, "heads_removed": 0} | _speed(times, name) for name in (DENSE, CONTROL)]
     return pd.DataFrame(rows)

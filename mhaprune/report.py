@@ -4,41 +4,41 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mhaprune.agreement import CONTROL
-from mhaprune.plots import Plot
-from mhaprune.prune_words import notes, smallest_details, smallest_headline, smallest_over_runs
+from mhaprune.plots import Plot, Tables
+from mhaprune.prune_words import smallest_details, smallest_headline, smallest_over_runs
+from mhaprune.speed_words import speed_details, speed_headline
 from mhaprune.statistics import student_interval
 
 INITIAL_GATE = "gate before training"
 """What the table `agreement` calls the gates at step 0."""
 
 
-def answers(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+def answers(tables: Tables) -> list[str]:
     """What was found, in sentences; of several runs one each, which starts with the run's label."""
     lines: list[str] = []
-    headlines = {
-        "summary": _pruning_headline,
-        "winner": _winner_headline,
-        "smallest": smallest_headline,
-        "accuracy": _accuracy_headline,
+    headlines: dict[str, tuple[Callable[[pd.DataFrame], str], Callable[[Tables], Iterable[str]]]] = {
+        "summary": (_pruning_headline, _pruning_details),
+        "winner": (_winner_headline, _winner_details),
+        "smallest": (smallest_headline, smallest_details),
+        "sizes": (speed_headline, speed_details),
+        "accuracy": (_accuracy_headline, lambda tables: ()),
     }
     if "methods" in tables and "label" in tables["methods"]:
         lines += _methods_headlines(tables["methods"])
     if "smallest" in tables and "label" in tables["smallest"]:
         lines += smallest_over_runs(tables["smallest"])
-    for name, headline in headlines.items():
+    for name, (headline, details) in headlines.items():
         if name in tables and "label" in tables[name]:
             lines += [f"{label!s}: {headline(rows)}" for label, rows in tables[name].groupby("label", sort=False)]
         elif name in tables:
-            lines += [headline(tables[name]), *_pruning_details(tables), *_winner_details(tables)]
-            if name == "smallest":
-                lines += [*smallest_details(tables[name]), *notes(tables["recovery"])]
+            lines += [headline(tables[name]), *details(tables)]
     return lines
 
 
@@ -65,7 +65,7 @@ def render(
     title: str,
     lines: Sequence[str],
     plots: Iterable[Plot],
-    tables: Mapping[str, pd.DataFrame],
+    tables: Tables,
     facts: Mapping[str, Any],
     checks: Sequence[str] = (),
 ) -> str:
@@ -101,9 +101,7 @@ def _pruning_headline(summary: pd.DataFrame) -> str:
     )
 
 
-def _pruning_details(tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    if "summary" not in tables:
-        return []
+def _pruning_details(tables: Tables) -> list[str]:
     rows = _records(tables["summary"])
     best = _best_of(tables["summary"])
     lines = []
@@ -154,9 +152,7 @@ def _winner_headline(winner: pd.DataFrame) -> str:
     return f"{line}; {row['runner_up']} comes next, {points} {side} {interval}, which is {beyond} the noise."
 
 
-def _winner_details(tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    if "winner" not in tables:
-        return []
+def _winner_details(tables: Tables) -> list[str]:
     row, lines = tables["winner"].iloc[0], []
     if "prunable_heads" in row and not math.isnan(row["prunable_heads"]):
         lines.append(

@@ -29,6 +29,7 @@ from mhaprune.saved import SavedModel, load, to_bytes
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Make, naming
+from mhaprune.speed import device_name
 from mhaprune.store import RunFolder, describe, fingerprint, option_name
 from mhaprune.tasks.base import Splits, Task
 from mhaprune.training import Training
@@ -231,7 +232,7 @@ class Run:
             "git_commit": _git_commit(),
             "seed": self.seed,
             "num_threads": self.num_threads,
-            "device": torch.cuda.get_device_name() if self.device != "cpu" else f"cpu ({platform.machine()})",
+            "device": device_name(self.device),
             "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         }
 

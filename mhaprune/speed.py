@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
 
 import pandas as pd
 import torch
@@ -12,27 +15,49 @@ from tqdm import tqdm
 
 DENSE, CONTROL = "dense", "dense again"
 """The names of what everything is compared with, and of the same thing a second time: the A/A control."""
+COPIES = 4
+"""Of two equal models one can be 1 % faster for where its weights lie in memory: several copies of each take turns."""
+
+Device = torch.device | str
 
 
 @torch.no_grad()
-def in_turn(calls: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> pd.DataFrame:
-    """Milliseconds of every call (columns) in every round (rows).
+def in_turn(
+    calls: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2, device: Device = "cpu"
+) -> pd.DataFrame:
+    """Milliseconds of every call (columns) in every round (rows), after `warmup` rounds that do not count.
 
     In a round each call is made once, one after the other, in an order drawn anew, so that none always follows the
-    same neighbour. The clock is torch's own benchmark timer, which waits
-    for an accelerator to finish.
+    same neighbour.
     """
     names, draw = list(calls), random.Random(0)
     rows: list[dict[str, float]] = []
     for turn in tqdm(range(-warmup, rounds), "timing", disable=None, leave=False):
-        row = {}
-        for name in draw.sample(names, len(names)):
-            start = timer()
-            calls[name]()
-            row[name] = 1000 * (timer() - start)
+        row = {name: milliseconds(calls[name], device) for name in draw.sample(names, len(names))}
         if turn >= 0:
             rows.append(row)
     return pd.DataFrame(rows, columns=names)
+
+
+def milliseconds(call: Callable[[], object], device: Device = "cpu") -> float:
+    """How long one call takes: on a GPU between two of its own events, else by the timer of torch's benchmarks."""
+    if torch.device(device).type != "cuda":
+        begin = timer()
+        call()
+        return 1000 * (timer() - begin)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)  # or the first event waits for what was called before
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def taking_turns(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """A call that makes one of these, the next time the next."""
+    turns = cycle(calls)
+    return lambda: next(turns)()
 
 
 def ratios(times: pd.DataFrame, ours: str, peer: str) -> pd.Series:
@@ -47,3 +72,16 @@ def ratios(times: pd.DataFrame, ours: str, peer: str) -> pd.Series:
             "q3": ratio.quantile(0.75),
         }
     )
+
+
+def device_name(device: Device) -> str:
+    """What the numbers were taken on: the GPU's name, or the processor's where the system tells it."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    listing = Path("/proc/cpuinfo")
+    names = [
+        line.partition(":")[2].strip()
+        for line in (listing.read_text().splitlines() if listing.exists() else [])
+        if line.startswith("model name")
+    ]
+    return f"cpu ({names[0] if names else platform.machine()})"

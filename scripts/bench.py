@@ -8,7 +8,6 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from mhaprune.schedules.greedy import Greedy
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.shapley import Shapley
-from mhaprune.speed import in_turn, ratios
+from mhaprune.speed import COPIES, in_turn, ratios, taking_turns
 from mhaprune.subject import Subject
 from mhaprune.tasks.sort import Sort
 from mhaprune.training import Training, training_step
@@ -130,6 +129,17 @@ def removal() -> list[Pair]:
                 (f"removal {what} d_model={d_model} length={length} / {peer}", each(removed, what, batch), call)
                 for peer, call in ((peer, each(models, what, batch)) for peer, models in peers.items())
             ]
+    return pairs
+
+
+def decode() -> list[Pair]:
+    """Greedy decoding of 64 tokens from 64 with the keys and values kept, against running the prefix again."""
+    pairs: list[Pair] = []
+    for d_model, batch_size in ((64, 32), (256, 1)):
+        batch = random_examples(batch_size, 64)
+        model = Transformer(d_model=d_model, dim_feedforward=2 * d_model)(VOCABULARY_SIZE)
+        ours, peer = (partial(model.decode_greedily, batch.source, 64, use_cache=cached) for cached in (True, False))
+        pairs.append((f"decode d_model={d_model} batch_size={batch_size}", ours, peer))
     return pairs
 
 
@@ -271,14 +281,9 @@ def racing() -> list[Row]:
     return rows
 
 
-COPIES = 4
-"""Of two equal models one can be 1 % faster for where its weights lie in memory: several copies of each take turns."""
-
-
 def each(models: list[Seq2Seq], method: str, batch: Examples) -> Callable[[], object]:
     """Call a method of one model after the other."""
-    turns = cycle(models)
-    return lambda: getattr(next(turns), method)(batch)
+    return taking_turns([partial(getattr(model, method), batch) for model in models])
 
 
 def random_examples(batch_size: int, length: int) -> Examples:
@@ -287,7 +292,7 @@ def random_examples(batch_size: int, length: int) -> Examples:
     return Examples(source, target)
 
 
-TIMED = {bench.__name__: bench for bench in (training, removal, ablation, oracle, shapley, greedy)}
+TIMED = {bench.__name__: bench for bench in (training, removal, decode, ablation, oracle, shapley, greedy)}
 COUNTED = {bench.__name__: bench for bench in (racing,)}
 BENCHES = (*TIMED, *COUNTED)
 

@@ -67,6 +67,14 @@ TINY_PRUNE = (
     "experiment.latency_rounds=2",
     "experiment.latency_batch=4",
 )
+TINY_SPEED = (
+    "experiment.d_models=[16,24]",
+    "experiment.batch_sizes=[1,3]",
+    "experiment.source_lengths=[4]",
+    "experiment.target_lengths=[5]",
+    "experiment.budgets=[1,3]",
+    "experiment.rounds=3",
+)
 TINY_ABLATE = ("experiment.latency_rounds=2", "experiment.latency_batch=4")
 
 

@@ -19,7 +19,7 @@ def test_a_bench_prints_ratios_with_their_spread_and_the_control() -> None:
 
 def test_bad_names_and_too_few_pairs_are_refused() -> None:
     refused = run_script("bench.py", "speed").stderr
-    assert "NAME=speed: no such bench, allowed are training, removal, ablation, oracle, shapley" in refused
+    assert "NAME=speed: no such bench, allowed are training, removal, decode, ablation, oracle, shapley" in refused
     assert "--pairs=3: must be 20 or more" in run_script("bench.py", "--pairs", "3").stderr
 
 
@@ -34,3 +34,5 @@ def test_both_sides_of_a_pair_do_the_same() -> None:
     torch.testing.assert_close(ours.sort().values, plain.sort().values)
     ((_, shared, one_by_one),) = bench.greedy()
     assert shared() == one_by_one()
+    for name, cached, uncached in bench.decode():
+        assert (cached() == uncached()).double().mean() > 0.99, f"{name}: but for ties that rounding decides"

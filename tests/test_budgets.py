@@ -85,7 +85,7 @@ def test_counted_costs_are_those_of_a_model_without_the_heads(removed: set[int])
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that charges 7 for a model, 2 for a block with heads and 0.5 for each of them."""
 
-    def timed(calls: dict[str, Any], rounds: int) -> pd.DataFrame:
+    def timed(calls: dict[str, Any], rounds: int, **device: Any) -> pd.DataFrame:
         sizes = {name: call.func.__self__.grid.sizes for name, call in calls.items()}
         return pd.DataFrame([{name: 7 + sum(2 + 0.5 * n for n in mine if n) for name, mine in sizes.items()}] * rounds)
 

@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 
-from conftest import ROOT, TINY, TINY_ABLATE, TINY_COMPARE, TINY_PRUNE, TINY_SEQUENCES, compose, run_script
+from conftest import (
+    ROOT,
+    TINY,
+    TINY_ABLATE,
+    TINY_COMPARE,
+    TINY_PRUNE,
+    TINY_SEQUENCES,
+    TINY_SPEED,
+    compose,
+    run_script,
+)
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.ablate import Ablate
 from mhaprune.scorers.ablation import Ablation
@@ -27,6 +37,7 @@ def tiny(group: str, option: str) -> list[str]:
             "compare": TINY_COMPARE,
             "evaluate": (),
             "prune": TINY_PRUNE,
+            "speed": TINY_SPEED,
             "train": (),
         }[option]
     elif group == "recovery":

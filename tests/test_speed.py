@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from itertools import pairwise
 
 import pandas as pd
 import pytest
+import torch
 
-from mhaprune.speed import in_turn, ratios
+from mhaprune.memory import peak_bytes
+from mhaprune.parts import Stopwatch
+from mhaprune.speed import device_name, in_turn, ratios, taking_turns
 
 
 def test_a_round_makes_every_call_once_and_none_always_follows_the_same() -> None:
@@ -31,3 +35,65 @@ def test_ratios_are_taken_round_by_round() -> None:
     """A machine twice as slow in one round slows both: the ratio does not see it."""
     result = ratios(pd.DataFrame({"ours": [1.0, 2.0, 1.0], "peer": [2.0, 4.0, 2.0]}), "ours", "peer")
     assert result["ratio"] == result["q1"] == result["q3"] == pytest.approx(0.5)
+
+
+class Event:
+    """A CUDA event for a machine without a GPU: it is there as soon as it is recorded."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        assert self.at
+
+    def elapsed_time(self, end: Event) -> float:
+        return 1000 * (end.at - self.at)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of the GPU that is not there."""
+    asked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: asked.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: asked.append("reset"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 350)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"name of {device}")
+    return asked
+
+
+def test_on_a_gpu_its_own_events_tell_the_time(gpu: list[str]) -> None:
+    times = in_turn({"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.008)}, 3, device="cuda")
+    assert 2 <= times["short"].median() < 6
+    assert 8 <= times["long"].median() < 14
+    assert gpu == ["synchronize"] * 10, "before every call, those of the warm-up included"
+    assert device_name("cuda") == "name of cuda"
+    assert peak_bytes(lambda: gpu.append("call"), "cuda") == 250
+    assert gpu[10:] == ["reset", "call"]
+
+
+def test_on_a_gpu_a_stopwatch_reads_its_events_when_all_is_done(gpu: list[str]) -> None:
+    watch = Stopwatch("cuda")
+    nap = watch.around("nap", lambda: time.sleep(0.003))
+    nap()
+    nap()
+    assert not gpu
+    assert 6 <= watch.read()["nap"] < 12
+    assert gpu == ["synchronize"]
+    assert watch.read() == {}
+
+
+def test_copies_take_turns() -> None:
+    made: list[str] = []
+    call = taking_turns([lambda n=name: made.append(n) for name in "abc"])
+    for _ in range(7):
+        call()
+    assert made == list("abcabca")
+
+
+def test_the_processor_has_a_name() -> None:
+    assert re.fullmatch(r"cpu \(.+\)", device_name("cpu"))

@@ -1,0 +1,142 @@
+"""Models of one shape side by side: dense, with heads removed, and built without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from math import nan
+from random import Random
+from typing import Any
+
+import pandas as pd
+import torch
+
+from mhaprune.heads import HeadMask
+from mhaprune.memory import model_bytes, peak_bytes
+from mhaprune.parts import ATTENTION, time_parts
+from mhaprune.speed import CONTROL, COPIES, DENSE, in_turn, ratios, taking_turns
+from mhaprune.transformer import Seq2Seq, Transformer
+from mhaprune.workloads import Workload
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PROGRAMS = 10_000
+"""That torch.compile may make of one layer, which has one for every number of heads."""
+
+
+class Contest:
+    """Several copies of each model take turns; their weights are random.
+
+    `masks` are on the grid of the whole model, of which `shape` may have a part.
+    """
+
+    def __init__(
+        self,
+        shape: Transformer,
+        vocabulary_size: int,
+        masks: Sequence[HeadMask],
+        device: torch.device,
+        dtype: str,
+        compiled: bool,
+    ) -> None:
+        self.masks, self.device, self.vocabulary_size, self.compiled = masks, device, vocabulary_size, compiled
+        fresh = partial(shape, vocabulary_size)
+        dense = fresh()
+        makers: dict[str, Callable[[], Seq2Seq]] = {DENSE: fresh, CONTROL: fresh}
+        for mask in masks:
+            mine = HeadMask(dense.grid, mask.removed & frozenset(dense.grid))
+            makers[_removed(mask)] = partial(dense.without, mine)
+            if mine.kept:  # a model without any head cannot be built
+                makers[_built(mask)] = partial(fresh, grid=dense.grid.without(mine.removed))
+        self.models: dict[str, list[Seq2Seq]] = {name: [] for name in makers}
+        draw = Random(0)
+        for _ in range(COPIES):
+            # Neighbours in memory, all copies of one model could be 2 % slower than all of another.
+            for name in draw.sample(list(makers), len(makers)):
+                model = makers[name]().to(device, PRECISIONS[dtype])
+                for layer in (*model.encoder, *model.decoder) if compiled else ():
+                    layer.compile(fullgraph=True)  # which fails where it would go on without compiling
+                self.models[name].append(model)
+
+    def speed(self, work: Workload, rounds: int) -> pd.DataFrame:
+        """A row per mask. Ratios are taken round by round, and stand with their quartiles: `speedup` is dense over
+        removed, `built_ratio` removed over built, `aa_ratio` dense over itself; `flop_ratio` is what `speedup` would
+        be if time went by operations. Memory is the weights and the most that a call holds beside them."""
+        batch = work.batch(self.vocabulary_size, self.device)
+        calls = {name: [work.call(model, batch) for model in models] for name, models in self.models.items()}
+        with self._compiling():
+            turns = {name: taking_turns(copies) for name, copies in calls.items()}
+            times = in_turn(turns, rounds, COPIES, self.device)
+            peaks = {name: self._peak_bytes(name, copies[0]) for name, copies in calls.items()}
+        dense_flops = work.count_flops(self.models[DENSE][0], batch)
+        tokens = work.batch_size * (work.target_length or work.source_length)
+        rows = []
+        for mask in self.masks:
+            mine, built, grid = _removed(mask), _built(mask), work.grid(mask.grid)
+            milliseconds = times[mine].median()
+            row = {
+                "model_heads": len(mask.grid),
+                "model_heads_removed": len(mask.removed),
+                "heads_total": len(grid),
+                "heads_removed": len(mask.removed & frozenset(grid)),
+                "latency_ms": milliseconds,
+                "latency_ms_q1": times[mine].quantile(0.25),
+                "latency_ms_q3": times[mine].quantile(0.75),
+                "sequences_per_s": 1000 * work.batch_size / milliseconds,
+                "tokens_per_s": 1000 * tokens / milliseconds,
+                **_ratio("speedup", times, DENSE, mine),
+                **_ratio("built_ratio", times, mine, built),
+                **_ratio("aa_ratio", times, DENSE, CONTROL),
+                "flop_ratio": dense_flops / work.count_flops(self.models[mine][0], batch),
+                "parameters": self.models[mine][0].count_parameters(),
+                "peak_mb": peaks[mine] / 1e6,
+                "built_peak_mb": peaks.get(built, nan) / 1e6,
+            }
+            rows.append(self._identity(work) | row)
+        return pd.DataFrame(rows)
+
+    def parts(self, work: Workload, rounds: int) -> pd.DataFrame:
+        """Where the dense model's time goes, a row per part; `at_most` is the speed-up if attention took none."""
+        batch, model = work.batch(self.vocabulary_size, self.device), self.models[DENSE][0]
+        times = time_parts(model, lambda watched: work.call(watched, batch)(), rounds, device=self.device)
+        shares, medians = times.div(times.sum(axis=1), axis=0), times.median()
+        share = medians / medians.sum()
+        rows: Iterator[dict[str, Any]] = (
+            {
+                "part": part,
+                "part_ms": medians[part],
+                "share": share[part],
+                "share_q1": shares[part].quantile(0.25),
+                "share_q3": shares[part].quantile(0.75),
+                "at_most": 1 / (1 - share[ATTENTION]),
+            }
+            for part in times
+        )
+        return pd.DataFrame([self._identity(work) | row for row in rows])
+
+    def _identity(self, work: Workload) -> dict[str, Any]:
+        return {**vars(work), "timed_d_model": self.models[DENSE][0].config.d_model}
+
+    def _peak_bytes(self, name: str, call: Callable[[], object]) -> int:
+        with torch.no_grad():
+            return model_bytes(self.models[name][0]) + peak_bytes(call, self.device)
+
+    def _compiling(self) -> AbstractContextManager[Any]:
+        if not self.compiled:
+            return nullcontext()
+        import torch._dynamo  # slow to import, and needed by nobody else
+
+        return torch._dynamo.config.patch(recompile_limit=PROGRAMS, accumulated_recompile_limit=PROGRAMS)
+
+
+def _ratio(name: str, times: pd.DataFrame, ours: str, peer: str) -> dict[str, float]:
+    ratio = ratios(times, ours, peer) if peer in times else {"ratio": nan, "q1": nan, "q3": nan}
+    return {name: ratio["ratio"], f"{name}_q1": ratio["q1"], f"{name}_q3": ratio["q3"]}
+
+
+def _removed(mask: HeadMask) -> str:
+    return f"{len(mask.removed)} heads removed"
+
+
+def _built(mask: HeadMask) -> str:
+    return f"built without {len(mask.removed)} heads"

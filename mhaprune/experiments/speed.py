@@ -1,0 +1,153 @@
+"""How much faster a model without some of its heads is, at which size, and where its time goes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+import pandas as pd
+from tqdm import tqdm
+
+from mhaprune.budgets import check_budgets, heads_to_remove, removing
+from mhaprune.contest import PRECISIONS, Contest
+from mhaprune.experiments.base import Experiment, Findings, Study, the_one
+from mhaprune.heads import HeadGrid
+from mhaprune.pruning import make_plans, proofs, prune, time_removed
+from mhaprune.schedules.base import Schedule
+from mhaprune.scorers.base import Scorer
+from mhaprune.scoring import Scoring
+from mhaprune.speed import CONTROL, device_name
+from mhaprune.transformer import Seq2Seq, Transformer
+from mhaprune.workloads import Workload, evenly, scaled
+
+
+@dataclass(frozen=True)
+class Speed(Experiment):
+    """Sizes × shares of the heads: tables `sizes`, `speed`, `parts`, `tradeoff`, `pruning` and
+    `training`.
+
+    Time does not depend on what the weights are. So every one of `d_models` is timed on fresh models of random weights,
+    with the layers and heads of the run's own model and its feed-forward in proportion, at every one of `batch_sizes`
+    and of the lengths (in tokens). `shares` of all their heads are taken away, evenly from all blocks. Dense models,
+    the same again (A/A), models with heads removed and models built without them take turns for `rounds` rounds. With
+    `compile` their layers go through torch.compile.
+
+    What that is worth is seen on the trained model: at `budgets`, fractions or numbers of heads, its heads go as the
+    schedule and the scorers say, and `tradeoff` holds exact match beside milliseconds of a greedy decoding, both in
+    `dtype` and not compiled.
+    """
+
+    d_models: tuple[int, ...] = (64, 256, 512)
+    batch_sizes: tuple[int, ...] = (1, 32)
+    source_lengths: tuple[int, ...] = (10,)
+    target_lengths: tuple[int, ...] = (10,)
+    shares: tuple[float, ...] = (0.25, 0.5, 0.8333, 1.0)
+    budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+    rounds: int = 20
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        check_budgets(self.budgets)
+        for share in self.shares:
+            if not 0 <= share <= 1:
+                raise ValueError(f"shares={share}: must be from 0 to 1, of all heads of a model")
+        for name in ("d_models", "batch_sizes", "source_lengths", "target_lengths"):
+            values = getattr(self, name)
+            if not values or min(values) < 1 or len(set(values)) < len(values):
+                raise ValueError(f"{name}={list(values)}: must be one or more numbers from 1 on, none of them twice")
+        if self.rounds < 1:
+            raise ValueError(f"rounds={self.rounds}: must be 1 or more")
+
+    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
+        schedule = the_one(schedules)
+        heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
+        if not scorers and schedule.asks() != "never":
+            raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
+        num_heads = max(grid.sizes)
+        for d_model in self.d_models:
+            if d_model % 2 or d_model % num_heads:
+                raise ValueError(
+                    f"experiment.d_models={d_model}: must be even and a multiple of {num_heads}, the heads of a block"
+                )
+
+    def __call__(self, study: Study) -> Findings:
+        subject, device = study.subject, study.splits.report.source.device
+        masks = [evenly(subject.grid, count) for count in heads_to_remove(self.shares, len(subject.grid))]
+        longest = max(*self.source_lengths, *self.target_lengths)
+        workloads = list(self.workloads(subject.config))
+        speed, parts = [], []
+        with tqdm(total=len(self.d_models) * len(workloads), desc="sizes", disable=None) as progress:
+            for d_model in self.d_models:
+                whole = scaled(subject.config, d_model, longest)
+                for shape in dict.fromkeys(work.shape(whole) for work in workloads):
+                    contest = Contest(shape, len(study.task.vocabulary), masks, device, self.dtype, self.compile)
+                    for work in workloads:
+                        if work.shape(whole) == shape:
+                            speed.append(contest.speed(work, self.rounds))
+                            parts.append(contest.parts(work, self.rounds))
+                            progress.update()
+        pruning, tradeoff, difference = self.trained(study, subject)
+        timed_on = {"device": device_name(device), "dtype": self.dtype}
+        table = pd.concat(speed, ignore_index=True).assign(**timed_on, compiled=self.compile)
+        return Findings(
+            {
+                "sizes": half_and_sixth(table),
+                "speed": table,
+                "parts": pd.concat(parts, ignore_index=True).assign(**timed_on, compiled=False),
+                "tradeoff": tradeoff.assign(**timed_on, compiled=False),
+                "pruning": pruning,
+                "training": study.history,
+            },
+            {"max_difference_masked_removed": difference, **proofs(subject, study.splits.report)},
+        )
+
+    def workloads(self, shape: Transformer) -> Iterator[Workload]:
+        """Encoder and decoder apart and both together; without encoder layers the decoder is all there is."""
+        for batch_size, source_length in product(self.batch_sizes, self.source_lengths):
+            if shape.num_encoder_layers:
+                yield Workload("encoder", batch_size, source_length, 0)
+            for target_length in self.target_lengths:
+                yield Workload("decoder", batch_size, source_length, target_length)
+                if shape.num_encoder_layers:
+                    yield Workload("both", batch_size, source_length, target_length)
+
+    def trained(self, study: Study, subject: Seq2Seq) -> tuple[pd.DataFrame, pd.DataFrame, float]:
+        """Of the trained model: its accuracy after every plan, that beside the time it takes, and the proof."""
+        scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
+        budgets = removing(heads_to_remove(self.budgets, len(subject.grid)), subject.grid)
+        plans = list(make_plans(scoring, study.scorers, the_one(study.schedules), budgets))
+        cast = copy.deepcopy(subject).to(PRECISIONS[self.dtype])
+        pruning, _, difference = prune(cast, plans, study.splits)
+        report, first = study.splits.report, [plan for plan in plans if plan.draw == 0]
+        parts = []
+        for batch_size in dict.fromkeys(min(size, len(report)) for size in self.batch_sizes):
+            latency = time_removed(cast, first, report[:batch_size], self.rounds)
+            floor = latency[latency["scorer"] == CONTROL].iloc[0]
+            both = pruning.merge(latency, on=[name for name in latency if name in pruning])
+            both["on_front"] = on_front(both["latency_ms"], both["choose_sequence_accuracy"])
+            both[["aa_ratio", "aa_ratio_q1", "aa_ratio_q3"]] = floor[["speedup", "speedup_q1", "speedup_q3"]].tolist()
+            parts.append(both.assign(batch_size=batch_size))
+        return pruning, pd.concat(parts, ignore_index=True), difference
+
+
+def half_and_sixth(speed: pd.DataFrame) -> pd.DataFrame:
+    """In short: what a user waits for with about half and about a sixth of the heads kept, at every size."""
+    waited_for = speed[speed["what"] == ("both" if (speed["what"] == "both").any() else "decoder")]
+    shares = waited_for["model_heads_removed"] / waited_for["model_heads"]
+    nearest = {min(shares, key=lambda share: abs(share - wanted)) for wanted in (1 / 2, 5 / 6)}
+    columns = ["what", "timed_d_model", "batch_size", "source_length", "target_length", "model_heads"]
+    columns += ["model_heads_removed", "latency_ms"]
+    columns += [f"{name}{q}" for name in ("speedup", "built_ratio", "aa_ratio") for q in ("", "_q1", "_q3")]
+    return waited_for.loc[shares.isin(nearest), [*columns, "flop_ratio", "device", "dtype", "compiled"]]
+
+
+def on_front(cost: pd.Series, quality: pd.Series) -> pd.Series:
+    """The Pareto front: where nothing costs less and is as good, or costs as much and is better."""
+    dominated = [
+        ((cost <= c) & (quality >= q) & ((cost < c) | (quality > q))).any() for c, q in zip(cost, quality, strict=True)
+    ]
+    return ~pd.Series(dominated, index=cost.index)

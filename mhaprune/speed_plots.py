@@ -1,0 +1,169 @@
+"""The figures of `experiment=speed`: speed-up against heads removed, accuracy against time, where the time goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from mhaprune.plots import (
+    COLOURS,
+    CONTROL_COLOUR,
+    Plot,
+    Tables,
+    candidates,
+    columns_of,
+    label_points,
+    line_style,
+    panels,
+)
+
+WHAT_LABELS = {"encoder": "encoder", "decoder": "decoder, KV cache", "both": "encoder and decoder"}
+PART_COLOURS = {"attention": COLOURS[0], "feed_forward": COLOURS[5], "rest": CONTROL_COLOUR}
+BUILT: Any = {"color": "black", "marker": "_", "markersize": 11, "linestyle": ""}
+FRONT: Any = {"color": "black", "linewidth": 1, "marker": "o", "markersize": 10, "markerfacecolor": "none", "zorder": 1}
+SIZE = ["batch_size", "source_length", "target_length"]
+
+
+def speedup_curves(tables: Tables) -> Plot | None:
+    """Speed-up against heads removed: a row of panels per part of the model, a column per width, a line per batch."""
+    if "speed" not in tables:
+        return None
+    speed = tables["speed"]
+    rows, columns = _whats(speed), list(speed["timed_d_model"].unique())
+    figure = Figure(figsize=(1.2 + 2.9 * len(columns), 1.1 + 2.3 * len(rows)))
+    xlabel = f"heads removed, of {int(speed['model_heads'].max())}"
+    grid = panels(figure, len(rows) * len(columns), len(columns), xlabel, sharex=True, sharey="row")
+    for i, axes in enumerate(grid):
+        what, d_model = rows[i // len(columns)], columns[i % len(columns)]
+        mine = speed[(speed["what"] == what) & (speed["timed_d_model"] == d_model)]
+        low, high = mine["aa_ratio_q1"].min(), mine["aa_ratio_q3"].max()
+        axes.axhspan(low, high, color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
+        for n, (_, line) in enumerate(mine.groupby(SIZE, sort=False)):
+            removed, look = line["model_heads_removed"], line_style(n)
+            bars = np.abs(line[["speedup_q1", "speedup_q3"]].to_numpy().T - line["speedup"].to_numpy())
+            style: Any = {"capsize": 2, "markersize": 4, "elinewidth": 1, **look}
+            axes.errorbar(removed, line["speedup"], bars, **style)
+            axes.plot(removed, line["speedup"] * line["built_ratio"], **BUILT)
+            axes.plot(removed, line["flop_ratio"], color=look["color"], linestyle=":", linewidth=1.2)
+        axes.set_xticks(sorted(mine["model_heads_removed"].unique()))
+        axes.set_ylim(0.7, 1.15 * speed.loc[speed["what"] == what, ["speedup", "flop_ratio"]].max(axis=None))
+        if i < len(columns):
+            axes.set_title(f"d_model {d_model}", fontsize=10)
+        if i % len(columns) == 0:
+            axes.set_ylabel(f"{WHAT_LABELS[what]}\nspeed-up (×)")
+    labels = [_size(size, speed) for size in speed.loc[speed["what"] == rows[-1], SIZE].drop_duplicates().itertuples()]
+    handles: list[Any] = [Line2D([], [], label=label, markersize=4, **line_style(n)) for n, label in enumerate(labels)]
+    handles += [
+        Line2D([], [], label="a model built so", **BUILT),
+        Line2D([], [], color="#555555", linestyle=":", label="if time went by FLOPs"),
+        Line2D([], [], color=CONTROL_COLOUR, alpha=0.4, linewidth=7, label="dense against itself"),
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=9)
+    caption = (
+        "Speed-up when heads are really removed, evenly from all blocks, against the dense model in turn; bars are"
+        " quartiles over rounds. Black dashes are models built with as few heads from the start, the most that removal"
+        " can reach; the dotted line is what counting operations would promise, the grey strip the dense model timed"
+        " against itself. Once no cross-attention has a head the encoder need not run."
+    )
+    return Plot("speedup", caption, figure)
+
+
+def accuracy_milliseconds(tables: Tables) -> Plot | None:
+    """Exact match against milliseconds of a greedy decoding, with the Pareto front."""
+    if "tradeoff" not in tables:
+        return None
+    tradeoff = tables["tradeoff"]
+    batches, names = list(tradeoff["batch_size"].unique()), candidates(tables.get("pruning", tradeoff))
+    columns = columns_of(len(batches), 2)
+    figure = Figure(figsize=(0.8 + 4.4 * columns, 0.7 + 3.5 * -(-len(batches) // columns)))
+    grid = panels(figure, len(batches), columns, "milliseconds of a greedy decoding", "exact match", sharey=True)
+    fronts = []
+    for axes, batch_size in zip(grid, batches, strict=True):
+        mine = tradeoff[tradeoff["batch_size"] == batch_size]
+        for name in mine["scorer"].unique():
+            points = mine[mine["scorer"] == name]
+            style: Any = {"color": CONTROL_COLOUR, "marker": "x"}
+            label = f"{name} (first draw)"
+            if name in names:
+                style, label = line_style(names.index(name)), name
+            low, high = (points["latency_ms"] * points["speedup"] / points[f"speedup_{q}"] for q in ("q3", "q1"))
+            bars = np.abs(np.stack([points["latency_ms"] - low, high - points["latency_ms"]]))
+            style |= {"label": label, "linestyle": "", "markersize": 5, "elinewidth": 1, "capsize": 2}
+            axes.errorbar(points["latency_ms"], points["sequence_accuracy"], xerr=bars, **style)
+        front = mine[mine["on_front"]].sort_values("latency_ms").drop_duplicates("removed")
+        x, y = front["latency_ms"].to_numpy(), front["sequence_accuracy"].to_numpy()
+        axes.plot(x, y, label="Pareto front", **FRONT)
+        axes.set(title=f"batch {batch_size}", ylim=(-0.06, 1.12), xlim=(0, 1.15 * mine["latency_ms"].max()))
+        axes.tick_params(labelbottom=True)
+        fronts.append((axes, [f"−{removed}" for removed in front["heads_removed"]], x, y))
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=9)
+    for axes, labels, x, y in fronts:
+        label_points(axes, labels, x, y, np.zeros((2, len(x))))
+        for text in axes.texts:
+            text.set_bbox({"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.5})
+    caption = (
+        "Exact match of the trained model on the report split against the time of one greedy decoding with a KV cache,"
+        " heads really removed. Rings and line are the Pareto front as the choose split has it, with the number of"
+        " heads removed; bars are quartiles of the ratio to the dense model, round by round."
+    )
+    return Plot("tradeoff", caption, figure)
+
+
+def time_by_part(tables: Tables) -> Plot | None:
+    """The share of attention, feed-forward and the rest in the dense model's time, a panel per part of the model."""
+    if "parts" not in tables:
+        return None
+    parts = tables["parts"]
+    whats, sizes = _whats(parts), ["timed_d_model", *SIZE]
+    most = max(len(parts.loc[parts["what"] == what, sizes].drop_duplicates()) for what in whats)
+    figure = Figure(figsize=(1.6 + 2.9 * len(whats), 1.2 + 0.34 * most))
+    grid = panels(figure, len(whats), len(whats), "share of the time", sharex=True)
+    for axes, what in zip(grid, whats, strict=True):
+        mine = parts[parts["what"] == what]
+        wide = mine.pivot_table(index=sizes, columns="part", values=["share", "part_ms"], sort=False)
+        left = np.zeros(len(wide))
+        for part, colour in PART_COLOURS.items():
+            share = wide["share"][part].to_numpy()
+            axes.barh(range(len(wide)), share, left=left, color=colour, height=0.75, label=part.replace("_", "-"))
+            for y, (start, width) in enumerate(zip(left, share, strict=True)):
+                if width > 0.1:
+                    text: Any = {"ha": "center", "va": "center", "fontsize": 8.5}
+                    axes.text(start + width / 2, y, f"{width:.0%}", color=_ink(part), **text)
+            left += share
+        for y, milliseconds in enumerate(wide["part_ms"].sum(axis=1)):
+            axes.text(1.02, y, f"{milliseconds:.3g} ms", va="center", fontsize=8.5)
+        labels = [
+            f"d_model {size.timed_d_model}, {_size(size, parts)}"
+            for size in wide.index.to_frame().itertuples(index=False)
+        ]
+        axes.set_yticks(range(len(wide)), labels)
+        axes.tick_params(labelleft=axes is grid[0])
+        axes.set(title=WHAT_LABELS[what], xlim=(0, 1.22), xticks=(0, 0.25, 0.5, 0.75, 1))
+        axes.invert_yaxis()
+        axes.grid(visible=False)
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=9)
+    caption = (
+        "Where the dense model's time goes; attention's part holds its normalisation, projections and cache. Head"
+        " pruning acts on that part only: if it took no time at all, the whole would be 1 / (1 − share) times as fast."
+    )
+    return Plot("parts", caption, figure)
+
+
+def _whats(frame: pd.DataFrame) -> list[str]:
+    return [what for what in WHAT_LABELS if (frame["what"] == what).any()]
+
+
+def _size(size: Any, frame: pd.DataFrame) -> str:
+    """What is run at once: the batch and, where the lengths differ in the table, those."""
+    label = f"batch {size.batch_size}"
+    if len(frame.loc[frame["target_length"] > 0, SIZE[1:]].drop_duplicates()) > 1:
+        label += f", {size.source_length}" + (f" → {size.target_length} tokens" if size.target_length else " tokens")
+    return label
+
+
+def _ink(part: str) -> str:
+    return "white" if part == "attention" else "black"

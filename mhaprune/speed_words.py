@@ -1,0 +1,76 @@
+"""What `experiment=speed` found, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+WHAT = {
+    "encoder": "the encoder",
+    "decoder": "greedy decoding with the encoder's output given",
+    "both": "greedy decoding with its encoder pass",
+}
+
+
+def speed_headline(sizes: pd.DataFrame) -> str:
+    """What about half of the heads brings where it brings most and where least, beside the floor."""
+    off_half = (sizes["model_heads_removed"] / sizes["model_heads"] - 0.5).abs()
+    rows = sizes[off_half == off_half.min()]
+    best, least = rows.loc[rows["speedup"].idxmax()], rows.loc[rows["speedup"].idxmin()]
+    line = (
+        f"With {int(best['model_heads_removed'])} of {int(best['model_heads'])} heads removed {WHAT[best['what']]} is"
+        f" {best['speedup']:.2f}× as fast at {_size(best)} ({_quartiles(best, 'speedup')}; the dense model against"
+        f" itself {_quartiles(best, 'aa_ratio')})"
+    )
+    if len(rows) > 1:
+        line += f", and least at {_size(least)}: {least['speedup']:.2f}× ({_quartiles(least, 'speedup')})"
+    return f"{line}."
+
+
+def speed_details(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Removal against the built limit, the most that heads can bring, and what the trained model can afford."""
+    if "speed" not in tables:
+        return []
+    speed, lines = tables["speed"], []
+    removed = speed[(speed["heads_removed"] > 0) & speed["built_ratio"].notna()]
+    if len(removed):
+        worst = removed.loc[removed["built_ratio"].idxmax()]
+        lines.append(
+            f"Removal takes {removed['built_ratio'].median():.3f} of the time of models built with as few heads (median"
+            f" over {len(removed)} sizes and budgets), and at worst {worst['built_ratio']:.3f}"
+            f" ({_quartiles(worst, 'built_ratio', 3)}; the dense model against itself"
+            f" {_quartiles(worst, 'aa_ratio', 3)}): {WHAT[worst['what']]} at {_size(worst)},"
+            f" {int(worst['model_heads_removed'])} heads removed."
+        )
+    for what, rows in tables["parts"][tables["parts"]["part"] == "attention"].groupby("what", sort=False):
+        lines.append(
+            f"Attention takes {rows['share'].min():.0%} to {rows['share'].max():.0%} of the time of {WHAT[str(what)]}:"
+            f" pruning heads can make that at most {rows['at_most'].min():.1f} to {rows['at_most'].max():.1f} times as"
+            " fast, save where it makes the encoder superfluous."
+        )
+    return lines + [_tradeoff(rows) for _, rows in tables["tradeoff"].groupby("batch_size", sort=False)]
+
+
+def _tradeoff(rows: pd.DataFrame) -> str:
+    """The fastest that costs at most a point on the choose split."""
+    dense = rows[rows["heads_removed"] == 0].iloc[0]
+    good = rows[rows["choose_sequence_accuracy"] >= dense["choose_sequence_accuracy"] - 0.01]
+    best = good.loc[good["latency_ms"].idxmin()]
+    return (
+        f"Of the trained model at batch {int(best['batch_size'])}, within 0.01 of exact match on the choose split, the"
+        f" fastest has {int(best['heads_removed'])} of {int(best['heads_total'])} heads removed by {best['scorer']}:"
+        f" {best['latency_ms']:.3g} ms instead of {dense['latency_ms']:.3g}, {best['speedup']:.2f}× as fast"
+        f" ({_quartiles(best, 'speedup')}), at {best['sequence_accuracy']:.3f} exact match"
+        f" ({dense['sequence_accuracy']:.3f} with all)."
+    )
+
+
+def _quartiles(row: pd.Series, name: str, decimals: int = 2) -> str:
+    return f"quartiles {row[f'{name}_q1']:.{decimals}f}–{row[f'{name}_q3']:.{decimals}f}"
+
+
+def _size(row: pd.Series) -> str:
+    size = f"d_model {int(row['timed_d_model'])}, batch {int(row['batch_size'])}"
+    lengths = [int(row[name]) for name in ("source_length", "target_length") if row[name]]
+    return f"{size}, {' → '.join(map(str, lengths))} tokens"

@@ -1,0 +1,103 @@
+"""What decoding spends on what, counted in operations, which are the same on every machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from mhaprune.data import Examples
+from mhaprune.decoding import KVCache
+from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.layers import Call
+from mhaprune.transformer import Seq2Seq
+
+TOKENS = 5
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Sequence[type],
+        arguments: Sequence[Any] = (),
+        named: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.counts[function.overloadpacket.__name__] += 1
+        return function(*arguments, **(named or {}))
+
+
+def operations(call: Callable[[], object]) -> Counter[str]:
+    with Operations() as seen:
+        call()
+    return seen.counts
+
+
+def emptied(model: Seq2Seq, *blocks: Block) -> Seq2Seq:
+    return model.without(HeadMask(model.grid, frozenset(head for head in model.grid if head.block in blocks)))
+
+
+@pytest.mark.parametrize("site", [Site.DECODER_SELF, Site.CROSS])
+def test_a_block_without_heads_is_one_addition(model: Seq2Seq, batch: Examples, site: Site) -> None:
+    """That of W_O's bias: no normalisation, no projection, no cache, no attention."""
+    block = Block(site, 1)
+    pruned = emptied(model, block)
+    sublayer, x_BTD = pruned.attention_sublayers()[block], torch.randn(3, 1, 12, dtype=torch.float64)
+    assert operations(lambda: sublayer(x_BTD, Call(), cache=KVCache(TOKENS))) == {"add": 1}
+    # In decoding, then, everything else that the block did is saved for every token.
+    before, after = (operations(lambda m=m: m.decode_greedily(batch.source, TOKENS)) for m in (emptied(model), pruned))
+    assert not after - before
+    saved = before - after
+    assert saved["native_layer_norm"] == TOKENS
+    projections = 4 * TOKENS if site == Site.DECODER_SELF else 2 * TOKENS + 2  # keys and values of the source once
+    assert saved["addmm"] == projections
+    assert saved["_scaled_dot_product_flash_attention_for_cpu"] == TOKENS
+
+
+def test_without_cross_heads_the_encoder_does_not_run(
+    model: Seq2Seq, batch: Examples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaf = emptied(model, *(block for block in model.grid.blocks if block.site == Site.CROSS))
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("the encoder was run")
+
+    monkeypatch.setattr(deaf, "_encode", refuse)
+    assert deaf.predict(batch).shape == batch.target.shape
+
+
+def test_without_any_head_a_step_is_embedding_feed_forward_output_and_an_addition_per_block(
+    model: Seq2Seq, batch: Examples
+) -> None:
+    headless = emptied(model, *model.grid.blocks)
+    counts = operations(lambda: headless.decode_greedily(batch.source, TOKENS))
+    layers = len(model.decoder)
+    assert counts["native_layer_norm"] == TOKENS * (layers + 1)
+    assert counts["addmm"] == TOKENS * (2 * layers + 1)
+    assert counts["embedding"] == TOKENS
+    assert counts["add"] == TOKENS * (1 + 3 * layers)
+    assert not any("attention" in name or name in ("bmm", "_softmax") for name in counts)
+    assert sum(counts.values()) <= TOKENS * (20 + 20 * layers)
+    dense = operations(lambda: model.decode_greedily(batch.source, TOKENS))
+    assert sum(counts.values()) < sum(dense.values()) / 3
+
+
+def test_the_cache_spares_the_prefix(model: Seq2Seq, batch: Examples) -> None:
+    """Of eight tokens the last costs what the first does; without the cache it would cost eight times that."""
+    flops = []
+    for cached in (True, False):
+        with FlopCounterMode(display=False) as counter:
+            emptied(model, *model.grid.blocks).decode_greedily(batch.source, 8, use_cache=cached)
+        flops.append(counter.get_total_flops())
+    assert flops[1] > 3 * flops[0]

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from conftest import TINY, TINY_SEQUENCES, TINY_SPEED, compose
+from mhaprune.config import ConfigError, build
+from mhaprune.experiments.speed import Speed, half_and_sixth, on_front
+from mhaprune.figures import draw
+from mhaprune.report import answers
+from mhaprune.store import RunFolder, read_status
+from mhaprune.transformer import Transformer
+from test_plots import text_of
+
+Frames = Mapping[str, pd.DataFrame]
+
+
+def run(path: Path, *overrides: str) -> Path:
+    tiny = ["experiment=speed", *TINY, *TINY_SEQUENCES, *TINY_SPEED, "scorer=[ablation,random]", *overrides]
+    with RunFolder(path / "run").recorded() as folder:
+        build(compose(*tiny, f"cache={path / 'cache'}"))(folder)
+    return path / "run"
+
+
+def read(folder: Path) -> Frames:
+    return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("speed"))
+
+
+@pytest.fixture(scope="module")
+def tables(folder: Path) -> Frames:
+    return read(folder)
+
+
+def test_tables_and_figures_are_there(folder: Path, tables: Frames) -> None:
+    assert set(tables) == {"sizes", "speed", "parts", "tradeoff", "pruning", "training"}
+    assert {path.stem for path in (folder / "figures").glob("*.svg")} == {"speedup", "tradeoff", "parts"}
+    assert read_status(folder)["checks"]["max_difference_masked_removed"] < 1e-9
+
+
+def test_every_size_has_a_row_per_share_of_the_heads(tables: Frames) -> None:
+    speed = tables["speed"]
+    assert len(speed) == 2 * 2 * 3 * 5
+    assert set(speed["timed_d_model"]) == {16, 24}
+    assert set(speed["d_model"]) == {16}, "the run's own model"
+    mine = speed[(speed["timed_d_model"] == 24) & (speed["batch_size"] == 3)].set_index("what")
+    # Of six heads 2, 3, 5 and 6: two in each of three blocks.
+    assert mine.loc["both", "model_heads_removed"].tolist() == [0, 2, 3, 5, 6]
+    assert mine.loc["both", "heads_removed"].tolist() == [0, 2, 3, 5, 6]
+    assert mine.loc["encoder", "heads_removed"].tolist() == [0, 0, 1, 1, 2]
+    assert mine.loc["decoder", "heads_removed"].tolist() == [0, 2, 2, 4, 4]
+    assert mine.loc["encoder", "heads_total"].unique().tolist() == [2]
+    assert mine.loc["encoder", "target_length"].unique().tolist() == [0]
+    assert set(speed["compiled"]) == {False}
+    assert set(speed["dtype"]) == {"float32"}
+    assert speed["device"].str.startswith("cpu (").all()
+
+
+def test_numbers_that_belong_together_agree(tables: Frames) -> None:
+    speed = tables["speed"]
+    for name in ("speedup", "built_ratio", "aa_ratio"):
+        known = speed.dropna(subset=[name])
+        assert (known[f"{name}_q1"] <= known[name]).all()
+        assert (known[name] <= known[f"{name}_q3"]).all()
+    assert (
+        speed["built_ratio"].isna().equals(speed["heads_removed"] == speed["heads_total"])
+        or (speed.loc[speed["built_ratio"].isna(), "model_heads_removed"] == 6).all()
+    )
+    np.testing.assert_allclose(speed["sequences_per_s"], 1000 * speed["batch_size"] / speed["latency_ms"])
+    tokens = speed["target_length"].where(speed["what"] != "encoder", speed["source_length"])
+    np.testing.assert_allclose(speed["tokens_per_s"], speed["sequences_per_s"] * tokens)
+    assert (speed.groupby(["what", "timed_d_model", "batch_size"])["aa_ratio"].nunique() == 1).all()
+    for _, mine in speed.groupby(["what", "timed_d_model", "batch_size"]):
+        assert mine["flop_ratio"].iloc[0] == 1
+        assert mine["flop_ratio"].is_monotonic_increasing
+        assert mine["peak_mb"].is_monotonic_decreasing
+        assert (mine["parameters"].diff().dropna() < 0).all() or mine["what"].iloc[0] == "decoder"
+    # What was removed holds as much memory as what was built without it.
+    built = speed.dropna(subset=["built_peak_mb"])
+    np.testing.assert_allclose(built["peak_mb"], built["built_peak_mb"])
+
+
+def test_in_short_there_is_what_half_and_a_sixth_bring_at_every_size(tables: Frames) -> None:
+    sizes, speed = tables["sizes"], tables["speed"]
+    assert set(sizes["what"]) == {"both"}
+    assert sizes["model_heads_removed"].tolist() == [3, 5] * 4
+    rows = speed[(speed["what"] == "both") & speed["model_heads_removed"].isin([3, 5])]
+    for name in ("timed_d_model", "batch_size", "speedup", "built_ratio_q1", "aa_ratio_q3"):
+        np.testing.assert_array_equal(sizes[name], rows[name])
+    alone = speed[speed["what"] == "decoder"]
+    assert half_and_sixth(alone)["model_heads_removed"].tolist() == [3, 5] * 4
+
+
+def test_without_a_head_most_is_faster_than_dense(tables: Frames) -> None:
+    nothing_left = tables["speed"][tables["speed"]["model_heads_removed"] == 6]
+    assert nothing_left["speedup"].median() > 1.1
+
+
+def test_parts_add_up_and_say_what_heads_can_bring(tables: Frames) -> None:
+    parts = tables["parts"]
+    assert len(parts) == 2 * 2 * 3 * 3
+    for _, mine in parts.groupby(["what", "timed_d_model", "batch_size"]):
+        assert mine["share"].sum() == pytest.approx(1)
+        assert (mine["part_ms"] > 0).all()
+        attention = mine.set_index("part")["share"]["attention"]
+        assert mine["at_most"].unique() == pytest.approx(1 / (1 - attention))
+
+
+def test_the_tradeoff_has_accuracy_and_time_of_every_plan_once_per_batch_size(tables: Frames) -> None:
+    tradeoff, pruning = tables["tradeoff"], tables["pruning"]
+    assert len(tradeoff) == 2 * 2 * 3, "two scorers, of the random one its first draw, 0, 1 and 3 heads, two batches"
+    assert tradeoff["batch_size"].unique().tolist() == [1, 3]
+    first = pruning[pruning["draw"] == 0]
+    for _, mine in tradeoff.groupby("batch_size"):
+        np.testing.assert_array_equal(mine["sequence_accuracy"], first["sequence_accuracy"])
+        np.testing.assert_array_equal(mine["on_front"], on_front(mine["latency_ms"], mine["choose_sequence_accuracy"]))
+        assert mine["on_front"].any()
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    cost, quality = pd.Series([1.0, 2.0, 2.0, 3.0, 3.0, 4.0]), pd.Series([0.1, 0.5, 0.4, 0.5, 0.9, 0.9])
+    assert on_front(cost, quality).tolist() == [True, True, False, False, True, False]
+    assert on_front(pd.Series([1.0, 1.0]), pd.Series([0.5, 0.5])).tolist() == [True, True]
+
+
+def made_up() -> dict[str, pd.DataFrame]:
+    """Three of six heads make it 2.2 times as fast at width 16 and 2.8 times at width 24."""
+    sizes = [
+        {"what": what, "timed_d_model": width, "batch_size": 3, "source_length": 4, "target_length": length}
+        for width in (16, 24)
+        for what, length in (("encoder", 0), ("decoder", 5), ("both", 5))
+    ]
+    rows = []
+    for size in sizes:
+        width = size["timed_d_model"]
+        for gone in (0, 3, 5):
+            row = {"model_heads": 6, "model_heads_removed": gone, "heads_removed": gone, "heads_total": 6}
+            ratios = {"speedup": 1 + gone * width / 40, "built_ratio": 1 + width / 1000 + gone / 1e4, "aa_ratio": 1.0}
+            quartiles = {f"{name}_{q}": ratio + off for name, ratio in ratios.items() for q, off in OFF.items()}
+            rows.append(size | row | ratios | quartiles | {"flop_ratio": 1 + gone})
+    parts = [
+        size | {"part": part, "part_ms": 8 * share, "share": share, "at_most": 2.0}
+        for size in sizes
+        for part, share in (("attention", 0.5), ("feed_forward", 0.375), ("rest", 0.125))
+    ]
+    tradeoff = [
+        {"scorer": "gate", "draw": 0, "batch_size": 3, "heads_total": 6, "heads_removed": gone, "removed": f"{gone}"}
+        | {"latency_ms": time, "speedup": 8 / time, "speedup_q1": 7.9 / time, "speedup_q3": 8.1 / time}
+        | {"sequence_accuracy": right - 0.01, "choose_sequence_accuracy": right, "on_front": gone > 0}
+        for gone, time, right in ((0, 8.0, 1.0), (1, 7.0, 1.0), (2, 6.5, 0.995), (6, 2.0, 0.0))
+    ]
+    speed = pd.DataFrame(rows).assign(latency_ms=1.0, device="cpu (x)", dtype="float32", compiled=False)
+    others = {"parts": pd.DataFrame(parts), "tradeoff": pd.DataFrame(tradeoff)}
+    return {"sizes": half_and_sixth(speed), "speed": speed, **others}
+
+
+OFF = {"q1": -0.02, "q3": 0.03}
+
+
+def test_the_first_sentence_says_where_half_of_the_heads_brings_most_and_least() -> None:
+    lines = answers(made_up())
+    assert lines[0] == (
+        "With 3 of 6 heads removed greedy decoding with its encoder pass is 2.80× as fast at d_model 24, batch 3, 4 → 5"
+        " tokens (quartiles 2.78–2.83; the dense model against itself quartiles 0.98–1.03), and least at d_model 16,"
+        " batch 3, 4 → 5 tokens: 2.20× (quartiles 2.18–2.23)."
+    )
+    assert "and at worst 1.024 (quartiles 1.004–1.054;" in lines[1]
+    assert "at d_model 24" in lines[1]
+    assert lines[2].startswith(
+        "Attention takes 50% to 50% of the time of the encoder: pruning heads can make that at most"
+    )
+    assert lines[-1] == (
+        "Of the trained model at batch 3, within 0.01 of exact match on the choose split, the fastest has 2 of 6 heads"
+        " removed by gate: 6.5 ms instead of 8, 1.23× as fast (quartiles 1.22–1.25), at 0.985 exact match (0.990 with"
+        " all)."
+    )
+
+
+def test_of_several_runs_there_is_a_sentence_each() -> None:
+    both = {name: pd.concat([frame.assign(label=f"seed={i}") for i in (0, 1)]) for name, frame in made_up().items()}
+    assert [line.split(":")[0] for line in answers(both)] == ["seed=0", "seed=1"]
+
+
+def test_figures_are_labelled_and_mark_the_front() -> None:
+    plots = {plot.name: plot for plot in draw(made_up())}
+    assert list(plots) == ["speedup", "tradeoff", "parts"]
+    assert len(plots["speedup"].figure.axes) == 6
+    for words in ("heads removed, of 6", "d_model 24", "dense against itself", "a model built so", "speed-up (×)"):
+        assert words in text_of(plots["speedup"])
+    for words in ("milliseconds of a greedy decoding", "Pareto front", "−1", "−2", "−6"):
+        assert words in text_of(plots["tradeoff"])
+    assert "−0" not in text_of(plots["tradeoff"]), "dense is slower and no better"
+    for words in ("50%", "feed-forward", "8 ms", "d_model 16, batch 3", "share of the time"):
+        assert words in text_of(plots["parts"])
+    again = {plot.name: plot for plot in draw(made_up())}
+    assert all(again[name].svg == plot.svg for name, plot in plots.items())
+
+
+def test_lengths_are_named_where_they_differ() -> None:
+    speed = made_up()["speed"]
+    longer = speed.assign(source_length=40, target_length=50 * (speed["what"] != "encoder"))
+    (plot, *_) = draw(made_up() | {"speed": pd.concat([speed, longer], ignore_index=True)})
+    assert "batch 3, 4 → 5 tokens" in text_of(plot)
+    assert "batch 3, 40 → 50 tokens" in text_of(plot)
+
+
+def test_bfloat16_computes_in_bfloat16(tables: Frames, tmp_path: Path) -> None:
+    half = read(run(tmp_path, "experiment.dtype=bfloat16", "experiment.d_models=[16]", "experiment.batch_sizes=[3]"))
+    for name in ("speed", "parts", "tradeoff"):
+        assert set(half[name]["dtype"]) == {"bfloat16"}
+    key = ["what", "timed_d_model", "batch_size", "model_heads_removed"]
+    both = half["speed"].merge(tables["speed"], on=key, suffixes=("", "_float32"))
+    assert len(both) == 15
+    assert (both["peak_mb"] < 0.7 * both["peak_mb_float32"]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_compiled_layers_run_and_nothing_falls_back_in_silence(tmp_path: Path) -> None:
+    small = ["experiment.compile=true", "experiment.d_models=[16]", "experiment.batch_sizes=[2]"]
+    tables = read(run(tmp_path, *small, "experiment.shares=[0.5]"))
+    assert set(tables["speed"]["compiled"]) == {True}
+    assert set(tables["parts"]["compiled"]) == {False}
+
+
+def test_a_model_without_encoder_layers_has_a_decoder_only() -> None:
+    assert {work.what for work in Speed().workloads(Transformer(num_encoder_layers=0))} == {"decoder"}
+    lengths = Speed(batch_sizes=(2,), source_lengths=(3, 4), target_lengths=(5, 6))
+    works = [(work.what, work.source_length, work.target_length) for work in lengths.workloads(Transformer())]
+    assert len(works) == len(set(works)) == 2 * (1 + 2 * 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["experiment.d_models=[66]"],
+            "experiment.d_models=66: must be even and a multiple of 4, the heads of a block",
+        ),
+        (["experiment.d_models=[15]", "model.num_heads=1"], "experiment.d_models=15: must be even"),
+        (["experiment.d_models=[]"], r"experiment.d_models=\[\]: must be one or more numbers from 1 on"),
+        (["experiment.batch_sizes=[0]"], r"experiment.batch_sizes=\[0\]: must be one or more numbers from 1 on"),
+        (["experiment.batch_sizes=[2,2]"], r"experiment.batch_sizes=\[2, 2\]: .* none of them twice"),
+        (["experiment.target_lengths=[-1]"], r"experiment.target_lengths=\[-1\]: must be"),
+        (["experiment.shares=[1.5]"], "experiment.shares=1.5: must be from 0 to 1, of all heads of a model"),
+        (["experiment.budgets=[25]"], "experiment.budgets=25: the model has 24 heads, allowed are 0 to 24"),
+        (["schedule.one_shot.keep_at_least=1"], "experiment.budgets=24: .* left in every block only 18 of 24 may go"),
+        (["experiment.rounds=0"], "experiment.rounds=0: must be 1 or more"),
+        (["experiment.dtype=float16"], "experiment.dtype='float16': must be float32 or bfloat16"),
+        (["experiment.compile=maybe"], "experiment.compile='maybe': must be true or false"),
+        (["schedule=[greedy,one_shot]"], r"schedule=\[greedy,one_shot\]: must be one here"),
+        (["scorer=[]"], r"scorer=\[\]: must name at least one scorer"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_training(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        build(compose("experiment=speed", *arguments))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="^device=cuda: not to be had on this machine, allowed is cpu"):
+        build(compose("experiment=speed", "device=cuda"))
