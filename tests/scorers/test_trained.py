@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from conftest import judged
+from mhaprune.budgets import removing
 from mhaprune.data import PAD, Examples
 from mhaprune.gate_training import train_gates
 from mhaprune.heads import HeadId
@@ -50,7 +51,7 @@ def planted(model: Seq2Seq, splits: Splits) -> tuple[Seq2Seq, Examples]:
 def test_planted_heads_are_found_and_exactly_so_many_kept(planted: tuple[Seq2Seq, Examples], scorer: Scorer) -> None:
     model, examples = planted
     scores = scorer(model, examples, seed=0)
-    (mask,) = OneShot()(judged(model, scores.values[0]), [len(model.grid) - 3])
+    (mask,) = OneShot()(judged(model, scores.values[0]), removing([len(model.grid) - 3], model.grid))
     assert {str(head) for head in mask.kept} == set(PLANTED)
     if isinstance(scorer, HardConcrete):
         assert (scores.values[0] > 0.5).sum() == 3
