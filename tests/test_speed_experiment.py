@@ -150,7 +150,7 @@ def made_up() -> dict[str, pd.DataFrame]:
     parts = [
         size | {"part": part, "part_ms": 8 * share, "share": share, "at_most": 2.0}
         for size in sizes
-        for part, share in (("attention", 0.5), ("feed_forward", 0.375), ("rest", 0.125))
+        for part, share in (("attention", 0.34 + size["timed_d_model"] / 150), ("feed_forward", 0.375), ("rest", 0.125))
     ]
     tradeoff = [
         {"scorer": "gate", "draw": 0, "batch_size": 3, "heads_total": 6, "heads_removed": gone, "removed": f"{gone}"}
