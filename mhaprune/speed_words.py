@@ -45,8 +45,9 @@ def speed_details(tables: Mapping[str, pd.DataFrame]) -> list[str]:
         )
     for what, rows in tables["parts"][tables["parts"]["part"] == "attention"].groupby("what", sort=False):
         lines.append(
-            f"Attention takes {_range(100 * rows['share'], 0)} % of the time of {WHAT[str(what)]}: pruning heads can make"
-            f" that at most {_range(rows['at_most'], 1)} times as fast, save where it makes the encoder superfluous."
+            f"Attention takes {_range(100 * rows['share'], 0)} % of the time of {WHAT[str(what)]}: pruning heads can"
+            f" make that at most {_range(rows['at_most'], 1)} times as fast, save where it makes the encoder"
+            " superfluous."
         )
     return lines + [_tradeoff(rows) for _, rows in tables["tradeoff"].groupby("batch_size", sort=False)]
 
