@@ -33,7 +33,7 @@ def speed_details(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     if "speed" not in tables:
         return []
     speed, lines = tables["speed"], []
-    removed = speed[(speed["heads_removed"] > 0) & speed["built_ratio"].notna()]
+    removed = speed[speed["heads_removed"] > 0]
     if len(removed):
         worst = removed.loc[removed["built_ratio"].idxmax()]
         lines.append(
