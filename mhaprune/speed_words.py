@@ -33,7 +33,7 @@ def speed_details(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     if "speed" not in tables:
         return []
     speed, lines = tables["speed"], []
-    removed = speed[(speed["heads_removed"] > 0) & speed["built_ratio"].notna()]
+    removed = speed[speed["heads_removed"] > 0]
     if len(removed):
         worst = removed.loc[removed["built_ratio"].idxmax()]
         lines.append(
@@ -45,9 +45,9 @@ def speed_details(tables: Mapping[str, pd.DataFrame]) -> list[str]:
         )
     for what, rows in tables["parts"][tables["parts"]["part"] == "attention"].groupby("what", sort=False):
         lines.append(
-            f"Attention takes {rows['share'].min():.0%} to {rows['share'].max():.0%} of the time of {WHAT[str(what)]}:"
-            f" pruning heads can make that at most {rows['at_most'].min():.1f} to {rows['at_most'].max():.1f} times as"
-            " fast, save where it makes the encoder superfluous."
+            f"Attention takes {_range(100 * rows['share'], 0)} % of the time of {WHAT[str(what)]}: pruning heads can"
+            f" make that at most {_range(rows['at_most'], 1)} times as fast, save where it makes the encoder"
+            " superfluous."
         )
     return lines + [_tradeoff(rows) for _, rows in tables["tradeoff"].groupby("batch_size", sort=False)]
 
@@ -64,6 +64,11 @@ def _tradeoff(rows: pd.DataFrame) -> str:
         f" ({_quartiles(best, 'speedup')}), at {best['sequence_accuracy']:.3f} exact match"
         f" ({dense['sequence_accuracy']:.3f} with all)."
     )
+
+
+def _range(values: pd.Series, decimals: int) -> str:
+    ends = dict.fromkeys(f"{end:.{decimals}f}" for end in (values.min(), values.max()))
+    return " to ".join(ends)
 
 
 def _quartiles(row: pd.Series, name: str, decimals: int = 2) -> str:

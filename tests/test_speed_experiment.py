@@ -68,13 +68,8 @@ def test_every_size_has_a_row_per_share_of_the_heads(tables: Frames) -> None:
 def test_numbers_that_belong_together_agree(tables: Frames) -> None:
     speed = tables["speed"]
     for name in ("speedup", "built_ratio", "aa_ratio"):
-        known = speed.dropna(subset=[name])
-        assert (known[f"{name}_q1"] <= known[name]).all()
-        assert (known[name] <= known[f"{name}_q3"]).all()
-    assert (
-        speed["built_ratio"].isna().equals(speed["heads_removed"] == speed["heads_total"])
-        or (speed.loc[speed["built_ratio"].isna(), "model_heads_removed"] == 6).all()
-    )
+        assert (speed[f"{name}_q1"] <= speed[name]).all()
+        assert (speed[name] <= speed[f"{name}_q3"]).all()
     np.testing.assert_allclose(speed["sequences_per_s"], 1000 * speed["batch_size"] / speed["latency_ms"])
     tokens = speed["target_length"].where(speed["what"] != "encoder", speed["source_length"])
     np.testing.assert_allclose(speed["tokens_per_s"], speed["sequences_per_s"] * tokens)
@@ -85,8 +80,7 @@ def test_numbers_that_belong_together_agree(tables: Frames) -> None:
         assert mine["peak_mb"].is_monotonic_decreasing
         assert (mine["parameters"].diff().dropna() < 0).all() or mine["what"].iloc[0] == "decoder"
     # What was removed holds as much memory as what was built without it.
-    built = speed.dropna(subset=["built_peak_mb"])
-    np.testing.assert_allclose(built["peak_mb"], built["built_peak_mb"])
+    np.testing.assert_allclose(speed["peak_mb"], speed["built_peak_mb"])
 
 
 def test_in_short_there_is_what_half_and_a_sixth_bring_at_every_size(tables: Frames) -> None:
@@ -150,7 +144,7 @@ def made_up() -> dict[str, pd.DataFrame]:
     parts = [
         size | {"part": part, "part_ms": 8 * share, "share": share, "at_most": 2.0}
         for size in sizes
-        for part, share in (("attention", 0.5), ("feed_forward", 0.375), ("rest", 0.125))
+        for part, share in (("attention", 0.34 + size["timed_d_model"] / 150), ("feed_forward", 0.375), ("rest", 0.125))
     ]
     tradeoff = [
         {"scorer": "gate", "draw": 0, "batch_size": 3, "heads_total": 6, "heads_removed": gone, "removed": f"{gone}"}
@@ -175,8 +169,9 @@ def test_the_first_sentence_says_where_half_of_the_heads_brings_most_and_least()
     )
     assert "and at worst 1.024 (quartiles 1.004–1.054;" in lines[1]
     assert "at d_model 24" in lines[1]
-    assert lines[2].startswith(
-        "Attention takes 50% to 50% of the time of the encoder: pruning heads can make that at most"
+    assert lines[2] == (
+        "Attention takes 45 to 50 % of the time of the encoder: pruning heads can make that at most 2.0 times as fast,"
+        " save where it makes the encoder superfluous."
     )
     assert lines[-1] == (
         "Of the trained model at batch 3, within 0.01 of exact match on the choose split, the fastest has 2 of 6 heads"
