@@ -33,7 +33,7 @@ from mhaprune.transformer import Seq2Seq
 
 RECOVERIES = "recovery=[fine_tune,fine_tune_between,from_scratch]"
 SETTINGS = (
-    *("schedule=[one_shot,greedy,swap]", RECOVERIES, "experiment.budgets=[1,3,4]"),
+    *("schedule=[one_shot,greedy]", RECOVERIES, "experiment.budgets=[1,3,4]"),
     *("recovery.fine_tune.steps=30", "recovery.fine_tune_between.steps=20", "recovery.from_scratch.draws=2"),
     *("experiment.latency_rounds=2", "experiment.latency_batch=4"),
 )
@@ -103,7 +103,7 @@ def test_tables_figures_and_proofs_are_there(folder: Path, tables: Mapping[str, 
     table = tables["recovery"]
     assert set(table["recovery"]) == {"nothing", "fine_tune", "fine_tune_between", "from_scratch"}
     ways = table[~table["control"]].groupby(["schedule", "recovery"])["heads_kept"].apply(sorted)
-    assert len(ways) == 9
+    assert len(ways) == 6
     assert all(kept == [2, 3, 5, 6] for kept in ways)
 
 
@@ -175,7 +175,7 @@ def test_the_smallest_is_within_tolerance_and_nothing_smaller_is(tables: Mapping
     table, smallest = tables["recovery"], tables["smallest"]
     dense = table[(table["recovery"] == "nothing") & (table["heads_kept"] == 6)].iloc[0]
     bar = dense["choose_sequence_accuracy"] - 0.01
-    assert len(smallest) == 9
+    assert len(smallest) == 6
     for row in smallest.to_dict("records"):
         mine = table[(table["schedule"] == row["schedule"]) & (table["recovery"] == row["recovery"])]
         fits = mine.loc[mine["choose_sequence_accuracy"] >= bar, "heads_kept"]
