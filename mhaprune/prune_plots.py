@@ -139,10 +139,11 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
     """Exact match on every kind of example × heads kept, before and after recovery, for the schedule that does best."""
     if "groups" not in tables or "smallest" not in tables:
         return None
-    best = tables["smallest"].sort_values(["heads_kept", "choose_sequence_accuracy"], ascending=[True, False]).iloc[0]
+    own = tables["smallest"][~tables["smallest"]["control"]]
+    best = own.sort_values(["heads_kept", "choose_sequence_accuracy"], ascending=[True, False], kind="stable").iloc[0]
     groups = tables["groups"]
     groups = groups[(groups["schedule"] == best["schedule"]) & (groups["scorer"] == best["scorer"])]
-    groups = groups[groups["recovery"].isin(tables["smallest"]["recovery"])]
+    groups = groups[groups["recovery"].isin(own["recovery"])]
     names, kinds = list(groups["recovery"].unique()), list(dict.fromkeys(groups["group"]))
     sizes = sorted(groups["heads_kept"].unique(), reverse=True)
     columns = columns_of(len(names), 3)

@@ -27,9 +27,12 @@ def smallest_headline(smallest: pd.DataFrame) -> str:
     )
     if best["control_draws"]:
         line += (
-            f"; a model of that shape trained from scratch reaches {best['control_sequence_accuracy']:.3f}"
-            f" ({best['control_least']:.3f} to {best['control_most']:.3f}, {int(best['control_draws'])} of them)"
+            f"; trained from scratch for as long in all the best shape of that size reaches"
+            f" {best['control_sequence_accuracy']:.3f}"
         )
+        if best["control_draws"] > 1:
+            draws = int(best["control_draws"])
+            line += f" ({best['control_least']:.3f} to {best['control_most']:.3f}, {draws} of them)"
     return (
         f"{line}; greedy decoding is then {best['speedup']:.2f}× as fast"
         f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f})."
@@ -43,10 +46,9 @@ def smallest_details(tables: Tables) -> Iterator[str]:
     if 0 < best["heads_kept"] < best["heads_total"]:
         yield f"They are (site.layer.head, counted from 0): {str(best['kept']).replace(' ', ', ')}."
     parts = []
-    for recovery, rows in smallest.groupby("recovery", sort=False):
-        row = _best(rows)
-        after = "without any training afterwards" if recovery == NOTHING else f"after {recovery}"
-        parts.append(f"{int(row['heads_kept'])} {after} (at {row['sequence_accuracy']:.3f}, {_way(row)})")
+    for _, rows in smallest.groupby("recovery", sort=False):
+        row = _fewest(rows)
+        parts.append(f"{int(row['heads_kept'])} {_after(row)} (at {row['sequence_accuracy']:.3f}, {_way(row)})")
     yield f"The fewest heads within {best['tolerance']:g} of exact match on the choose split: {', '.join(parts)}."
     for (name, note), rows in noted.groupby(["recovery", "note"], sort=False):
         yield f"{name} failed for {len(rows)} of the models ({note})."
@@ -59,21 +61,30 @@ def smallest_over_runs(smallest: pd.DataFrame) -> Iterator[str]:
         if len(labels) < 2:
             continue
         parts = []
-        for recovery, rows in mine.groupby("recovery", sort=False):
+        for _, rows in mine.groupby("recovery", sort=False):
             fewest = rows.groupby("label", sort=False)["heads_kept"].min()
-            after = "without any training afterwards" if recovery == NOTHING else f"after {recovery}"
-            parts.append(f"{', '.join(map(str, fewest))} {after}")
+            parts.append(f"{', '.join(map(str, fewest))} {_after(rows.iloc[0])}")
         yield f"Of {int(mine['heads_total'].max())} heads {task} needs, run by run: {'; '.join(parts)}."
 
 
 def _best(smallest: pd.DataFrame) -> Any:
-    """The fewest heads; of equals the best on the choose split."""
+    """The fewest heads of what kept more than a shape; of equals the best on the choose split."""
+    return _fewest(smallest[~smallest["control"]])
+
+
+def _fewest(smallest: pd.DataFrame) -> Any:
     order = smallest.sort_values(["heads_kept", "choose_sequence_accuracy"], ascending=[True, False], kind="stable")
     return order.iloc[0]
 
 
 def _way(row: Any) -> str:
     return str(row["schedule"]) + (f" with {row['scorer']}" if row["scorer"] != row["schedule"] else "")
+
+
+def _after(row: Any) -> str:
+    if row["recovery"] == NOTHING:
+        return "without any training afterwards"
+    return f"{row['recovery']}" if row["control"] else f"after {row['recovery']}"
 
 
 def _trained(row: Any) -> str:

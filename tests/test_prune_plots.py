@@ -142,8 +142,8 @@ def test_the_answer_names_the_fewest_heads_and_the_control(tables: Tables) -> No
     first, which, ways = answers(tables)
     assert first == (
         "4 of 6 heads are enough for 0.990 exact match (1.000 with all), chosen by one_shot with ablation and trained"
-        " for 30 steps more (tune); a model of that shape trained from scratch reaches 0.850 (0.800 to 0.900, 2 of"
-        " them); greedy decoding is then 1.50× as fast (quartiles 1.40–1.60)."
+        " for 30 steps more (tune); trained from scratch for as long in all the best shape of that size reaches 0.850"
+        " (0.800 to 0.900, 2 of them); greedy decoding is then 1.50× as fast (quartiles 1.40–1.60)."
     )
     assert which.endswith("decoder_self.0.0, decoder_self.0.1, cross.0.0, cross.0.1.")
     assert "4 without any training afterwards (at 0.900, one_shot with ablation), 4 after tune" in ways

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import nan
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -25,6 +26,8 @@ from mhaprune.scoring import Make, Scoring
 from mhaprune.transformer import Seq2Seq
 
 WAY = ["schedule", "scorer", "recovery"]
+BEST = "best of each size"
+"""What a table calls the schedule and scorer of a control."""
 
 
 @dataclass(frozen=True)
@@ -160,12 +163,13 @@ def latency_table(subject: Seq2Seq, found: Sequence[Trial], batch: Examples, rou
 
 
 def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    """One row per way: the smallest model within `tolerance` of the dense exact match, and the control of its size."""
+    """One row per way: the smallest model within `tolerance` of the dense exact match, and the control of its size. A
+    control has a row too, for the best shape of each size; of several draws the mean counts."""
     dense = table[(table["recovery"] == NOTHING) & (table["heads_removed"] == 0)].iloc[0]
     speeds = latency[latency["model"] == "removed"].set_index("removed")
     controls = table[table["control"]]
     rows = []
-    for (schedule, scorer, recovery), mine in table[~table["control"]].groupby(WAY, sort=False):
+    for (schedule, scorer, recovery), mine in _ways(table):
         within = mine[mine["choose_sequence_accuracy"] >= dense["choose_sequence_accuracy"] - tolerance]
         best = (within if len(within) else dense.to_frame().T).sort_values("heads_kept").iloc[0]
         control = controls.loc[controls["heads_kept"] == best["heads_kept"], "sequence_accuracy"]
@@ -175,6 +179,7 @@ def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float)
                 "schedule": schedule,
                 "scorer": scorer,
                 "recovery": recovery,
+                "control": bool(mine["control"].any()),
                 "tolerance": tolerance,
                 **best[["budget", "heads_total", "heads_kept", "heads_removed", "kept", "removed", "steps"]],
                 "choose_sequence_accuracy": best["choose_sequence_accuracy"],
@@ -191,6 +196,17 @@ def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float)
     return pd.DataFrame(rows)
 
 
+def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
+    yield from table[~table["control"]].groupby(WAY, sort=False)
+    for recovery, mine in table[table["control"]].groupby("recovery", sort=False):
+        exact = [f"{split}sequence_accuracy" for split in ("", "choose_")]
+        means = mine.groupby("heads_kept", sort=False)[exact].transform("mean")
+        blank = dict.fromkeys(
+            ("sequence_accuracy_low", "sequence_accuracy_high"), nan
+        )  # that of one draw is not theirs
+        yield (BEST, BEST, recovery), mine.assign(**means, **blank).drop_duplicates("heads_kept")
+
+
 def _choice(one: Trial) -> tuple[float, float]:
     return one.columns["choose_sequence_accuracy"], -one.columns["choose_loss"]
 
@@ -203,7 +219,7 @@ def _by_group(one: Trial, groups: Sequence[str]) -> pd.DataFrame:
 def _to_save(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[str, Seq2Seq]]:
     """The model of every row that has lost heads, with a name that says which."""
     models = {(*one.way[:3], one.plan.budget): one.model for one in found if not one.columns["control"]}
-    for row in smallest[smallest["heads_removed"] > 0].to_dict("records"):
+    for row in smallest[(smallest["heads_removed"] > 0) & ~smallest["control"]].to_dict("records"):
         way = [row[name] for name in WAY]
         words = [*dict.fromkeys(way), str(row["heads_kept"])]
         yield "-".join(words), models[*way, row["budget"]]
