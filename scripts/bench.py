@@ -135,7 +135,7 @@ def removal() -> list[Pair]:
 def decode() -> list[Pair]:
     """Greedy decoding of 64 tokens from 64 with the keys and values kept, against running the prefix again."""
     pairs: list[Pair] = []
-    for d_model, batch_size in ((64, 32), (256, 1)):
+    for d_model, batch_size in ((64, 32), (256, 1), (64, 1)):
         batch = random_examples(batch_size, 64)
         model = Transformer(d_model=d_model, dim_feedforward=2 * d_model)(VOCABULARY_SIZE)
         ours, peer = (partial(model.decode_greedily, batch.source, 64, use_cache=cached) for cached in (True, False))
