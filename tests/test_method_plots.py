@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 
+from legible import check_legible
 from mhaprune.figures import draw
 from mhaprune.plots import Plot
 from test_plots import text_of
@@ -133,34 +131,6 @@ def drawn(tables: dict[str, pd.DataFrame]) -> dict[str, Plot]:
 
 def one(tables: dict[str, pd.DataFrame], name: str) -> Plot:
     return next(plot for plot in draw(tables) if plot.name == name)
-
-
-def words_in(figure: Figure) -> Iterator[tuple[str, Bbox]]:
-    """Every word in a figure and where it stands; ticks out of sight are not there."""
-    figure.draw_without_rendering()
-    hidden = {
-        label
-        for axes in figure.axes
-        for axis in (axes.xaxis, axes.yaxis)
-        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
-        for label in (tick.label1, tick.label2)
-        if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())
-    }
-    for text in figure.findobj(Text):
-        if text.get_visible() and text.get_text().strip() and text not in hidden:
-            yield text.get_text(), Text.get_window_extent(text)
-
-
-def check_legible(plot: Plot) -> None:
-    words, boxes = zip(*words_in(plot.figure), strict=True)
-    low, high = np.array([box.min for box in boxes]), np.array([box.max for box in boxes])
-    assert len(words) > 5
-    clipped = (low < 0).any(axis=1) | (high > plot.figure.bbox.max).any(axis=1)
-    assert not clipped.any(), (plot.name, np.array(words)[clipped])
-    shared = (np.minimum(high[:, None], high) - np.maximum(low[:, None], low)).min(axis=2)
-    np.fill_diagonal(shared, 0)
-    covered = [(words[i], words[j]) for i, j in np.argwhere(shared > 2)]
-    assert not covered, (plot.name, covered)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from legible import check_legible
 from mhaprune.figures import draw, draw_comparison
 from mhaprune.plots import Tables
 from mhaprune.prune_plots import accuracy_by_group, compare_smallest, recovery_curves, removal_order, survivors
@@ -64,7 +65,22 @@ def test_a_run_draws_them_all_and_other_tables_none(tables: Tables) -> None:
     for figure in (recovery_curves, survivors, removal_order, accuracy_by_group, compare_smallest):
         assert figure({}) is None
     for plot in draw(tables):
-        assert plot.svg.startswith(b"<?xml")
+        check_legible(plot)
+        assert plot.caption.endswith(".")
+
+
+@pytest.mark.parametrize("recoveries", [1, 2, 3])
+@pytest.mark.parametrize("schedules", [["greedy"], ["one_shot", "iterative", "greedy", "swap"]])
+def test_no_word_is_clipped_or_covered_however_many_there_are(
+    tables: Tables, recoveries: int, schedules: list[str]
+) -> None:
+    own = tables["recovery"][~tables["recovery"]["control"]].query("schedule == 'greedy'")
+    own = own[own["recovery"].isin(list(EXACT)[:recoveries])]
+    every = [own.assign(schedule=name, scorer="greedy" if name == "greedy" else "ablation_mean") for name in schedules]
+    table = pd.concat([*every, tables["recovery"][tables["recovery"]["control"]]])
+    order = pd.concat([tables["order"].assign(schedule=name) for name in schedules])
+    for plot in draw({**tables, "recovery": table, "order": order}):
+        check_legible(plot)
 
 
 def test_a_curve_for_every_way_and_the_control_in_every_panel(tables: Tables) -> None:
