@@ -20,13 +20,17 @@ from mhaprune.budgets import removing
 from mhaprune.config import ConfigError, build
 from mhaprune.data import PAD, Examples
 from mhaprune.experiments.base import Study
+from mhaprune.experiments.prune import choose_next, smallest_table
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure import measure
 from mhaprune.pruning import ProofFailed
 from mhaprune.recoveries.base import Lesson, recover
 from mhaprune.recoveries.fine_tune import FineTune, distil
 from mhaprune.recoveries.from_scratch import FromScratch
+from mhaprune.saved import load
+from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
+from mhaprune.scorers.subset import Subset
 from mhaprune.store import RunFolder, read_status
 from mhaprune.training import cross_entropy
 from mhaprune.transformer import Seq2Seq
@@ -191,6 +195,53 @@ def test_the_smallest_is_within_tolerance_and_nothing_smaller_is(tables: Mapping
         assert row["control_draws"] == len(control)
         if len(control):
             assert row["control_sequence_accuracy"] == pytest.approx(control.mean())
+
+
+def test_the_smallest_is_chosen_on_the_choose_split() -> None:
+    row = {"schedule": "greedy", "scorer": "greedy", "recovery": "nothing", "control": False, "note": "", "steps": 0}
+    row |= {"heads_total": 3, "sequence_accuracy_low": 0.0, "sequence_accuracy_high": 1.0, "budget": "", "kept": ""}
+    sizes = [(3, 1.0, 1.0), (2, 0.995, 0.9), (1, 0.9, 0.999)]
+    table = pd.DataFrame(
+        row
+        | {"heads_kept": n, "heads_removed": 3 - n, "removed": f"{n}", "choose_sequence_accuracy": c}
+        | {"sequence_accuracy": r}
+        for n, c, r in sizes
+    )
+    speeds = {name: [1.0, 2.0, 3.0] for name in ("speedup", "speedup_q1", "speedup_q3")}
+    latency = pd.DataFrame({"model": "removed", "removed": ["3", "2", "1"], **speeds})
+    (smallest,) = smallest_table(table, latency, 0.01).to_dict("records")
+    assert (smallest["heads_kept"], smallest["sequence_accuracy"], smallest["speedup"]) == (2, 0.9, 2.0)
+
+
+def test_the_saved_models_are_those_of_the_table(
+    folder: Path, tables: Mapping[str, pd.DataFrame], study: Study
+) -> None:
+    smallest = tables["smallest"].query("heads_removed > 0 and not control")
+    assert len(smallest) > 2
+    for row in smallest.to_dict("records"):
+        words = dict.fromkeys((row["schedule"], row["scorer"], row["recovery"], str(row["heads_kept"])))
+        saved = load(str(folder / "models" / f"{'-'.join(words)}.pt"))
+        assert " ".join(map(str, saved.heads)) == row["kept"]
+        left = study.subject.without(mask_of(study, row["removed"]))
+        left.load_state_dict(saved.weights)
+        assert exact(left, study.splits.report) == pytest.approx(row["sequence_accuracy"])
+    assert len(list((folder / "models").iterdir())) == len(smallest)
+
+
+def test_gates_trained_on_what_is_left_are_kept_for_what_is_left(study: Study) -> None:
+    asked: list[Any] = []
+
+    def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
+        asked.append(what)
+        return make(None, None)
+
+    trained = replace(study, scorers={"subset": Subset(steps=1)}, remember=remember)
+    for gone in ("cross.0.0", "cross.0.1"):
+        left = study.subject.without(mask_of(study, gone))
+        plan = choose_next(trained, "subset", OneShot(), left, *removing([3], study.subject.grid))
+        assert len(plan.mask.removed) == 2
+    first, second = asked
+    assert first["left"] != second["left"]
 
 
 def test_the_order_is_that_of_the_masks(tables: Mapping[str, pd.DataFrame]) -> None:
