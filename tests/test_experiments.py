@@ -33,3 +33,15 @@ def test_a_quarter_of_the_heads_goes_by_ablation_but_not_by_chance(tmp_path: Pat
 def test_inflection_is_learnt(tmp_path: Path) -> None:
     table = pruning(tmp_path, "task=inflection", "scorer=[ablation]")
     assert table.loc[table["heads_removed"] == 0, "sequence_accuracy"].item() >= 0.80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "heads"), [("reverse", 5), ("sort", 10)])
+def test_few_heads_are_enough_once_they_are_fine_tuned(tmp_path: Path, task: str, heads: int) -> None:
+    settings = [f"task={task}", "schedule=greedy", "recovery=fine_tune", f"experiment.budgets=[{heads} heads]"]
+    overrides = [*settings, "experiment.latency_rounds=1", f"cache={tmp_path / 'cache'}"]
+    with RunFolder(tmp_path / "run").recorded() as folder:
+        build(compose("experiment=prune", *overrides))(folder)
+    table = pd.read_csv(tmp_path / "run" / "recovery.csv").set_index(["recovery", "heads_kept"])["sequence_accuracy"]
+    assert table["fine_tune", heads] >= table["nothing", 24] - 0.01
+    assert table["nothing", heads] <= table["nothing", 24] - 0.1, "it takes the training"
