@@ -35,7 +35,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a model may cost at most; `name` says it as the user did."""
+    """What a model may cost at most; a number of heads to remove is its own `name`, any other the text it came from."""
 
     name: str
     limit: float
@@ -82,10 +82,30 @@ def heads_to_remove(budgets: Sequence[int | float], num_heads: int, most: int | 
         )
     if most is not None and max(counts, default=0) > most:
         raise ValueError(
-            f"experiment.budgets={max(counts)}: with schedule.keep_at_least heads left in every block only {most} of"
-            f" {num_heads} may go, allowed are 0 to {most}"
+            f"experiment.budgets={max(counts)}: with the schedule's keep_at_least heads left in every block only {most}"
+            f" of {num_heads} may go, allowed are 0 to {most}"
         )
     return sorted(counts | {0})
+
+
+def in_heads(budgets: Sequence[int | float | str], num_heads: int) -> tuple[list[int | float], list[str]]:
+    """Numbers and shares of heads to remove, and the texts that speak of something else than heads.
+
+    Raises ValueError for a text that would keep more heads than there are.
+    """
+    counts: list[int | float] = [budget for budget in budgets if not isinstance(budget, str)]
+    texts = []
+    for text in (budget for budget in budgets if isinstance(budget, str)):
+        limit, unit = _amount(text)
+        if unit == "heads" and limit > num_heads:
+            raise ValueError(
+                f"experiment.budgets={text}: the model has {num_heads} heads, allowed are 0 to {num_heads} heads"
+            )
+        if unit == "heads":
+            counts.append(num_heads - math.floor(limit))
+        else:
+            texts.append(text)
+    return counts, texts
 
 
 def resolve(budgets: Sequence[int | float | str], smallest: HeadMask, cost: Callable[[str], Cost]) -> list[Budget]:
@@ -95,11 +115,11 @@ def resolve(budgets: Sequence[int | float | str], smallest: HeadMask, cost: Call
     that the whole model keeps already.
     """
     grid, most = smallest.grid, len(smallest.removed)
-    counts = [budget for budget in budgets if not isinstance(budget, str)]
+    counts, texts = in_heads(budgets, len(grid))
     resolved = removing(heads_to_remove(counts, len(grid), most), grid)
-    for text in dict.fromkeys(budget for budget in budgets if isinstance(budget, str)):
+    for text in dict.fromkeys(texts):
         limit, unit = _amount(text)
-        budget = Budget(text, limit, Cost.heads(grid) if unit == "heads" else cost(unit))
+        budget = Budget(text, limit, cost(unit))
         least, dense = budget.cost(smallest), budget.cost(HeadMask(grid))
         if not budget.met_by(smallest):
             left = f"the {len(grid) - most} heads that must stay" if len(grid) > most else "no heads"
@@ -118,8 +138,6 @@ def resolve(budgets: Sequence[int | float | str], smallest: HeadMask, cost: Call
 
 def _amount(budget: str) -> tuple[float, str]:
     found = re.fullmatch(rf"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*({'|'.join(UNITS)})\s*", budget)
-    try:
-        assert found is not None
-        return float(found[1]), found[2]
-    except (AssertionError, ValueError):
-        raise ValueError(f"budgets={budget}: a text must be a number and one of {', '.join(UNITS)}") from None
+    if found is None or found[1].count(".") > 1 or not found[1].strip("."):
+        raise ValueError(f"budgets={budget}: a text must be a number and one of {', '.join(UNITS)}")
+    return float(found[1]), found[2]

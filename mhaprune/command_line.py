@@ -21,7 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from mhaprune.collect import RUN, collect
 from mhaprune.config import ConfigError, build
-from mhaprune.run import BROUGHT_BY_A_FILE, Run
+from mhaprune.run import Run
+from mhaprune.saved import BROUGHT
 from mhaprune.store import RunFolder
 
 log = logging.getLogger(__name__)
@@ -59,8 +60,8 @@ def plain(config: DictConfig) -> dict[str, Any]:
 def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
     """Raises ConfigError where a setting is given that `model_file` brings with it: it would not be used."""
     for override in overrides if config.get("model_file") is not None else ():
-        if re.split(r"[.=@]", override.lstrip("+~"))[0] in BROUGHT_BY_A_FILE:
-            raise ConfigError(f"{override}: model_file brings its own {', '.join(BROUGHT_BY_A_FILE)}, leave this out")
+        if re.split(r"[.=@]", override.lstrip("+~"))[0] in BROUGHT:
+            raise ConfigError(f"{override}: model_file brings its own {', '.join(BROUGHT)}, leave this out")
     return build(plain(config))
 
 

@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
+import torch
 
 from mhaprune.budgets import Cost
+from mhaprune.cache import source_digest
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadMask
 from mhaprune.scoring import Remember
-from mhaprune.speed import in_turn
+from mhaprune.speed import device_name, in_turn
 from mhaprune.subject import Subject
 
 
@@ -51,7 +53,13 @@ class Costs:
             cost = milliseconds(self.subject, self.timed, self.rounds)
             return {"floor": cost.floor, "blocks": [[str(b), cost.block[b], cost.head[b]] for b in cost.head]}
 
-        what = {"batch": len(self.timed), "rounds": self.rounds, "device": str(self.timed.source.device)}
+        what = {
+            "batch": len(self.timed),
+            "rounds": self.rounds,
+            "device": device_name(self.timed.source.device),
+            "num_threads": torch.get_num_threads(),
+            "measured_with": [source_digest(f"mhaprune.{name}") for name in ("costs", "speed")],
+        }
         content = self.remember("costs", what, make)
         named = {str(block): block for block in self.subject.grid.blocks}
         own, head = ({named[row[0]]: row[i] for row in content["blocks"]} for i in (1, 2))

@@ -82,6 +82,8 @@ def survivors(tables: Tables) -> Plot | None:
             choices[f"{way},\n{recovery}"] = mine
     ways, place = list(choices), _places(own)
     blocks = list(dict.fromkeys(head.rsplit(".", 1)[0] for kept in own["kept"] for head in _names(kept)))
+    if not blocks:
+        return None
     columns = columns_of(len(ways), 4)
     figure = Figure(figsize=(1.2 + 2.9 * columns, 1.0 + 2.6 * -(-len(ways) // columns)))
     grid = panels(figure, len(ways), columns, "heads kept", "of which in each block", sharex=True, sharey=True)

@@ -22,7 +22,7 @@ def smallest_headline(smallest: pd.DataFrame) -> str:
         )
     kept = int(best["heads_kept"])
     line = (
-        f"{kept} of {total} {'head is' if kept == 1 else 'heads are'} enough for {best['sequence_accuracy']:.3f} exact"
+        f"{kept} of {total} heads {'is' if kept == 1 else 'are'} enough for {best['sequence_accuracy']:.3f} exact"
         f" match ({dense:.3f} with all), chosen by {_way(best)}{_trained(best)}"
     )
     if best["control_draws"]:

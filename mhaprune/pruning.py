@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from math import nan
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -13,7 +14,7 @@ from tqdm import tqdm
 
 from mhaprune.budgets import Budget
 from mhaprune.data import Examples
-from mhaprune.heads import Block, HeadMask
+from mhaprune.heads import Block, HeadGrid, HeadMask
 from mhaprune.measure import accuracy_columns, greedy_disagreements, logit_difference, measure, measure_masks
 from mhaprune.schedules.base import Judge, Schedule
 from mhaprune.scorers.base import Budgeted, Scorer
@@ -42,10 +43,20 @@ class Plan(NamedTuple):
 
 
 def make_plans(
-    scoring: Scoring, scorers: Mapping[str, Scorer], schedule: Schedule, budgets: Sequence[Budget]
+    scoring: Scoring,
+    scorers: Mapping[str, Scorer],
+    schedule: Schedule,
+    budgets: Sequence[Budget],
+    name: str | None = None,
+    draws: int | None = None,
+    whole: HeadGrid | None = None,
 ) -> Iterator[Plan]:
-    """A plan per scorer, draw and budget. Where scorers have no say there is one per budget, in the schedule's name."""
-    subject, how = scoring.subject, option_name(schedule)
+    """A plan per scorer, draw and budget. Where scorers have no say there is one per budget, in the schedule's name.
+
+    `name` is that of the schedule, by default its option's; of a scorer that draws several times the first `draws` are
+    taken, by default all; `whole` are the heads before any were removed, by default the subject's.
+    """
+    subject, how, again = scoring.subject, name or option_name(schedule), schedule.asks() == "again"
 
     def loss(masks: Sequence[HeadMask]) -> Tensor:
         gates_MN = torch.stack([mask.gates(scoring.examples.source.device) for mask in masks])
@@ -58,32 +69,36 @@ def make_plans(
             with naming(name):
                 return scorer(left, scoring.examples, scoring.seed).values[draw]
 
-        return Judge(subject, score, loss)
+        return Judge(subject, score, loss, whole)
 
     def nobody(left: Subject) -> Tensor:
         raise AssertionError(f"schedule={how} promised to ask no scorer")
 
     if schedule.asks() == "never":
-        masks = schedule(Judge(subject, nobody, loss), budgets)
+        masks = schedule(Judge(subject, nobody, loss, whole), budgets)
         yield from (Plan(how, 0, how, mask, budget.name) for budget, mask in zip(budgets, masks, strict=True))
         return
     for name, scorer in scorers.items():
-        asked = whom_to_ask(scorer, [budget.heads_kept(subject.grid) for budget in budgets], len(subject.grid))
+        kept = [budget.heads_kept(subject.grid) for budget in budgets]
+        asked = whom_to_ask(scorer, kept, len(subject.grid), again)
         for one in dict.fromkeys(asked):
             mine = [budget for budget, other in zip(budgets, asked, strict=True) if other == one]
-            for draw in range(len(scoring(name, one).scores.values)):
+            for draw in range(len(scoring(name, one).scores.values))[:draws]:
                 masks = schedule(judge(name, one, draw), mine)
                 yield from (Plan(name, draw, how, mask, budget.name) for budget, mask in zip(mine, masks, strict=True))
 
 
-def whom_to_ask(scorer: Scorer, kept: Sequence[int], num_heads: int) -> list[Scorer]:
+def whom_to_ask(scorer: Scorer, kept: Sequence[int], num_heads: int, again: bool = False) -> list[Scorer]:
     """The scorer that says which heads go, for every number that is to stay: a `Budgeted` one is told that number.
 
-    Where none or all go there is no choice, and whoever is asked anyway will do.
+    Where none or all go there is no choice, and whoever is asked anyway will do; save where it is asked `again`, down
+    to the last head.
     """
     if not isinstance(scorer, Budgeted):
         return [scorer] * len(kept)
     told = {count: scorer.keeping(count) for count in kept if 0 < count < num_heads}
+    if again and 0 in kept:
+        told[0] = scorer.keeping(1)
     anybody = next(iter(told.values()), scorer)
     return [told.get(count, anybody) for count in kept]
 
@@ -181,7 +196,7 @@ def smallest_bite(subject: Subject, batch: Examples) -> float:
     for block, bite in bites.items():
         if bite == 0:
             raise ProofFailed(f"closing any head of block {block} changes no logit: its mask is ignored")
-    return min(bites.values())
+    return min(bites.values(), default=nan)
 
 
 def time_removed(subject: Subject, plans: Sequence[Plan], batch: Examples, rounds: int) -> pd.DataFrame:

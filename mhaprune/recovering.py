@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import nan
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -70,8 +71,14 @@ class Recovering:
     ) -> Iterator[Trial]:
         """From budget to budget: `choose` says which heads of the model as it is then go next, then it recovers."""
         dense, left, steps = self.lesson.dense, self.lesson.dense, 0
+        last: Trial | None = None
         for budget in tqdm(budgets, f"{name}, budget by budget", disable=None, leave=False):
             plan = choose(left, budget)
+            if last is not None and not plan.mask.removed:  # the model is within this budget already
+                yield last._replace(
+                    plan=last.plan._replace(budget=plan.budget), columns=last.columns | {"budget": plan.budget}
+                )
+                continue
             removal = Removal(left, self.lesson.splits.report)
             removal.prove(plan.mask)
             self.worst = max(self.worst, removal.worst)
@@ -81,7 +88,8 @@ class Recovering:
             steps += self.recoveries[name].extra_steps if whole.mask.removed else 0
             done = self._recovered(whole, recovery, smaller, 0, steps)
             way = Way(plan.schedule, plan.scorer, name, 0)
-            yield done._replace(way=way, columns=done.columns | _identity(whole, way))
+            last = done._replace(way=way, columns=done.columns | _identity(whole, way))
+            yield last
             left = done.model
 
     def controls(self, best: Sequence[Trial]) -> Iterator[Trial]:
@@ -102,6 +110,8 @@ class Recovering:
         control = name != NOTHING and self.recoveries[name].control
         columns = _identity(plan, way) | {"control": control, "steps": steps, **accuracy_columns(reported)}
         columns |= choose_columns(left, splits.choose) | size_columns(left, splits.report) | {"note": note}
+        if control and note:  # what is left is no control: it has the weights that it should do without
+            columns |= {name: nan for name, value in columns.items() if isinstance(value, float)}
         return Trial(plan, way, left, columns, reported)
 
 

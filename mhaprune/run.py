@@ -25,7 +25,7 @@ from mhaprune.heads import HeadGrid
 from mhaprune.oracle import CHOSEN_BY
 from mhaprune.recoveries.base import Recovery
 from mhaprune.report import answers, check_answers, render
-from mhaprune.saved import SavedModel, load, to_bytes
+from mhaprune.saved import BROUGHT, SavedModel, load, to_bytes
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Make, naming
@@ -42,9 +42,7 @@ TRAINED_BY = (
     *("transformer", "tasks.base", "measure", "training"),
 )
 """The modules whose code decides what a training ends in, beside the task's own."""
-BROUGHT_BY_A_FILE = ("task", "model", "gate", "training")
-"""The settings that are read from `model_file` where there is one."""
-for _name in (*TRAINED_BY, *CHOSEN_BY, "gate_training", "scorers.base", "recoveries.base"):
+for _name in (*TRAINED_BY, *CHOSEN_BY, "gate_training", "scorers.base", "recoveries.base", "costs", "speed"):
     source_digest(f"mhaprune.{_name}")  # now, before anybody edits them
 
 
@@ -82,6 +80,11 @@ class Run:
             raise ValueError(
                 f"recovery=[{','.join(self.recovery)}]: experiment={option_name(self.experiment)} recovers nothing,"
                 " experiment=prune does"
+            )
+        if not len(grid) and self.scorer:
+            raise ValueError(
+                f"model_file={self.model_file}: has no heads left to score, allowed is scorer=[] as in"
+                " experiment=evaluate"
             )
         # What is left of a model has its gates folded into its weights.
         again = any(schedule.asks() == "again" for schedule in self.schedule.values())
@@ -154,11 +157,13 @@ class Run:
         def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
             return Cache(self.cache).get(kind, recipe | what, make)
 
-        def save(one: Seq2Seq) -> bytes:
-            settings = {name: describe(getattr(self, name)) for name in BROUGHT_BY_A_FILE}
+        steps_since = 0 if self._saved is None else self._saved.steps_since
+
+        def save(one: Seq2Seq, steps: int = 0) -> bytes:
+            settings = {name: describe(getattr(self, name)) for name in BROUGHT}
             if one.learned_gates() is None:
                 settings["gate"] = None
-            return to_bytes(one, settings, history.to_dict("records"), self.identity)
+            return to_bytes(one, settings, history.to_dict("records"), self.identity, steps_since + steps)
 
         return Study(
             model,
@@ -169,6 +174,7 @@ class Run:
             self.schedule,
             self.recovery,
             self.training,
+            steps_since,
             self.seed,
             remember,
             save,

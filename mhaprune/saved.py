@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,17 @@ from mhaprune.heads import HeadId
 from mhaprune.transformer import Seq2Seq
 
 FORMAT, VERSION = "mhaprune model", 1
+BROUGHT = ("task", "model", "gate", "training")
+"""The settings of a run that a saved model brings with it."""
+KINDS: dict[str, type] = {
+    "settings": dict,
+    "heads": list,
+    "weights": dict,
+    "history": list,
+    "facts": dict,
+    "steps_since": int,
+    "digest": str,
+}
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,8 @@ class SavedModel:
     """What a file holds.
 
     `settings` are the task, model, gate and training as a config has them; `heads` those that are left; `history` the
-    table of the training that came first; `facts` what run it came from; `digest` a fingerprint of the weights.
+    table of the training that came first, `steps_since` how many steps were trained after it; `facts` what run it came
+    from; `digest` a fingerprint of the weights.
     """
 
     settings: dict[str, Any]
@@ -33,11 +45,16 @@ class SavedModel:
     weights: dict[str, Tensor]
     history: list[dict[str, Any]]
     facts: dict[str, Any]
+    steps_since: int
     digest: str
 
 
 def to_bytes(
-    model: Seq2Seq, settings: Mapping[str, Any], history: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
+    model: Seq2Seq,
+    settings: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, Any],
+    steps_since: int = 0,
 ) -> bytes:
     """A file's content."""
     buffer = io.BytesIO()
@@ -50,6 +67,7 @@ def to_bytes(
         "digest": weights_digest(model),
         "history": [dict(row) for row in history],
         "facts": dict(facts),
+        "steps_since": steps_since,
     }
     torch.save(content, buffer)
     return buffer.getvalue()
@@ -72,9 +90,14 @@ def load(path: str) -> SavedModel:
             f"model_file={path}: saved in version {content.get('version')} of the format, this mhaprune reads {VERSION}"
         )
     try:
-        heads = tuple(HeadId.parse(head) for head in content["heads"])
-        parts = (content[name] for name in ("weights", "history", "facts", "digest"))
-        return SavedModel(content["settings"], heads, *parts)
+        parts = [content[field.name] for field in fields(SavedModel)]
+        for field, part in zip(fields(SavedModel), parts, strict=True):
+            if not isinstance(part, KINDS[field.name]):
+                raise ValueError(f"{field.name} is a {type(part).__name__}")
+        missing = set(BROUGHT) - set(content["settings"])
+        if missing or len(content["settings"]) > len(BROUGHT):
+            raise ValueError(f"its settings are {', '.join(content['settings'])}, must be {', '.join(BROUGHT)}")
+        return replace(SavedModel(*parts), heads=tuple(map(HeadId.parse, content["heads"])))
     except KeyError as name:
         raise ValueError(f"model_file={path}: damaged, {name} is missing") from None
     except ValueError as error:

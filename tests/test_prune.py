@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,23 @@ import torch.nn.functional as F
 
 from conftest import LEARNT, compose
 from mhaprune import recovering
-from mhaprune.budgets import removing
+from mhaprune.budgets import Budget, Cost, removing
 from mhaprune.config import ConfigError, build
 from mhaprune.data import PAD, Examples
 from mhaprune.experiments.base import Study
-from mhaprune.experiments.prune import choose_next, smallest_table
+from mhaprune.experiments.prune import choose_next, first_plans, removal_order, smallest_table
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
-from mhaprune.measure import measure
+from mhaprune.measure import Diverged, measure
 from mhaprune.pruning import ProofFailed
 from mhaprune.recoveries.base import Lesson, recover
 from mhaprune.recoveries.fine_tune import FineTune, distil
 from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.saved import load
+from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.subset import Subset
+from mhaprune.scoring import Scoring
 from mhaprune.store import RunFolder, read_status
 from mhaprune.training import cross_entropy
 from mhaprune.transformer import Seq2Seq
@@ -238,10 +241,64 @@ def test_gates_trained_on_what_is_left_are_kept_for_what_is_left(study: Study) -
     trained = replace(study, scorers={"subset": Subset(steps=1)}, remember=remember)
     for gone in ("cross.0.0", "cross.0.1"):
         left = study.subject.without(mask_of(study, gone))
-        plan = choose_next(trained, "subset", OneShot(), left, *removing([3], study.subject.grid))
+        plan = choose_next(trained, "subset", "one_shot", left, *removing([3], study.subject.grid))
         assert len(plan.mask.removed) == 2
     first, second = asked
     assert first["left"] != second["left"]
+
+
+def test_what_was_trained_before_counts_for_the_control(study: Study, folder: Path, tmp_path: Path) -> None:
+    (file, *_) = (folder / "models").glob("greedy-fine_tune-*.pt")
+    assert load(str(file)).steps_since == 30
+    settings = ["experiment=prune", f"model_file={file}", "schedule=greedy", "recovery=[fine_tune,from_scratch]"]
+    small = ["recovery.fine_tune.steps=4", "recovery.from_scratch.draws=1", "experiment.budgets=[1]", *SETTINGS[-2:]]
+    with RunFolder(tmp_path / "run").recorded() as recorded:
+        build(compose(*settings, *small, f"cache={tmp_path / 'cache'}"))(recorded)
+    control = tables_of(tmp_path / "run")["recovery"].query("control")
+    assert list(control["steps"]) == [study.training.steps + 30 + 4]
+
+
+def test_a_control_that_diverged_is_not_taken_for_one(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(*_: Any) -> Any:
+        raise Diverged("the loss is nan")
+
+    monkeypatch.setattr(FromScratch, "__call__", diverge)
+    plan = recovering.Plan("a", 0, "one", mask_of(study, "cross.0.0"), "1")
+    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+    recoveries = {"scratch": FromScratch(draws=1)}
+    work = recovering.Recovering(lesson, recoveries, lambda kind, what, make: make(None, print))
+    (best,) = work.after([plan])
+    (control,) = work.controls([best])
+    assert np.isnan(control.columns["sequence_accuracy"])
+    assert control.columns["note"].startswith("diverged")
+    assert not np.isnan(best.columns["sequence_accuracy"])
+
+
+def test_a_budget_that_is_met_already_trains_nothing(study: Study) -> None:
+    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+    recoveries = {"tuned": FineTune(steps=1, when="between")}
+    work = recovering.Recovering(lesson, recoveries, lambda kind, what, make: make(None, print))
+    cost = Cost.heads(study.subject.grid)
+    budgets = [Budget("half", 3, cost), Budget("half again", 3.5, cost), Budget("less", 2, cost)]
+    rows = list(work.between("tuned", partial(choose_next, study, "ablation", "one_shot"), budgets))
+    assert [(row.columns["budget"], row.columns["steps"]) for row in rows] == [
+        ("half", 1),
+        ("half again", 1),
+        ("less", 2),
+    ]
+    assert rows[0].columns["loss"] == rows[1].columns["loss"] != rows[2].columns["loss"]
+
+
+def test_scorers_that_are_told_a_number_are_asked_for_the_budgets_only(study: Study) -> None:
+    scoring = Scoring(study.subject, study.splits.score, study.seed)
+    scorers = {"subset": Subset(steps=1), "ablation": Ablation()}
+    budgets = removing([0, 3, 6], study.subject.grid)
+    for name, schedule in (("mine", OneShot()), ("again", Iterative())):
+        plans = list(first_plans(scoring, scorers, name, schedule, budgets))
+        assert {plan.schedule for plan in plans} == {name}
+        assert [len(plan.mask.removed) for plan in plans if plan.scorer == "subset"] == [0, 3, 6]
+        assert len([plan for plan in plans if plan.scorer == "ablation"]) == 7
+        assert {row["scorer"] for row in removal_order(plans)} == {"ablation"}
 
 
 def test_the_order_is_that_of_the_masks(tables: Mapping[str, pd.DataFrame]) -> None:
@@ -396,8 +453,9 @@ def test_a_removal_that_is_not_the_mask_fails_at_the_end_and_between(study: Stud
         (["experiment.budgets=[25]"], "experiment.budgets=25: the model has 24 heads"),
         (
             ["schedule=one_shot", "schedule.one_shot.keep_at_least=1"],
-            "experiment.budgets=23: with schedule.keep_at_least heads left in every block only 18 of 24 may go",
+            "experiment.budgets=23: with the schedule's keep_at_least heads left in every block only 18 of 24 may go",
         ),
+        (["experiment.budgets=[30 heads]"], "experiment.budgets=30 heads: the model has 24 heads, allowed are 0 to 24"),
         (["experiment.budgets=[3 seconds]"], "experiment.budgets=3 seconds: a text must be a number and one of heads"),
         (["experiment.tolerance=2.0"], "experiment.tolerance=2.0: must be from 0 to 1"),
         (["recovery.fine_tune.steps=0"], "recovery.fine_tune.steps=0: must be 1 or more"),

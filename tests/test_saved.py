@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import LEARNT, TINY_ABLATE, compose, run_script
+from conftest import LEARNT, TINY_ABLATE, TINY_SPEED, compose, run_script
 from mhaprune.config import ConfigError, build
 from mhaprune.data import shift_right
 from mhaprune.experiments.base import Study
@@ -88,6 +88,25 @@ def test_a_pruned_model_is_pruned_again_and_heads_keep_their_names(
     assert table.loc[table["heads_removed"] == 2, "sequence_accuracy"].item() == pytest.approx(float(exact))
 
 
+def test_a_pruned_model_is_timed_at_sizes_with_all_heads(file: Path, tmp_path: Path) -> None:
+    """Its own heads matter for its accuracy only."""
+    overrides = [f"model_file={file}", f"cache={tmp_path / 'cache'}", "scorer=[ablation]", *TINY_SPEED]
+    tables = run(tmp_path / "run", "experiment=speed", *overrides, "experiment.shares=[0.5]")
+    assert set(tables["speed"]["model_heads"]) == {6}
+    assert set(tables["tradeoff"]["heads_total"]) == {3}
+
+
+def test_a_model_without_any_head_is_a_model(study: Study, cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "none.pt"
+    path.write_bytes(study.save(study.subject.without(HeadMask(study.subject.grid, frozenset(study.subject.grid)))))
+    overrides = [f"model_file={path}", f"cache={cache}"]
+    assert list(run(tmp_path / "run", "experiment=evaluate", *overrides)["accuracy"]["heads_total"]) == [0]
+    greedy = ["scorer=[]", "schedule=greedy", "recovery=[]", "experiment.budgets=[0]", *TINY_ABLATE]
+    assert list(run(tmp_path / "prune", "experiment=prune", *overrides, *greedy)["recovery"]["heads_total"]) == [0]
+    with pytest.raises(ConfigError, match="model_file=.*none.pt: has no heads left to score, allowed is scorer="):
+        build(compose("experiment=ablate", *overrides, "scorer=[ablation]"))
+
+
 def test_what_is_read_is_what_was_saved(study: Study, pruned: Seq2Seq, file: Path) -> None:
     saved = load(str(file))
     assert saved.heads == pruned.grid.heads
@@ -143,6 +162,12 @@ def test_anything_else_is_refused_in_one_line(file: Path, tmp_path: Path) -> Non
         (broken(content, weights=weights), "damaged, its weights do not fit"),
         (broken(content, weights=shifted), "damaged, its weights are not those that were saved"),
         (broken(content, heads=["elsewhere.0.0"]), "damaged, head='elsewhere.0.0': must read SITE.LAYER.HEAD"),
+        (broken(content, settings=None), "damaged, settings is a NoneType"),
+        (broken(content, heads=5), "damaged, heads is a int"),
+        (
+            broken(content, settings=content["settings"] | {"cache": "x"}),
+            "its settings are task, .* cache, must",
+        ),
         (broken({name: content[name] for name in ("format", "version", "heads")}), "damaged, 'settings' is missing"),
     ):
         path.write_bytes(data)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import pandas as pd
 
@@ -19,12 +19,19 @@ from mhaprune.training import Training
 from mhaprune.transformer import Seq2Seq
 
 
+class Save(Protocol):
+    def __call__(self, one: Seq2Seq, steps: int = 0) -> bytes:
+        """The content of a file from which `model_file` reads a model of this task back; `steps` were trained after the
+        study's own."""
+        ...
+
+
 @dataclass(frozen=True)
 class Study:
     """A trained model and all that an experiment may do with it.
 
-    `history` is the table its training left; `remember` is the cache of what was computed for this very model; `save`
-    gives the content of a file from which `model_file` reads a model of this task back.
+    `history` is the table that its `training` left, `steps_since` how many steps it was trained after that; `remember`
+    is the cache of what was computed for this very model.
     """
 
     subject: Seq2Seq
@@ -35,9 +42,10 @@ class Study:
     schedules: Mapping[str, Schedule]
     recoveries: Mapping[str, Recovery]
     training: Training
+    steps_since: int
     seed: int
     remember: Remember
-    save: Callable[[Seq2Seq], bytes]
+    save: Save
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,18 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from mhaprune.budgets import Budget, check_budgets, heads_to_remove, removing, resolve
+from mhaprune.budgets import Budget, check_budgets, heads_to_remove, in_heads, removing, resolve
 from mhaprune.costs import Costs
 from mhaprune.data import Examples
 from mhaprune.evaluation import by_group, groups_of
 from mhaprune.experiments.base import Experiment, Findings, Study
-from mhaprune.heads import HeadGrid, HeadMask
+from mhaprune.heads import HeadGrid
 from mhaprune.pruning import PROOF_BATCH, Plan, make_plans, proofs, time_removed
 from mhaprune.recoveries import NOTHING
 from mhaprune.recoveries.base import Lesson, left_digest
 from mhaprune.recovering import Recovering, Trial
 from mhaprune.schedules.base import Schedule, Stepwise
-from mhaprune.scorers.base import Scorer
+from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scoring import Make, Scoring
 from mhaprune.transformer import Seq2Seq
 
@@ -33,7 +33,7 @@ BEST = "best of each size"
 @dataclass(frozen=True)
 class Prune(Experiment):
     """Schedules × scorers × recoveries × budgets: tables `smallest`, `recovery`, `order`, `groups`, `latency`, `costs`,
-    `recovery_training` and `training`; and the model of every line of `smallest`, in `models/`.
+    `recovery_training` and `training`; and the model of every line of `smallest` that has lost heads, in `models/`.
 
     `budgets` are fractions of all heads (0.25), numbers of heads (6) to remove, or texts that say what may be left
     (`12 heads`, `40000 parameters`, `1e6 flops`, `2.5 ms`); ms and the latencies are those of one greedy decoding of
@@ -63,7 +63,7 @@ class Prune(Experiment):
         for name, schedule in schedules.items():
             if not scorers and schedule.asks() != "never":
                 raise ValueError(f"scorer=[]: schedule={name} needs at least one scorer, for example scorer=[ablation]")
-            counts = [budget for budget in self.budgets if not isinstance(budget, str)]
+            counts, _ = in_heads(self.budgets, len(grid))
             heads_to_remove(counts, len(grid), len(schedule.smallest(grid).removed))
 
     def __call__(self, study: Study) -> Findings:
@@ -72,24 +72,22 @@ class Prune(Experiment):
         costs = Costs(subject, splits.report[:PROOF_BATCH], batch, self.latency_rounds, study.remember)
         # All of them before the first head is scored: what cannot be met is refused at once.
         budgets = {n: resolve(self.budgets, s.smallest(subject.grid), costs) for n, s in study.schedules.items()}
-        stages = max(sum(not one.met_by(HeadMask(subject.grid)) for one in mine) for mine in budgets.values())
-        steps = [one.extra_steps * (stages if one.between else 1) for one in study.recoveries.values()]
-        lesson = Lesson(subject, study.training, splits, study.seed, max(steps, default=0))
+        sizes = [{one.heads_kept(subject.grid) for one in mine} - {len(subject.grid)} for mine in budgets.values()]
+        steps = [one.extra_steps * (max(map(len, sizes)) if one.between else 1) for one in study.recoveries.values()]
+        extra_steps = study.steps_since + max(steps, default=0)
+        lesson = Lesson(subject, study.training, splits, study.seed, extra_steps)
         recovering = Recovering(lesson, study.recoveries, study.remember)
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
         found: list[Trial] = []
         order: list[dict[str, Any]] = []
         for name, schedule in study.schedules.items():
-            plans = list(
-                make_plans(scoring, study.scorers, schedule, every_budget(schedule, budgets[name], subject.grid))
-            )
-            plans = [plan for plan in plans if plan.draw == 0]
+            plans = list(first_plans(scoring, study.scorers, name, schedule, budgets[name]))
             order += removal_order(plans)
             asked = {budget.name for budget in budgets[name]}
             found += recovering.after([plan for plan in plans if plan.budget in asked])
             for between in (n for n, recovery in study.recoveries.items() if recovery.between):
                 for scorer in dict.fromkeys(plan.scorer for plan in plans):
-                    choose = partial(choose_next, study, scorer, schedule)
+                    choose = partial(choose_next, study, scorer, name)
                     found += recovering.between(between, choose, budgets[name])
         found += list(recovering.controls(best_of_each_size(found)))
         table = pd.DataFrame([one.columns for one in found])
@@ -107,27 +105,36 @@ class Prune(Experiment):
             "training": study.history,
         }
         checks = {"max_difference_masked_removed": recovering.worst, **proofs(subject, splits.report)}
-        files = {f"models/{name}.pt": study.save(model) for name, model in _to_save(found, smallest)}
+        files = {f"models/{name}.pt": study.save(model, steps) for name, model, steps in _to_save(found, smallest)}
         return Findings({name: frame for name, frame in tables.items() if len(frame)}, checks, files)
 
 
-def every_budget(schedule: Schedule, budgets: Sequence[Budget], grid: HeadGrid) -> list[Budget]:
-    """With every number of heads where that costs no more than the smallest: one head after the other goes anyway."""
-    if not isinstance(schedule, Stepwise):
-        return list(budgets)
-    most = len(schedule.smallest(grid).removed)
-    known = {budget.name for budget in budgets}
-    return [*budgets, *(budget for budget in removing(range(most + 1), grid) if budget.name not in known)]
+def first_plans(
+    scoring: Scoring, scorers: Mapping[str, Scorer], name: str, schedule: Schedule, budgets: Sequence[Budget]
+) -> Iterator[Plan]:
+    """Plans by the first draw of each scorer, for the budgets and, where heads go one after the other anyway, for every
+    number of heads."""
+    grid = scoring.subject.grid
+    told = {key: scorer for key, scorer in scorers.items() if isinstance(scorer, Budgeted)}
+    others = {key: scorer for key, scorer in scorers.items() if key not in told}
+    known, more = {budget.name for budget in budgets}, list[Budget]()
+    if isinstance(schedule, Stepwise):
+        steps = range(len(schedule.smallest(grid).removed) + 1)
+        more = [budget for budget in removing(steps, grid) if budget.name not in known]
+    yield from make_plans(scoring, others, schedule, [*budgets, *more], name, draws=1)
+    if schedule.asks() != "never":
+        yield from make_plans(scoring, told, schedule, budgets, name, draws=1)
 
 
-def choose_next(study: Study, scorer: str, schedule: Schedule, left: Seq2Seq, budget: Budget) -> Plan:
-    """The heads of what is left that go next, scored anew on that."""
+def choose_next(study: Study, scorer: str, name: str, left: Seq2Seq, budget: Budget) -> Plan:
+    """The heads of what is left that go next by the schedule of that name, scored anew on what is left."""
 
     def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
         return study.remember(kind, what | {"left": left_digest(left)}, make)
 
     scorers = {scorer: study.scorers[scorer]} if scorer in study.scorers else {}
-    return next(make_plans(Scoring(left, study.splits.score, study.seed, remember), scorers, schedule, [budget]))
+    scoring, schedule = Scoring(left, study.splits.score, study.seed, remember), study.schedules[name]
+    return next(make_plans(scoring, scorers, schedule, [budget], name, draws=1, whole=study.subject.grid))
 
 
 def best_of_each_size(found: Sequence[Trial]) -> list[Trial]:
@@ -145,9 +152,10 @@ def removal_order(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     rows = []
     for scorer in dict.fromkeys(plan.scorer for plan in plans):
         path = {len(plan.mask.removed): plan for plan in plans if plan.scorer == scorer}
-        if set(path) != set(range(max(path) + 1)):
+        steps = range(1, max(path) + 1)
+        if not all(step in path and path[step - 1].mask.removed < path[step].mask.removed for step in steps):
             continue
-        for step in range(1, max(path) + 1):
+        for step in steps:
             for head in path[step].mask.removed - path[step - 1].mask.removed:
                 place = {"site": str(head.site), "layer": head.layer, "head": head.head}
                 rows.append({"schedule": path[step].schedule, "scorer": scorer, **place, "step": step})
@@ -216,10 +224,11 @@ def _by_group(one: Trial, groups: Sequence[str]) -> pd.DataFrame:
     return by_group(one.reported, groups).assign(**one.way._asdict(), heads_kept=kept)
 
 
-def _to_save(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[str, Seq2Seq]]:
-    """The model of every row that has lost heads, with a name that says which."""
-    models = {(*one.way[:3], one.plan.budget): one.model for one in found if not one.columns["control"]}
+def _to_save(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[str, Seq2Seq, int]]:
+    """The model of every row that has lost heads, with a name that says which, and the steps it was trained after."""
+    models = {(*one.way[:3], one.plan.budget): one for one in found if not one.columns["control"]}
     for row in smallest[(smallest["heads_removed"] > 0) & ~smallest["control"]].to_dict("records"):
         way = [row[name] for name in WAY]
         words = [*dict.fromkeys(way), str(row["heads_kept"])]
-        yield "-".join(words), models[*way, row["budget"]]
+        one = models[*way, row["budget"]]
+        yield "-".join(words), one.model, one.columns["steps"]

@@ -67,7 +67,10 @@ class Speed(Experiment):
         heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
         if not scorers and schedule.asks() != "never":
             raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
-        num_heads = max(grid.sizes)
+        # A pruned model has lost some of them, but each still has the number it was made with.
+        self._check_widths(max((head.head + 1 for head in grid), default=1))
+
+    def _check_widths(self, num_heads: int) -> None:
         for d_model in self.d_models:
             if d_model % 2 or d_model % num_heads:
                 raise ValueError(
@@ -76,7 +79,9 @@ class Speed(Experiment):
 
     def __call__(self, study: Study) -> Findings:
         subject, device = study.subject, study.splits.report.source.device
-        masks = [evenly(subject.grid, count) for count in heads_to_remove(self.shares, len(subject.grid))]
+        self._check_widths(subject.config.num_heads)
+        full = HeadGrid.full(subject.config.blocks, subject.config.num_heads)
+        masks = [evenly(full, count) for count in heads_to_remove(self.shares, len(full))]
         longest = max(*self.source_lengths, *self.target_lengths)
         workloads = list(self.workloads(subject.config))
         speed, parts = [], []

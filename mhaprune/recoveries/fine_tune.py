@@ -71,7 +71,8 @@ class FineTune(Recovery):
 
 
 def distil(model: Seq2Seq, batch: Examples, teacher: Seq2Seq, share: float) -> Tensor:
-    """(1 - share) · cross-entropy + share · KL(teacher ‖ model), each the mean per target token in nats."""
+    """(1 - share) · cross-entropy + share · KL(teacher ‖ model), each the mean per target token in nats; the labels are
+    not smoothed, the teacher does that."""
     with torch.no_grad():
         taught = teacher.logits(batch).log_softmax(dim=-1)
     said = model.logits(batch).log_softmax(dim=-1)

@@ -24,12 +24,13 @@ class Judge:
     """What a schedule may ask about a subject, all of it answered on the *score* split.
 
     `score` gives (N,) for the subject or a copy of it with heads removed; `loss` the mean loss in nats under each of
-    many masks, (M,).
+    many masks, (M,). `whole` are the heads before any were removed, by default the subject's.
     """
 
     subject: Subject
     score: Callable[[Subject], Tensor]
     loss: Callable[[Sequence[HeadMask]], Tensor]
+    whole: HeadGrid | None = None
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,13 @@ class Stepwise(Schedule):
                 raise ValueError(f"budgets={budget.name}: cannot be met, {len(mask.kept)} heads must stay")
         return [masks[i] for i in range(len(budgets))]
 
-    def removable(self, mask: HeadMask) -> list[HeadId]:
+    def removable(self, judge: Judge, mask: HeadMask) -> list[HeadId]:
         """The heads that may go next, in the order of the grid."""
         kept = Counter(head.block for head in mask.kept)
         spare = {block for block, count in kept.items() if count > self.keep_at_least}
         if self.scope == "per_block" and spare:
-            sizes = dict(zip(mask.grid.blocks, mask.grid.sizes, strict=True))
+            whole = judge.whole or mask.grid
+            sizes = dict(zip(whole.blocks, whole.sizes, strict=True))
             most_left = max(kept[block] / sizes[block] for block in spare)
             spare = {block for block in spare if kept[block] / sizes[block] == most_left}
         return [head for head in mask.kept if head.block in spare]

@@ -21,6 +21,6 @@ class Greedy(Stepwise):
     def path(self, judge: Judge) -> Iterator[HeadMask]:
         mask = HeadMask(judge.subject.grid)
         yield mask
-        while candidates := [mask.without(head) for head in self.removable(mask)]:
+        while candidates := [mask.without(head) for head in self.removable(judge, mask)]:
             mask = candidates[int(judge.loss(candidates).argmin())]
             yield mask

@@ -28,10 +28,10 @@ class Iterative(Stepwise):
     def path(self, judge: Judge) -> Iterator[HeadMask]:
         mask = HeadMask(judge.subject.grid)
         yield mask
-        while self.removable(mask):
+        while self.removable(judge, mask):
             left = judge.subject.without(mask) if mask.removed else judge.subject
             score = dict(zip(mask.kept, judge.score(left).tolist(), strict=True))
             for _ in range(self.every):
-                if candidates := self.removable(mask):
+                if candidates := self.removable(judge, mask):
                     mask = mask.without(min(candidates, key=score.__getitem__))
                     yield mask

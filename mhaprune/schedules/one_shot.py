@@ -21,6 +21,6 @@ class OneShot(Stepwise):
         mask = HeadMask(judge.subject.grid)
         score = dict(zip(mask.kept, judge.score(judge.subject).tolist(), strict=True))
         yield mask
-        while candidates := self.removable(mask):
+        while candidates := self.removable(judge, mask):
             mask = mask.without(min(candidates, key=score.__getitem__))
             yield mask

@@ -124,6 +124,16 @@ def test_blocks_are_treated_alike_and_keep_what_they_must(judge: Judge, schedule
     assert Counter(head.block for head in mask.kept) == dict.fromkeys(grid.blocks, 1)
 
 
+def test_blocks_are_compared_with_what_they_were_before_anything_was_removed(model: Seq2Seq) -> None:
+    """A block that has given a head is not the next to give one, also when what is left is a model of its own."""
+    scores = torch.arange(len(model.grid)).double()
+    (first,) = OneShot(scope="per_block")(judged(model, scores), removing([1], model.grid))
+    left = model.without(first)
+    judge = Judge(left, lambda subject: scores[1:], judged(model, scores).loss, model.grid)
+    (second,) = OneShot(scope="per_block")(judge, removing([1], left.grid))
+    assert {head.block for head in first.removed} != {head.block for head in second.removed}
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_budgets_are_met_exactly(judge: Judge, name: str) -> None:
     heads = [0, 1, 7, 17, len(judge.subject.grid)]
