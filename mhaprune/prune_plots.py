@@ -23,6 +23,7 @@ from mhaprune.plots import (
     panels,
     write_cells,
 )
+from mhaprune.recoveries import NOTHING
 from mhaprune.run_plots import SITE_LABELS
 
 SIZES = "heads kept (every size that was measured)"
@@ -53,7 +54,7 @@ def recovery_curves(tables: Tables) -> Plot | None:
             x = np.array([place[kept] for kept in curve["heads_kept"]]) + 0.08 * (i - (len(ways) - 1) / 2)
             bars = errors(curve, "sequence_accuracy")
             axes.errorbar(x, curve["sequence_accuracy"], bars, label=way, capsize=2, elinewidth=1, **line_style(i))
-        axes.set(title=name, ylim=(-0.03, 1.03), xticks=range(len(place)), xticklabels=list(place))
+        axes.set(title=_title(name), ylim=(-0.03, 1.03), xticks=range(len(place)), xticklabels=list(place))
     _legend(figure, grid[0])
     caption = (
         "Exact match under greedy decoding on the report split with so many heads left, one panel for each kind of"
@@ -158,7 +159,7 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
         values = 100 * values.reindex(index=kinds, columns=sizes)
         image = axes.imshow(values.to_numpy(float), cmap="cividis", aspect="auto", vmin=0, vmax=100)
         write_cells(axes, image, partial(number, decimals=0), 8)
-        axes.set_title(name, fontsize=10)
+        axes.set_title(_title(name), fontsize=10)
         axes.set(xticks=range(len(sizes)), xticklabels=sizes, yticks=range(len(kinds)), yticklabels=kinds)
         axes.grid(visible=False)
     caption = (
@@ -211,7 +212,11 @@ def _way_of(row: Any) -> str:
 
 
 def _full(table: pd.DataFrame) -> pd.Series:
-    return _ways(table) + ", " + table["recovery"]
+    return _ways(table) + ", " + table["recovery"].map(_title)
+
+
+def _title(recovery: str) -> str:
+    return "no training" if recovery == NOTHING else recovery
 
 
 def _places(table: pd.DataFrame) -> dict[int, int]:

@@ -86,7 +86,7 @@ def test_no_word_is_clipped_or_covered_however_many_there_are(
 def test_a_curve_for_every_way_and_the_control_in_every_panel(tables: Tables) -> None:
     plot = recovery_curves(tables)
     assert plot is not None
-    assert titles(plot.figure) == ["nothing", "tune", "between"]
+    assert titles(plot.figure) == ["no training", "tune", "between"]
     for axes, recovery in zip(plot.figure.axes, EXACT, strict=True):
         assert [label.get_text() for label in axes.get_xticklabels()] == ["6", "4", "1"]
         control, *lines = axes.get_lines()
@@ -131,7 +131,7 @@ def test_groups_are_those_of_the_best_schedule(tables: Tables) -> None:
     plot = accuracy_by_group({**tables, "smallest": better})
     assert plot is not None
     assert "one_shot by ablation" in plot.caption
-    assert titles(plot.figure) == ["nothing", "tune", "between"]
+    assert titles(plot.figure) == ["no training", "tune", "between"]
     np.testing.assert_allclose(plot.figure.axes[0].images[0].get_array(), [[10, 10, 10], [50, 50, 50]])
     assert [label.get_text() for label in plot.figure.axes[0].get_yticklabels()] == ["2 symbols", "10 symbols"]
 
