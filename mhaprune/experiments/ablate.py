@@ -10,7 +10,7 @@ import pandas as pd
 
 from mhaprune.agreement import rank_agreement, with_reference
 from mhaprune.budgets import check_budgets, heads_to_remove, removing
-from mhaprune.experiments.base import Experiment, Findings, Study, the_one
+from mhaprune.experiments.base import Findings, Study, WithinTolerance, the_one
 from mhaprune.heads import HeadGrid
 from mhaprune.pruning import make_plans, proofs, prune, time_removed
 from mhaprune.report import INITIAL_GATE
@@ -21,7 +21,7 @@ from mhaprune.statistics import spearman
 
 
 @dataclass(frozen=True)
-class Ablate(Experiment):
+class Ablate(WithinTolerance):
     """Scorers × budgets: tables `summary`, `heads`, `pruning`, `agreement`, `latency` and `training`.
 
     `budgets` are fractions of all heads (0.25) or numbers of heads (6). The summary names, for every scorer, the
@@ -32,17 +32,10 @@ class Ablate(Experiment):
     """
 
     budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
-    tolerance: float = 0.01
-    latency_batch: int = 32
-    latency_rounds: int = 20
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_budgets(self.budgets)
-        for name in ("latency_batch", "latency_rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
-        if not 0 <= self.tolerance <= 1:
-            raise ValueError(f"tolerance={self.tolerance}: must be from 0 to 1")
 
     def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
         schedule = the_one(schedules)

@@ -73,6 +73,23 @@ class Experiment(ABC):
         return
 
 
+@dataclass(frozen=True)
+class WithinTolerance(Experiment):
+    """A study of what can go at a loss of at most `tolerance` of exact match, and how fast the model is then: a latency
+    is that of one greedy decoding of `latency_batch` examples, `latency_rounds` times in turn with the dense model."""
+
+    tolerance: float = 0.01
+    latency_batch: int = 32
+    latency_rounds: int = 20
+
+    def __post_init__(self) -> None:
+        for name in ("latency_batch", "latency_rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
+        if not 0 <= self.tolerance <= 1:
+            raise ValueError(f"tolerance={self.tolerance}: must be from 0 to 1")
+
+
 def the_one(schedules: Mapping[str, Schedule]) -> Schedule:
     """Of an experiment that knows one schedule only; raises ValueError for more or none."""
     if len(schedules) != 1:

@@ -14,7 +14,7 @@ from mhaprune.budgets import Budget, check_budgets, heads_to_remove, in_heads, r
 from mhaprune.costs import Costs
 from mhaprune.data import Examples
 from mhaprune.evaluation import by_group, groups_of
-from mhaprune.experiments.base import Experiment, Findings, Study
+from mhaprune.experiments.base import Findings, Study, WithinTolerance
 from mhaprune.heads import HeadGrid
 from mhaprune.pruning import PROOF_BATCH, Plan, make_plans, proofs, time_removed
 from mhaprune.recoveries import NOTHING
@@ -31,7 +31,7 @@ BEST = "best of each size"
 
 
 @dataclass(frozen=True)
-class Prune(Experiment):
+class Prune(WithinTolerance):
     """Schedules × scorers × recoveries × budgets: tables `smallest`, `recovery`, `order`, `groups`, `latency`, `costs`,
     `recovery_training` and `training`; and the model of every line of `smallest` that has lost heads, in `models/`.
 
@@ -43,19 +43,12 @@ class Prune(Experiment):
     """
 
     budgets: tuple[int | float | str, ...] = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-    tolerance: float = 0.01
-    latency_batch: int = 32
-    latency_rounds: int = 20
 
     recovers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_budgets(self.budgets)
-        for name in ("latency_batch", "latency_rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
-        if not 0 <= self.tolerance <= 1:
-            raise ValueError(f"tolerance={self.tolerance}: must be from 0 to 1")
 
     def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
         if not schedules:
