@@ -66,7 +66,7 @@ def costs(model: Seq2Seq, splits: Splits) -> Costs:
     return Costs(model, splits.report[:4], splits.report[:4], 2, remember)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(removed=st.sets(st.integers(0, 17)))
 def test_counted_costs_are_those_of_a_model_without_the_heads(removed: set[int]) -> None:
     torch.manual_seed(0)
