@@ -94,6 +94,12 @@ def splits(task: Sort) -> Splits:
     return task.splits()
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that the tests of a module share."""
+    return tmp_path_factory.mktemp("module") / "cache"
+
+
 @pytest.fixture
 def model(task: Sort) -> Seq2Seq:
     """Two sites of two layers, three of them with unequal learned gates; float64, so that equal means equal."""

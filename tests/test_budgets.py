@@ -102,6 +102,23 @@ def test_milliseconds_are_a_sum_over_blocks_and_heads(model: Seq2Seq, splits: Sp
     assert cost(mask) == pytest.approx(7 + 5 * 2 + 14 * 0.5)
 
 
+def test_what_all_heads_save_together_is_shared_out(
+    model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock for which six blocks save 3.5 each, and all of them 3 more: nobody reads the encoder then."""
+
+    def timed(calls: dict[str, Any], rounds: int, **device: Any) -> pd.DataFrame:
+        sizes = {name: call.func.__self__.grid.sizes for name, call in calls.items()}
+        times = {n: 7 + sum(2 + 0.5 * size for size in s if size) - 3 * (not any(s)) for n, s in sizes.items()}
+        return pd.DataFrame([times] * rounds)
+
+    monkeypatch.setattr(module, "in_turn", timed)
+    cost = costs(model, splits)("ms")
+    assert cost(HeadMask(model.grid)) == pytest.approx(28)
+    assert cost(HeadMask(model.grid, frozenset(model.grid))) == pytest.approx(4)
+    assert cost.head == {block: pytest.approx(0.5 * 24 / 21) for block in model.grid.blocks}
+
+
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.55, 0.8])
 @pytest.mark.parametrize("unit", ["heads", "parameters", "flops", "ms"])

@@ -20,6 +20,7 @@ from mhaprune import recovering
 from mhaprune.budgets import Budget, Cost, removing
 from mhaprune.config import ConfigError, build
 from mhaprune.data import PAD, Examples
+from mhaprune.evaluation import by_group
 from mhaprune.experiments.base import Study
 from mhaprune.experiments.prune import choose_next, first_plans, removal_order, smallest_table
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
@@ -35,6 +36,7 @@ from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.subset import Subset
 from mhaprune.scoring import Scoring
 from mhaprune.store import RunFolder, read_status
+from mhaprune.subject import Outcome
 from mhaprune.training import cross_entropy
 from mhaprune.transformer import Seq2Seq
 
@@ -60,11 +62,6 @@ def tables_of(path: Path) -> dict[str, pd.DataFrame]:
         name: frame.assign(**{t: frame[t].astype(object).where(frame[t].notna(), "") for t in texts if t in frame})
         for name, frame in frames.items()
     }
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("prune") / "cache"
 
 
 @pytest.fixture(scope="module")
@@ -313,6 +310,11 @@ def test_the_order_is_that_of_the_masks(tables: Mapping[str, pd.DataFrame]) -> N
             assert set(row["removed"].split()) == names
 
 
+def test_ten_comes_after_nine() -> None:
+    outcome = Outcome(*(torch.tensor([1.0, 0.0, 1.0]) for _ in Outcome._fields))
+    assert list(by_group(outcome, ["10 symbols", "9 symbols", "10 symbols"])["group"]) == ["9 symbols", "10 symbols"]
+
+
 def test_groups_are_parts_of_the_whole(tables: Mapping[str, pd.DataFrame]) -> None:
     groups, table = tables["groups"], tables["recovery"]
     assert set(groups["group"]) == {"2 symbols", "3 symbols", "4 symbols"}
@@ -463,7 +465,7 @@ def test_a_removal_that_is_not_the_mask_fails_at_the_end_and_between(study: Stud
         (["recovery.fine_tune.distillation=2.0"], "recovery.fine_tune.distillation=2.0: must be from 0 to 1"),
         (["recovery.fine_tune.when=never"], "recovery.fine_tune.when='never': must be after or between"),
         (["recovery.from_scratch.draws=0"], "recovery.from_scratch.draws=0: must be 1 or more"),
-        (["recovery=fine_tune_between", "scorer=gate"], "scorer=gate: needs learned gates"),
+        (["recovery=fine_tune_between", "scorer=gate", "schedule=one_shot"], "scorer=gate: needs learned gates"),
         (["device=cuda"], "device=cuda: not to be had on this machine, allowed is cpu"),
     ],
 )

@@ -25,11 +25,6 @@ GONE = ("encoder_self.0.0", "decoder_self.0.1", "cross.0.0")
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("saved") / "cache"
-
-
-@pytest.fixture(scope="module")
 def study(cache: Path) -> Study:
     torch.set_num_threads(1)
     return build(compose("experiment=train", *LEARNT, f"cache={cache}")).study()
