@@ -25,6 +25,7 @@ class Call:
     fallback: Mapping[Block, Tensor] = field(default_factory=dict)
     contexts: dict[Block, Tensor] | None = None
     weights: dict[Block, Tensor] | None = None
+    inputs: dict[Block, Tensor] | None = None
 
 
 class AttentionSublayer(nn.Module):
@@ -66,6 +67,8 @@ class AttentionSublayer(nn.Module):
                 call.weights[self.block] = x_BTD.new_zeros(batch, 0, length, num_keys)
             return x_BTD + self.dropout(attention.out_proj.bias)
         h_BTD = self.norm(x_BTD)
+        if call.inputs is not None:
+            call.inputs[self.block] = h_BTD
         if keys_values is None:
             keys_values = attention.project(h_BTD, h_BTD)
             if cache is not None:

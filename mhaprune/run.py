@@ -17,7 +17,6 @@ import pandas as pd
 import torch
 
 from mhaprune.cache import Cache, data_digest, source_digest, weights_digest
-from mhaprune.data import Examples
 from mhaprune.experiments.base import Experiment, Study
 from mhaprune.figures import draw
 from mhaprune.gates import Gate
@@ -37,11 +36,8 @@ from mhaprune.transformer import Seq2Seq, Transformer
 
 log = logging.getLogger(__name__)
 
-TRAINED_BY = (
-    *("heads", "gates", "attention", "layers", "data", "subject"),
-    *("transformer", "tasks.base", "measure", "training"),
-)
-"""The modules whose code decides what a training ends in, beside the task's own."""
+TRAINED_BY = ("heads", "gates", "attention", "layers", "data", "subject", "network", "measure", "training")
+"""The modules whose code decides what a training ends in; of a task its examples do."""
 for _name in (*TRAINED_BY, *CHOSEN_BY, "gate_training", "scorers.base", "recoveries.base", "costs", "speed"):
     source_digest(f"mhaprune.{_name}")  # now, before anybody edits them
 
@@ -152,7 +148,7 @@ class Run:
         for source, target in zip(splits.report.source[:2].tolist(), splits.report.target[:2].tolist(), strict=True):
             log.info("%s, for example: %s", option_name(self.task), self.task.show(source, target))
         model, history = self._trained(splits) if self._saved is None else self._loaded(self._saved)
-        recipe = self._recipe(splits.train) | {"weights": weights_digest(model), "heads": list(map(str, model.grid))}
+        recipe = self._recipe(splits) | {"weights": weights_digest(model), "heads": list(map(str, model.grid))}
 
         def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
             return Cache(self.cache).get(kind, recipe | what, make)
@@ -202,7 +198,7 @@ class Run:
                 "environment": self._environment(),
             }
 
-        content = Cache(self.cache).get("trained", self._recipe(splits.train), make)
+        content = Cache(self.cache).get("trained", self._recipe(splits), make)
         model.load_state_dict(content["model"])
         return model, pd.DataFrame(content["history"])
 
@@ -218,13 +214,13 @@ class Run:
             raise ValueError(f"model_file={self.model_file}: damaged, its weights are not those that were saved")
         return model, pd.DataFrame(saved.history)
 
-    def _recipe(self, train: Examples) -> dict[str, Any]:
+    def _recipe(self, splits: Splits) -> dict[str, Any]:
         """All that decides what training ends in: the settings, the code and the data."""
-        names = [*(f"mhaprune.{name}" for name in TRAINED_BY), type(self.task).__module__]
         return {
-            **{name: describe(getattr(self, name)) for name in ("task", "model", "gate", "training", "seed")},
-            "data": data_digest(train),
-            "sources": [source_digest(name) for name in names],
+            **{name: describe(getattr(self, name)) for name in ("model", "gate", "training", "seed")},
+            "vocabulary_size": len(self.task.vocabulary),
+            "data": [data_digest(splits.train), data_digest(splits.valid)],
+            "sources": [source_digest(f"mhaprune.{name}") for name in TRAINED_BY],
         }
 
     def _identified(self, frame: pd.DataFrame) -> pd.DataFrame:

@@ -17,9 +17,9 @@ from mhaprune.config import _construct
 from mhaprune.store import option_name
 
 HOUSE = """
-    heads budgets gates attention surgery data decoding layers prefixes relevance subject transformer tasks store
-    cache statistics agreement measure training speed memory parts workloads contest gate_training scorers schedules
-    scoring recoveries costs pruning recovering evaluation saved oracle regret plots run_plots method_plots
+    heads budgets gates attention surgery data decoding layers prefixes relevance subject network transformer tasks
+    store cache statistics agreement measure training speed memory parts workloads contest gate_training scorers
+    schedules scoring recoveries costs pruning recovering evaluation saved oracle regret plots run_plots method_plots
     prune_plots speed_plots sweep_plots figures prune_words speed_words report collect experiments run config
     command_line
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)

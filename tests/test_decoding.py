@@ -73,7 +73,7 @@ def test_without_cross_heads_the_encoder_does_not_run(
     def refuse(*arguments: object) -> None:
         raise AssertionError("the encoder was run")
 
-    monkeypatch.setattr(deaf, "_encode", refuse)
+    monkeypatch.setattr(deaf, "encode", refuse)
     assert deaf.predict(batch).shape == batch.target.shape
 
 

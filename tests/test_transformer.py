@@ -111,7 +111,7 @@ def test_attention_maps_are_distributions_over_real_keys(model: Seq2Seq, batch: 
     # Weighted values are what the heads put out.
     block = Block(Site.ENCODER_SELF, 0)
     sublayer = model.attention_sublayers()[block]
-    x = sublayer.norm(model._embed(model.source_embedding, batch.source))
+    x = sublayer.norm(model.embed(model.source_embedding, batch.source))
     _, values = sublayer.attention.project(x, x)
     torch.testing.assert_close(maps[block].weights @ values, model.head_outputs(batch)[block])
 

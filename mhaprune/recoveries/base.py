@@ -91,9 +91,11 @@ def recover(recovery: Recovery, lesson: Lesson, left: Seq2Seq, draw: int, rememb
             return {"weights": None, "history": [], "note": f"diverged, so it is as it was: {error}"}
         return {"weights": model.state_dict(), "history": history.to_dict("records"), "note": ""}
 
+    settings = describe(recovery)
+    settings.pop("draws", None)  # one draw is the same however many others there are
     modules = ("mhaprune.recoveries.base", type(recovery).__module__)
     what = {
-        "recovery": describe(recovery),
+        "recovery": settings,
         "from": recovery.starts_from(lesson, left),
         "draw": draw,
         "recovered_with": [source_digest(module) for module in modules],

@@ -1,0 +1,143 @@
+"""The network: embeddings, encoder, decoder and prediction, of any grid of heads.
+
+Dimensions: B = batch, S = source, T = target, D = d_model, N = all heads, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.attention import Projection, padding_bias
+from mhaprune.data import PAD, Examples, shift_right
+from mhaprune.gates import Gate
+from mhaprune.heads import Block, HeadGrid, Site
+from mhaprune.layers import AttentionSublayer, Call, DecoderLayer, EncoderLayer, FeedForward, sinusoids
+from mhaprune.subject import Fallback, Gates
+
+
+class EncoderDecoder(nn.Module):
+    """An encoder-decoder transformer (Vaswani et al. 2017) with layer normalisation before each sublayer (pre-LN).
+
+    Blocks and heads are those of `grid`. In evaluation mode unless it is being trained.
+    """
+
+    positions: Tensor
+    encoder: Sequence[EncoderLayer]
+    decoder: Sequence[DecoderLayer]
+
+    def __init__(
+        self,
+        grid: HeadGrid,
+        vocabulary_size: int,
+        *,
+        d_model: int,
+        head_dim: int,
+        dim_feedforward: int,
+        dropout: float,
+        tie_output: bool,
+        max_length: int,
+        gate: Gate | None = None,
+    ) -> None:
+        super().__init__()
+        self.grid = grid
+        self.head_dim = head_dim
+        self.tie_output = tie_output
+        self.embedding_scale = math.sqrt(d_model)
+        self.source_embedding = nn.Embedding(vocabulary_size, d_model)
+        self.target_embedding = nn.Embedding(vocabulary_size, d_model)
+        self.register_buffer("positions", sinusoids(max_length, d_model))
+        heads = dict(zip(grid.blocks, grid.sizes, strict=True))
+
+        def layers(site: Site) -> range:
+            return range(sum(block.site == site for block in grid.blocks))
+
+        def attention(site: Site, layer: int) -> AttentionSublayer:
+            block = Block(site, layer)
+            return AttentionSublayer(block, d_model, heads[block], head_dim, dropout, gate)
+
+        def feed_forward() -> FeedForward:
+            return FeedForward(d_model, dim_feedforward, dropout)
+
+        encoder = nn.ModuleList(
+            EncoderLayer(attention(Site.ENCODER_SELF, layer), feed_forward()) for layer in layers(Site.ENCODER_SELF)
+        )
+        decoder = nn.ModuleList(
+            DecoderLayer(attention(Site.DECODER_SELF, layer), attention(Site.CROSS, layer), feed_forward())
+            for layer in layers(Site.DECODER_SELF)
+        )
+        self.encoder, self.decoder = cast("Sequence[EncoderLayer]", encoder), cast("Sequence[DecoderLayer]", decoder)
+        self.encoder_norm = nn.LayerNorm(d_model)
+        self.decoder_norm = nn.LayerNorm(d_model)
+        self.output = Projection(d_model, vocabulary_size)
+        for embedding in (self.source_embedding, self.target_embedding):
+            nn.init.normal_(embedding.weight, std=d_model**-0.5)
+        self.tie()
+        self.eval()
+
+    def tie(self) -> None:
+        """Let one matrix embed the target and predict it, if that is asked for: moving the parameters one by one unties
+        them."""
+        if self.tie_output:
+            self.output.weight = self.target_embedding.weight
+
+    def forward(
+        self, source_BS: Tensor, prefix_BT: Tensor, gates: Gates | None = None, fallback: Fallback | None = None
+    ) -> Tensor:
+        """Logits (B, T, V) of what follows each position of `prefix_BT`, which starts with BOS."""
+        return self.run(source_BS, prefix_BT, self.call(gates, fallback))
+
+    def logits(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Tensor:
+        return self(batch.source, shift_right(batch.target), gates, fallback)
+
+    def learned_gates(self) -> Tensor | None:
+        gates = [sublayer.attention.gate for sublayer in self.attention_sublayers().values()]
+        learned = [gate() for gate in gates if gate is not None]
+        return torch.cat(learned) if learned else None
+
+    def attention_sublayers(self) -> dict[Block, AttentionSublayer]:
+        """Every attention block by its name, in the order of the grid."""
+        sublayers = [layer.self_attention for layer in self.encoder]
+        sublayers += [layer.self_attention for layer in self.decoder]
+        sublayers += [layer.cross for layer in self.decoder]
+        return {sublayer.block: sublayer for sublayer in sublayers}
+
+    def call(self, gates: Gates | None = None, fallback: Fallback | None = None) -> Call:
+        """What a pass is told about the heads."""
+        if isinstance(gates, Tensor):
+            gates = self.grid.split(gates)
+        return Call(gates or {}, fallback or {})
+
+    def run(self, source_BS: Tensor, prefix_BT: Tensor, call: Call) -> Tensor:
+        """`forward`, which leaves in `call` what that asks for."""
+        bias = self.bias(source_BS)
+        memory_BSD = self.encode(source_BS, call)
+        x_BTD = self.embed(self.target_embedding, prefix_BT)
+        for layer in self.decoder:
+            x_BTD = layer(x_BTD, layer.cross.project(memory_BSD), bias, call)
+        return self.output(self.decoder_norm(x_BTD))
+
+    def encode(self, source_BS: Tensor, call: Call | None = None) -> Tensor:
+        """What the decoder reads, (B, S, D)."""
+        call, bias = call or Call(), self.bias(source_BS)
+        x_BSD = self.embed(self.source_embedding, source_BS)
+        for layer in self.encoder:
+            x_BSD = layer(x_BSD, bias, call)
+        return self.encoder_norm(x_BSD)
+
+    def bias(self, source_BS: Tensor) -> Tensor:
+        """What keeps attention off the padding of the source, (B, 1, 1, S)."""
+        return padding_bias(source_BS == PAD, self.positions.dtype)
+
+    def embed(self, embedding: nn.Embedding, ids_BT: Tensor, first: int = 0) -> Tensor:
+        """Tokens at the positions from `first` on, (B, T, D); raises ValueError beyond the last position."""
+        last = first + ids_BT.shape[1]
+        if last > len(self.positions):
+            raise ValueError(
+                f"max_length={len(self.positions)}: the model has no position for a sequence of {last} tokens"
+            )
+        return embedding(ids_BT) * self.embedding_scale + self.positions[first:last]
