@@ -7,7 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -45,7 +45,8 @@ for _name in (*TRAINED_BY, *CHOSEN_BY, "gate_training", "scorers.base", "recover
 @dataclass(frozen=True)
 class Run:
     """Nothing is computed until the call. `gate` None trains a model without gates; `cache` is a folder; `model_file`
-    brings a trained model, of which `task`, `model`, `gate` and `training` then say what it is."""
+    brings a trained model, of which `task`, `model`, `gate` and `training` then say what it is; `example` is a source
+    of one's own, for the experiment to look at (a number is a text of digits)."""
 
     task: Task
     model: Transformer
@@ -60,6 +61,7 @@ class Run:
     num_threads: int = 1
     cache: str = "results/cache"
     model_file: str | None = None
+    example: str | int | None = None
 
     def __post_init__(self) -> None:
         if self.num_threads < 1:
@@ -77,6 +79,8 @@ class Run:
                 f"recovery=[{','.join(self.recovery)}]: experiment={option_name(self.experiment)} recovers nothing,"
                 " experiment=prune does"
             )
+        if self.example is not None:
+            self._read(self.example)
         if not len(grid) and self.scorer:
             raise ValueError(
                 f"model_file={self.model_file}: has no heads left to score, allowed is scorer=[] as in"
@@ -93,6 +97,20 @@ class Run:
         for recovery in self.recovery.values():
             source_digest(type(recovery).__module__)
         self.experiment.check(grid, self.scorer, self.schedule)
+
+    def _read(self, example: str | int) -> list[str]:
+        if not self.experiment.reads_example:
+            raise ValueError(
+                f"example={example!r}: experiment={option_name(self.experiment)} looks at no example,"
+                " experiment=explain does"
+            )
+        source = self.task.read(str(example))
+        if len(source) >= self.model.max_length:
+            raise ValueError(
+                f"example={example!r}: has {len(source)} symbols, model.max_length={self.model.max_length} allows"
+                f" {self.model.max_length - 1} and the end of sequence"
+            )
+        return source
 
     @cached_property
     def _saved(self) -> SavedModel | None:
@@ -162,18 +180,21 @@ class Run:
             return to_bytes(one, settings, history.to_dict("records"), self.identity, steps_since + steps)
 
         return Study(
-            model,
-            self.task,
-            splits,
-            history,
-            self.scorer,
-            self.schedule,
-            self.recovery,
-            self.training,
-            steps_since,
-            self.seed,
-            remember,
-            save,
+            subject=model,
+            task=self.task,
+            splits=splits,
+            history=history,
+            scorers=self.scorer,
+            schedules=self.schedule,
+            recoveries=self.recovery,
+            training=self.training,
+            steps_since=steps_since,
+            seed=self.seed,
+            remember=remember,
+            save=save,
+            gate=self.gate,
+            retrain=lambda gate: replace(self, gate=gate)._trained(splits),
+            example=None if self.example is None else self._read(self.example),
         )
 
     def _splits(self) -> Splits:

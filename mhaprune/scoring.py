@@ -14,6 +14,7 @@ import torch
 
 from mhaprune.cache import data_digest, source_digest
 from mhaprune.data import Examples
+from mhaprune.heads import HeadId
 from mhaprune.scorers.base import Budgeted, Scorer, Scores, TrainedGates
 from mhaprune.store import describe
 from mhaprune.subject import Subject
@@ -101,6 +102,14 @@ def settings_text(scorer: Scorer) -> str:
     return " ".join(f"{field.name}={getattr(scorer, field.name)}" for field in fields(scorer))
 
 
+HEAD = ["site", "layer", "head"]
+
+
+def head_columns(head: HeadId) -> dict[str, Any]:
+    """What names a head in a table."""
+    return dict(zip(HEAD, (str(head.site), head.layer, head.head), strict=True))
+
+
 def heads_table(scoring: Scoring, scorers: Mapping[str, Scorer]) -> pd.DataFrame:
     """One row per scorer, draw and head; rank 1 is the most important head."""
     parts, subject = [], scoring.subject
@@ -113,9 +122,7 @@ def heads_table(scoring: Scoring, scorers: Mapping[str, Scorer]) -> pd.DataFrame
                     "family": scorer.family,
                     "settings": settings_text(scorer),
                     "draw": draw,
-                    "site": [str(head.site) for head in subject.grid],
-                    "layer": [head.layer for head in subject.grid],
-                    "head": [head.head for head in subject.grid],
+                    **pd.DataFrame(map(head_columns, subject.grid)),
                     "score": values_N.tolist(),
                     "stderr": float("nan") if scores.stderr is None else scores.stderr[draw].tolist(),
                 }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import pandas as pd
 
+from mhaprune.gates import Gate
 from mhaprune.heads import HeadGrid
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
@@ -31,7 +32,9 @@ class Study:
     """A trained model and all that an experiment may do with it.
 
     `history` is the table that its `training` left, `steps_since` how many steps it was trained after that; `remember`
-    is the cache of what was computed for this very model.
+    is the cache of what was computed for this very model; `gate` is what its gates were made from, `retrain` gives the
+    model that the same training makes with another gate, and its history; `example` are the symbols of a source that
+    the user brought.
     """
 
     subject: Seq2Seq
@@ -46,6 +49,9 @@ class Study:
     seed: int
     remember: Remember
     save: Save
+    gate: Gate | None
+    retrain: Callable[[Gate], tuple[Seq2Seq, pd.DataFrame]]
+    example: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class Experiment(ABC):
     def __call__(self, study: Study) -> Findings: ...
 
     recovers: ClassVar[bool] = False  # whether it has a use for recoveries
+    reads_example: ClassVar[bool] = False  # and for an example of the user's
 
     def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
         """Raise ValueError, before anything is trained, for settings that do not fit the heads, scorers or

@@ -54,6 +54,25 @@ class Task(ABC):
     def splits(self) -> Splits:
         """The examples, the same ones at every call."""
 
+    @abstractmethod
+    def symbols(self, text: str) -> list[str]:
+        """The symbols of a source as a person types it, whether they are in the vocabulary or not."""
+
+    @abstractmethod
+    def answer(self, source: Sequence[str]) -> Sequence[str] | None:
+        """The target of a source; None where the task does not know it."""
+
+    def read(self, text: str) -> list[str]:
+        """The source that a person typed; raises ValueError, one line, for what is empty or not in the vocabulary."""
+        source, known = self.symbols(text), self.vocabulary.symbols
+        allowed = f"allowed are {' '.join(known)}"
+        if not source:
+            raise ValueError(f"example={text!r}: is empty, {allowed}")
+        if unknown := [symbol for symbol in dict.fromkeys(source) if symbol not in known]:
+            verb = "is" if len(unknown) == 1 else "are"
+            raise ValueError(f"example={text!r}: {', '.join(unknown)} {verb} not in the vocabulary, {allowed}")
+        return source
+
     def show(self, source: Sequence[int], target: Sequence[int]) -> str:
         """One example as a person would write it."""
         decode = self.vocabulary.decode
@@ -107,6 +126,13 @@ class SequenceTask(Task):
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(tuple(ALPHABET[: self.num_symbols]))
 
+    def symbols(self, text: str) -> list[str]:
+        """3 1 2, or 312: every symbol is one character."""
+        return list("".join(text.split()))
+
+    def answer(self, source: Sequence[str]) -> Sequence[str]:
+        return [ALPHABET[i] for i in self.transform([ALPHABET.index(symbol) for symbol in source])]
+
     def splits(self) -> Splits:
         sizes = self.held_out | {"train": self.train}
         draw = random.Random(self.seed)
@@ -120,8 +146,9 @@ class SequenceTask(Task):
         rest = iter(order)
         return Splits(**{name: self.encode([self._pair(next(rest)) for _ in range(n)]) for name, n in sizes.items()})
 
-    def _pair(self, source: Sequence[int]) -> Pair:
-        return [ALPHABET[i] for i in source], [ALPHABET[i] for i in self.transform(source)]
+    def _pair(self, indices: Sequence[int]) -> Pair:
+        source = [ALPHABET[i] for i in indices]
+        return source, self.answer(source)
 
 
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"

@@ -53,6 +53,22 @@ class Inflection(Task):
         parts["train"] = [([*lemma, tag], form) for group in rest for lemma, tag, form in group]
         return Splits(**{name: self.encode(part) for name, part in parts.items()})
 
+    def symbols(self, text: str) -> list[str]:
+        """A lemma and a tag: walk verb3."""
+        return [symbol for word in text.split() for symbol in ([word] if word[-1].isdigit() else word)]
+
+    def read(self, text: str) -> list[str]:
+        source = super().read(text)
+        tags = [tag for tags in FORMS.values() for tag in tags]
+        if source[-1] not in tags or len(source) < 2:
+            raise ValueError(f"example={text!r}: must be a lemma and one of {', '.join(tags)}, for example walk verb3")
+        return source
+
+    def answer(self, source: Sequence[str]) -> Sequence[str] | None:
+        """The form in the table; None for words that it does not have."""
+        wanted = "".join(source[:-1]), source[-1]
+        return next((form for lemma, tag, form in self._pairs() if (lemma, tag) == wanted), None)
+
     def show(self, source: Sequence[int], target: Sequence[int]) -> str:
         *lemma, tag = self.vocabulary.decode(source)
         return f"{''.join(lemma)} {tag} -> {''.join(self.vocabulary.decode(target))}"

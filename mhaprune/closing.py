@@ -1,0 +1,75 @@
+"""What breaks when one head is closed.
+
+Dimensions: E = examples of a split, M = the open model and one with each head closed, N = all heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pandas as pd
+from tqdm import tqdm
+
+from mhaprune.data import Examples
+from mhaprune.evaluation import by_group, groups_of
+from mhaprune.heads import HeadId, HeadMask
+from mhaprune.measure import all_open, measure_masks
+from mhaprune.scoring import HEAD, head_columns
+from mhaprune.statistics import wilson_interval
+from mhaprune.subject import Outcome
+from mhaprune.tasks.base import Task
+from mhaprune.transformer import Seq2Seq
+
+
+def close_each(subject: Seq2Seq, examples: Examples) -> Outcome:
+    """(1 + N, E): the outcome with all heads open and then with one closed at a time."""
+    gates_MN = all_open(subject, 1 + len(subject.grid))
+    gates_MN[1:].fill_diagonal_(0.0)
+    return measure_masks(subject, examples, gates_MN)
+
+
+def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
+    """One row per head: exact match without it and its interval, how many examples turn wrong (and how many right), and
+    by how many nats the loss rises."""
+    exact_ME, loss_ME = (x.double().cpu().numpy() for x in (closed.sequence_accuracy, closed.loss))
+    rows = []
+    for head, exact_E, loss_E in zip(heads, exact_ME[1:], loss_ME[1:], strict=True):
+        low, high = wilson_interval(exact_E)
+        rows.append(
+            head_columns(head)
+            | {"sequence_accuracy": exact_E.mean(), "sequence_accuracy_low": low, "sequence_accuracy_high": high}
+            | {"turned_wrong": int((exact_E < exact_ME[0]).sum()), "turned_right": int((exact_E > exact_ME[0]).sum())}
+            | {"open_sequence_accuracy": exact_ME[0].mean(), "examples": len(exact_E)}
+            | {"loss_rise": (loss_E - loss_ME[0]).mean()}
+        )
+    return pd.DataFrame(rows)
+
+
+def closed_groups(subject: Seq2Seq, task: Task, examples: Examples, closed: Outcome) -> pd.DataFrame:
+    """One row per head and kind of example: exact match without the head."""
+    groups, parts = groups_of(task, examples), []
+    for n, head in enumerate(subject.grid):
+        mine = by_group(Outcome(*(values[n + 1] for values in closed)), groups)
+        parts.append(pd.DataFrame([head_columns(head)] * len(mine)).join(mine))
+    return pd.concat(parts, ignore_index=True)
+
+
+def turned_wrong(
+    subject: Seq2Seq, task: Task, examples: Examples, closed: Outcome, heads: Collection[HeadId], shown: int
+) -> pd.DataFrame:
+    """For each of the `heads` the first `shown` examples that turn wrong when it is closed, and what the model says
+    then."""
+    right_E = closed.sequence_accuracy[0] == 1
+    rows: list[dict[str, Any]] = []
+    for n, head in enumerate(tqdm(subject.grid, "what breaks", disable=None, leave=False)):
+        at = (right_E & (closed.sequence_accuracy[n + 1] == 0)).nonzero()[:shown, 0]
+        if head not in heads or not len(at):
+            continue
+        some = examples[at]
+        gates_N = HeadMask(subject.grid).without(head).gates(some.source.device).to(subject.positions.dtype)
+        said = subject.decode_greedily(some.source, some.target.shape[1], gates_N)
+        for source, target, answer in zip(some.source.tolist(), some.target.tolist(), said.tolist(), strict=True):
+            words = task.show(source, answer).rpartition(" -> ")[2]
+            rows.append(head_columns(head) | {"example": task.show(source, target), "said_without_it": words})
+    return pd.DataFrame(rows, columns=[*HEAD, "example", "said_without_it"])

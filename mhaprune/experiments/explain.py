@@ -1,0 +1,244 @@
+"""See inside the heads: what they look at, what they are worth, and how a call of their layer goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import nan
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mhaprune.agreement import REFERENCE, rank_agreement
+from mhaprune.attention import MultiHeadAttention, causal_bias
+from mhaprune.closing import close_each, closed_groups, closed_table, turned_wrong
+from mhaprune.data import PAD, Examples, shift_right
+from mhaprune.experiments.base import Experiment, Findings, Study
+from mhaprune.gate_starts import from_other_starts
+from mhaprune.gates import Softmax
+from mhaprune.heads import HeadGrid, HeadId, HeadMask, Site
+from mhaprune.patterns import observe
+from mhaprune.pruning import Removal, proofs
+from mhaprune.scaling import scaling_table, with_and_without
+from mhaprune.schedules.base import Schedule
+from mhaprune.scorers.base import Scorer
+from mhaprune.scoring import HEAD, Scoring, head_columns, heads_table
+from mhaprune.showing import attention_table, examples_table, heads_named, show, tokens
+from mhaprune.statistics import prunable, spearman
+from mhaprune.subject import Subject
+from mhaprune.transformer import Seq2Seq
+from mhaprune.walkthrough import Call, largest_difference, steps_table, values_table, walk
+
+
+@dataclass(frozen=True)
+class Explain(Experiment):
+    """What the heads of one model do: tables `looks`, `wrong`, `closed_groups`, `patterns`, `heads`, `agreement`,
+    `examples`, `attention`, `tensors`, `values`, `scaling`, `scaling_here`, `gates`, `starts` and `training`.
+
+    Attention is shown for the `example` of the run or, without one, for `examples` of the report split, counted from 0,
+    while the model writes its own answer. `heads` names the heads (`cross.1.2`) and layers (`cross.1`) to look at, by
+    default all; the call of one is followed step by step, the only one that is named or else the most important. Of
+    each head the first `shown` examples are listed that turn wrong without it. Gates are trained from other `starts`
+    for `start_steps`, the weights held still; with `retrain` the whole model is, from gates that start otherwise. A
+    head is prunable if at 95 % confidence its ablation costs less than `tolerance_nats`. `head_dims` are the sizes at
+    which scores are compared with and without division by the root of d_head.
+    """
+
+    examples: tuple[int, ...] = (0,)
+    heads: tuple[str, ...] = ()
+    shown: int = 3
+    starts: int = 2
+    start_steps: int = 100
+    retrain: bool = False
+    tolerance_nats: float = 0.01
+    head_dims: tuple[int, ...] = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+    reads_example: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.examples or min(self.examples) < 0:
+            raise ValueError(f"examples={list(self.examples)}: must be one or more numbers of examples, from 0 on")
+        for name in ("shown", "starts", "tolerance_nats"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more")
+        if self.start_steps < 1:
+            raise ValueError(f"start_steps={self.start_steps}: must be 1 or more")
+        if not self.head_dims or min(self.head_dims) < 1:
+            raise ValueError(f"head_dims={list(self.head_dims)}: must be one or more sizes, each 1 or more")
+
+    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
+        if not scorers:
+            raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
+        try:
+            for name in self.heads:
+                heads_named(name, grid)
+        except ValueError as error:
+            raise ValueError(f"experiment.{error}") from None
+
+    def __call__(self, study: Study) -> Findings:
+        subject, report = study.subject, study.splits.report
+        if max(self.examples) >= len(report):
+            raise ValueError(
+                f"experiment.examples={list(self.examples)}: the report split has examples 0 to {len(report) - 1}"
+            )
+        scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
+        heads = heads_table(scoring, study.scorers)
+        seen = observe(subject, study.splits.score)
+        closed = close_each(subject, report)
+        looks = looks_table(subject, seen.looks, heads, closed_table(subject.grid.heads, closed), self.tolerance_nats)
+        chosen = [head for name in self.heads for head in heads_named(name, subject.grid)] or list(subject.grid)
+        followed = max(
+            chosen, key=dict(zip(subject.grid, heads["score"][: len(subject.grid)], strict=True)).__getitem__
+        )
+        shown = [show(subject, study.task, *pair) for pair in self._sources(study)]
+        call = call_in(subject, followed, shown[0].batch, report)
+        other = call_of_other_sizes(subject)
+        removal = Removal(subject, report)
+        removal.prove(HeadMask(subject.grid).without(followed))
+        tables = {
+            "looks": looks,
+            "wrong": turned_wrong(subject, study.task, report, closed, chosen, self.shown),
+            "examples": examples_table(shown),
+            "heads": heads,
+            "agreement": rank_agreement(heads),
+            "patterns": seen.patterns,
+            "closed_groups": closed_groups(subject, study.task, report, closed),
+            "attention": attention_table(subject, study.task, shown, chosen),
+            "tensors": pd.concat(
+                [
+                    steps_table(str(followed.block), walk(call)),
+                    steps_table("a layer with sizes of its own", walk(other)),
+                ]
+            ),
+            "values": values_table(walk(call), place_in_block(subject, followed)).assign(**head_columns(followed)),
+            "scaling": scaling_table(self.head_dims),
+            "scaling_here": scaling_here(study, call, followed, shown[0].batch),
+            **self._gates(study, heads),
+            "training": study.history,
+        }
+        difference = max(largest_difference(call), largest_difference(other))
+        proved = {"max_difference_masked_removed": removal.worst, "max_difference_wide_independent": difference}
+        return Findings(tables, proved | proofs(subject, report))
+
+    def _sources(self, study: Study) -> Iterator[tuple[Sequence[str], Sequence[str] | None]]:
+        """Sources to show with what is right, where that is known."""
+        if study.example is not None:
+            yield study.example, study.task.answer(study.example)
+            return
+        decode = study.task.vocabulary.decode
+        for number in self.examples:
+            yield tuple(decode(getattr(study.splits.report, part)[number].tolist()) for part in ("source", "target"))
+
+    def _gates(self, study: Study, heads: pd.DataFrame) -> dict[str, pd.DataFrame]:
+        """Tables `starts` and `gates`, of a model that has some: where they go from other starts, head by head; and how
+        the ranking by gates agrees with that of the start, of the model's own gates and of ablation."""
+        own_N = study.subject.learned_gates()
+        if own_N is None:
+            return {}
+        own, ablation = numbers(own_N), None
+        if REFERENCE in study.scorers:
+            ablation = heads.loc[heads["scorer"] == REFERENCE, "score"].to_numpy()
+        rows = [ranking("trained", own, first_gates(study.history, study.subject), ablation)]
+        tables = {}
+        if self.starts:
+            starts = from_other_starts(study.subject, study.splits.train, self.starts, self.start_steps, study.seed)
+            for start, mine in starts.groupby("start"):
+                end, begin = (mine[f"gate_{when}"].to_numpy() for when in ("end", "start"))
+                row = ranking(f"weights held still, start {start}", end, begin, ablation)
+                rows.append(row | {"spearman_with_own": spearman(end, own)})
+            tables["starts"] = starts
+        if self.retrain and isinstance(study.gate, Softmax):
+            init: Any = "rand" if study.gate.init == "zeros" else "zeros"
+            other, history = study.retrain(replace(study.gate, init=init))
+            if ablation is not None:
+                scoring = Scoring(other, study.splits.score, study.seed)
+                ablation = numbers(scoring(REFERENCE, study.scorers[REFERENCE]).scores.values[0])
+            gates = numbers(other.learned_gates())
+            rows.append(ranking(f"retrained, init={init}", gates, first_gates(history, other), ablation))
+            tables["retraining"] = history
+        return {"gates": pd.DataFrame(rows), **tables}
+
+
+def numbers(values: Tensor | None) -> np.ndarray:
+    assert values is not None
+    return values.detach().double().cpu().numpy()
+
+
+def first_gates(history: pd.DataFrame, subject: Subject) -> np.ndarray:
+    """What the gates of a model were before its training."""
+    return history.loc[0, [f"gate_{head}" for head in subject.grid]].to_numpy(float)
+
+
+def ranking(name: str, gates: np.ndarray, start: np.ndarray, ablation: np.ndarray | None) -> dict[str, Any]:
+    """How the ranking by gates agrees with that of where they started, and with ablation."""
+    with_ablation = nan if ablation is None else spearman(gates, ablation)
+    return {
+        "gates": name,
+        "spearman_with_start": spearman(gates, start),
+        "spearman_with_ablation": with_ablation,
+        "spearman_with_own": nan,
+    }
+
+
+def looks_table(
+    subject: Seq2Seq, looks: pd.DataFrame, heads: pd.DataFrame, closed: pd.DataFrame, tolerance: float
+) -> pd.DataFrame:
+    """One row per head of the unpruned model: what it does, what it is worth, whether it is there at all."""
+    config = subject.config
+    first = heads[(heads["scorer"] == heads["scorer"].iloc[0]) & (heads["draw"] == 0)]
+    table = pd.DataFrame(map(head_columns, HeadGrid.full(config.blocks, config.num_heads)))
+    table["removed"] = [HeadId(Site(site), *rest) not in subject.grid for site, *rest in table[HEAD].to_numpy()]
+    for part in (first[[*HEAD, "scorer", "score", "stderr", "rank"]], looks, closed):
+        table = table.merge(part, how="left", on=HEAD)
+    ablation = heads[heads["scorer"] == REFERENCE].set_index(HEAD).reindex(pd.MultiIndex.from_frame(table[HEAD]))
+    table["prunable"] = prunable(ablation["score"].to_numpy(), ablation["stderr"].to_numpy(), tolerance)
+    return table.assign(tolerance=tolerance)
+
+
+def call_in(subject: Seq2Seq, head: HeadId, example: Examples, report: Examples) -> Call:
+    """The call of a head's layer while the model writes an example, in a batch with a long one of the report split, so
+    that there is padding to be masked."""
+    some = report[:64]
+    longest = int((some.source != PAD).sum(dim=1).argmax())
+    rows = [(example.source[0], example.target[0]), (some.source[longest], some.target[longest])]
+    batch = Examples(*(pad_sequence(list(ids), batch_first=True, padding_value=PAD) for ids in zip(*rows, strict=True)))
+    query, key = subject.attention_inputs(batch)[head.block]
+    bias = subject.bias(batch.source)
+    if head.site is Site.DECODER_SELF:
+        bias = causal_bias(query.shape[1], key.shape[1], query.dtype, query.device)[None, None]
+    return Call(subject.attention_sublayers()[head.block].attention, query, key, key, bias)
+
+
+def call_of_other_sizes(subject: Seq2Seq) -> Call:
+    """A layer of fresh weights whose queries, keys and values have sizes of their own."""
+    width, heads = subject.config.d_model, subject.config.num_heads
+    sizes = {"qdim": width + 2, "kdim": width + 4, "vdim": width + 6}
+    layer = MultiHeadAttention(width, heads, **sizes).to(subject.positions)
+    query, key, value = (
+        torch.randn(2, length, size).to(subject.positions)
+        for length, size in zip((4, 6, 6), sizes.values(), strict=True)
+    )
+    return Call(layer, query, key, value)
+
+
+def scaling_here(study: Study, call: Call, head: HeadId, example: Examples) -> pd.DataFrame:
+    """What the division does to the middle query of the call's first example: a row per key that it may look at."""
+    place = place_in_block(study.subject, head)
+    steps = {step.name: step.value for step in walk(call)}
+    ids = example.source if head.site is Site.ENCODER_SELF else example.target
+    query = ids.shape[1] // 2
+    open_U = steps["weights"][0, place, query] > 0
+    table = with_and_without(steps["queries, split"][0, place, query], steps["keys, split"][0, place], open_U)
+    keys = shift_right(example.target) if head.site is Site.DECODER_SELF else example.source
+    names = tokens(study.task, keys)
+    table.insert(1, "looks_at", [names[key] for key in table["key"]])
+    return table.assign(**head_columns(head), query=query, token=tokens(study.task, ids)[query])
+
+
+def place_in_block(subject: Subject, head: HeadId) -> int:
+    """Where a head stands among those of its layer that are left."""
+    return subject.grid.index(head) - subject.grid.positions(head.block).start

@@ -1,0 +1,255 @@
+"""What heads look at, in words: how much of their attention falls on the places that a pattern points to.
+
+Dimensions: B = batch, H = heads of a block, T = queries, U = keys.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import nan
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from mhaprune.data import EOS, PAD, Examples, shift_right
+from mhaprune.heads import HeadId, Site
+from mhaprune.measure import BATCH_SIZE
+from mhaprune.scoring import HEAD, head_columns
+from mhaprune.subject import AttentionMap, Subject
+
+LARGEST = 0.6
+"""A head is named after a pattern if at this share of the queries its largest weight falls there ..."""
+ABOVE_CHANCE = 0.2
+"""... and on average so much more of its attention than of one that looks everywhere alike. Voita et al. 2019, section
+5.2, ask for 0.9 of the former and nothing of the latter: a weight that is largest by a hair would do."""
+APPLIES = 0.5
+"""The share of queries for which a pattern must have places at all."""
+EVERYWHERE = 0.1
+"""A head looks everywhere if so little of its attention would have to be moved to make it even."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What the heads of one site may look at in a batch: `reads` (B, T) are the tokens that stand at the queries,
+    `writes` (B, T) those that the decoder writes next there (of the encoder, which writes none, PAD), `keys` (B, U)."""
+
+    reads: Tensor
+    writes: Tensor
+    keys: Tensor
+    causal: bool
+
+    @classmethod
+    def of(cls, site: Site, batch: Examples) -> View:
+        prefix_BT = shift_right(batch.target).masked_fill(batch.target == PAD, PAD)
+        if site is Site.ENCODER_SELF:
+            return cls(batch.source, torch.full_like(batch.source, PAD), batch.source, False)
+        if site is Site.CROSS:
+            return cls(prefix_BT, batch.target, batch.source, False)
+        return cls(prefix_BT, batch.target, prefix_BT, True)
+
+    @cached_property
+    def allowed(self) -> Tensor:
+        """(B, T, U): what a query may look at."""
+        allowed = (self.reads != PAD)[:, :, None] & (self.keys != PAD)[:, None]
+        return allowed.tril() if self.causal else allowed
+
+    @cached_property
+    def last(self) -> Tensor:
+        """(B, 1, 1): where the last symbol stands among the keys, before the end of the sequence."""
+        ended = (self.keys == EOS).any(dim=1).long()
+        return ((self.keys != PAD).sum(dim=1) - 1 - ended)[:, None, None]
+
+    @cached_property
+    def query_places(self) -> Tensor:
+        return torch.arange(self.reads.shape[1], device=self.reads.device)[None, :, None]
+
+    @cached_property
+    def key_places(self) -> Tensor:
+        return torch.arange(self.keys.shape[1], device=self.keys.device)[None, None, :]
+
+
+Points = Callable[[View], Tensor]
+"""Where a pattern points to: a boolean tensor that broadcasts to (B, T, U)."""
+
+
+def offset(view: View, by: int) -> Tensor:
+    return view.key_places == view.query_places + by
+
+
+def mirrored(view: View, by: int) -> Tensor:
+    return (view.key_places == view.last - view.query_places + by) & (view.key_places <= view.last)
+
+
+def first(view: View) -> Tensor:
+    return view.key_places == 0
+
+
+def last(view: View) -> Tensor:
+    return view.key_places == view.last
+
+
+def end(view: View) -> Tensor:
+    return (view.keys == EOS)[:, None]
+
+
+def symbol_to_write(view: View) -> Tensor:
+    return (view.keys[:, None] == view.writes[:, :, None]) & (view.keys != EOS)[:, None]
+
+
+def symbol_read(view: View) -> Tensor:
+    return view.keys[:, None] == view.reads[:, :, None]
+
+
+def same_symbol_elsewhere(view: View) -> Tensor:
+    return symbol_read(view) & ~offset(view, 0)
+
+
+PATTERNS: dict[Site, dict[str, tuple[str, Points]]] = {
+    Site.ENCODER_SELF: {
+        "i−2": ("two before", partial(offset, by=-2)),
+        "i−1": ("previous symbol", partial(offset, by=-1)),
+        "i": ("itself", partial(offset, by=0)),
+        "i+1": ("next symbol", partial(offset, by=1)),
+        "i+2": ("two after", partial(offset, by=2)),
+        "n−i": ("reverse position", partial(mirrored, by=0)),
+        "first": ("first symbol", first),
+        "last": ("last symbol", last),
+        "end": ("end of sequence", end),
+        "= read": ("same symbol elsewhere", same_symbol_elsewhere),
+    },
+    Site.DECODER_SELF: {
+        "i−2": ("two before", partial(offset, by=-2)),
+        "i−1": ("previous symbol", partial(offset, by=-1)),
+        "i": ("itself", partial(offset, by=0)),
+        "first": ("begin of sequence", first),
+        "= read": ("same symbol elsewhere", same_symbol_elsewhere),
+        "= write": ("symbol to write", symbol_to_write),
+    },
+    Site.CROSS: {
+        "i−2": ("two before", partial(offset, by=-2)),
+        "i−1": ("position before", partial(offset, by=-1)),
+        "i": ("same position", partial(offset, by=0)),
+        "i+1": ("position after", partial(offset, by=1)),
+        "i+2": ("two after", partial(offset, by=2)),
+        "n−i−1": ("one before the reverse position", partial(mirrored, by=-1)),
+        "n−i": ("reverse position", partial(mirrored, by=0)),
+        "n−i+1": ("one after the reverse position", partial(mirrored, by=1)),
+        "first": ("first symbol", first),
+        "last": ("last symbol", last),
+        "end": ("end of sequence", end),
+        "= read": ("symbol just written", symbol_read),
+        "= write": ("symbol to write", symbol_to_write),
+    },
+}
+"""By site: the column of a table, the name in words, and where it points to. Positions count from 0, n is that of the
+last symbol; the query at i of a decoder is about to write the symbol at i, and has read the one before."""
+
+
+class Observed(NamedTuple):
+    """What the heads of a subject look at on a split, as tables.
+
+    `patterns` has one row per head and pattern of its site: `mass`, the share of its attention that falls there;
+    `largest`, how often its largest weight does; `chance`, the mass of a head that looks everywhere alike; means over
+    the queries that have such a place, of which there are `queries`, a share `applies` of all.
+
+    `looks` has one row per head: `entropy` in nats and `confidence`, as the scorers of these names define them;
+    `unevenness`, the share of its attention that would have to be moved to make it even; and the `name` of what it
+    does, empty where no pattern is clear.
+    """
+
+    patterns: pd.DataFrame
+    looks: pd.DataFrame
+
+
+@torch.no_grad()
+def observe(subject: Subject, examples: Examples) -> Observed:
+    patterns: defaultdict[tuple[HeadId, str], np.ndarray] = defaultdict(lambda: np.zeros(5))
+    looks: defaultdict[HeadId, np.ndarray] = defaultdict(lambda: np.zeros(5))
+    heads = {block: [head for head in subject.grid if head.block == block] for block in subject.grid.blocks}
+    for batch in examples.batches(BATCH_SIZE):
+        for block, seen in subject.attention_maps(batch).items():
+            view = View.of(block.site, batch)
+            for head, sums in zip(heads[block], _looks(seen, view), strict=True):
+                looks[head] += sums
+            for name, (_, points) in PATTERNS[block.site].items():
+                for head, sums in zip(heads[block], _masses(seen, view, points(view)), strict=True):
+                    patterns[head, name] += sums
+    rows = [_pattern_row(head, name, sums) for (head, name), sums in patterns.items()]
+    table = pd.DataFrame(rows, columns=[*HEAD, "pattern", "meaning", *MASSES])
+    by_head = dict(list(table.groupby(HEAD)))
+    rows = [_look_row(head, sums, by_head[tuple(head_columns(head).values())]) for head, sums in looks.items()]
+    return Observed(table, pd.DataFrame(rows))
+
+
+MASSES = ["mass", "largest", "chance", "queries", "applies"]
+
+
+def _masses(seen: AttentionMap, view: View, there: Tensor) -> np.ndarray:
+    """(H, 5): sums of the mass, of how often the largest weight is there, of chance, of queries, of all queries."""
+    there_BTU = there & view.allowed
+    applies_BT = there_BTU.any(dim=2)
+    mass_H = (seen.weights * there_BTU[:, None]).sum(dim=(0, 2, 3))
+    largest_BHT1 = seen.weights.argmax(dim=3, keepdim=True)
+    hits_H = there_BTU[:, None].expand_as(seen.weights).gather(3, largest_BHT1).sum(dim=(0, 2, 3))
+    chance = (there_BTU.sum(dim=2) / view.allowed.sum(dim=2).clamp(min=1)).sum()
+    counts = [chance, applies_BT.sum(), (view.reads != PAD).sum()]
+    return np.stack([_numbers(mass_H), _numbers(hits_H), *(np.full(len(mass_H), float(c)) for c in counts)], axis=1)
+
+
+def _looks(seen: AttentionMap, view: View) -> np.ndarray:
+    """(H, 5): sums of entropy, of unevenness, of queries; of the largest weight off the end, of queries off the end."""
+    valid_BT = view.reads != PAD
+    entropy_BHT = -seen.weights.xlogy(seen.weights).sum(dim=-1)
+    even_BTU = view.allowed / view.allowed.sum(dim=2, keepdim=True).clamp(min=1)
+    uneven_BHT = (seen.weights - even_BTU[:, None]).abs().sum(dim=-1) / 2
+    confidence_BHT = (seen.weights * seen.keys[:, None, None]).amax(dim=-1)
+    sums = [_numbers((values * valid_BT[:, None]).sum(dim=(0, 2))) for values in (entropy_BHT, uneven_BHT)]
+    sums.append(np.full_like(sums[0], float(valid_BT.sum())))
+    sums.append(_numbers((confidence_BHT * seen.queries[:, None]).sum(dim=(0, 2))))
+    sums.append(np.full_like(sums[0], float(seen.queries.sum())))
+    return np.stack(sums, axis=1)
+
+
+def _numbers(values: Tensor) -> np.ndarray:
+    return values.double().cpu().numpy()
+
+
+def _pattern_row(head: HeadId, name: str, sums: np.ndarray) -> dict[str, Any]:
+    mass, largest, chance, queries, possible = sums
+    shares = (mass / queries, largest / queries, chance / queries) if queries else (nan, nan, nan)
+    meaning = PATTERNS[head.site][name][0]
+    values = dict(zip(MASSES, (*shares, int(queries), queries / possible), strict=True))
+    return {**head_columns(head), "pattern": name, "meaning": meaning, **values}
+
+
+def _look_row(head: HeadId, sums: np.ndarray, patterns: pd.DataFrame) -> dict[str, Any]:
+    entropy, uneven, queries, confidence, queries_off_end = sums
+    named = named_after(patterns)
+    name = "everywhere" if uneven / queries <= EVERYWHERE else "" if named is None else named["meaning"]
+    return {
+        **head_columns(head),
+        "entropy": entropy / queries,
+        "confidence": confidence / queries_off_end,
+        "unevenness": uneven / queries,
+        "name": name,
+    }
+
+
+def named_after(patterns: pd.DataFrame) -> pd.Series | None:
+    """Of the patterns of one head that which names it, None where none is clear.
+
+    Of several clear ones it is that with most mass for its chance: on `reverse` the symbol to write always stands at
+    the reverse position, but copies of it stand elsewhere too.
+    """
+    clear = patterns[
+        (patterns["largest"] >= LARGEST)
+        & (patterns["mass"] - patterns["chance"] >= ABOVE_CHANCE)
+        & (patterns["applies"] >= APPLIES)
+    ]
+    return None if clear.empty else clear.loc[(clear["mass"] / clear["chance"]).idxmax()]

@@ -1,0 +1,95 @@
+"""Examples that a person looks at, what the model makes of them, and where each head looks meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+
+from mhaprune.data import PAD, SPECIAL, Examples, pad, shift_right
+from mhaprune.heads import HeadGrid, HeadId, Site
+from mhaprune.scoring import head_columns
+from mhaprune.tasks.base import Task
+from mhaprune.transformer import Seq2Seq
+
+
+class Shown(NamedTuple):
+    """A source with the model's own answer, as a batch of one without padding and in words; `right` is None where the
+    task does not know the answer."""
+
+    batch: Examples
+    source: str
+    answer: str
+    right: str | None
+
+
+def show(subject: Seq2Seq, task: Task, source: Sequence[str], right: Sequence[str] | None) -> Shown:
+    """Let the model answer a source; an answer without end is cut where the model has no more positions."""
+    ids = pad([task.vocabulary.encode(source)]).to(subject.positions.device)
+    said = subject.decode_greedily(ids, subject.config.max_length, stop=True)
+    target = said[:, : int((said[0] != PAD).sum())]
+    text, answer = _words(task, ids[0].tolist(), target[0].tolist())
+    known = None if right is None else _words(task, ids[0].tolist(), task.vocabulary.encode(right))[1]
+    return Shown(Examples(ids, target), text, answer, known)
+
+
+def _words(task: Task, source: Sequence[int], target: Sequence[int]) -> tuple[str, str]:
+    text, _, answer = task.show(source, target).rpartition(" -> ")
+    return text, answer
+
+
+def examples_table(shown: Iterable[Shown]) -> pd.DataFrame:
+    """One row per example, numbered from 0."""
+    rows = []
+    for number, one in enumerate(shown):
+        correct = None if one.right is None else one.answer == one.right
+        words = {"source": one.source, "answer": one.answer, "right_answer": one.right}
+        rows.append({"example": number, **words, "correct": correct})
+    return pd.DataFrame(rows)
+
+
+def attention_table(subject: Seq2Seq, task: Task, shown: Iterable[Shown], heads: Collection[HeadId]) -> pd.DataFrame:
+    """One row per example, head, query and key: the attention `weight`. At a query stands the token that it `reads`; what
+    the decoder `writes` there is the next one, and nothing for the encoder."""
+    parts = []
+    for number, one in enumerate(shown):
+        source, target = tokens(task, one.batch.source), tokens(task, one.batch.target)
+        prefix = tokens(task, shift_right(one.batch.target))
+        with torch.no_grad():
+            maps = subject.attention_maps(one.batch)
+        for block, seen in maps.items():
+            reads = source if block.site is Site.ENCODER_SELF else prefix
+            keys = prefix if block.site is Site.DECODER_SELF else source
+            mine = [head for head in subject.grid if head.block == block]
+            for head, weights_TU in zip(mine, seen.weights[0].double().cpu().numpy(), strict=True):
+                if head in heads:
+                    places = pd.MultiIndex.from_product([range(len(reads)), range(len(keys))], names=["query", "key"])
+                    frame = places.to_frame(index=False)
+                    frame["reads"] = [reads[i] for i in frame["query"]]
+                    frame["writes"] = [None if block.site is Site.ENCODER_SELF else target[i] for i in frame["query"]]
+                    frame["looks_at"] = [keys[i] for i in frame["key"]]
+                    frame["weight"] = weights_TU.flatten()
+                    parts.append(frame.assign(example=number, **head_columns(head)))
+    table = pd.concat(parts, ignore_index=True)
+    return table[["example", *head_columns(next(iter(heads))), *parts[0].columns[:6]]]
+
+
+def tokens(task: Task, ids: torch.Tensor) -> list[str]:
+    """The words for a batch of one."""
+    names = (*SPECIAL, *task.vocabulary.symbols)
+    return [names[i] for i in ids[0].tolist()]
+
+
+def heads_named(name: str, grid: HeadGrid) -> list[HeadId]:
+    """A head (`cross.1.2`) or all heads of a layer (`cross.1`); raises ValueError that says which there are."""
+    layers = {str(block): [head for head in grid if head.block == block] for block in grid.blocks}
+    layer = ".".join(name.split(".")[:2])
+    if layer not in layers:
+        raise ValueError(f"heads={name}: no such layer, the model has {', '.join(layers)}")
+    found = [head for head in layers[layer] if name in (layer, str(head))]
+    if not found:
+        have = ", ".join(str(head.head) for head in layers[layer])
+        raise ValueError(f"heads={name}: no such head, layer {layer} has {have or 'none left'}")
+    return found

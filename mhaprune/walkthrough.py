@@ -1,0 +1,135 @@
+"""One call of a multi-head attention layer, step by step, every tensor with its shape.
+
+The way is the textbook's, not the layer's own, so that it can be held against that.
+
+Dimensions: B = batch, T = queries, U = keys, D = embed_dim, H = heads, K = head_dim.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mhaprune.attention import MultiHeadAttention
+
+
+class Step(NamedTuple):
+    """A tensor on the way from the inputs to the output: its name, how it is made, what its axes are."""
+
+    name: str
+    formula: str
+    axes: tuple[str, ...]
+    value: Tensor
+
+
+class Call(NamedTuple):
+    """What a layer is called with: query (B, T, qdim), key (B, U, kdim), value (B, U, vdim); `bias` is added to the scores
+    and broadcasts to (B, 1, T, U)."""
+
+    layer: MultiHeadAttention
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    bias: Tensor | None = None
+
+    def double(self) -> Call:
+        """The same in float64."""
+        tensors = [None if tensor is None else tensor.double() for tensor in self[1:]]
+        return Call(copy.deepcopy(self.layer).double(), *tensors)
+
+
+@torch.no_grad()
+def walk(call: Call) -> list[Step]:
+    """Every step from the inputs to the output (B, T, D). A layer without a learned gate has one of ones."""
+    layer, query, key, value, bias = call
+    H, K = layer.num_heads, layer.head_dim
+    q_BTW, k_BUW, v_BUW = layer.q_proj(query), layer.k_proj(key), layer.v_proj(value)
+    q_BHTK, k_BHUK, v_BHUK = (x.unflatten(-1, (H, K)).transpose(1, 2) for x in (q_BTW, k_BUW, v_BUW))
+    raw_BHTU = q_BHTK @ k_BHUK.mT
+    scaled_BHTU = raw_BHTU / math.sqrt(K)
+    masked_BHTU = scaled_BHTU if bias is None else scaled_BHTU + bias
+    weights_BHTU = masked_BHTU.softmax(dim=-1).masked_fill(masked_BHTU == -math.inf, 0.0)
+    context_BHTK = weights_BHTU @ v_BHUK
+    gate_1H11 = layer.head_scale()[None, :, None, None]
+    gated_BHTK = gate_1H11 * context_BHTK
+    merged_BTW = gated_BHTK.transpose(1, 2).flatten(2)
+    return [
+        Step("query input", "X", ("B", "T", "qdim"), query),
+        Step("key input", "Y", ("B", "U", "kdim"), key),
+        Step("value input", "Z", ("B", "U", "vdim"), value),
+        Step("queries", "Q = X W_Q + b_Q", ("B", "T", "H·K"), q_BTW),
+        Step("keys", "K = Y W_K + b_K", ("B", "U", "H·K"), k_BUW),
+        Step("values", "V = Z W_V + b_V", ("B", "U", "H·K"), v_BUW),
+        Step("queries, split", "Q_n, of head n", ("B", "H", "T", "K"), q_BHTK),
+        Step("keys, split", "K_n, of head n", ("B", "H", "U", "K"), k_BHUK),
+        Step("values, split", "V_n, of head n", ("B", "H", "U", "K"), v_BHUK),
+        Step("scores", "Q_n K_nᵀ", ("B", "H", "T", "U"), raw_BHTU),
+        Step("scaled scores", "Q_n K_nᵀ / √K", ("B", "H", "T", "U"), scaled_BHTU),
+        Step("masked scores", "−∞ where it is forbidden to look", ("B", "H", "T", "U"), masked_BHTU),
+        Step("weights", "A_n = softmax over the keys", ("B", "H", "T", "U"), weights_BHTU),
+        Step("head outputs", "C_n = A_n V_n", ("B", "H", "T", "K"), context_BHTK),
+        Step("gate", "g, a number per head", ("1", "H", "1", "1"), gate_1H11),
+        Step("gated outputs", "g_n C_n", ("B", "H", "T", "K"), gated_BHTK),
+        Step("merged heads", "[g_1 C_1 … g_H C_H]", ("B", "T", "H·K"), merged_BTW),
+        Step("output", "[g_1 C_1 … g_H C_H] W_O + b_O", ("B", "T", "D"), layer.out_proj(merged_BTW)),
+    ]
+
+
+@torch.no_grad()
+def head_by_head(call: Call) -> Tensor:
+    """The output (B, T, D) of as many independent attentions as there are heads, each with projections of its own
+    (query (qdim, K), key (kdim, K), value (vdim, K), output (K, D)), one after the other and added up: what one wide
+    projection comes to."""
+    layer = call.layer
+    output_BTD = layer.out_proj.bias.expand(*call.query.shape[:2], layer.embed_dim)
+    for n, gate in enumerate(layer.head_scale()):
+        mine = slice(n * layer.head_dim, (n + 1) * layer.head_dim)
+        q_BTK, k_BUK, v_BUK = (
+            F.linear(x, projection.weight[mine], projection.bias[mine])
+            for x, projection in ((call.query, layer.q_proj), (call.key, layer.k_proj), (call.value, layer.v_proj))
+        )
+        scores_BTU = q_BTK @ k_BUK.mT / math.sqrt(layer.head_dim)
+        if call.bias is not None:
+            scores_BTU = scores_BTU + call.bias.squeeze(1)
+        output_BTD = output_BTD + gate * (scores_BTU.softmax(dim=-1) @ v_BUK) @ layer.out_proj.weight[:, mine].mT
+    return output_BTD
+
+
+@torch.no_grad()
+def largest_difference(call: Call) -> float:
+    """In float64: how far the output of the layer is from that of the steps, and from that of the heads one by one."""
+    call = call.double()
+    output, _ = call.layer(*call[1:4], attn_mask=None if call.bias is None else call.bias)
+    return max(float((other - output).abs().max()) for other in (walk(call)[-1].value, head_by_head(call)))
+
+
+def steps_table(name: str, steps: Sequence[Step]) -> pd.DataFrame:
+    """One row per step of a call of that name: its shape in symbols and in numbers."""
+    return pd.DataFrame(
+        {
+            "call": name,
+            "step": range(1, len(steps) + 1),
+            "tensor": [step.name for step in steps],
+            "formula": [step.formula for step in steps],
+            "axes": [" × ".join(step.axes) for step in steps],
+            "shape": [" × ".join(map(str, step.value.shape)) for step in steps],
+        }
+    )
+
+
+def values_table(steps: Sequence[Step], head: int) -> pd.DataFrame:
+    """The numbers of the first example, of tensors with an axis of heads those of one head: a row per number."""
+    parts = []
+    for number, step in enumerate(steps, 1):
+        value = step.value[0]
+        matrix = value[min(head, len(value) - 1)] if "H" in step.axes else value
+        places = pd.MultiIndex.from_product([range(size) for size in matrix.shape], names=["row", "column"])
+        parts.append(places.to_frame(index=False).assign(step=number, value=matrix.flatten().tolist()))
+    return pd.concat(parts, ignore_index=True)[["step", "row", "column", "value"]]
