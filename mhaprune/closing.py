@@ -15,11 +15,12 @@ from mhaprune.data import Examples
 from mhaprune.evaluation import by_group, groups_of
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import all_open, measure_masks
-from mhaprune.scoring import HEAD, head_columns
+from mhaprune.scoring import head_columns
 from mhaprune.statistics import wilson_interval
 from mhaprune.subject import Outcome
 from mhaprune.tasks.base import Task
 from mhaprune.transformer import Seq2Seq
+from mhaprune.verdict import HEAD
 
 
 def close_each(subject: Seq2Seq, examples: Examples) -> Outcome:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import matplotlib
 
+from mhaprune.anatomy_plots import life_of_the_tensors, scaling
+from mhaprune.attention_plots import attention_maps, head_profiles
+from mhaprune.head_plots import gates_from_other_starts, heads_that_matter
 from mhaprune.method_plots import agreement_matrix, method_curves, quality_cost, regret_map
 from mhaprune.plots import STYLE, Plot, Tables
 from mhaprune.prune_plots import accuracy_by_group, compare_smallest, recovery_curves, removal_order, survivors
@@ -13,9 +16,10 @@ from mhaprune.run_plots import accuracy_curves, accuracy_latency, agreement, hea
 from mhaprune.speed_plots import accuracy_milliseconds, speedup_curves, time_by_part
 from mhaprune.sweep_plots import compare_curves, compare_methods, compare_runs
 
-Figures = tuple[Callable[[Tables], Plot | None], ...]
+Figures = tuple[Callable[[Tables], Plot | Iterable[Plot] | None], ...]
 
 RUN: Figures = (
+    heads_that_matter,
     accuracy_curves,
     head_scores,
     agreement,
@@ -23,6 +27,7 @@ RUN: Figures = (
     training_curve,
 )
 METHODS: Figures = (
+    heads_that_matter,
     method_curves,
     regret_map,
     quality_cost,
@@ -30,14 +35,24 @@ METHODS: Figures = (
     head_scores,
     training_curve,
 )
-PRUNE: Figures = (recovery_curves, survivors, removal_order, accuracy_by_group, training_curve)
+PRUNE: Figures = (heads_that_matter, recovery_curves, survivors, removal_order, accuracy_by_group, training_curve)
+EXPLAIN: Figures = (
+    heads_that_matter,
+    head_profiles,
+    attention_maps,
+    agreement,
+    gates_from_other_starts,
+    training_curve,
+    life_of_the_tensors,
+    scaling,
+)
 SPEED: Figures = (speedup_curves, accuracy_milliseconds, time_by_part)
 SWEEP: Figures = (compare_methods, compare_curves, compare_smallest, compare_runs)
 
 
 def draw(tables: Tables) -> Iterator[Plot]:
     """Every figure that these tables of one run can fill."""
-    kinds = {"methods": METHODS, "recovery": PRUNE, "speed": SPEED}
+    kinds = {"looks": EXPLAIN, "methods": METHODS, "recovery": PRUNE, "speed": SPEED}
     yield from _draw(tables, next((figures for name, figures in kinds.items() if name in tables), RUN))
 
 
@@ -50,5 +65,5 @@ def _draw(tables: Tables, figures: Figures) -> Iterator[Plot]:
     for figure in figures:
         with matplotlib.rc_context(STYLE):
             drawn = figure(tables)
-        if drawn is not None:
-            yield drawn
+            plots = [drawn] if isinstance(drawn, Plot) else list(drawn or ())
+        yield from plots

@@ -61,7 +61,7 @@ def method_curves(tables: Tables) -> Plot | None:
             axes.set_xticks(budgets)
         # above the curves, which leave no corner free for certain
         place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "alignment": "left", "borderaxespad": 0.2}
-        axes.legend(handles=lines, title=title, ncols=2, columnspacing=1, fontsize=9, **place)
+        axes.legend(handles=lines, title=title, ncols=2, columnspacing=1, **place)
     shared = [line for line in grid[0].get_lines() if line.get_label() in limits]
     if shared:
         figure.legend(handles=shared, loc="outside upper center", ncols=2)
@@ -91,11 +91,11 @@ def regret_map(tables: Tables) -> Plot | None:
     judged = values[(methods["family"] != CONTROL).to_numpy()]  # the control would take all the contrast
     worst = np.nanmax(judged, initial=1.0)
     image = left.imshow(values, cmap="cividis_r", aspect="auto", vmin=0, vmax=worst)
-    write_cells(left, image, partial(number, decimals=0), 9.5)
+    write_cells(left, image, values, partial(number, decimals=0))
     left.grid(visible=False)
     left.set(xticks=range(regrets.shape[1]), xticklabels=regrets.columns, xlabel=f"heads removed, of {total}")
     left.set(yticks=range(rows), yticklabels=regrets.index)
-    left.set_title("regret in exact match (points)", fontsize=10)
+    left.set_title("regret in exact match (points)")
     end = ceiling(100 * methods[f"{REGRET}_high"], methods["family"])
     means, bars = 100 * methods[REGRET], 100 * errors(methods, REGRET)
     for row, (mean, family) in enumerate(zip(means, methods["family"], strict=True)):
@@ -109,7 +109,7 @@ def regret_map(tables: Tables) -> Plot | None:
     right.yaxis.tick_right()
     right.set_yticklabels([number(mean, 1) for mean in means])
     right.tick_params(axis="y", length=0)
-    right.set_title("mean, 95 % interval", fontsize=10)
+    right.set_title("mean, 95 % interval")
     caption = (
         "Exact match that each scorer's choice loses to the best subset of the same size, in percentage points; darker"
         " is worse, up to the worst scorer but the control. The best is on top; at the right the mean over the budgets"
@@ -145,7 +145,7 @@ def quality_cost(tables: Tables) -> Plot | None:
     axes.set_xlabel("cost in forward passes (a backward counts two)")
     axes.set_ylabel("mean regret in exact match (percentage points)")
     axes.margins(y=0.08)
-    figure.legend(loc="outside upper center", ncols=5, fontsize=9, columnspacing=1.2, handletextpad=0.4)
+    figure.legend(loc="outside upper center", ncols=5, columnspacing=1.2, handletextpad=0.4)
     label_points(axes, names, x, y, bars)
     caption = (
         "What a scorer's choice loses to the best subset, on average over the budgets, against what the scores cost"
@@ -202,7 +202,7 @@ def agreement_matrix(tables: Tables) -> Plot | None:
     axes = figure.add_subplot()
     # cividis runs from blue over grey to yellow: what is near 0 has no colour, and in grey print more is lighter
     image = axes.imshow(values, cmap="cividis", vmin=-1, vmax=1, aspect="auto")
-    write_cells(axes, image, lambda rho: number(rho, 2).replace("0.", "."), 9)
+    write_cells(axes, image, values, lambda rho: number(rho, 2).replace("0.", "."))
     axes.set(xticks=range(len(names)), yticks=range(len(names)), yticklabels=names)
     axes.set_xticklabels(names, rotation=90)
     axes.grid(visible=False)

@@ -20,8 +20,9 @@ from torch import Tensor
 from mhaprune.data import EOS, PAD, Examples, shift_right
 from mhaprune.heads import HeadId, Site
 from mhaprune.measure import BATCH_SIZE
-from mhaprune.scoring import HEAD, head_columns
+from mhaprune.scoring import head_columns
 from mhaprune.subject import AttentionMap, Subject
+from mhaprune.verdict import HEAD
 
 LARGEST = 0.6
 """A head is named after a pattern if at this share of the queries its largest weight falls there ..."""
@@ -121,15 +122,15 @@ PATTERNS: dict[Site, dict[str, tuple[str, Points]]] = {
         "first": ("first symbol", first),
         "last": ("last symbol", last),
         "end": ("end of sequence", end),
-        "= read": ("same symbol elsewhere", same_symbol_elsewhere),
+        "=read": ("same symbol elsewhere", same_symbol_elsewhere),
     },
     Site.DECODER_SELF: {
         "i−2": ("two before", partial(offset, by=-2)),
         "i−1": ("previous symbol", partial(offset, by=-1)),
         "i": ("itself", partial(offset, by=0)),
         "first": ("begin of sequence", first),
-        "= read": ("same symbol elsewhere", same_symbol_elsewhere),
-        "= write": ("symbol to write", symbol_to_write),
+        "=read": ("same symbol elsewhere", same_symbol_elsewhere),
+        "=write": ("symbol to write", symbol_to_write),
     },
     Site.CROSS: {
         "i−2": ("two before", partial(offset, by=-2)),
@@ -137,14 +138,14 @@ PATTERNS: dict[Site, dict[str, tuple[str, Points]]] = {
         "i": ("same position", partial(offset, by=0)),
         "i+1": ("position after", partial(offset, by=1)),
         "i+2": ("two after", partial(offset, by=2)),
-        "n−i−1": ("one before the reverse position", partial(mirrored, by=-1)),
+        "n−i−1": ("before reverse position", partial(mirrored, by=-1)),
         "n−i": ("reverse position", partial(mirrored, by=0)),
-        "n−i+1": ("one after the reverse position", partial(mirrored, by=1)),
+        "n−i+1": ("after reverse position", partial(mirrored, by=1)),
         "first": ("first symbol", first),
         "last": ("last symbol", last),
         "end": ("end of sequence", end),
-        "= read": ("symbol just written", symbol_read),
-        "= write": ("symbol to write", symbol_to_write),
+        "=read": ("symbol just written", symbol_read),
+        "=write": ("symbol to write", symbol_to_write),
     },
 }
 """By site: the column of a table, the name in words, and where it points to. Positions count from 0, n is that of the

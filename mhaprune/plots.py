@@ -28,10 +28,12 @@ STYLE: Any = {
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
+    "axes.titlesize": 10,
     "figure.constrained_layout.use": True,
     "figure.dpi": 110,
     "font.size": 10,
     "grid.alpha": 0.3,
+    "legend.fontsize": 9,
     "legend.frameon": False,
     "savefig.facecolor": "white",
     "svg.fonttype": "none",
@@ -41,11 +43,13 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure with its file name and the sentence that says what is to be seen in it."""
+    """A figure with its file name, the sentences under it and, where these do not do, what it says to those who cannot
+    see it."""
 
     name: str
     caption: str
     figure: Figure
+    alt: str = ""
 
     @cached_property
     def png(self) -> bytes:
@@ -115,13 +119,14 @@ def panels(figure: Figure, count: int, columns: int, xlabel: str, ylabel: str = 
     return grid[:count]
 
 
-def write_cells(axes: Axes, image: AxesImage, write: Callable[[float], str], size: float) -> None:
-    """The number in every cell of a heat map, black on light and white on dark; empty cells stay empty."""
-    values: np.ndarray = np.ma.filled(np.ma.asarray(image.get_array()), np.nan)
+def write_cells(
+    axes: Axes, image: AxesImage, values: np.ndarray, write: Callable[[float], str], size: float = 9
+) -> None:
+    """A number in every cell of a heat map, black on light and white on dark; what is NaN stays empty."""
+    shades = np.asarray(image.to_rgba(np.ma.asarray(image.get_array())))[..., :3] @ (0.3, 0.59, 0.11)
     for (row, column), value in np.ndenumerate(values):
         if not np.isnan(value):
-            lightness = np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11))
-            colour = "black" if lightness > 0.45 else "white"
+            colour = "black" if shades[row, column] > 0.45 else "white"
             axes.text(column, row, write(value), ha="center", va="center", fontsize=size, color=colour)
 
 

@@ -99,7 +99,7 @@ def survivors(tables: Tables) -> Plot | None:
                 x, counts, 0.85, bottom, color=_shade(block), edgecolor="white", linewidth=0.5, label=_label(block)
             )
             bottom += counts
-        axes.set_title(way, fontsize=10)
+        axes.set_title(way)
         axes.set(xticks=range(len(place)), xticklabels=list(place))
         axes.grid(visible=False, axis="x")
     _legend(figure, grid[0])
@@ -125,8 +125,8 @@ def removal_order(tables: Tables) -> Plot | None:
         mine = order[_ways(order) == way].pivot_table(index=["site", "layer"], columns="head", values="step")
         values = mine.reindex(index=pd.MultiIndex.from_frame(rows), columns=heads).to_numpy(float)
         image = axes.imshow(values, cmap="cividis", aspect="auto", vmin=1, vmax=order["step"].max())
-        write_cells(axes, image, partial(number, decimals=0), 8.5)
-        axes.set_title(way, fontsize=10)
+        write_cells(axes, image, values, partial(number, decimals=0))
+        axes.set_title(way)
         labels = [_label(f"{site}.{layer}") for site, layer in rows.itertuples(index=False)]
         axes.set(xticks=range(len(heads)), xticklabels=heads, yticks=range(len(rows)), yticklabels=labels)
         axes.grid(visible=False)
@@ -156,10 +156,10 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
     for axes, name in zip(grid, names, strict=True):
         mine = groups[groups["recovery"] == name]
         values = mine.pivot_table(index="group", columns="heads_kept", values="sequence_accuracy")
-        values = 100 * values.reindex(index=kinds, columns=sizes)
-        image = axes.imshow(values.to_numpy(float), cmap="cividis", aspect="auto", vmin=0, vmax=100)
-        write_cells(axes, image, partial(number, decimals=0), 8)
-        axes.set_title(_title(name), fontsize=10)
+        values = 100 * values.reindex(index=kinds, columns=sizes).to_numpy(float)
+        image = axes.imshow(values, cmap="cividis", aspect="auto", vmin=0, vmax=100)
+        write_cells(axes, image, values, partial(number, decimals=0))
+        axes.set_title(_title(name))
         axes.set(xticks=range(len(sizes)), xticklabels=sizes, yticks=range(len(kinds)), yticklabels=kinds)
         axes.grid(visible=False)
     caption = (

@@ -9,6 +9,7 @@ import pandas as pd
 
 from mhaprune.plots import Tables
 from mhaprune.recoveries import NOTHING
+from mhaprune.verdict import fewest_heads
 
 
 def smallest_headline(smallest: pd.DataFrame) -> str:
@@ -47,7 +48,7 @@ def smallest_details(tables: Tables) -> Iterator[str]:
         yield f"They are (site.layer.head, counted from 0): {str(best['kept']).replace(' ', ', ')}."
     parts = []
     for _, rows in smallest.groupby("recovery", sort=False):
-        row = _fewest(rows)
+        row = fewest_heads(rows)
         parts.append(f"{int(row['heads_kept'])} {_after(row)} (at {row['sequence_accuracy']:.3f}, {_way(row)})")
     yield f"The fewest heads within {best['tolerance']:g} of exact match on the choose split: {', '.join(parts)}."
     for (name, note), rows in noted.groupby(["recovery", "note"], sort=False):
@@ -69,12 +70,7 @@ def smallest_over_runs(smallest: pd.DataFrame) -> Iterator[str]:
 
 def _best(smallest: pd.DataFrame) -> Any:
     """The fewest heads of what kept more than a shape; of equals the best on the choose split."""
-    return _fewest(smallest[~smallest["control"]])
-
-
-def _fewest(smallest: pd.DataFrame) -> Any:
-    order = smallest.sort_values(["heads_kept", "choose_sequence_accuracy"], ascending=[True, False], kind="stable")
-    return order.iloc[0]
+    return fewest_heads(smallest[~smallest["control"]])
 
 
 def _way(row: Any) -> str:

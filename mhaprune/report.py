@@ -11,11 +11,15 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mhaprune.agreement import CONTROL
+from mhaprune.explain_words import looks_details, looks_headline
 from mhaprune.plots import Plot, Tables
 from mhaprune.prune_words import smallest_details, smallest_headline, smallest_over_runs
 from mhaprune.speed_words import speed_details, speed_headline
 from mhaprune.statistics import student_interval
+from mhaprune.verdict import largest_budget
 
+LONGEST = 500
+"""Rows of a table that the page shows; its file has all of them."""
 INITIAL_GATE = "gate before training"
 """What the table `agreement` calls the gates at step 0."""
 
@@ -28,6 +32,7 @@ def answers(tables: Tables) -> list[str]:
         "winner": (_winner_headline, _winner_details),
         "smallest": (smallest_headline, smallest_details),
         "sizes": (speed_headline, speed_details),
+        "looks": (looks_headline, looks_details),
         "accuracy": (_accuracy_headline, lambda tables: ()),
     }
     if "methods" in tables and "label" in tables["methods"]:
@@ -53,6 +58,12 @@ def check_answers(checks: Mapping[str, float]) -> list[str]:
     if not math.isnan(checks.get("min_difference_open_closed", math.nan)):
         bite = checks["min_difference_open_closed"]
         lines.append(f"The mask bites: every block has a head whose closing moves a logit by {bite:.2g} or more.")
+    if "max_difference_wide_independent" in checks:
+        lines.append(
+            "One wide projection is an independent one for every head: computed head by head in float64, the output of"
+            f" a layer differs by {checks['max_difference_wide_independent']:.1e} at most, also where queries, keys and"
+            " values have sizes of their own."
+        )
     if "greedy_decoding_disagreements" in checks:
         count = int(checks["greedy_decoding_disagreements"])
         lines.append(
@@ -69,24 +80,30 @@ def render(
     facts: Mapping[str, Any],
     checks: Sequence[str] = (),
 ) -> str:
-    """The whole page. `facts` say what was run and where; tables are shown whole, the long ones folded."""
+    """The whole page. `facts` say what was run and where; long tables are folded, and cut after `LONGEST` rows."""
     figures = [
-        {"name": plot.name, "caption": plot.caption, "data": base64.b64encode(plot.svg).decode()} for plot in plots
+        {"alt": plot.alt or plot.caption, "caption": plot.caption, "data": base64.b64encode(plot.svg).decode()}
+        for plot in plots
     ]
-    shown = {name: _readable(frame).to_html(index=False, border=0, na_rep="") for name, frame in tables.items()}
+    shown = {
+        name: _readable(frame[:LONGEST]).to_html(index=False, border=0, na_rep="") for name, frame in tables.items()
+    }
     environment = Environment(loader=PackageLoader("mhaprune", "."), autoescape=True, undefined=StrictUndefined)
     sizes = {name: len(frame) for name, frame in tables.items()}
     return environment.get_template("report.html.jinja").render(
-        title=title, lines=lines, figures=figures, tables=shown, sizes=sizes, facts=facts, checks=checks
+        title=title,
+        lines=lines,
+        figures=figures,
+        tables=shown,
+        sizes=sizes,
+        longest=LONGEST,
+        facts=facts,
+        checks=checks,
     )
 
 
-def _best_of(summary: pd.DataFrame) -> pd.Series:
-    return summary.sort_values(["heads_removed", "choose_sequence_accuracy"], ascending=False, kind="stable").iloc[0]
-
-
 def _pruning_headline(summary: pd.DataFrame) -> str:
-    best = _best_of(summary)
+    best = largest_budget(summary)
     total, dense = int(best["heads_total"]), best["dense_sequence_accuracy"]
     if best["heads_removed"] == 0:
         return (
@@ -103,7 +120,7 @@ def _pruning_headline(summary: pd.DataFrame) -> str:
 
 def _pruning_details(tables: Tables) -> list[str]:
     rows = _records(tables["summary"])
-    best = _best_of(tables["summary"])
+    best = largest_budget(tables["summary"])
     lines = []
     if best["heads_removed"] > 0:
         names = str(best["removed"]).replace(" ", ", ")

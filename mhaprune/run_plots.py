@@ -82,8 +82,8 @@ def head_scores(tables: Tables) -> Plot | None:
         exponent, decimals = _unit(values)
         values = values / 10.0**exponent
         image = axes.imshow(values, cmap="cividis", aspect="auto")
-        write_cells(axes, image, partial(number, decimals=decimals), 8.5)
-        axes.set_title(f"{name}\n× {power_of_ten(exponent)}" if exponent else name, fontsize=10)
+        write_cells(axes, image, values, partial(number, decimals=decimals))
+        axes.set_title(f"{name}\n× {power_of_ten(exponent)}" if exponent else name)
         axes.set(xticks=range(len(heads_of_row)), xticklabels=heads_of_row, yticks=range(len(rows)), yticklabels=labels)
         axes.grid(visible=False)
     caption = (
@@ -124,7 +124,7 @@ def agreement(tables: Tables) -> Plot | None:
         axes.set(title=f"Spearman ρ = {rho:.2f}", xlabel=f"{name} score")
         axes.set_yscale("symlog", linthresh=_linear_range(reference["score"]))
         axes.tick_params(labelbottom=True)
-    grid[0].legend(loc="best", fontsize=9)
+    grid[0].legend(loc="best")
     caption = (
         "Each head's score against what closing it really costs"
         " (logarithmic above the first tick; bars are 95 % intervals)."
@@ -200,8 +200,8 @@ def _draw_gates(figure: Any, training: pd.DataFrame, gates: list[str], blocks: l
             label = f"head {column.rsplit('.', 1)[1]}"
             axes.plot(training["step"], training[column], color=COLOURS[i % len(COLOURS)], label=label)
         site, layer = block.removeprefix("gate_").split(".")
-        axes.set_title(f"{SITE_LABELS[site]} {layer}", fontsize=10)
-    grid[0].legend(fontsize=7, ncols=2, loc="best")
+        axes.set_title(f"{SITE_LABELS[site]} {layer}")
+    grid[0].legend(ncols=2, loc="best")
 
 
 def _linear_range(values: pd.Series) -> float:

@@ -18,6 +18,7 @@ from mhaprune.heads import HeadId
 from mhaprune.scorers.base import Budgeted, Scorer, Scores, TrainedGates
 from mhaprune.store import describe
 from mhaprune.subject import Subject
+from mhaprune.verdict import HEAD
 
 Make = Callable[[dict[str, Any] | None, Callable[[dict[str, Any]], None]], dict[str, Any]]
 Remember = Callable[[str, dict[str, Any], Make], dict[str, Any]]
@@ -100,9 +101,6 @@ def naming(name: str) -> Iterator[None]:
 def settings_text(scorer: Scorer) -> str:
     """The settings of a scorer in a word each, so that no table leaves a variant unnamed."""
     return " ".join(f"{field.name}={getattr(scorer, field.name)}" for field in fields(scorer))
-
-
-HEAD = ["site", "layer", "head"]
 
 
 def head_columns(head: HeadId) -> dict[str, Any]:

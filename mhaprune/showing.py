@@ -51,8 +51,8 @@ def examples_table(shown: Iterable[Shown]) -> pd.DataFrame:
 
 
 def attention_table(subject: Seq2Seq, task: Task, shown: Iterable[Shown], heads: Collection[HeadId]) -> pd.DataFrame:
-    """One row per example, head, query and key: the attention `weight`. At a query stands the token that it `reads`; what
-    the decoder `writes` there is the next one, and nothing for the encoder."""
+    """One row per example, head, query and key: the attention `weight`. `reads` is the token that stands at the query;
+    `writes` is what the decoder makes of it, the next one, and None for the encoder."""
     parts = []
     for number, one in enumerate(shown):
         source, target = tokens(task, one.batch.source), tokens(task, one.batch.target)

@@ -52,7 +52,7 @@ def speedup_curves(tables: Tables) -> Plot | None:
         axes.set_xticks(sorted(mine["model_heads_removed"].unique()))
         axes.set_ylim(0.7, 1.15 * speed.loc[speed["what"] == what, ["speedup", "flop_ratio"]].max(axis=None))
         if i < len(columns):
-            axes.set_title(f"d_model {d_model}", fontsize=10)
+            axes.set_title(f"d_model {d_model}")
         if i % len(columns) == 0:
             axes.set_ylabel(f"{WHAT_LABELS[what]}\nspeed-up (×)")
     labels = [_size(size, speed) for size in speed.loc[speed["what"] == rows[-1], SIZE].drop_duplicates().itertuples()]
@@ -62,7 +62,7 @@ def speedup_curves(tables: Tables) -> Plot | None:
         Line2D([], [], color="#555555", linestyle=":", label="if time went by FLOPs"),
         Line2D([], [], color=CONTROL_COLOUR, alpha=0.4, linewidth=7, label="dense against itself"),
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=9)
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
     caption = (
         "Speed-up when heads are really removed, evenly from all blocks, against the dense model in turn; bars are"
         " quartiles over rounds. Black dashes are models built with as few heads from the start, the most that removal"
@@ -100,7 +100,7 @@ def accuracy_milliseconds(tables: Tables) -> Plot | None:
         axes.set(title=f"batch {batch_size}", ylim=(-0.06, 1.12), xlim=(0, 1.15 * mine["latency_ms"].max()))
         axes.tick_params(labelbottom=True)
         fronts.append((axes, [f"−{removed}" for removed in front["heads_removed"]], x, y))
-    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=9)
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
     for axes, labels, x, y in fronts:
         label_points(axes, labels, x, y, np.zeros((2, len(x))))
         for text in axes.texts:
@@ -131,11 +131,11 @@ def time_by_part(tables: Tables) -> Plot | None:
             axes.barh(range(len(wide)), share, left=left, color=colour, height=0.75, label=part.replace("_", "-"))
             for y, (start, width) in enumerate(zip(left, share, strict=True)):
                 if width > 0.1:
-                    text: Any = {"ha": "center", "va": "center", "fontsize": 8.5}
+                    text: Any = {"ha": "center", "va": "center", "fontsize": 9}
                     axes.text(start + width / 2, y, f"{width:.0%}", color=_ink(part), **text)
             left += share
         for y, milliseconds in enumerate(wide["part_ms"].sum(axis=1)):
-            axes.text(1.02, y, f"{milliseconds:.3g} ms", va="center", fontsize=8.5)
+            axes.text(1.02, y, f"{milliseconds:.3g} ms", va="center", fontsize=9)
         labels = [
             f"d_model {size.timed_d_model}, {_size(size, parts)}"
             for size in wide.index.to_frame().itertuples(index=False)
@@ -145,7 +145,7 @@ def time_by_part(tables: Tables) -> Plot | None:
         axes.set(title=WHAT_LABELS[what], xlim=(0, 1.22), xticks=(0, 0.25, 0.5, 0.75, 1))
         axes.invert_yaxis()
         axes.grid(visible=False)
-    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=9)
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     caption = (
         "Where the dense model's time goes; attention's part holds its normalisation, projections and cache. Head"
         " pruning acts on that part only: if it took no time at all, the whole would be 1 / (1 − share) times as fast."

@@ -30,8 +30,8 @@ class Step(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What a layer is called with: query (B, T, qdim), key (B, U, kdim), value (B, U, vdim); `bias` is added to the scores
-    and broadcasts to (B, 1, T, U)."""
+    """A layer and what it is called with: query (B, T, qdim), key (B, U, kdim), value (B, U, vdim), and a `bias` to be
+    added to the scores, which broadcasts to (B, 1, T, U)."""
 
     layer: MultiHeadAttention
     query: Tensor
@@ -41,8 +41,9 @@ class Call(NamedTuple):
 
     def double(self) -> Call:
         """The same in float64."""
-        tensors = [None if tensor is None else tensor.double() for tensor in self[1:]]
-        return Call(copy.deepcopy(self.layer).double(), *tensors)
+        layer, query, key, value, bias = self
+        inputs = query.double(), key.double(), value.double()
+        return Call(copy.deepcopy(layer).double(), *inputs, None if bias is None else bias.double())
 
 
 @torch.no_grad()
@@ -106,7 +107,7 @@ def head_by_head(call: Call) -> Tensor:
 def largest_difference(call: Call) -> float:
     """In float64: how far the output of the layer is from that of the steps, and from that of the heads one by one."""
     call = call.double()
-    output, _ = call.layer(*call[1:4], attn_mask=None if call.bias is None else call.bias)
+    output, _ = call.layer(call.query, call.key, call.value, attn_mask=call.bias)
     return max(float((other - output).abs().max()) for other in (walk(call)[-1].value, head_by_head(call)))
 
 

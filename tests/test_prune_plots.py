@@ -61,7 +61,7 @@ def titles(figure: Figure) -> list[str]:
 
 
 def test_a_run_draws_them_all_and_other_tables_none(tables: Tables) -> None:
-    assert [plot.name for plot in draw(tables)] == ["recovery", "survivors", "order", "groups"]
+    assert [plot.name for plot in draw(tables)] == ["matter", "recovery", "survivors", "order", "groups"]
     for figure in (recovery_curves, survivors, removal_order, accuracy_by_group, compare_smallest):
         assert figure({}) is None
     for plot in draw(tables):

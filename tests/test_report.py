@@ -78,7 +78,7 @@ def test_the_page_stands_alone() -> None:
     page = render("ablate on <sort>", ["9 of 24"], plots, tables, {"command": "python x"}, ["proved"])
     assert "ablate on &lt;sort&gt;" in page
     assert page.count('<img src="data:image/svg+xml;base64,') == len(plots)
-    assert all(f'alt="{plot.caption}"' in page for plot in plots if "'" not in plot.caption)
+    assert all(f'alt="{plot.alt or plot.caption}"' in page for plot in plots if "'" not in plot.caption)
     assert not re.search(r'(src|href)="(?!data:)', page)
     assert "<b>pruning</b>, 15 rows" in page
     assert page.index("9 of 24") < page.index("<img") < page.index("<table")

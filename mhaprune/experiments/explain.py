@@ -26,11 +26,12 @@ from mhaprune.pruning import Removal, proofs
 from mhaprune.scaling import scaling_table, with_and_without
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.scoring import HEAD, Scoring, head_columns, heads_table
+from mhaprune.scoring import Scoring, head_columns, heads_table
 from mhaprune.showing import attention_table, examples_table, heads_named, show, tokens
 from mhaprune.statistics import prunable, spearman
 from mhaprune.subject import Subject
 from mhaprune.transformer import Seq2Seq
+from mhaprune.verdict import HEAD
 from mhaprune.walkthrough import Call, largest_difference, steps_table, values_table, walk
 
 
@@ -91,12 +92,11 @@ class Explain(Experiment):
         closed = close_each(subject, report)
         looks = looks_table(subject, seen.looks, heads, closed_table(subject.grid.heads, closed), self.tolerance_nats)
         chosen = [head for name in self.heads for head in heads_named(name, subject.grid)] or list(subject.grid)
-        followed = max(
-            chosen, key=dict(zip(subject.grid, heads["score"][: len(subject.grid)], strict=True)).__getitem__
-        )
+        scores = dict(zip(subject.grid, heads["score"][: len(subject.grid)], strict=True))
+        followed = max(chosen, key=scores.__getitem__)
         shown = [show(subject, study.task, *pair) for pair in self._sources(study)]
         call = call_in(subject, followed, shown[0].batch, report)
-        other = call_of_other_sizes(subject)
+        other, place = call_of_other_sizes(subject), place_in_block(subject, followed)
         removal = Removal(subject, report)
         removal.prove(HeadMask(subject.grid).without(followed))
         tables = {
@@ -114,7 +114,7 @@ class Explain(Experiment):
                     steps_table("a layer with sizes of its own", walk(other)),
                 ]
             ),
-            "values": values_table(walk(call), place_in_block(subject, followed)).assign(**head_columns(followed)),
+            "values": values_table(walk(call), place).assign(**head_columns(followed), place=place),
             "scaling": scaling_table(self.head_dims),
             "scaling_here": scaling_here(study, call, followed, shown[0].batch),
             **self._gates(study, heads),
@@ -129,9 +129,9 @@ class Explain(Experiment):
         if study.example is not None:
             yield study.example, study.task.answer(study.example)
             return
-        decode = study.task.vocabulary.decode
+        decode, report = study.task.vocabulary.decode, study.splits.report
         for number in self.examples:
-            yield tuple(decode(getattr(study.splits.report, part)[number].tolist()) for part in ("source", "target"))
+            yield decode(report.source[number].tolist()), decode(report.target[number].tolist())
 
     def _gates(self, study: Study, heads: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """Tables `starts` and `gates`, of a model that has some: where they go from other starts, head by head; and how
@@ -216,12 +216,8 @@ def call_in(subject: Seq2Seq, head: HeadId, example: Examples, report: Examples)
 def call_of_other_sizes(subject: Seq2Seq) -> Call:
     """A layer of fresh weights whose queries, keys and values have sizes of their own."""
     width, heads = subject.config.d_model, subject.config.num_heads
-    sizes = {"qdim": width + 2, "kdim": width + 4, "vdim": width + 6}
-    layer = MultiHeadAttention(width, heads, **sizes).to(subject.positions)
-    query, key, value = (
-        torch.randn(2, length, size).to(subject.positions)
-        for length, size in zip((4, 6, 6), sizes.values(), strict=True)
-    )
+    layer = MultiHeadAttention(width, heads, qdim=width + 2, kdim=width + 4, vdim=width + 6)
+    query, key, value = torch.randn(2, 4, width + 2), torch.randn(2, 6, width + 4), torch.randn(2, 6, width + 6)
     return Call(layer, query, key, value)
 
 

@@ -1,0 +1,127 @@
+"""A call of the attention layer step by step, in its real numbers; and what dividing by √d_head does."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from mhaprune.plots import COLOURS, MARKERS, Plot, Tables, number, write_cells
+from mhaprune.run_plots import SITE_LABELS
+
+LAYOUT = (
+    ("query input", "queries", "queries, split"),
+    ("key input", "keys", "keys, split"),
+    ("value input", "values", "values, split"),
+    ("scores", "scaled scores", "masked scores", "weights"),
+    ("head outputs", "gate", "gated outputs"),
+    ("merged heads", "output"),
+)
+"""The steps of a call as rows of a figure, in the order of their making."""
+
+
+def life_of_the_tensors(tables: Tables) -> Plot | None:
+    """Every tensor of one call as a picture of its numbers, with its formula and its shape."""
+    if "values" not in tables:
+        return None
+    values, steps = tables["values"], tables["tensors"]
+    steps = steps[steps["call"] == steps["call"].iloc[0]].set_index("tensor")
+    head = values.iloc[0]
+    head_dim = int(values.loc[values["step"] == steps.loc["queries, split", "step"], "column"].max()) + 1
+    columns = max(map(len, LAYOUT))
+    figure = Figure(figsize=(2.75 * columns, 1.75 * len(LAYOUT)))
+    grid: Any = figure.subplots(len(LAYOUT), columns, squeeze=False)
+    for names, line in zip(LAYOUT, grid, strict=True):
+        for axes in line[len(names) :]:
+            axes.remove()
+        for name, axes in zip(names, line, strict=False):
+            step = steps.loc[name]
+            mine = values[values["step"] == step["step"]]
+            matrix = mine.pivot(index="row", columns="column", values="value").to_numpy(float)
+            _picture(axes, matrix)
+            if "H·K" in step["axes"]:
+                left, size = head["place"] * head_dim - 0.5, (head_dim, len(matrix))
+                axes.add_patch(
+                    Rectangle((left, -0.5), *size, fill=False, edgecolor=COLOURS[1], linewidth=2, clip_on=False)
+                )
+            axes.set_title(f"{step['step']}. {name}", loc="left", fontweight="bold")
+            axes.set_xlabel(f"{step['formula']}\n{step['axes']} = {step['shape']}", fontsize=9, loc="left")
+    site, layer, number_ = head["site"], head["layer"], head["head"]
+    figure.suptitle(f"One call of {SITE_LABELS[site]} {layer}, as head {number_} goes through it", fontsize=12)
+    caption = (
+        f"The life of the tensors: one real call of {SITE_LABELS[site]} {layer}, the first example of the batch and,"
+        f" once the heads are apart, head {number_} (framed before). Rows are positions, columns features or,"
+        " of scores and weights, keys; brighter is higher, each picture in its own scale, white where attention is"
+        " forbidden. Under each its formula and its shape, in symbols and in numbers: B examples, T queries, U keys, H"
+        " heads of size K, model width D."
+    )
+    return Plot("tensors", caption, figure)
+
+
+def _picture(axes: Axes, matrix: np.ndarray) -> None:
+    shown = np.ma.masked_invalid(matrix)
+    image = axes.imshow(shown, cmap="cividis", aspect="auto", interpolation="nearest")
+    if matrix.size == 1:
+        write_cells(axes, image, matrix, partial(number, decimals=2), 14)
+    axes.set(xticks=[], yticks=[])
+    axes.grid(visible=False)
+    axes.spines[:].set(visible=True, color="#999999", linewidth=0.6)
+
+
+def scaling(tables: Tables) -> Plot | None:
+    """The scores and weights of one query with and without the division, and entropy and gradient against d_head."""
+    if "scaling" not in tables:
+        return None
+    here, table = tables["scaling_here"], tables["scaling"]
+    figure = Figure(figsize=(9.6, 5.8))
+    (before, after), (entropy, gradient) = figure.subplots(2, 2)
+    head = here.iloc[0]
+    names = ("divided by √d_head", "not divided")
+    x = np.arange(len(here))
+    for axes, what, columns in (
+        (before, "score, before softmax", ("score", "score_unscaled")),
+        (after, "weight, after softmax", ("weight", "weight_unscaled")),
+    ):
+        for i, (column, name) in enumerate(zip(columns, names, strict=True)):
+            bars: Any = {"color": COLOURS[i], "label": name, "hatch": "//" if i else "", "edgecolor": "white"}
+            axes.bar(x + 0.4 * (i - 0.5), here[column], 0.4, **bars)
+        axes.set(xlabel="key", ylabel=what)
+        words = here["looks_at"].astype(str).replace({"<eos>": "end", "<bos>": "begin"})
+        axes.set_xticks(x, words, rotation=90 if words.str.len().max() > 1 else 0)
+        axes.grid(visible=False, axis="x")
+    after.set_ylim(0, 1.03)
+    before.set_title(f"{SITE_LABELS[head['site']]} {head['layer']}.{head['head']}, one query", loc="left")
+    after.set_title("the same query", loc="left")
+    for axes, column, what in (
+        (entropy, "entropy", "entropy of the weights (nats)"),
+        (gradient, "gradient", "norm of softmax's derivative"),
+    ):
+        for i, (scaled, name) in enumerate(zip((True, False), names, strict=True)):
+            mine = table[table["scaled"] == scaled]
+            axes.plot(mine["head_dim"], mine[column], MARKERS[i], ls="-", color=COLOURS[i], label=name)
+            axes.fill_between(
+                mine["head_dim"], mine[f"{column}_q1"], mine[f"{column}_q3"], color=COLOURS[i], alpha=0.15, linewidth=0
+            )
+        axes.set_xscale("log", base=2)
+        axes.set(xlabel="d_head", ylabel=what, ylim=(0, None))
+        axes.set_xticks(table["head_dim"].unique(), table["head_dim"].unique())
+    keys = int(table["num_keys"].iloc[0])
+    entropy.axhline(np.log(keys), color="black", linestyle=":", linewidth=1)
+    entropy.text(
+        table["head_dim"].max(), 1.03 * np.log(keys), f"all {keys} keys alike", ha="right", va="bottom", fontsize=9
+    )
+    entropy.set_ylim(0, 1.2 * np.log(keys))
+    entropy.set_title("random queries and keys", loc="left")
+    gradient.set_title("random queries and keys", loc="left")
+    figure.legend(*entropy.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    caption = (
+        "Why scores are divided by √d_head. Above: the scores and weights of one query of"
+        f" {SITE_LABELS[head['site']]} {head['layer']}.{head['head']} on the example, with and without the division."
+        " Below: with components drawn from a standard normal distribution, scores spread by √d_head; undivided,"
+        " softmax gives all to one key, and what it passes back goes to 0. Medians and quartiles of 400 queries."
+    )
+    return Plot("scaling", caption, figure)

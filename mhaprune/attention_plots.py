@@ -1,0 +1,181 @@
+"""What heads look at: the attention maps of an example, and the profile of every head over many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mhaprune.plots import Plot, Tables, number, write_cells
+from mhaprune.run_plots import SITE_LABELS
+from mhaprune.verdict import HEAD
+
+WEIGHTS: Any = {"cmap": "Blues", "vmin": 0, "vmax": 1}
+"""One scale for all attention weights; the darker, the more, also without colour."""
+ACROSS = 4
+"""Panels in a row."""
+PANEL = 2.2
+"""The most inches that a panel may be wide: four and the words beside them fit a page."""
+CELL, LABEL = 0.21, 0.135
+"""Inches: of a token at the most, and that the name of one needs."""
+SIGNS = {"<eos>": "end", "<bos>": "begin"}
+
+
+def attention_maps(tables: Tables) -> Iterator[Plot]:
+    """A figure per example and site: a panel for every head, queries down, keys across."""
+    if "attention" not in tables:
+        return
+    attention, examples = tables["attention"], tables["examples"].set_index("example")
+    for (number_, site), mine in attention.groupby(["example", "site"], sort=False):
+        yield _maps_of(mine, tables["looks"], examples.loc[number_], int(number_), str(site))
+
+
+def _maps_of(attention: pd.DataFrame, looks: pd.DataFrame, example: pd.Series, number_: int, site: str) -> Plot:
+    shown = attention[["layer"]].drop_duplicates()
+    looks = looks[(looks["site"] == site) & looks["layer"].isin(shown["layer"])]
+    layers = [rows for _, rows in looks.groupby("layer", sort=True)]
+    columns = min(ACROSS, max(map(len, layers)))
+    lines = [rows.iloc[start : start + columns] for rows in layers for start in range(0, len(rows), columns)]
+    tokens = attention.drop_duplicates("query"), attention.drop_duplicates("key")
+    height, width = (len(some) * min(CELL, PANEL / max(len(tokens[1]), 1)) for some in tokens)
+    height, width = max(height, 0.6), max(width, 1.85)
+    figure = Figure(figsize=(1.6 + columns * (width + 0.15), 0.9 + len(lines) * (height + 0.62)))
+    grid: Any = figure.subplots(len(lines), columns, squeeze=False)
+    image = None
+    for i, rows in enumerate(lines):
+        for j, axes in enumerate(grid[i]):
+            if j >= len(rows):
+                axes.remove()
+                continue
+            head = rows.iloc[j]
+            axes.set_title(_title(head), fontsize=9.5, fontweight="normal" if _idle(head) else "bold", loc="left")
+            weights = attention[(attention["layer"] == head["layer"]) & (attention["head"] == head["head"])]
+            if weights.empty:
+                _leave_out(axes, "removed" if head["removed"] else "not asked for")
+                continue
+            table = weights.pivot_table(index="query", columns="key", values="weight", sort=True)
+            image = axes.imshow(table.to_numpy(float), **WEIGHTS, aspect="auto", interpolation="nearest")
+            _name_tokens(axes, weights, site, left=j == 0, below=i == len(lines) - 1, sizes=(height, width))
+            if j == 0:
+                axes.set_ylabel(f"layer {head['layer']}\n{_queries(site)}", fontsize=9.5)
+    figure.supxlabel("it looks at", fontsize=9.5)
+    if image is not None:
+        bar = figure.colorbar(
+            image, ax=list(figure.axes), fraction=0.03, shrink=min(1.0, 1.6 / len(lines) / height + 0.3)
+        )
+        bar.set_label("attention weight")
+        bar.outline.set_visible(False)
+    said = f"{example['source']} → {example['answer']}"
+    figure.suptitle(f"{SITE_LABELS[site]} attention:  {said}", fontsize=11)
+    wrong = example["correct"] is False or example["correct"] == "False"
+    caption = (
+        f"Where every head of {SITE_LABELS[site]} attention looks while the model answers {said}"
+        f"{' (wrong: it is ' + str(example['right_answer']) + ')' if wrong else ''}. One colour scale from 0 to 1 for"
+        f" all; a row is {'a token of the source' if site == 'encoder_self' else 'the token that is written there'},"
+        " and its weights add up to 1. Above each its score and the pattern, if any, that it follows on the score"
+        " split; bold: not prunable."
+    )
+    return Plot(f"attention-{number_}-{site}", caption, figure)
+
+
+def _idle(head: pd.Series) -> bool:
+    return bool(head["removed"]) or bool(head["prunable"])
+
+
+def _title(head: pd.Series) -> str:
+    if head["removed"]:
+        return f"head {head['head']}\n "
+    return f"head {head['head']}, {head['scorer']} {number(head['score'], 3)}\n{_name(head)}"
+
+
+def _name(head: pd.Series) -> str:
+    return head["name"] if isinstance(head["name"], str) else ""
+
+
+def _leave_out(axes: Axes, why: str) -> None:
+    axes.set(xticks=[], yticks=[], facecolor="#d9d9d9")
+    axes.grid(visible=False)
+    axes.text(0.5, 0.5, why, ha="center", va="center", fontsize=9.5, transform=axes.transAxes)
+
+
+def _queries(site: str) -> str:
+    return "at token" if site == "encoder_self" else "writing"
+
+
+def _name_tokens(
+    axes: Axes, weights: pd.DataFrame, site: str, *, left: bool, below: bool, sizes: tuple[float, float]
+) -> None:
+    """Every token by its name, or every so many where there is no room for all."""
+    queries = weights.drop_duplicates("query")["reads" if site == "encoder_self" else "writes"]
+    keys = weights.drop_duplicates("key")["looks_at"]
+    for axis, names, size, wanted in (("y", queries, sizes[0], left), ("x", keys, sizes[1], below)):
+        words = [SIGNS.get(name, name) for name in names.astype(str)]
+        step = ceil(LABEL * len(words) / size)
+        axes.tick_params(axis=axis, length=0)  # type: ignore[arg-type]
+        ticks, labels = range(0, len(words), step), words[::step] if wanted else []
+        if axis == "y":
+            axes.set_yticks(ticks, labels or [""] * len(ticks), fontsize=9)
+        else:
+            turned = max(map(len, words)) > 1
+            axes.set_xticks(ticks, labels or [""] * len(ticks), fontsize=9, rotation=90 if turned else 0)
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set(visible=True, color="#999999", linewidth=0.6)
+
+
+def head_profiles(tables: Tables) -> Plot | None:
+    """Every head's attention by the patterns of its site, the most important head first."""
+    if "patterns" not in tables:
+        return None
+    looks = tables["looks"].query("not removed").sort_values("rank")
+    patterns = tables["patterns"].set_index(HEAD)
+    columns = [name for name in COLUMNS if name in set(patterns["pattern"])]
+    masses = np.full((2, len(looks), len(columns)), np.nan)
+    for i, head in enumerate(looks[HEAD].itertuples(index=False, name=None)):
+        for pattern in patterns.loc[[head]].itertuples():
+            masses[:, i, columns.index(pattern.pattern)] = pattern.mass, pattern.chance
+    figure = Figure(figsize=(5.6 + 0.46 * len(columns), 0.95 + 0.235 * len(looks)))
+    axes, words = figure.subplots(1, 2, sharey=True, width_ratios=[0.46 * len(columns), 4.1])
+    mass, chance = masses
+    image = axes.imshow(np.maximum(mass - chance, 0), **WEIGHTS, aspect="auto")
+    write_cells(axes, image, mass, lambda share: f"{100 * share:.0f}")
+    axes.set_xticks(range(len(columns)), columns, fontsize=9)
+    labels = [f"{SITE_LABELS[head.site]} {head.layer}.{head.head}" for head in looks.itertuples()]
+    axes.set_yticks(range(len(looks)), labels, fontsize=9)
+    for side in (axes, words):
+        side.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+        side.grid(visible=False)
+        side.spines[:].set_visible(False)
+    words.tick_params(labelleft=False)
+    scorer = looks["scorer"].iloc[0]
+    facts = {
+        scorer: [number(score, 3) for score in looks["score"]],
+        "without it": [number(share, 2) for share in looks["sequence_accuracy"]],
+        "entropy": [number(value, 2) for value in looks["entropy"]],
+        "looks at": [_name(head) for _, head in looks.iterrows()],
+    }
+    words.set(xlim=(0, 4.1), xticks=PLACES, xticklabels=list(facts))
+    for (name, cells), place in zip(facts.items(), PLACES, strict=True):
+        for row, (cell, idle) in enumerate(zip(cells, looks["prunable"], strict=True)):
+            weight = "normal" if idle else "bold"
+            side = "left" if name == "looks at" else "center"
+            words.text(place - 0.3 * (side == "left"), row, cell, ha=side, va="center", fontsize=9, fontweight=weight)
+    axes.set_title("share of its attention, in %", fontsize=10, loc="left")
+    caption = (
+        "What every head does, the most important first: the share of its attention on the score split that falls on"
+        " each pattern, in colour as far as it exceeds that of a head that looks everywhere alike, blank where its site"
+        " has no such pattern. The query at i looks at the key at i−1, i, …; n−i is the mirrored position; “=read” are"
+        " keys with the token that stands at the query, “=write” with the one that the decoder writes there. Then its"
+        " score, the exact match on the report split without it, the mean entropy of its weights (nats), and what it is"
+        " named after: the pattern that most of its largest weights follow, or “everywhere”. Bold: not prunable."
+    )
+    return Plot("patterns", caption, figure)
+
+
+COLUMNS = ("i−2", "i−1", "i", "i+1", "i+2", "n−i−1", "n−i", "n−i+1", "first", "last", "end", "=read", "=write")
+PLACES = (0.4, 1.2, 2.0, 2.9)

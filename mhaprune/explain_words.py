@@ -1,0 +1,97 @@
+"""What was seen inside the heads, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from mhaprune.plots import Tables
+from mhaprune.verdict import HEAD
+
+NAMED = 3
+"""So many of the heads that matter most are spoken of one by one."""
+
+
+def looks_headline(looks: pd.DataFrame) -> str:
+    """The head that matters most, and by how much."""
+    there = looks[~looks["removed"]].sort_values("rank")
+    best = there.iloc[0]
+    return (
+        f"{_name(best)} matters most of {len(there)} heads: without it exact match falls from"
+        f" {best['open_sequence_accuracy']:.2f} to {best['sequence_accuracy']:.2f}"
+        f" ({best['sequence_accuracy_low']:.2f}–{best['sequence_accuracy_high']:.2f}, 95 %)."
+    )
+
+
+def looks_details(tables: Tables) -> Iterator[str]:
+    """What the most important heads do and what breaks without them, what gates are owed to, and scaling."""
+    looks = tables["looks"].query("not removed").sort_values("rank")
+    wrong = tables["wrong"].drop_duplicates(HEAD).set_index(HEAD)
+    patterns = tables["patterns"].set_index(HEAD)
+    yield from _answers(tables["examples"])
+    for _, head in looks.head(NAMED).iterrows():
+        key = tuple(head[HEAD])
+        line = f"{_name(head)} {_look(head, patterns.loc[[key]])}. Without it"
+        line += f" {head['turned_wrong']:.0f} of {head['examples']:.0f} examples turn wrong"
+        if key in wrong.index:
+            example = wrong.loc[key]
+            line += f"; of {example['example']} it makes {example['said_without_it']}"
+        yield f"{line}."
+    alike = looks[looks["name"] == "everywhere"]
+    if len(alike):
+        matter = int((~alike["prunable"]).sum())
+        yield (
+            f"{len(alike)} heads look everywhere alike, of which {matter or 'none'}"
+            f" {'matters' if matter == 1 else 'matter'}: an even mean over the sequence can be what a model needs."
+        )
+    if "gates" in tables:
+        yield from _gates(tables["gates"])
+    scaling = tables["scaling"].set_index(["head_dim", "scaled"])
+    largest = max(scaling.index.get_level_values("head_dim"))
+    with_it, without = scaling.loc[(largest, True)], scaling.loc[(largest, False)]
+    yield (
+        f"Dividing scores by √d_head keeps softmax soft: at d_head {largest} the weights of random queries have"
+        f" {with_it['entropy']:.2f} nats of entropy with it and {without['entropy']:.2g} without, softmax a derivative"
+        f" of {with_it['gradient']:.2f} and {without['gradient']:.2g} (medians)."
+    )
+
+
+def _answers(examples: pd.DataFrame) -> Iterator[str]:
+    for example in examples.itertuples():
+        known = isinstance(example.right_answer, str)
+        verdict = "right" if example.answer == example.right_answer else f"wrong, it is {example.right_answer}"
+        judged = verdict if known else "which the task has no answer for"
+        yield f"Asked {example.source} the model says {example.answer} ({judged}); the attention maps show how."
+
+
+def _gates(gates: pd.DataFrame) -> Iterator[str]:
+    own = gates.iloc[0]
+    yield f"The learned gates rank the heads like ablation at ρ = {own['spearman_with_ablation']:.2f} (Spearman)."
+    still = gates[gates["gates"].str.startswith("weights held still")]
+    if len(still):
+        ends = " and ".join(f"{rho:.2f}" for rho in still["spearman_with_own"])
+        starts = " and ".join(f"{rho:.2f}" for rho in still["spearman_with_start"])
+        yield (
+            f"Trained anew from {len(still)} other starts, the weights held still, gates come to ρ = {ends} with the"
+            f" model's own, and to {starts} with where they started."
+        )
+    for again in gates[gates["gates"].str.startswith("retrained")].itertuples():
+        yield (
+            f"With the whole model {again.gates}, its gates are at ρ = {again.spearman_with_start:.2f} with where they"
+            f" started and at {again.spearman_with_ablation:.2f} with the ablation of its own heads."
+        )
+
+
+def _name(head: pd.Series) -> str:
+    return f"{head['site']}.{head['layer']}.{head['head']}"
+
+
+def _look(head: pd.Series, patterns: pd.DataFrame) -> str:
+    if not head["name"]:
+        return "follows no clear pattern"
+    mine = patterns[patterns["meaning"] == head["name"]]
+    if mine.empty:
+        return f"looks {head['name']} alike"
+    mass, chance = mine.iloc[0][["mass", "chance"]]
+    return f"follows “{head['name']}” with {100 * mass:.0f} % of its attention ({100 * chance:.0f} % by chance)"

@@ -1,0 +1,106 @@
+"""Which heads matter, as the tables of a run say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import nan
+from typing import NamedTuple
+
+import pandas as pd
+
+from mhaprune.agreement import REFERENCE
+from mhaprune.statistics import prunable
+
+HEAD = ["site", "layer", "head"]
+
+
+class Verdict(NamedTuple):
+    """`heads` has one row each, in the order of the model: whether it `stays`, its `score` (NaN where nothing scored
+    it), and what it is doing (`name`, empty where that is not known). `title` sums it up."""
+
+    heads: pd.DataFrame
+    scorer: str
+    title: str
+
+
+def verdict(tables: Mapping[str, pd.DataFrame]) -> Verdict | None:
+    """What the tables of one run say; None for tables that say nothing of single heads."""
+    for name, judge in JUDGES.items():
+        if name in tables:
+            return judge(tables)
+    return None
+
+
+def largest_budget(summary: pd.DataFrame) -> pd.Series:
+    """Of the scorers the one by which most heads can go; of equals the best on the choose split."""
+    return summary.sort_values(["heads_removed", "choose_sequence_accuracy"], ascending=False, kind="stable").iloc[0]
+
+
+def fewest_heads(smallest: pd.DataFrame) -> pd.Series:
+    """The smallest model; of equals the best on the choose split."""
+    order = smallest.sort_values(["heads_kept", "choose_sequence_accuracy"], ascending=[True, False], kind="stable")
+    return order.iloc[0]
+
+
+def _looked_at(tables: Mapping[str, pd.DataFrame]) -> Verdict:
+    looks = tables["looks"]
+    heads = looks[[*HEAD, "score", "name"]].assign(stays=~(looks["removed"] | looks["prunable"]))
+    scorer = looks["scorer"].dropna().iloc[0]
+    heads["name"] = heads["name"].fillna("").mask(looks["removed"], "removed")
+    return Verdict(heads, scorer, _one_at_a_time(heads["stays"][~looks["removed"]], looks["tolerance"].iloc[0]))
+
+
+def _removed(tables: Mapping[str, pd.DataFrame]) -> Verdict:
+    best = largest_budget(tables["summary"])
+    names = set(tables["heads"]["scorer"])
+    heads = _scored(tables["heads"], REFERENCE if REFERENCE in names else best["scorer"])
+    gone = str(best["removed"]).split() if best["heads_removed"] else []
+    heads["stays"] = ~_names(heads).isin(gone)
+    title = f"{len(gone)} of {len(heads)} heads can go: {best['sequence_accuracy']:.2f} exact match is left"
+    if not gone:
+        title = f"None of {len(heads)} heads can go within {best['tolerance']:g} of exact match"
+    return Verdict(heads, REFERENCE if REFERENCE in names else best["scorer"], title)
+
+
+def _pruned(tables: Mapping[str, pd.DataFrame]) -> Verdict:
+    smallest = tables["smallest"]
+    best = fewest_heads(smallest[~smallest["control"]])
+    heads = tables["order"].drop_duplicates(HEAD)[HEAD].assign(score=nan, name="")
+    heads["stays"] = _names(heads).isin(str(best["kept"]).split())
+    title = f"{int(best['heads_kept'])} of {len(heads)} heads are enough: {best['sequence_accuracy']:.2f} exact match"
+    return Verdict(heads, "", title if best["steps"] == 0 else f"{title} once fine-tuned")
+
+
+def _compared(tables: Mapping[str, pd.DataFrame]) -> Verdict | None:
+    scores = tables["heads"]
+    if REFERENCE not in set(scores["scorer"]):
+        return None
+    heads = _scored(scores, REFERENCE)
+    mine = scores[scores["scorer"] == REFERENCE]
+    tolerance = float(tables["winner"]["prunable_tolerance"].iloc[0])
+    heads["stays"] = ~prunable(mine["score"].to_numpy(), mine["stderr"].to_numpy(), tolerance)
+    return Verdict(heads, REFERENCE, _one_at_a_time(heads["stays"], tolerance))
+
+
+def _scored(heads: pd.DataFrame, scorer: str) -> pd.DataFrame:
+    mine = heads[(heads["scorer"] == scorer) & (heads["draw"] == 0)]
+    if mine.empty:  # a schedule that asks nobody
+        mine = heads[heads["draw"] == 0].drop_duplicates(HEAD).assign(score=nan)
+    return mine[[*HEAD, "score"]].assign(name="").reset_index(drop=True)
+
+
+def _names(heads: pd.DataFrame) -> pd.Series:
+    return heads["site"] + "." + heads["layer"].astype(str) + "." + heads["head"].astype(str)
+
+
+def _one_at_a_time(stays: pd.Series, tolerance: float) -> str:
+    return f"{int(stays.sum())} of {len(stays)} heads matter; closing any other one costs under {tolerance:g} nats"
+
+
+JUDGES: Mapping[str, Callable[[Mapping[str, pd.DataFrame]], Verdict | None]] = {
+    "looks": _looked_at,
+    "summary": _removed,
+    "smallest": _pruned,
+    "winner": _compared,
+}
+"""By the table that a kind of run writes."""
