@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from mhaprune.plots import COLOURS, MARKERS, Plot, Tables, number, write_cells
-from mhaprune.run_plots import SITE_LABELS
+from mhaprune.verdict import SITE_LABELS
 
 LAYOUT = (
     ("query input", "queries", "queries, split"),

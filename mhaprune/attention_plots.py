@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from math import ceil
 from typing import Any
@@ -12,8 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhaprune.plots import Plot, Tables, number, write_cells
-from mhaprune.run_plots import SITE_LABELS
-from mhaprune.verdict import HEAD
+from mhaprune.verdict import HEAD, SITE_LABELS
 
 WEIGHTS: Any = {"cmap": "Blues", "vmin": 0, "vmax": 1}
 """One scale for all attention weights; the darker, the more, also without colour."""
@@ -71,7 +71,8 @@ def _maps_of(attention: pd.DataFrame, looks: pd.DataFrame, example: pd.Series, n
         bar.set_label("attention weight")
         bar.outline.set_visible(False)
     said = f"{example['source']} → {example['answer']}"
-    figure.suptitle(f"{SITE_LABELS[site]} attention:  {said}", fontsize=11)
+    title = textwrap.fill(f"{SITE_LABELS[site]} attention:  {said}", int(11 * figure.get_figwidth()))
+    figure.suptitle(title, fontsize=11)
     wrong = example["correct"] is False or example["correct"] == "False"
     caption = (
         f"Where every head of {SITE_LABELS[site]} attention looks while the model answers {said}"

@@ -69,7 +69,7 @@ def turned_wrong(
             continue
         some = examples[at]
         gates_N = HeadMask(subject.grid).without(head).gates(some.source.device).to(subject.positions.dtype)
-        said = subject.decode_greedily(some.source, some.target.shape[1], gates_N)
+        said = subject.decode_greedily(some.source, examples.target.shape[1], gates_N)
         for source, target, answer in zip(some.source.tolist(), some.target.tolist(), said.tolist(), strict=True):
             words = task.show(source, answer).rpartition(" -> ")[2]
             rows.append(head_columns(head) | {"example": task.show(source, target), "said_without_it": words})

@@ -88,7 +88,7 @@ def _name(head: pd.Series) -> str:
 
 
 def _look(head: pd.Series, patterns: pd.DataFrame) -> str:
-    if not head["name"]:
+    if not isinstance(head["name"], str) or not head["name"]:
         return "follows no clear pattern"
     mine = patterns[patterns["meaning"] == head["name"]]
     if mine.empty:

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from mhaprune.plots import COLOURS, MARKERS, Plot, Tables, columns_of, number, panels
-from mhaprune.run_plots import SITE_LABELS
-from mhaprune.verdict import verdict
+from mhaprune.verdict import SITE_LABELS, verdict
 
 LIGHTEST = 0.3
 """Of a tile that stays, on the scale of its colours: no head that matters is as pale as one that can go."""

@@ -24,8 +24,8 @@ from mhaprune.scoring import head_columns
 from mhaprune.subject import AttentionMap, Subject
 from mhaprune.verdict import HEAD
 
-LARGEST = 0.6
-"""A head is named after a pattern if at this share of the queries its largest weight falls there ..."""
+LARGEST = 0.5
+"""A head is named after a pattern if for most queries its largest weight falls there ..."""
 ABOVE_CHANCE = 0.2
 """... and on average so much more of its attention than of one that looks everywhere alike. Voita et al. 2019, section
 5.2, ask for 0.9 of the former and nothing of the latter: a weight that is largest by a hair would do."""

@@ -61,6 +61,10 @@ class Plot:
         """The figure as a file, byte for byte the same for the same tables; its text is text."""
         return self._render("svg", {"Date": None})
 
+    def _repr_png_(self) -> bytes:
+        """What a notebook shows."""
+        return self.png
+
     def _render(self, kind: str, metadata: dict[str, None]) -> bytes:
         buffer = io.BytesIO()
         with matplotlib.rc_context(STYLE):

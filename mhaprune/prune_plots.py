@@ -24,7 +24,7 @@ from mhaprune.plots import (
     write_cells,
 )
 from mhaprune.recoveries import NOTHING
-from mhaprune.run_plots import SITE_LABELS
+from mhaprune.verdict import SITE_LABELS
 
 SIZES = "heads kept (every size that was measured)"
 

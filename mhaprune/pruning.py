@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from mhaprune.budgets import Budget
 from mhaprune.data import Examples
-from mhaprune.heads import Block, HeadGrid, HeadMask
+from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.measure import accuracy_columns, greedy_disagreements, logit_difference, measure, measure_masks
 from mhaprune.schedules.base import Judge, Schedule
 from mhaprune.scorers.base import Budgeted, Scorer
@@ -186,15 +186,18 @@ def smallest_bite(subject: Subject, batch: Examples) -> float:
     """That the mask bites, block by block: how far closing its strongest head moves a logit; of all blocks the least.
 
     Computed in float64, in which also a gate that training has nearly closed leaves a trace. Raises `ProofFailed` for a
-    block in which closing any head moves nothing: it would look as if none of them mattered.
+    block in which closing any head moves nothing: it would look as if none of them mattered. Only of an encoder that
+    no head of cross-attention is left to read that is the truth.
     """
     precise, everything = subject.in_double(), HeadMask(subject.grid)
     bites: dict[Block, float] = {}
     for head in subject.grid:
         bite = logit_difference(precise, precise, batch, everything.without(head).gates(batch.source.device))
         bites[head.block] = max(bite, bites.get(head.block, 0.0))
+    crosses = {block for block in subject.grid.blocks if block.site is Site.CROSS}
+    unread = Site.ENCODER_SELF if crosses and not crosses & bites.keys() else None
     for block, bite in bites.items():
-        if bite == 0:
+        if bite == 0 and block.site is not unread:
             raise ProofFailed(f"closing any head of block {block} changes no logit: its mask is ignored")
     return min(bites.values(), default=nan)
 

@@ -29,8 +29,7 @@ from mhaprune.plots import (
     power_of_ten,
     write_cells,
 )
-
-SITE_LABELS = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
+from mhaprune.verdict import SITE_LABELS
 
 
 def accuracy_curves(tables: Tables) -> Plot | None:

@@ -91,5 +91,5 @@ def heads_named(name: str, grid: HeadGrid) -> list[HeadId]:
     found = [head for head in layers[layer] if name in (layer, str(head))]
     if not found:
         have = ", ".join(str(head.head) for head in layers[layer])
-        raise ValueError(f"heads={name}: no such head, layer {layer} has {have or 'none left'}")
+        raise ValueError(f"heads={name}: no such head, layer {layer} has {f'heads {have}' if have else 'none left'}")
     return found

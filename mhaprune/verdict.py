@@ -12,6 +12,8 @@ from mhaprune.agreement import REFERENCE
 from mhaprune.statistics import prunable
 
 HEAD = ["site", "layer", "head"]
+SITE_LABELS = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
+"""What figures call the sites, in the order of the model."""
 
 
 class Verdict(NamedTuple):
@@ -46,7 +48,7 @@ def _looked_at(tables: Mapping[str, pd.DataFrame]) -> Verdict:
     looks = tables["looks"]
     heads = looks[[*HEAD, "score", "name"]].assign(stays=~(looks["removed"] | looks["prunable"]))
     scorer = looks["scorer"].dropna().iloc[0]
-    heads["name"] = heads["name"].fillna("").mask(looks["removed"], "removed")
+    heads["name"] = heads["name"].astype(object).fillna("").mask(looks["removed"], "removed")
     return Verdict(heads, scorer, _one_at_a_time(heads["stays"][~looks["removed"]], looks["tolerance"].iloc[0]))
 
 
@@ -54,7 +56,7 @@ def _removed(tables: Mapping[str, pd.DataFrame]) -> Verdict:
     best = largest_budget(tables["summary"])
     names = set(tables["heads"]["scorer"])
     heads = _scored(tables["heads"], REFERENCE if REFERENCE in names else best["scorer"])
-    gone = str(best["removed"]).split() if best["heads_removed"] else []
+    gone = _split(best["removed"])
     heads["stays"] = ~_names(heads).isin(gone)
     title = f"{len(gone)} of {len(heads)} heads can go: {best['sequence_accuracy']:.2f} exact match is left"
     if not gone:
@@ -65,8 +67,12 @@ def _removed(tables: Mapping[str, pd.DataFrame]) -> Verdict:
 def _pruned(tables: Mapping[str, pd.DataFrame]) -> Verdict:
     smallest = tables["smallest"]
     best = fewest_heads(smallest[~smallest["control"]])
-    heads = tables["order"].drop_duplicates(HEAD)[HEAD].assign(score=nan, name="")
-    heads["stays"] = _names(heads).isin(str(best["kept"]).split())
+    names = {name: stays for stays in (False, True) for name in _split(best["kept" if stays else "removed"])}
+    parts = [name.split(".") for name in names]
+    heads = pd.DataFrame([(site, int(layer), int(head)) for site, layer, head in parts], columns=HEAD)
+    heads = heads.assign(score=nan, name="", stays=list(names.values()))
+    heads["place"] = heads["site"].map(list(SITE_LABELS).index)
+    heads = heads.sort_values(["place", "layer", "head"]).drop(columns="place")
     title = f"{int(best['heads_kept'])} of {len(heads)} heads are enough: {best['sequence_accuracy']:.2f} exact match"
     return Verdict(heads, "", title if best["steps"] == 0 else f"{title} once fine-tuned")
 
@@ -87,6 +93,11 @@ def _scored(heads: pd.DataFrame, scorer: str) -> pd.DataFrame:
     if mine.empty:  # a schedule that asks nobody
         mine = heads[heads["draw"] == 0].drop_duplicates(HEAD).assign(score=nan)
     return mine[[*HEAD, "score"]].assign(name="").reset_index(drop=True)
+
+
+def _split(names: object) -> list[str]:
+    """The heads in a cell; one that was empty comes back from a file as NaN."""
+    return names.split() if isinstance(names, str) else []
 
 
 def _names(heads: pd.DataFrame) -> pd.Series:

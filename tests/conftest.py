@@ -75,6 +75,7 @@ TINY_SPEED = (
     "experiment.budgets=[1,3]",
     "experiment.rounds=3",
 )
+TINY_EXPLAIN = ("experiment.start_steps=3",)
 TINY_ABLATE = ("experiment.latency_rounds=2", "experiment.latency_batch=4")
 
 

@@ -11,6 +11,9 @@ from matplotlib.transforms import Bbox
 
 from mhaprune.plots import Plot
 
+SMALLEST = 9
+"""Points; at half its size on a screen of 110 dots per inch a letter is then seven dots high."""
+
 
 def words_in(figure: Figure) -> Iterator[tuple[str, Bbox]]:
     """Every word in a figure and where it stands; ticks out of sight are not there."""
@@ -29,8 +32,10 @@ def words_in(figure: Figure) -> Iterator[tuple[str, Bbox]]:
 
 
 def check_legible(plot: Plot) -> None:
-    """No word is clipped by the figure's edge or covered by another."""
+    """No word is too small to be read at half size, clipped by the figure's edge or covered by another."""
     words, boxes = zip(*words_in(plot.figure), strict=True)
+    small = {text.get_text() for text in plot.figure.findobj(Text) if text.get_fontsize() < SMALLEST}
+    assert not small & set(words), (plot.name, small)
     low, high = np.array([box.min for box in boxes]), np.array([box.max for box in boxes])
     assert len(words) > 5
     clipped = (low < 0).any(axis=1) | (high > plot.figure.bbox.max).any(axis=1)

@@ -10,6 +10,7 @@ from conftest import (
     TINY,
     TINY_ABLATE,
     TINY_COMPARE,
+    TINY_EXPLAIN,
     TINY_PRUNE,
     TINY_SEQUENCES,
     TINY_SPEED,
@@ -35,6 +36,7 @@ def tiny(group: str, option: str) -> list[str]:
         overrides += {
             "ablate": TINY_ABLATE,
             "compare": TINY_COMPARE,
+            "explain": TINY_EXPLAIN,
             "evaluate": (),
             "prune": TINY_PRUNE,
             "speed": TINY_SPEED,

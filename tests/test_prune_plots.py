@@ -25,6 +25,7 @@ def row(schedule: str, recovery: str, kept: int, exact: float, **more: Any) -> d
     scorer = schedule if schedule == "greedy" else "ablation"
     place = {"schedule": schedule, "scorer": scorer, "recovery": recovery, "draw": 0, "heads_kept": kept}
     place |= {"heads_total": 6, "heads_removed": 6 - kept, "kept": " ".join(left), "control": False, "note": ""}
+    place["removed"] = " ".join(head for head in HEADS if head not in left)
     return place | {"sequence_accuracy": exact, "choose_sequence_accuracy": exact, "steps": 30} | interval | more
 
 

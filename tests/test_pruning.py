@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mhaprune.budgets import removing
 from mhaprune.data import Examples
-from mhaprune.heads import HeadMask
+from mhaprune.heads import HeadMask, Site
 from mhaprune.measure import measure
 from mhaprune.pruning import Plan, ProofFailed, make_plans, prune, smallest_bite, time_removed
 from mhaprune.schedules.one_shot import OneShot
@@ -96,6 +96,16 @@ def test_a_gate_that_training_has_closed_is_no_fault(model: Seq2Seq, splits: Spl
         with torch.no_grad():
             sublayer.attention.gate.logits.copy_(torch.tensor([60.0, -900.0, 0.0]))  # type: ignore[union-attr]
     assert smallest_bite(model, splits.report) > 0
+
+
+def test_an_encoder_that_nobody_reads_is_no_fault_but_one_that_is_read_must_bite(
+    model: Seq2Seq, splits: Splits
+) -> None:
+    crosses = [head for head in model.grid if head.site == Site.CROSS]
+    deaf = model.without(HeadMask(model.grid, frozenset(crosses)))
+    assert smallest_bite(deaf, splits.report) == 0
+    one_left = model.without(HeadMask(model.grid, frozenset(crosses[1:])))
+    assert smallest_bite(one_left, splits.report) > 0
 
 
 def test_every_plan_is_timed_against_the_dense_model(model: Seq2Seq, splits: Splits) -> None:

@@ -59,8 +59,8 @@ def test_a_run_leaves_what_the_house_promises(tmp_path: Path) -> None:
     assert status["checks"]["max_difference_masked_removed"] <= 1e-9
     assert status["checks"]["min_difference_open_closed"] > 0
     assert status["checks"]["greedy_decoding_disagreements"] == 0
-    assert len([name for name in status["files"] if name.endswith(".png")]) == 5
-    assert len([name for name in status["files"] if name.endswith(".svg")]) == 5
+    assert len([name for name in status["files"] if name.endswith(".png")]) == 6
+    assert len([name for name in status["files"] if name.endswith(".svg")]) == 6
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["num_threads"] == 1
     assert environment["versions"]["torch"] == torch.__version__

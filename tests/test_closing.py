@@ -1,0 +1,69 @@
+"""What breaks without a head is what the model without it gets wrong."""
+
+from __future__ import annotations
+
+import torch
+
+from mhaprune.closing import close_each, closed_groups, closed_table, turned_wrong
+from mhaprune.data import PAD, Examples
+from mhaprune.heads import HeadId, HeadMask, Site
+from mhaprune.measure import measure
+from mhaprune.subject import Outcome
+from mhaprune.tasks.sort import Sort
+from mhaprune.transformer import Seq2Seq
+
+
+def own_answers(model: Seq2Seq, batch: Examples) -> Examples:
+    """The examples with the model's answers for targets, so that an untrained model is right."""
+    with torch.no_grad():
+        model.output.bias[PAD] = -1e4
+    return Examples(batch.source, model.decode_greedily(batch.source, batch.target.shape[1]))
+
+
+def test_every_row_is_the_model_without_that_head(model: Seq2Seq, batch: Examples) -> None:
+    closed = close_each(model, batch)
+    for n, head in enumerate([None, *model.grid]):
+        mask = HeadMask(model.grid) if head is None else HeadMask(model.grid).without(head)
+        torch.testing.assert_close(closed.loss[n], measure(model.without(mask), batch).loss)
+
+
+def test_the_table_counts_what_turns() -> None:
+    exact = torch.tensor([[1.0, 1, 1, 0], [0, 0, 1, 0], [1, 1, 1, 1]])
+    loss = torch.tensor([[0.0, 0, 0, 1], [2, 2, 0, 2], [0, 0, 0, 0]])
+    heads = [HeadId(Site.CROSS, 0, n) for n in (0, 3)]
+    table = closed_table(heads, Outcome(loss, exact, exact)).set_index("head")
+    assert table["turned_wrong"].to_dict() == {0: 2, 3: 0}
+    assert table["turned_right"].to_dict() == {0: 0, 3: 1}
+    assert table["sequence_accuracy"].to_dict() == {0: 0.25, 3: 1.0}
+    assert table["loss_rise"].to_dict() == {0: 1.25, 3: -0.25}
+    assert (table["open_sequence_accuracy"] == 0.75).all()
+
+
+def test_examples_that_turn_wrong_are_shown_with_what_is_said_then(model: Seq2Seq, task: Sort, batch: Examples) -> None:
+    right = own_answers(model, batch)
+    closed = close_each(model, right)
+    assert (closed.sequence_accuracy[0] == 1).all()
+    chosen = list(model.grid)[:7]
+    table = turned_wrong(model, task, right, closed, chosen, shown=2)
+    assert len(table), "closing a head of this model changes an answer"
+    for (site, layer, number), rows in table.groupby(["site", "layer", "head"]):
+        head = next(h for h in model.grid if (h.site, h.layer, h.head) == (site, layer, number))
+        assert head in chosen
+        assert len(rows) <= 2
+        smaller = model.without(HeadMask(model.grid).without(head))
+        said = smaller.decode_greedily(right.source, right.target.shape[1])
+        pairs = zip(right.source.tolist(), right.target.tolist(), said.tolist(), strict=True)
+        shown = {
+            task.show(source, target): task.show(source, answer).split(" -> ")[1] for source, target, answer in pairs
+        }
+        for row in rows.itertuples():
+            assert shown[row.example] == row.said_without_it != row.example.split(" -> ")[1]
+
+
+def test_groups_average_to_the_whole(model: Seq2Seq, task: Sort, batch: Examples) -> None:
+    closed = close_each(model, batch)
+    groups = closed_groups(model, task, batch, closed)
+    whole = groups.assign(right=groups["sequence_accuracy"] * groups["examples"]).groupby(["site", "layer", "head"])
+    table = closed_table(model.grid.heads, closed).set_index(["site", "layer", "head"])["sequence_accuracy"]
+    means = whole["right"].sum() / whole["examples"].sum()
+    assert (means.reindex(table.index) - table).abs().max() < 1e-12

@@ -1,0 +1,117 @@
+"""What a head is said to look at is what it looks at."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from mhaprune.data import Examples
+from mhaprune.heads import Block, HeadGrid, Site
+from mhaprune.patterns import PATTERNS, View, named_after, observe
+from mhaprune.scorers.confidence import Confidence
+from mhaprune.scorers.entropy import Entropy
+from mhaprune.subject import AttentionMap
+from mhaprune.tasks.reverse import Reverse
+from mhaprune.transformer import Seq2Seq
+
+TASK = Reverse(num_symbols=6, max_length=6, min_length=3, train=40, valid=8, score=8, choose=8, report=30)
+
+
+class Staring:
+    """A subject whose heads look at exactly one pattern each: a head per pattern of every site."""
+
+    def __init__(self) -> None:
+        self.grid = HeadGrid.full((Block(site, 0) for site in Site), max(map(len, PATTERNS.values())))
+
+    def attention_maps(self, batch: Examples) -> dict[Block, AttentionMap]:
+        maps = {}
+        for block in self.grid.blocks:
+            view, weights = View.of(block.site, batch), []
+            for _, points in [*PATTERNS[block.site].values()]:
+                weights.append(_evenly_on(points(view) & view.allowed, view.allowed))
+            weights += [_evenly_on(view.allowed, view.allowed)] * (len(self.grid) // 3 - len(weights))
+            valid = view.reads != 0
+            maps[block] = AttentionMap(torch.stack(weights, dim=1), valid, view.keys != 0)
+        return maps
+
+
+def _evenly_on(there_BTU: Tensor, allowed_BTU: Tensor) -> Tensor:
+    """Attention on those places and, where there are none, everywhere."""
+    there_BTU = torch.where(there_BTU.any(dim=2, keepdim=True), there_BTU, allowed_BTU)
+    return there_BTU.double() / there_BTU.sum(dim=2, keepdim=True).clamp(min=1)
+
+
+@pytest.fixture(scope="module")
+def staring() -> tuple[pd.DataFrame, pd.DataFrame]:
+    return observe(Staring(), TASK.splits().report)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("site", "pattern"), [(site, pattern) for site, patterns in PATTERNS.items() for pattern in patterns]
+)
+def test_a_head_that_stares_at_a_pattern_gives_it_all(
+    staring: tuple[pd.DataFrame, pd.DataFrame], site: Site, pattern: str
+) -> None:
+    patterns, looks = staring
+    head = list(PATTERNS[site]).index(pattern)
+    mine = patterns[(patterns["site"] == site) & (patterns["head"] == head)].set_index("pattern")
+    assert mine.loc[pattern, "mass"] == pytest.approx(1)
+    assert mine.loc[pattern, "largest"] == pytest.approx(1)
+    name = looks[(looks["site"] == site) & (looks["head"] == head)]["name"].item()
+    # On `reverse` the symbol to write stands at the reverse position and the one just written after it: the narrower
+    # pattern is meant.
+    if mine.loc[pattern, "applies"] >= 0.5 and (site, pattern) not in ((Site.CROSS, "=write"), (Site.CROSS, "=read")):
+        assert name == PATTERNS[site][pattern][0]
+
+
+def test_a_head_that_looks_everywhere_gets_chance_and_says_so(staring: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+    patterns, looks = staring
+    last = len(PATTERNS[Site.CROSS]) - 1
+    even = patterns[(patterns["site"] == Site.DECODER_SELF) & (patterns["head"] == last)]
+    pd.testing.assert_series_equal(even["mass"], even["chance"], check_names=False)
+    look = looks[(looks["site"] == Site.DECODER_SELF) & (looks["head"] == last)].iloc[0]
+    assert look["name"] == "everywhere"
+    assert look["unevenness"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_reverse_position_is_where_the_symbol_to_write_comes_from() -> None:
+    batch = TASK.splits().report
+    view = View.of(Site.CROSS, batch)
+    there = PATTERNS[Site.CROSS]["n−i"][1](view) & view.allowed
+    example, query, key = there.nonzero().T
+    assert torch.equal(batch.source[example, key], batch.target[example, query])
+    assert there.sum() == (batch.source > 2).sum()
+
+
+def test_entropy_and_confidence_are_those_of_the_scorers(model: Seq2Seq, batch: Examples) -> None:
+    looks = observe(model, batch).looks
+    torch.testing.assert_close(torch.tensor(looks["entropy"]), -Entropy()(model, batch, 0).values[0])
+    torch.testing.assert_close(torch.tensor(looks["confidence"]), Confidence()(model, batch, 0).values[0])
+    assert list(looks["site"]) == [head.site for head in model.grid]
+
+
+def test_shares_are_shares_and_every_query_is_counted_once(model: Seq2Seq, batch: Examples) -> None:
+    patterns = observe(model, batch).patterns
+    assert patterns[["mass", "largest", "chance", "applies"]].dropna().to_numpy().min() >= 0
+    assert patterns[["mass", "largest", "chance", "applies"]].dropna().to_numpy().max() <= 1 + 1e-9
+    first = patterns[(patterns["site"] == "decoder_self") & (patterns["pattern"] == "i")]
+    assert set(first["queries"]) == {int((batch.target != 0).sum())}
+
+
+def named(**columns: list[float]) -> str | None:
+    found = named_after(pd.DataFrame({"meaning": ["a", "b"], "applies": 1.0, **columns}))
+    return None if found is None else str(found["meaning"])
+
+
+def test_only_a_clear_pattern_names_a_head() -> None:
+    clear = {"mass": [0.5, 0.1], "largest": [0.8, 0.1], "chance": [0.1, 0.1]}
+    assert named(**clear) == "a"
+    assert named(**clear | {"largest": [0.4, 0.1]}) is None, "rarely its largest weight"
+    assert named(**clear | {"chance": [0.4, 0.1]}) is None, "hardly more than by chance"
+    assert named(**clear | {"applies": [0.2, 1.0]}) is None, "seldom to be had"
+
+
+def test_of_two_clear_patterns_the_one_that_points_to_less_names_it() -> None:
+    assert named(mass=[0.8, 0.78], largest=[0.9, 0.88], chance=[0.2, 0.1]) == "b"
