@@ -1,0 +1,78 @@
+"""The tutorial runs, and what it says in words is what its numbers say."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pytest
+
+from conftest import ROOT
+
+TUTORIAL = ROOT / "notebooks" / "importance_of_a_head.ipynb"
+CELLS = json.loads(TUTORIAL.read_text())["cells"]
+SMALL = {"STEPS": 60, "EXAMPLES": 40, "ROUNDS": 2}
+
+
+def run(settings: dict[str, Any]) -> dict[str, Any]:
+    """All names that the cells leave behind, with other settings than those of the cell that is for them."""
+    names: dict[str, Any] = {}
+    with matplotlib.rc_context({"backend": "Agg"}):
+        for cell in CELLS:
+            if cell["cell_type"] == "code":
+                exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+                if "parameters" in cell["metadata"].get("tags", []):
+                    assert settings.keys() <= names.keys()
+                    names |= settings
+        plt.close("all")
+    return names
+
+
+def test_every_cell_runs(tmp_path: Path) -> None:
+    names = run(SMALL | {"CACHE": str(tmp_path)})
+    assert len(names["oracle"].outcomes) == 4096
+    assert (names["curves"]["best subset"] >= 0).all()
+    assert set(names["times"]) == {"all heads", "all heads again", "masked", "removed"}
+
+
+def test_it_was_run_before_it_was_kept() -> None:
+    code = [cell for cell in CELLS if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    shown = [kind for cell in code for output in cell["outputs"] for kind in output.get("data", {})]
+    assert shown.count("image/png") == 4
+    assert not any(output["output_type"] == "error" for cell in code for output in cell["outputs"])
+
+
+def test_numbers_come_from_the_run_and_not_from_the_text() -> None:
+    for cell in CELLS:
+        if cell["cell_type"] == "markdown":
+            assert not re.search(r"\d[.,]\d|\d ?%", "".join(cell["source"])), cell["id"]
+
+
+def test_the_layer_has_forty_lines_at_most() -> None:
+    source = next("".join(cell["source"]) for cell in CELLS if "class Attention" in "".join(cell["source"]))
+    layer = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    assert (layer.end_lineno or 0) - layer.lineno < 40
+
+
+@pytest.mark.slow
+def test_what_it_says_is_so(tmp_path: Path) -> None:
+    start = time.monotonic()
+    names = run({"CACHE": str(tmp_path)})
+    assert time.monotonic() - start < 180
+    assert names["dense"] > 0.98
+    (_, _, _, ours), (_, _, with_start, theirs) = names["rows"]
+    assert with_start > 0.7, "gates as in the exercise follow their start"
+    assert ours > theirs, "and say less of what heads are worth"
+    best = names["closed"].iloc[0]
+    assert best["name"] == "reverse position", "found by its profile"
+    assert best["sequence_accuracy"] < 0.05, "and confirmed by ablation"
+    assert names["points"]["ablation"] < 0.2 * names["points"]["random"]
+    assert names["speed"].loc["removed", "q1"] > names["speed"].loc["masked", "q3"]
+    assert names["many"] >= 3
