@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isnan
 
 import pandas as pd
 
-from mhaprune.plots import Tables
+from mhaprune.plots import Tables, number
 from mhaprune.verdict import HEAD
 
 NAMED = 3
@@ -67,20 +68,21 @@ def _answers(examples: pd.DataFrame) -> Iterator[str]:
 
 def _gates(gates: pd.DataFrame) -> Iterator[str]:
     own = gates.iloc[0]
-    yield f"The learned gates rank the heads like ablation at ρ = {own['spearman_with_ablation']:.2f} (Spearman)."
+    if not isnan(own["spearman_with_ablation"]):
+        yield f"The learned gates rank the heads like ablation at ρ = {number(own['spearman_with_ablation'], 2)} (Spearman)."
     still = gates[gates["gates"].str.startswith("weights held still")]
     if len(still):
-        ends = " and ".join(f"{rho:.2f}" for rho in still["spearman_with_own"])
-        starts = " and ".join(f"{rho:.2f}" for rho in still["spearman_with_start"])
+        ends = " and ".join(number(rho, 2) for rho in still["spearman_with_own"])
+        starts = " and ".join(number(rho, 2) for rho in still["spearman_with_start"])
         yield (
             f"Trained anew from {len(still)} other starts, the weights held still, gates come to ρ = {ends} with the"
             f" model's own, and to {starts} with where they started."
         )
     for again in gates[gates["gates"].str.startswith("retrained")].itertuples():
-        yield (
-            f"With the whole model {again.gates}, its gates are at ρ = {again.spearman_with_start:.2f} with where they"
-            f" started and at {again.spearman_with_ablation:.2f} with the ablation of its own heads."
-        )
+        line = f"With the whole model {again.gates}, gates are at ρ = {number(again.spearman_with_start, 2)} with their start"
+        if not isnan(again.spearman_with_ablation):
+            line += f" and at {number(again.spearman_with_ablation, 2)} with the ablation of its own heads"
+        yield f"{line}."
 
 
 def _name(head: pd.Series) -> str:

@@ -31,7 +31,7 @@ ABOVE_CHANCE = 0.2
 5.2, ask for 0.9 of the former and nothing of the latter: a weight that is largest by a hair would do."""
 APPLIES = 0.5
 """The share of queries for which a pattern must have places at all."""
-EVERYWHERE = 0.1
+EVERYWHERE = 0.05
 """A head looks everywhere if so little of its attention would have to be moved to make it even."""
 
 
