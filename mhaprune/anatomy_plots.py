@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from mhaprune.plots import COLOURS, MARKERS, Plot, Tables, number, write_cells
+from mhaprune.plots import COLOURS, MARKERS, Plot, Tables, legend_above, number, write_cells
 from mhaprune.verdict import SITE_LABELS
 
 LAYOUT = (
@@ -117,7 +117,7 @@ def scaling(tables: Tables) -> Plot | None:
     entropy.set_ylim(0, 1.2 * np.log(keys))
     entropy.set_title("random queries and keys", loc="left")
     gradient.set_title("random queries and keys", loc="left")
-    figure.legend(*entropy.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    legend_above(figure, entropy)
     caption = (
         "Why scores are divided by √d_head. Above: the scores and weights of one query of"
         f" {SITE_LABELS[head['site']]} {head['layer']}.{head['head']} on the example, with and without the division."

@@ -67,9 +67,9 @@ def _answers(examples: pd.DataFrame) -> Iterator[str]:
 
 
 def _gates(gates: pd.DataFrame) -> Iterator[str]:
-    own = gates.iloc[0]
-    if not isnan(own["spearman_with_ablation"]):
-        yield f"The learned gates rank the heads like ablation at ρ = {number(own['spearman_with_ablation'], 2)} (Spearman)."
+    own = gates.iloc[0]["spearman_with_ablation"]
+    if not isnan(own):
+        yield f"The learned gates rank the heads like ablation at ρ = {number(own, 2)} (Spearman)."
     still = gates[gates["gates"].str.startswith("weights held still")]
     if len(still):
         ends = " and ".join(number(rho, 2) for rho in still["spearman_with_own"])
@@ -79,7 +79,8 @@ def _gates(gates: pd.DataFrame) -> Iterator[str]:
             f" model's own, and to {starts} with where they started."
         )
     for again in gates[gates["gates"].str.startswith("retrained")].itertuples():
-        line = f"With the whole model {again.gates}, gates are at ρ = {number(again.spearman_with_start, 2)} with their start"
+        start = number(again.spearman_with_start, 2)
+        line = f"With the whole model {again.gates}, its gates are at ρ = {start} with where they started"
         if not isnan(again.spearman_with_ablation):
             line += f" and at {number(again.spearman_with_ablation, 2)} with the ablation of its own heads"
         yield f"{line}."

@@ -12,7 +12,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from mhaprune.plots import COLOURS, MARKERS, Plot, Tables, columns_of, number, panels
+from mhaprune.plots import COLOURS, MARKERS, Plot, Tables, columns_of, legend_above, number, panels
 from mhaprune.verdict import SITE_LABELS, verdict
 
 LIGHTEST = 0.3
@@ -97,7 +97,7 @@ def gates_from_other_starts(tables: Tables) -> Plot | None:
             axes.plot(x, run["gate_end"], marker, color=colour, label=f"end {start}")
         axes.set(title=f"{SITE_LABELS[site]} {layer}", xticks=sorted(mine["head"].unique()))
         axes.margins(x=0.15)
-    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=1 + 2 * len(numbers))
+    legend_above(figure, grid[0])
     rhos = [agreement.loc[f"weights held still, start {n}", "spearman_with_own"] for n in numbers]
     caption = (
         "Learned gates are decided by the weights behind them: from other starts (open marks) and with the weights held"

@@ -20,6 +20,7 @@ from mhaprune.plots import (
     draw_band,
     errors,
     label_points,
+    legend_above,
     line_style,
     number,
     panels,
@@ -63,8 +64,7 @@ def method_curves(tables: Tables) -> Plot | None:
         place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "alignment": "left", "borderaxespad": 0.2}
         axes.legend(handles=lines, title=title, ncols=2, columnspacing=1, **place)
     shared = [line for line in grid[0].get_lines() if line.get_label() in limits]
-    if shared:
-        figure.legend(handles=shared, loc="outside upper center", ncols=2)
+    legend_above(figure, shared)
     beside = ["the best choice of heads in black"] if len(oracle) else []
     beside += ["random ones in grey (mean and range)"] if (pruning["family"] == CONTROL).any() else []
     caption = (

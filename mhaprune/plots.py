@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -121,6 +122,17 @@ def panels(figure: Figure, count: int, columns: int, xlabel: str, ylabel: str = 
     for axes in grid[count:]:
         axes.remove()
     return grid[:count]
+
+
+def legend_above(figure: Figure, of: Axes | Sequence[Artist]) -> None:
+    """What lines and marks mean, above all panels, in as many columns as the figure is wide enough for."""
+    handles = of.get_legend_handles_labels()[0] if isinstance(of, Axes) else list(of)
+    if not handles:
+        return
+    labels = [str(handle.get_label()) for handle in handles]
+    width = 0.6 + 0.085 * max(map(len, labels))  # inches
+    columns = max(1, int(figure.get_figwidth() / width))
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns_of(len(labels), columns))
 
 
 def write_cells(

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
@@ -18,6 +17,7 @@ from mhaprune.plots import (
     Tables,
     columns_of,
     errors,
+    legend_above,
     line_style,
     number,
     panels,
@@ -55,7 +55,7 @@ def recovery_curves(tables: Tables) -> Plot | None:
             bars = errors(curve, "sequence_accuracy")
             axes.errorbar(x, curve["sequence_accuracy"], bars, label=way, capsize=2, elinewidth=1, **line_style(i))
         axes.set(title=_title(name), ylim=(-0.03, 1.03), xticks=range(len(place)), xticklabels=list(place))
-    _legend(figure, grid[0])
+    legend_above(figure, grid[0])
     caption = (
         "Exact match under greedy decoding on the report split with so many heads left, one panel for each kind of"
         " training afterwards; bars are 95 % intervals over examples."
@@ -102,7 +102,7 @@ def survivors(tables: Tables) -> Plot | None:
         axes.set_title(way)
         axes.set(xticks=range(len(place)), xticklabels=list(place))
         axes.grid(visible=False, axis="x")
-    _legend(figure, grid[0])
+    legend_above(figure, grid[0])
     caption = (
         "Which heads survive: in models of so many heads, how many are left in each block; the lighter, the higher the"
         " layer. After Voita et al. 2019, figure 8."
@@ -193,14 +193,6 @@ def compare_smallest(tables: Tables) -> Plot | None:
         " for each way of choosing and recovering; a mark per run, in the order of the runs."
     )
     return Plot("smallest", caption, figure)
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    """Above the panels, in as many columns as the figure is wide enough for."""
-    handles, labels = axes.get_legend_handles_labels()
-    width = 0.6 + 0.085 * max(map(len, labels))  # inches
-    columns = max(1, int(figure.get_figwidth() / width))
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns_of(len(labels), columns))
 
 
 def _ways(table: pd.DataFrame) -> pd.Series:

@@ -17,6 +17,7 @@ from mhaprune.plots import (
     candidates,
     columns_of,
     label_points,
+    legend_above,
     line_style,
     panels,
 )
@@ -62,7 +63,7 @@ def speedup_curves(tables: Tables) -> Plot | None:
         Line2D([], [], color="#555555", linestyle=":", label="if time went by FLOPs"),
         Line2D([], [], color=CONTROL_COLOUR, alpha=0.4, linewidth=7, label="dense against itself"),
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    legend_above(figure, handles)
     caption = (
         "Speed-up when heads are really removed, evenly from all blocks, against the dense model in turn; bars are"
         " quartiles over rounds. Black dashes are models built with as few heads from the start, the most that removal"
@@ -100,7 +101,7 @@ def accuracy_milliseconds(tables: Tables) -> Plot | None:
         axes.set(title=f"batch {batch_size}", ylim=(-0.06, 1.12), xlim=(0, 1.15 * mine["latency_ms"].max()))
         axes.tick_params(labelbottom=True)
         fronts.append((axes, [f"−{removed}" for removed in front["heads_removed"]], x, y))
-    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
+    legend_above(figure, grid[0])
     for axes, labels, x, y in fronts:
         label_points(axes, labels, x, y, np.zeros((2, len(x))))
         for text in axes.texts:
@@ -145,7 +146,7 @@ def time_by_part(tables: Tables) -> Plot | None:
         axes.set(title=WHAT_LABELS[what], xlim=(0, 1.22), xticks=(0, 0.25, 0.5, 0.75, 1))
         axes.invert_yaxis()
         axes.grid(visible=False)
-    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    legend_above(figure, grid[0])
     caption = (
         "Where the dense model's time goes; attention's part holds its normalisation, projections and cache. Head"
         " pruning acts on that part only: if it took no time at all, the whole would be 1 / (1 − share) times as fast."

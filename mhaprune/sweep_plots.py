@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from mhaprune.plots import COLOURS, CONTROL_COLOUR, Plot, Tables, ceiling, columns_of, line_style, number, panels
+from mhaprune.plots import (
+    COLOURS,
+    CONTROL_COLOUR,
+    Plot,
+    Tables,
+    ceiling,
+    columns_of,
+    legend_above,
+    line_style,
+    number,
+    panels,
+)
 from mhaprune.statistics import student_interval
 
 
@@ -39,7 +50,7 @@ def compare_methods(tables: Tables) -> Plot | None:
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set(yticks=rows, yticklabels=names, ylim=(len(names) - 0.4, -0.6))
     axes.set_xlabel("mean regret in exact match (percentage points, lower is better)")
-    figure.legend(loc="outside upper center", ncols=3)
+    legend_above(figure, axes)
     caption = (
         "How much exact match each scorer's choice of heads loses to the best subset, on average over the budgets:"
         " a small mark per run, a bar for their mean with its 95 % interval over runs; on top what does best on the"
@@ -69,7 +80,7 @@ def compare_curves(tables: Tables) -> Plot | None:
         axes.set(ylim=(-0.03, 1.03), xticks=(0, 0.25, 0.5, 0.75, 1), xticklabels=("0", "", "0.5", "", "1"))
         axes.set_title(name, fontsize=10 if columns > 2 else 12)
     lines = {line.get_label(): line for axes in grid for line in axes.get_lines()}
-    figure.legend([lines[label] for label in labels], labels, loc="outside upper center", ncols=4)
+    legend_above(figure, [lines[label] for label in labels])
     caption = (
         "Exact match on the report split against the share of heads removed, by scorer and run;"
         " bands span the draws of a control."
@@ -98,7 +109,7 @@ def compare_runs(tables: Tables) -> Plot | None:
         axes.set(title=title, yticks=range(len(labels)), yticklabels=labels)
         axes.axvline(1.0 if title.startswith("speed") else 0.0, color="black", linewidth=0.8)
     figure.axes[0].invert_yaxis()
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    legend_above(figure, figure.axes[0])
     tolerance = summary["tolerance"].max()
     caption = f"The largest budget that loses at most {tolerance:g} of exact match on the choose split, run by run."
     return Plot("runs", caption, figure)

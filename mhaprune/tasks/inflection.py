@@ -60,7 +60,7 @@ class Inflection(Task):
     def read(self, text: str) -> list[str]:
         source = super().read(text)
         tags = [tag for tags in FORMS.values() for tag in tags]
-        if source[-1] not in tags or len(source) < 2:
+        if len(source) < 2 or [symbol in tags for symbol in source] != [False] * (len(source) - 1) + [True]:
             raise ValueError(f"example={text!r}: must be a lemma and one of {', '.join(tags)}, for example walk verb3")
         return source
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mhaprune.data import PAD, Examples
+from mhaprune.store import option_name
 from mhaprune.tasks.base import SequenceTask, Task
 from mhaprune.tasks.copy import Copy
 from mhaprune.tasks.inflection import Inflection
@@ -118,3 +119,28 @@ def test_inflection_reads_the_table_without_importing_the_package(monkeypatch: p
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     assert len(Inflection(valid=2, score=2, choose=2, report=2).splits().report) == 2
+
+
+@pytest.mark.parametrize("task", [Copy(), Reverse(), Sort(), RunningSum()], ids=option_name)
+def test_what_a_person_types_is_read_and_answered_as_the_examples_are(task: SequenceTask) -> None:
+    splits, decode = task.splits(), task.vocabulary.decode
+    for source, target in zip(splits.report.source[:20].tolist(), splits.report.target[:20].tolist(), strict=True):
+        text, answer = task.show(source, target).split(" -> ")
+        assert task.read(text) == task.read(text.replace(" ", "")) == decode(source)
+        assert " ".join(task.answer(task.read(text))) == answer
+    with pytest.raises(ValueError, match="example='1 x é 2': x, é are not in the vocabulary, allowed are 0 1 2"):
+        task.read("1 x é 2")
+    with pytest.raises(ValueError, match="example='  ': is empty, allowed are 0 1 2"):
+        task.read("  ")
+
+
+def test_a_typed_word_is_inflected_as_the_table_says() -> None:
+    task = Inflection()
+    assert task.read("walk  verb3") == ["w", "a", "l", "k", "verb3"]
+    assert "".join(task.answer(["w", "a", "l", "k", "verb3"]) or ()) == "walks"
+    assert task.answer(task.read("mhaprune verb3")) is None
+    for text in ("walk", "verb3", "walk verb3 verb0", "verb3 walk"):
+        with pytest.raises(ValueError, match=f"example='{text}': must be a lemma and one of noun0, verb0"):
+            task.read(text)
+    with pytest.raises(ValueError, match="example='walk verb9': verb9 is not in the vocabulary"):
+        task.read("walk verb9")

@@ -1,0 +1,123 @@
+"""The map of the heads says what the tables say."""
+
+from __future__ import annotations
+
+from math import nan
+from typing import Any
+
+import matplotlib
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgba
+from matplotlib.patches import FancyBboxPatch
+
+from legible import check_legible
+from mhaprune.head_plots import heads_that_matter
+from mhaprune.plots import STYLE, Plot, Tables
+from mhaprune.verdict import verdict
+
+HEADS = [("encoder_self", 0, 0), ("encoder_self", 0, 1), ("decoder_self", 0, 0), ("cross", 0, 0), ("cross", 0, 10)]
+SCORES = {"ablation": [0.5, -0.001, 0.02, 2.5, 0.0], "gate": [1.0, 0.2, 0.3, 3.0, 0.5]}
+
+
+def drawn(tables: Tables) -> Plot:
+    with matplotlib.rc_context(STYLE):
+        plot = heads_that_matter(tables)
+    assert plot is not None
+    return plot
+
+
+def scored(*names: str) -> pd.DataFrame:
+    rows = [
+        {"scorer": name, "draw": 0, "site": s, "layer": n, "head": h, "score": score, "stderr": 0.0}
+        for name in names
+        for (s, n, h), score in zip(HEADS, SCORES[name], strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def summary(**best: Any) -> pd.DataFrame:
+    row = {"scorer": "gate", "heads_removed": 0, "removed": nan, "sequence_accuracy": 1.0, "tolerance": 0.01}
+    return pd.DataFrame([row | {"choose_sequence_accuracy": 1.0}, row | {"choose_sequence_accuracy": 0.99} | best])
+
+
+GONE = {"scorer": "ablation", "heads_removed": 2, "removed": "encoder_self.0.1 cross.0.10", "sequence_accuracy": 0.98}
+SMALLEST = {
+    "heads_kept": 2,
+    "kept": "encoder_self.0.0 cross.0.0",
+    "removed": "encoder_self.0.1 decoder_self.0.0 cross.0.10",
+    "control": False,
+    "steps": 30,
+    "recovery": "fine_tune",
+    "sequence_accuracy": 0.97,
+    "choose_sequence_accuracy": 0.97,
+}
+
+
+def looks() -> pd.DataFrame:
+    table = scored("ablation").assign(rank=[2, 5, 3, 1, 4], removed=[False] * 4 + [True], tolerance=0.01)
+    table.loc[4, "score"] = nan
+    return table.assign(prunable=[False, True, False, False, False], name=["everywhere", "", None, "itself", None])
+
+
+CASES: dict[str, tuple[Tables, str, set[int]]] = {
+    "ablate": (
+        {"summary": summary(**GONE), "heads": scored("gate", "ablation")},
+        "2 of 5 heads can go: 0.98 exact match is left",
+        {0, 2, 3},
+    ),
+    "nothing can go": (
+        {"summary": summary(), "heads": scored("gate")},
+        "None of 5 heads can go within 0.01 of exact match",
+        {0, 1, 2, 3, 4},
+    ),
+    "prune": (
+        {"smallest": pd.DataFrame([SMALLEST, SMALLEST | {"control": True, "heads_kept": 1}])},
+        "2 of 5 heads are enough: 0.97 exact match once fine-tuned",
+        {0, 3},
+    ),
+    "explain": ({"looks": looks()}, "3 of 4 heads matter; closing any other one costs under 0.01 nats", {0, 2, 3}),
+    "compare": (
+        {"winner": pd.DataFrame({"prunable_tolerance": [0.01]}), "heads": scored("gate", "ablation")},
+        "3 of 5 heads matter; closing any other one costs under 0.01 nats",
+        {0, 2, 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_what_stays_is_filled_and_what_can_go_is_empty(case: str) -> None:
+    tables, title, stay = CASES[case]
+    found = verdict(tables)
+    assert found is not None
+    assert found.title == title
+    names = list(found.heads[["site", "layer", "head"]].itertuples(index=False, name=None))
+    assert names == HEADS, "in the order of the model"
+    assert set(found.heads.index[found.heads["stays"]].map(list(found.heads.index).index)) == stay
+    plot = drawn(tables)
+    check_legible(plot)
+    tiles = [patch for patch in plot.figure.axes[0].patches if isinstance(patch, FancyBboxPatch)]
+    assert {i for i, tile in enumerate(tiles) if tile.get_facecolor() != to_rgba("none")} == stay
+    assert plot.alt.startswith(title)
+    before, _, after = plot.alt.partition("Can go:")
+    for i, (site, layer, head) in enumerate(HEADS):
+        name = f"{site.replace('_', ' ')} {layer}.{head}"
+        assert (name in before, name in after) == (i in stay, i not in stay)
+
+
+def test_the_darker_the_more_it_costs() -> None:
+    plot = drawn(CASES["ablate"][0])
+    light = [sum(tile.get_facecolor()[:3]) for tile in plot.figure.axes[0].patches]  # type: ignore[attr-defined]
+    assert light[3] < light[0] < light[2]
+
+
+def test_removed_heads_say_so_and_others_what_they_follow() -> None:
+    plot = drawn(CASES["explain"][0])
+    words = [text.get_text() for text in plot.figure.axes[0].texts]
+    assert words == ["0.50\neverywhere", "0.00", "0.02", "2.50\nitself", "removed"]
+
+
+def test_of_tables_that_speak_of_no_single_head_there_is_no_map() -> None:
+    unscored = {"winner": CASES["compare"][0]["winner"], "heads": scored("gate")}
+    for tables in ({}, {"accuracy": pd.DataFrame()}, unscored):
+        assert heads_that_matter(tables) is None
