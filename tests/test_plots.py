@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from conftest import ROOT
 from mhaprune.figures import draw
 from mhaprune.plots import STYLE, Plot, label_points
 
@@ -147,3 +148,14 @@ def test_no_name_covers_a_point_even_where_it_is_crowded() -> None:
     for seed in range(2):
         boxes, points = named(np.random.default_rng(seed).uniform(0.02, 0.98, (24, 2)), (4, 3))
         assert not any(box.padded(3).contains(*point) for box in boxes for point in points)
+
+
+def test_heat_maps_are_read_without_colour() -> None:
+    """Every colour map in use grows lighter or darker all the way."""
+    sources = "".join(path.read_text() for path in (ROOT / "mhaprune").glob("*plots.py"))
+    names = set(re.findall(r'(?:cmap="|"cmap": "|colormaps\[")(\w+)"', sources))
+    assert len(names) >= 3
+    for name in names:
+        lightness = matplotlib.colormaps[name](np.linspace(0, 1, 50))[:, :3] @ (0.2126, 0.7152, 0.0722)
+        steps = np.diff(lightness)
+        assert (steps > 0).all() or (steps < 0).all(), name

@@ -9,30 +9,27 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from mhaprune.agreement import REFERENCE, rank_agreement
-from mhaprune.attention import MultiHeadAttention, causal_bias
+from mhaprune.calls import call_in, call_of_other_sizes, place_in_block, scaling_here
 from mhaprune.closing import close_each, closed_groups, closed_table, turned_wrong
-from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.experiments.base import Experiment, Findings, Study
 from mhaprune.gate_starts import from_other_starts
 from mhaprune.gates import Softmax
 from mhaprune.heads import HeadGrid, HeadId, HeadMask, Site
 from mhaprune.patterns import observe
 from mhaprune.pruning import Removal, proofs
-from mhaprune.scaling import scaling_table, with_and_without
+from mhaprune.scaling import scaling_table
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Scoring, head_columns, heads_table
-from mhaprune.showing import attention_table, examples_table, heads_named, show, tokens
+from mhaprune.showing import attention_table, examples_table, heads_named, show
 from mhaprune.statistics import prunable, spearman
 from mhaprune.subject import Subject
 from mhaprune.transformer import Seq2Seq
 from mhaprune.verdict import HEAD
-from mhaprune.walkthrough import Call, largest_difference, steps_table, values_table, walk
+from mhaprune.walkthrough import largest_difference, steps_table, values_table, walk
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ class Explain(Experiment):
             ),
             "values": values_table(walk(call), place).assign(**head_columns(followed), place=place),
             "scaling": scaling_table(self.head_dims),
-            "scaling_here": scaling_here(study, call, followed, shown[0].batch),
+            "scaling_here": scaling_here(subject, study.task, call, followed, shown[0].batch),
             **self._gates(study, heads),
             "training": study.history,
         }
@@ -197,44 +194,3 @@ def looks_table(
     ablation = heads[heads["scorer"] == REFERENCE].set_index(HEAD).reindex(pd.MultiIndex.from_frame(table[HEAD]))
     table["prunable"] = prunable(ablation["score"].to_numpy(), ablation["stderr"].to_numpy(), tolerance)
     return table.assign(tolerance=tolerance)
-
-
-def call_in(subject: Seq2Seq, head: HeadId, example: Examples, report: Examples) -> Call:
-    """The call of a head's layer while the model writes an example, in a batch with a long one of the report split, so
-    that there is padding to be masked."""
-    some = report[:64]
-    longest = int((some.source != PAD).sum(dim=1).argmax())
-    rows = [(example.source[0], example.target[0]), (some.source[longest], some.target[longest])]
-    batch = Examples(*(pad_sequence(list(ids), batch_first=True, padding_value=PAD) for ids in zip(*rows, strict=True)))
-    query, key = subject.attention_inputs(batch)[head.block]
-    bias = subject.bias(batch.source)
-    if head.site is Site.DECODER_SELF:
-        bias = causal_bias(query.shape[1], key.shape[1], query.dtype, query.device)[None, None]
-    return Call(subject.attention_sublayers()[head.block].attention, query, key, key, bias)
-
-
-def call_of_other_sizes(subject: Seq2Seq) -> Call:
-    """A layer of fresh weights whose queries, keys and values have sizes of their own."""
-    width, heads = subject.config.d_model, subject.config.num_heads
-    layer = MultiHeadAttention(width, heads, qdim=width + 2, kdim=width + 4, vdim=width + 6)
-    query, key, value = torch.randn(2, 4, width + 2), torch.randn(2, 6, width + 4), torch.randn(2, 6, width + 6)
-    return Call(layer, query, key, value)
-
-
-def scaling_here(study: Study, call: Call, head: HeadId, example: Examples) -> pd.DataFrame:
-    """What the division does to the middle query of the call's first example: a row per key that it may look at."""
-    place = place_in_block(study.subject, head)
-    steps = {step.name: step.value for step in walk(call)}
-    ids = example.source if head.site is Site.ENCODER_SELF else example.target
-    query = ids.shape[1] // 2
-    open_U = steps["weights"][0, place, query] > 0
-    table = with_and_without(steps["queries, split"][0, place, query], steps["keys, split"][0, place], open_U)
-    keys = shift_right(example.target) if head.site is Site.DECODER_SELF else example.source
-    names = tokens(study.task, keys)
-    table.insert(1, "looks_at", [names[key] for key in table["key"]])
-    return table.assign(**head_columns(head), query=query, token=tokens(study.task, ids)[query])
-
-
-def place_in_block(subject: Subject, head: HeadId) -> int:
-    """Where a head stands among those of its layer that are left."""
-    return subject.grid.index(head) - subject.grid.positions(head.block).start
