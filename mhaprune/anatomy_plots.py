@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from mhaprune.attention_plots import SIGNS
 from mhaprune.plots import COLOURS, MARKERS, Plot, Tables, legend_above, number, write_cells
 from mhaprune.verdict import SITE_LABELS
 
@@ -22,6 +23,8 @@ LAYOUT = (
     ("merged heads", "output"),
 )
 """The steps of a call as rows of a figure, in the order of their making."""
+SAME_SCALE = (("scores", "scaled scores", "masked scores"), ("gated outputs", "head outputs"))
+"""Steps whose pictures share the colours of the first, so that what is divided or gated can be seen."""
 
 
 def life_of_the_tensors(tables: Tables) -> Plot | None:
@@ -32,6 +35,10 @@ def life_of_the_tensors(tables: Tables) -> Plot | None:
     steps = steps[steps["call"] == steps["call"].iloc[0]].set_index("tensor")
     head = values.iloc[0]
     head_dim = int(values.loc[values["step"] == steps.loc["queries, split", "step"], "column"].max()) + 1
+    by_step = {step: mine.pivot(index="row", columns="column", values="value") for step, mine in values.groupby("step")}
+    matrices = {name: by_step[step].to_numpy(float) for name, step in steps["step"].items()}
+    scales = {name: _scale(matrices[first]) for first, *others in SAME_SCALE for name in (first, *others)}
+    forbidden = np.isneginf(matrices["masked scores"])
     columns = max(map(len, LAYOUT))
     figure = Figure(figsize=(2.75 * columns, 1.75 * len(LAYOUT)))
     grid: Any = figure.subplots(len(LAYOUT), columns, squeeze=False)
@@ -40,9 +47,8 @@ def life_of_the_tensors(tables: Tables) -> Plot | None:
             axes.remove()
         for name, axes in zip(names, line, strict=False):
             step = steps.loc[name]
-            mine = values[values["step"] == step["step"]]
-            matrix = mine.pivot(index="row", columns="column", values="value").to_numpy(float)
-            _picture(axes, matrix)
+            matrix = matrices[name]
+            _picture(axes, np.where(forbidden, np.nan, matrix) if name == "weights" else matrix, scales.get(name))
             if "H·K" in step["axes"]:
                 left, size = head["place"] * head_dim - 0.5, (head_dim, len(matrix))
                 axes.add_patch(
@@ -54,22 +60,28 @@ def life_of_the_tensors(tables: Tables) -> Plot | None:
     figure.suptitle(f"One call of {SITE_LABELS[site]} {layer}, as head {number_} goes through it", fontsize=12)
     caption = (
         f"The life of the tensors: one real call of {SITE_LABELS[site]} {layer}, the first example of the batch and,"
-        f" once the heads are apart, head {number_} (framed before). Rows are positions, columns features or,"
-        " of scores and weights, keys; brighter is higher, each picture in its own scale, white where attention is"
-        " forbidden. Under each its formula and its shape, in symbols and in numbers: B examples, T queries, U keys, H"
-        " heads of size K, model width D."
+        f" once the heads are apart, head {number_} (framed before). Rows are positions, columns features or, of scores"
+        " and weights, keys; where the example ends, padding follows. Brighter is higher, each picture in its own scale"
+        " but 10 to 12 in one and 14 and 16 in one; white is where attention is forbidden. Under each its formula and"
+        " its shape, in symbols and in numbers: B examples, T queries, U keys, H heads of size K, model width D, inputs"
+        " of width qdim, kdim and vdim."
     )
     return Plot("tensors", caption, figure)
 
 
-def _picture(axes: Axes, matrix: np.ndarray) -> None:
+def _picture(axes: Axes, matrix: np.ndarray, scale: tuple[float, float] | None) -> None:
+    low, high = scale or (None, None)
     shown = np.ma.masked_invalid(matrix)
-    image = axes.imshow(shown, cmap="cividis", aspect="auto", interpolation="nearest")
+    image = axes.imshow(shown, cmap="cividis", aspect="auto", interpolation="nearest", vmin=low, vmax=high)
     if matrix.size == 1:
         write_cells(axes, image, matrix, partial(number, decimals=2), 14)
     axes.set(xticks=[], yticks=[])
     axes.grid(visible=False)
     axes.spines[:].set(visible=True, color="#999999", linewidth=0.6)
+
+
+def _scale(matrix: np.ndarray) -> tuple[float, float]:
+    return float(matrix.min()), float(matrix.max())
 
 
 def scaling(tables: Tables) -> Plot | None:
@@ -90,11 +102,12 @@ def scaling(tables: Tables) -> Plot | None:
             bars: Any = {"color": COLOURS[i], "label": name, "hatch": "//" if i else "", "edgecolor": "white"}
             axes.bar(x + 0.4 * (i - 0.5), here[column], 0.4, **bars)
         axes.set(xlabel="key", ylabel=what)
-        words = here["looks_at"].astype(str).replace({"<eos>": "end", "<bos>": "begin"})
+        words = here["looks_at"].astype(str).replace(SIGNS)
         axes.set_xticks(x, words, rotation=90 if words.str.len().max() > 1 else 0)
         axes.grid(visible=False, axis="x")
     after.set_ylim(0, 1.03)
-    before.set_title(f"{SITE_LABELS[head['site']]} {head['layer']}.{head['head']}, one query", loc="left")
+    where = f"at query {head['query']}, “{SIGNS.get(str(head['token']), head['token'])}”"
+    before.set_title(f"{SITE_LABELS[head['site']]} {head['layer']}.{head['head']}, {where}", loc="left")
     after.set_title("the same query", loc="left")
     for axes, column, what in (
         (entropy, "entropy", "entropy of the weights (nats)"),

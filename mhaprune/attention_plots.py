@@ -23,6 +23,8 @@ PANEL = 2.2
 """The most inches that a panel may be wide: four and the words beside them fit a page."""
 CELL, LABEL = 0.21, 0.135
 """Inches: of a token at the most, and that the name of one needs."""
+REMOVED = "removed"
+BOLD = "Bold: heads that matter, whose closing alone costs {:g} nats or may do so."
 SIGNS = {"<eos>": "end", "<bos>": "begin"}
 
 
@@ -56,7 +58,7 @@ def _maps_of(attention: pd.DataFrame, looks: pd.DataFrame, example: pd.Series, n
             axes.set_title(_title(head), fontsize=9.5, fontweight="normal" if _idle(head) else "bold", loc="left")
             weights = attention[(attention["layer"] == head["layer"]) & (attention["head"] == head["head"])]
             if weights.empty:
-                _leave_out(axes, "removed" if head["removed"] else "not asked for")
+                _leave_out(axes, REMOVED if head["removed"] else "not asked for")
                 continue
             table = weights.pivot_table(index="query", columns="key", values="weight", sort=True)
             image = axes.imshow(table.to_numpy(float), **WEIGHTS, aspect="auto", interpolation="nearest")
@@ -71,15 +73,15 @@ def _maps_of(attention: pd.DataFrame, looks: pd.DataFrame, example: pd.Series, n
         bar.set_label("attention weight")
         bar.outline.set_visible(False)
     said = f"{example['source']} → {example['answer']}"
-    title = textwrap.fill(f"{SITE_LABELS[site]} attention:  {said}", int(11 * figure.get_figwidth()))
+    title = textwrap.fill(f"{SITE_LABELS[site]} attention: {said}", int(11 * figure.get_figwidth()))
     figure.suptitle(title, fontsize=11)
     wrong = example["correct"] is False or example["correct"] == "False"
     caption = (
         f"Where every head of {SITE_LABELS[site]} attention looks while the model answers {said}"
         f"{' (wrong: it is ' + str(example['right_answer']) + ')' if wrong else ''}. One colour scale from 0 to 1 for"
         f" all; a row is {'a token of the source' if site == 'encoder_self' else 'the token that is written there'},"
-        " and its weights add up to 1. Above each its score and the pattern, if any, that it follows on the score"
-        " split; bold: not prunable."
+        f" and its weights add up to 1. Above each its score and the pattern, if any, that it follows on the score"
+        f" split. {BOLD.format(looks['tolerance'].iloc[0])}"
     )
     return Plot(f"attention-{number_}-{site}", caption, figure)
 
@@ -98,9 +100,15 @@ def _name(head: pd.Series) -> str:
     return head["name"] if isinstance(head["name"], str) else ""
 
 
+def _name_and_place(head: pd.Series) -> str:
+    """The name with the column that it is taken from."""
+    return f"{_name(head)} ({head['pattern']})" if isinstance(head["pattern"], str) and head["pattern"] else _name(head)
+
+
 def _leave_out(axes: Axes, why: str) -> None:
-    axes.set(xticks=[], yticks=[], facecolor="#d9d9d9")
+    axes.set(xticks=[], yticks=[], facecolor="#d9d9d9" if why == REMOVED else "white")
     axes.grid(visible=False)
+    axes.spines[:].set(visible=True, color="#999999", linewidth=0.6)
     axes.text(0.5, 0.5, why, ha="center", va="center", fontsize=9.5, transform=axes.transAxes)
 
 
@@ -118,7 +126,9 @@ def _name_tokens(
         words = [SIGNS.get(name, name) for name in names.astype(str)]
         step = ceil(LABEL * len(words) / size)
         axes.tick_params(axis=axis, length=0)  # type: ignore[arg-type]
-        ticks, labels = range(0, len(words), step), words[::step] if wanted else []
+        last = len(words) - 1
+        ticks = [*range(0, last - step + 1, step), last]  # the end always has its name
+        labels = [words[i] for i in ticks] if wanted else []
         if axis == "y":
             axes.set_yticks(ticks, labels or [""] * len(ticks), fontsize=9)
         else:
@@ -140,8 +150,8 @@ def head_profiles(tables: Tables) -> Plot | None:
     for i, head in enumerate(looks[HEAD].itertuples(index=False, name=None)):
         for pattern in patterns.loc[[head]].itertuples():
             masses[:, i, columns.index(pattern.pattern)] = pattern.mass, pattern.chance
-    figure = Figure(figsize=(5.6 + 0.46 * len(columns), 0.95 + 0.235 * len(looks)))
-    axes, words = figure.subplots(1, 2, sharey=True, width_ratios=[0.46 * len(columns), 4.1])
+    figure = Figure(figsize=(6.4 + 0.46 * len(columns), 0.95 + 0.235 * len(looks)))
+    axes, words = figure.subplots(1, 2, sharey=True, width_ratios=[0.46 * len(columns), 4.9])
     mass, chance = masses
     image = axes.imshow(np.maximum(mass - chance, 0), **WEIGHTS, aspect="auto")
     write_cells(axes, image, mass, lambda share: f"{100 * share:.0f}")
@@ -158,9 +168,9 @@ def head_profiles(tables: Tables) -> Plot | None:
         scorer: [number(score, 3) for score in looks["score"]],
         "without it": [number(share, 2) for share in looks["sequence_accuracy"]],
         "entropy": [number(value, 2) for value in looks["entropy"]],
-        "looks at": [_name(head) for _, head in looks.iterrows()],
+        "looks at": [_name_and_place(head) for _, head in looks.iterrows()],
     }
-    words.set(xlim=(0, 4.1), xticks=PLACES, xticklabels=list(facts))
+    words.set(xlim=(0, 4.9), xticks=PLACES, xticklabels=list(facts))
     for (name, cells), place in zip(facts.items(), PLACES, strict=True):
         for row, (cell, idle) in enumerate(zip(cells, looks["prunable"], strict=True)):
             weight = "normal" if idle else "bold"
@@ -169,11 +179,13 @@ def head_profiles(tables: Tables) -> Plot | None:
     axes.set_title("share of its attention, in %", fontsize=10, loc="left")
     caption = (
         "What every head does, the most important first: the share of its attention on the score split that falls on"
-        " each pattern, in colour as far as it exceeds that of a head that looks everywhere alike, blank where its site"
-        " has no such pattern. The query at i looks at the key at i−1, i, …; n−i is the mirrored position; “=read” are"
-        " keys with the token that stands at the query, “=write” with the one that the decoder writes there. Then its"
-        " score, the exact match on the report split without it, the mean entropy of its weights (nats), and what it is"
-        " named after: the pattern that most of its largest weights follow, or “everywhere”. Bold: not prunable."
+        " each pattern, in colour as far as it exceeds that of a head that looks everywhere alike; without a number"
+        " where its site has no such pattern. Patterns overlap. The query at i looks at the key at i−1, i, …; n is the"
+        " place of the last symbol, so n−i the mirrored one, and “end” what comes after it; “=read” are keys with the"
+        " token that stands at the query, “=write” with the one that the decoder writes there. Then its score, the"
+        " exact match on the report split without it, the mean entropy of its weights (nats), and what it is named"
+        " after: the pattern on which most of its largest weights fall, if one is clear, or “everywhere”."
+        f" {BOLD.format(looks['tolerance'].iloc[0])}"
     )
     return Plot("patterns", caption, figure)
 

@@ -19,7 +19,7 @@ def looks_headline(looks: pd.DataFrame) -> str:
     there = looks[~looks["removed"]].sort_values("rank")
     best = there.iloc[0]
     return (
-        f"{_name(best)} matters most of {len(there)} heads: without it exact match falls from"
+        f"{_name(best)} matters most of {len(there)} heads by {best['scorer']}: without it exact match falls from"
         f" {best['open_sequence_accuracy']:.2f} to {best['sequence_accuracy']:.2f}"
         f" ({best['sequence_accuracy_low']:.2f}–{best['sequence_accuracy_high']:.2f}, 95 %)."
     )
@@ -42,18 +42,33 @@ def looks_details(tables: Tables) -> Iterator[str]:
     alike = looks[looks["name"] == "everywhere"]
     if len(alike):
         matter = int((~alike["prunable"]).sum())
-        yield (
-            f"{len(alike)} heads look everywhere alike, of which {matter or 'none'}"
-            f" {'matters' if matter == 1 else 'matter'}: an even mean over the sequence can be what a model needs."
-        )
+        line = f"{len(alike)} heads look everywhere alike; {matter or 'none'} of them"
+        line += " matters" if matter == 1 else " matter"
+        yield f"{line}: an even mean over the sequence can be what a model needs." if matter else f"{line}."
     if "gates" in tables:
         yield from _gates(tables["gates"])
-    scaling = tables["scaling"].set_index(["head_dim", "scaled"])
-    largest = max(scaling.index.get_level_values("head_dim"))
-    with_it, without = scaling.loc[(largest, True)], scaling.loc[(largest, False)]
-    yield (
-        f"Dividing scores by √d_head keeps softmax soft: at d_head {largest} the weights of random queries have"
-        f" {with_it['entropy']:.2f} nats of entropy with it and {without['entropy']:.2g} without, softmax a derivative"
+    yield _scaling(tables["scaling"])
+
+
+def looks_over_runs(looks: pd.DataFrame) -> Iterator[str]:
+    """Over the runs of each task: what the head looks at that matters most."""
+    for task, mine in looks[~looks["removed"].astype(bool)].groupby("task", sort=False):
+        best = mine.sort_values("rank", kind="stable").drop_duplicates("label")
+        if len(best) > 1:
+            names = best["name"].fillna("no clear pattern").replace("", "no clear pattern").value_counts()
+            counts = ", ".join(f"“{name}” in {count}" for name, count in names.items())
+            without = " ".join(number(share, 2) for share in best["sequence_accuracy"])
+            line = f"Over {len(best)} runs on {task} the head that matters most follows {counts}"
+            yield f"{line}; exact match without it: {without}."
+
+
+def _scaling(scaling: pd.DataFrame) -> str:
+    largest = scaling["head_dim"].max()
+    table = scaling.set_index(["head_dim", "scaled"])
+    with_it, without = table.loc[(largest, True)], table.loc[(largest, False)]
+    return (
+        f"Dividing scores by √d_head keeps softmax soft: with random queries at d_head {largest} its weights have"
+        f" {with_it['entropy']:.2f} nats of entropy with it and {without['entropy']:.2g} without, its derivative a norm"
         f" of {with_it['gradient']:.2f} and {without['gradient']:.2g} (medians)."
     )
 
@@ -62,8 +77,12 @@ def _answers(examples: pd.DataFrame) -> Iterator[str]:
     for example in examples.itertuples():
         known = isinstance(example.right_answer, str)
         verdict = "right" if example.answer == example.right_answer else f"wrong, it is {example.right_answer}"
-        judged = verdict if known else "which the task has no answer for"
-        yield f"Asked {example.source} the model says {example.answer} ({judged}); the attention maps show how."
+        line = f"Asked {example.source} the model says {example.answer} ({verdict if known else 'no answer is known'})."
+        if example.symbols > example.trained_symbols:
+            line += (
+                f" It was never trained on more than {example.trained_symbols} symbols, these are {example.symbols}."
+            )
+        yield line
 
 
 def _gates(gates: pd.DataFrame) -> Iterator[str]:
@@ -75,8 +94,8 @@ def _gates(gates: pd.DataFrame) -> Iterator[str]:
         ends = " and ".join(number(rho, 2) for rho in still["spearman_with_own"])
         starts = " and ".join(number(rho, 2) for rho in still["spearman_with_start"])
         yield (
-            f"Trained anew from {len(still)} other starts, the weights held still, gates come to ρ = {ends} with the"
-            f" model's own, and to {starts} with where they started."
+            f"Gates that start from {len(still)} other places, with all weights held still, come to rank the heads like"
+            f" the model's own at ρ = {ends}, and like their starts at {starts}."
         )
     for again in gates[gates["gates"].str.startswith("retrained")].itertuples():
         start = number(again.spearman_with_start, 2)

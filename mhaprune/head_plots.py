@@ -15,6 +15,7 @@ from matplotlib.patches import FancyBboxPatch
 from mhaprune.plots import COLOURS, MARKERS, Plot, Tables, columns_of, legend_above, number, panels
 from mhaprune.verdict import SITE_LABELS, verdict
 
+NATS = {"ablation": " (rise of the loss in nats)"}
 LIGHTEST = 0.3
 """Of a tile that stays, on the scale of its colours: no head that matters is as pale as one that can go."""
 
@@ -24,7 +25,7 @@ def heads_that_matter(tables: Tables) -> Plot | None:
     found = verdict(tables)
     if found is None or found.heads.empty:
         return None
-    heads, scorer, title = found
+    heads, scorer, title, meaning = found
     rows = list(heads[["site", "layer"]].drop_duplicates().itertuples(index=False, name=None))
     columns = int(heads["head"].max()) + 1
     named = (heads["name"] != "").any()
@@ -33,10 +34,9 @@ def heads_that_matter(tables: Tables) -> Plot | None:
     axes = figure.add_subplot()
     highest = heads["score"].max()
     shade = PowerNorm(0.5, 0, highest if highest > 0 else 1.0)
-    decimals = 2 if (heads.loc[heads["stays"], "score"].abs() >= 0.005).all() else 3
     for _, head in heads.iterrows():
         share = 0.5 if isnan(head["score"]) else float(shade(max(head["score"], 0.0)))
-        _tile(axes, head, rows.index((head["site"], head["layer"])), LIGHTEST + (1 - LIGHTEST) * share, decimals)
+        _tile(axes, head, rows.index((head["site"], head["layer"])), LIGHTEST + (1 - LIGHTEST) * share)
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(len(rows) - 0.5, -0.5), xticks=range(columns), xlabel="head")
     axes.set_yticks(range(len(rows)), [f"{SITE_LABELS[site]} {layer}" for site, layer in rows])
     axes.tick_params(length=0)
@@ -44,22 +44,22 @@ def heads_that_matter(tables: Tables) -> Plot | None:
     axes.spines[:].set_visible(False)
     figure.suptitle(title, fontsize=12.5, fontweight="bold")
     stays, goes = (heads[heads["stays"] == flag] for flag in (True, False))
-    caption = f"{title}. Blue tiles are heads that stay, empty ones heads that can go"
+    caption = meaning
     if scorer:
-        caption += f"; the numbers are their scores by {scorer}, the darker the higher"
-    caption += ", with the pattern they follow." if named else "."
+        caption += f" The numbers are scores by {scorer}{NATS.get(scorer, '')}, the darker the higher"
+        caption += ", the words what the head looks at." if named else "."
     alt = f"{title}. Stay: {_list(stays) or 'none'}. Can go: {_list(goes) or 'none'}."
     return Plot("matter", caption, figure, alt)
 
 
-def _tile(axes: Axes, head: pd.Series, row: int, depth: float, decimals: int) -> None:
+def _tile(axes: Axes, head: pd.Series, row: int, depth: float) -> None:
     look: Any = {"facecolor": matplotlib.colormaps["Blues"](depth), "edgecolor": "none"}
     ink = "white" if depth > 0.55 else "black"
     if not head["stays"]:
         look, ink = {"facecolor": "none", "edgecolor": "#8c8c8c", "linestyle": (0, (3, 2))}, "#595959"
     box = FancyBboxPatch((head["head"] - 0.45, row - 0.42), 0.9, 0.84, "round,pad=0,rounding_size=0.1", **look)
     axes.add_patch(box)
-    lines = [] if isnan(head["score"]) else [number(head["score"], decimals)]
+    lines = [] if isnan(head["score"]) else [number(head["score"], 3)]
     words = "\n".join([*lines, *filter(None, [head["name"]])]) or ("stays" if head["stays"] else "goes")
     weight = "bold" if head["stays"] else "normal"
     axes.text(head["head"], row, words, ha="center", va="center", fontsize=9, color=ink, fontweight=weight)
@@ -68,7 +68,7 @@ def _tile(axes: Axes, head: pd.Series, row: int, depth: float, decimals: int) ->
 def _list(heads: pd.DataFrame) -> str:
     parts = []
     for head in heads.itertuples():
-        score = "" if isnan(head.score) else f" ({number(head.score, 2)})"
+        score = "" if isnan(head.score) else f" ({number(head.score, 3)})"
         parts.append(f"{SITE_LABELS[head.site]} {head.layer}.{head.head}{score}")
     return ", ".join(parts)
 
@@ -98,10 +98,10 @@ def gates_from_other_starts(tables: Tables) -> Plot | None:
         axes.set(title=f"{SITE_LABELS[site]} {layer}", xticks=sorted(mine["head"].unique()))
         axes.margins(x=0.15)
     legend_above(figure, grid[0])
-    rhos = [agreement.loc[f"weights held still, start {n}", "spearman_with_own"] for n in numbers]
+    rhos = [number(agreement.loc[f"weights held still, start {n}", "spearman_with_own"], 2) for n in numbers]
     caption = (
-        "Learned gates are decided by the weights behind them: from other starts (open marks) and with the weights held"
-        " still, they go (filled) towards where the model has them (black bars). Rank correlation with those over all"
-        f" heads: {', '.join(number(rho, 2) for rho in rhos)}."
+        "Do learned gates depend on where they start? From other starts (open marks), all weights held still, they go"
+        " to the filled ones; black bars are those of the model. The gates of a block keep their sum. Rank correlation"
+        f" of the ends with the model's own over all heads: {', '.join(rhos)}."
     )
     return Plot("gates", caption, figure)

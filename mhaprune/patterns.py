@@ -125,11 +125,11 @@ PATTERNS: dict[Site, dict[str, tuple[str, Points]]] = {
         "=read": ("same symbol elsewhere", same_symbol_elsewhere),
     },
     Site.DECODER_SELF: {
-        "i−2": ("two before", partial(offset, by=-2)),
-        "i−1": ("previous symbol", partial(offset, by=-1)),
-        "i": ("itself", partial(offset, by=0)),
+        "i−2": ("last but two", partial(offset, by=-2)),
+        "i−1": ("last but one symbol", partial(offset, by=-1)),
+        "i": ("symbol just written", partial(offset, by=0)),
         "first": ("begin of sequence", first),
-        "=read": ("same symbol elsewhere", same_symbol_elsewhere),
+        "=read": ("earlier copies", same_symbol_elsewhere),
         "=write": ("symbol to write", symbol_to_write),
     },
     Site.CROSS: {
@@ -161,7 +161,7 @@ class Observed(NamedTuple):
 
     `looks` has one row per head: `entropy` in nats and `confidence`, as the scorers of these names define them;
     `unevenness`, the share of its attention that would have to be moved to make it even; and the `name` of what it
-    does, empty where no pattern is clear.
+    does and the `pattern` that this is taken from, empty where none is clear.
     """
 
     patterns: pd.DataFrame
@@ -231,14 +231,15 @@ def _pattern_row(head: HeadId, name: str, sums: np.ndarray) -> dict[str, Any]:
 
 def _look_row(head: HeadId, sums: np.ndarray, patterns: pd.DataFrame) -> dict[str, Any]:
     entropy, uneven, queries, confidence, queries_off_end = sums
-    named = named_after(patterns)
-    name = "everywhere" if uneven / queries <= EVERYWHERE else "" if named is None else named["meaning"]
+    named = None if uneven / queries <= EVERYWHERE else named_after(patterns)
+    otherwise = "everywhere" if uneven / queries <= EVERYWHERE else ""
     return {
         **head_columns(head),
         "entropy": entropy / queries,
         "confidence": confidence / queries_off_end,
         "unevenness": uneven / queries,
-        "name": name,
+        "name": otherwise if named is None else named["meaning"],
+        "pattern": "" if named is None else named["pattern"],
     }
 
 

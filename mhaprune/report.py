@@ -11,7 +11,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mhaprune.agreement import CONTROL
-from mhaprune.explain_words import looks_details, looks_headline
+from mhaprune.explain_words import looks_details, looks_headline, looks_over_runs
 from mhaprune.plots import Plot, Tables
 from mhaprune.prune_words import smallest_details, smallest_headline, smallest_over_runs
 from mhaprune.speed_words import speed_details, speed_headline
@@ -39,6 +39,8 @@ def answers(tables: Tables) -> list[str]:
         lines += _methods_headlines(tables["methods"])
     if "smallest" in tables and "label" in tables["smallest"]:
         lines += smallest_over_runs(tables["smallest"])
+    if "looks" in tables and "label" in tables["looks"]:
+        lines += looks_over_runs(tables["looks"])
     for name, (headline, details) in headlines.items():
         if name in tables and "label" in tables[name]:
             lines += [f"{label!s}: {headline(rows)}" for label, rows in tables[name].groupby("label", sort=False)]

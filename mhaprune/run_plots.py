@@ -197,7 +197,7 @@ def _draw_gates(figure: Any, training: pd.DataFrame, gates: list[str], blocks: l
         mine = [column for column in gates if column.rsplit(".", 1)[0] == block]
         for i, column in enumerate(mine):
             label = f"head {column.rsplit('.', 1)[1]}"
-            line = {"color": COLOURS[i % len(COLOURS)], "linestyle": ("-", "--", "-.", ":")[i % 4]}
+            line: Any = {"color": COLOURS[i % len(COLOURS)], "linestyle": ("-", "--", "-.", ":")[i % 4]}
             axes.plot(training["step"], training[column], label=label, **line)
         site, layer = block.removeprefix("gate_").split(".")
         axes.set_title(f"{SITE_LABELS[site]} {layer}")

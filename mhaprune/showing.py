@@ -40,13 +40,16 @@ def _words(task: Task, source: Sequence[int], target: Sequence[int]) -> tuple[st
     return text, answer
 
 
-def examples_table(shown: Iterable[Shown]) -> pd.DataFrame:
-    """One row per example, numbered from 0."""
+def examples_table(shown: Iterable[Shown], train: Examples) -> pd.DataFrame:
+    """One row per example, numbered from 0; `symbols` are those of its source, `trained_symbols` the most there were in
+    training."""
     rows = []
+    trained = train.source.shape[1] - 1
     for number, one in enumerate(shown):
         correct = None if one.right is None else one.answer == one.right
         words = {"source": one.source, "answer": one.answer, "right_answer": one.right}
-        rows.append({"example": number, **words, "correct": correct})
+        lengths = {"symbols": one.batch.source.shape[1] - 1, "trained_symbols": trained}
+        rows.append({"example": number, **words, "correct": correct, **lengths})
     return pd.DataFrame(rows)
 
 
@@ -84,6 +87,8 @@ def tokens(task: Task, ids: torch.Tensor) -> list[str]:
 
 def heads_named(name: str, grid: HeadGrid) -> list[HeadId]:
     """A head (`cross.1.2`) or all heads of a layer (`cross.1`); raises ValueError that says which there are."""
+    if len(name.split(".")) not in (2, 3):
+        raise ValueError(f"heads={name}: must read SITE.LAYER or SITE.LAYER.HEAD, for example {next(iter(grid))}")
     layers = {str(block): [head for head in grid if head.block == block] for block in grid.blocks}
     layer = ".".join(name.split(".")[:2])
     if layer not in layers:

@@ -18,11 +18,13 @@ SITE_LABELS = {"encoder_self": "encoder self", "decoder_self": "decoder self", "
 
 class Verdict(NamedTuple):
     """`heads` has one row each, in the order of the model: whether it `stays`, its `score` (NaN where nothing scored
-    it), and what it is doing (`name`, empty where that is not known). `title` sums it up."""
+    it), and what it is doing (`name`, empty where that is not known). `title` sums it up, `meaning` says what it is to
+    stay or not."""
 
     heads: pd.DataFrame
     scorer: str
     title: str
+    meaning: str
 
 
 def verdict(tables: Mapping[str, pd.DataFrame]) -> Verdict | None:
@@ -49,7 +51,12 @@ def _looked_at(tables: Mapping[str, pd.DataFrame]) -> Verdict:
     heads = looks[[*HEAD, "score", "name"]].assign(stays=~(looks["removed"] | looks["prunable"]))
     scorer = looks["scorer"].dropna().iloc[0]
     heads["name"] = heads["name"].astype(object).fillna("").mask(looks["removed"], "removed")
-    return Verdict(heads, scorer, _one_at_a_time(heads["stays"][~looks["removed"]], looks["tolerance"].iloc[0]))
+    there = ~looks["removed"]
+    others = int((looks["prunable"] & there).sum())
+    meaning = _alone(looks["tolerance"].iloc[0])
+    if others:
+        meaning += f" All {others} closed at once leave {looks['without_prunable'].iloc[0]:.2f} exact match."
+    return Verdict(heads, scorer, _title_alone(heads["stays"][there]), meaning)
 
 
 def _removed(tables: Mapping[str, pd.DataFrame]) -> Verdict:
@@ -61,7 +68,8 @@ def _removed(tables: Mapping[str, pd.DataFrame]) -> Verdict:
     title = f"{len(gone)} of {len(heads)} heads can go: {best['sequence_accuracy']:.2f} exact match is left"
     if not gone:
         title = f"None of {len(heads)} heads can go within {best['tolerance']:g} of exact match"
-    return Verdict(heads, REFERENCE if REFERENCE in names else best["scorer"], title)
+    meaning = f"Empty tiles are heads that were removed together, as chosen by {best['scorer']}; blue ones stay."
+    return Verdict(heads, REFERENCE if REFERENCE in names else best["scorer"], title, meaning)
 
 
 def _pruned(tables: Mapping[str, pd.DataFrame]) -> Verdict:
@@ -74,7 +82,8 @@ def _pruned(tables: Mapping[str, pd.DataFrame]) -> Verdict:
     heads["place"] = heads["site"].map(list(SITE_LABELS).index)
     heads = heads.sort_values(["place", "layer", "head"]).drop(columns="place")
     title = f"{int(best['heads_kept'])} of {len(heads)} heads are enough: {best['sequence_accuracy']:.2f} exact match"
-    return Verdict(heads, "", title if best["steps"] == 0 else f"{title} once fine-tuned")
+    meaning = "Empty tiles are heads that were removed together; blue ones stay."
+    return Verdict(heads, "", title if best["steps"] == 0 else f"{title} once fine-tuned", meaning)
 
 
 def _compared(tables: Mapping[str, pd.DataFrame]) -> Verdict | None:
@@ -85,7 +94,7 @@ def _compared(tables: Mapping[str, pd.DataFrame]) -> Verdict | None:
     mine = scores[scores["scorer"] == REFERENCE]
     tolerance = float(tables["winner"]["prunable_tolerance"].iloc[0])
     heads["stays"] = ~prunable(mine["score"].to_numpy(), mine["stderr"].to_numpy(), tolerance)
-    return Verdict(heads, REFERENCE, _one_at_a_time(heads["stays"], tolerance))
+    return Verdict(heads, REFERENCE, _title_alone(heads["stays"]), _alone(tolerance))
 
 
 def _scored(heads: pd.DataFrame, scorer: str) -> pd.DataFrame:
@@ -104,8 +113,15 @@ def _names(heads: pd.DataFrame) -> pd.Series:
     return heads["site"] + "." + heads["layer"].astype(str) + "." + heads["head"].astype(str)
 
 
-def _one_at_a_time(stays: pd.Series, tolerance: float) -> str:
-    return f"{int(stays.sum())} of {len(stays)} heads matter; closing any other one costs under {tolerance:g} nats"
+def _title_alone(stays: pd.Series) -> str:
+    return f"{int(stays.sum())} of {len(stays)} heads matter, each on its own"
+
+
+def _alone(tolerance: float) -> str:
+    return (
+        f"Blue tiles are heads whose closing alone costs {tolerance:g} nats or may do so, empty ones heads of which"
+        " ablation on the score split says at 95 % confidence that it costs less, each alone."
+    )
 
 
 JUDGES: Mapping[str, Callable[[Mapping[str, pd.DataFrame]], Verdict | None]] = {

@@ -14,10 +14,12 @@ from torch import Tensor
 from mhaprune.agreement import REFERENCE, rank_agreement
 from mhaprune.calls import call_in, call_of_other_sizes, place_in_block, scaling_here
 from mhaprune.closing import close_each, closed_groups, closed_table, turned_wrong
+from mhaprune.data import Examples
 from mhaprune.experiments.base import Experiment, Findings, Study
 from mhaprune.gate_starts import from_other_starts
 from mhaprune.gates import Softmax
 from mhaprune.heads import HeadGrid, HeadId, HeadMask, Site
+from mhaprune.measure import all_open, measure
 from mhaprune.patterns import observe
 from mhaprune.pruning import Removal, proofs
 from mhaprune.scaling import scaling_table
@@ -37,8 +39,8 @@ class Explain(Experiment):
     """What the heads of one model do: tables `looks`, `wrong`, `closed_groups`, `patterns`, `heads`, `agreement`,
     `examples`, `attention`, `tensors`, `values`, `scaling`, `scaling_here`, `gates`, `starts` and `training`.
 
-    Attention is shown for the `example` of the run or, without one, for `examples` of the report split, counted from 0,
-    while the model writes its own answer. `heads` names the heads (`cross.1.2`) and layers (`cross.1`) to look at, by
+    Attention is shown while the model answers the `example` of the run or `examples` of the report split, counted from
+    0; without either its first. `heads` names the heads (`cross.1.2`) and layers (`cross.1`) to look at, by
     default all; the call of one is followed step by step, the only one that is named or else the most important. Of
     each head the first `shown` examples are listed that turn wrong without it. Gates are trained from other `starts`
     for `start_steps`, the weights held still; with `retrain` the whole model is, from gates that start otherwise. A
@@ -46,7 +48,7 @@ class Explain(Experiment):
     which scores are compared with and without division by the root of d_head.
     """
 
-    examples: tuple[int, ...] = (0,)
+    examples: tuple[int, ...] = ()
     heads: tuple[str, ...] = ()
     shown: int = 3
     starts: int = 2
@@ -58,8 +60,8 @@ class Explain(Experiment):
     reads_example: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not self.examples or min(self.examples) < 0:
-            raise ValueError(f"examples={list(self.examples)}: must be one or more numbers of examples, from 0 on")
+        if min(self.examples, default=0) < 0:
+            raise ValueError(f"examples={list(self.examples)}: must be numbers of examples, from 0 on")
         for name in ("shown", "starts", "tolerance_nats"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more")
@@ -69,8 +71,8 @@ class Explain(Experiment):
             raise ValueError(f"head_dims={list(self.head_dims)}: must be one or more sizes, each 1 or more")
 
     def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
-        if not scorers:
-            raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
+        if REFERENCE not in scorers:
+            raise ValueError(f"scorer=[{','.join(scorers)}]: must name ablation, which says what heads are worth")
         try:
             for name in self.heads:
                 heads_named(name, grid)
@@ -79,7 +81,9 @@ class Explain(Experiment):
 
     def __call__(self, study: Study) -> Findings:
         subject, report = study.subject, study.splits.report
-        if max(self.examples) >= len(report):
+        if study.example is not None and self.examples:
+            raise ValueError(f"experiment.examples={list(self.examples)}: an example of your own is shown already")
+        if max(self.examples, default=0) >= len(report):
             raise ValueError(
                 f"experiment.examples={list(self.examples)}: the report split has examples 0 to {len(report) - 1}"
             )
@@ -88,6 +92,7 @@ class Explain(Experiment):
         seen = observe(subject, study.splits.score)
         closed = close_each(subject, report)
         looks = looks_table(subject, seen.looks, heads, closed_table(subject.grid.heads, closed), self.tolerance_nats)
+        looks["without_prunable"] = without_prunable(subject, looks, report)
         chosen = [head for name in self.heads for head in heads_named(name, subject.grid)] or list(subject.grid)
         scores = dict(zip(subject.grid, heads["score"][: len(subject.grid)], strict=True))
         followed = max(chosen, key=scores.__getitem__)
@@ -99,7 +104,7 @@ class Explain(Experiment):
         tables = {
             "looks": looks,
             "wrong": turned_wrong(subject, study.task, report, closed, chosen, self.shown),
-            "examples": examples_table(shown),
+            "examples": examples_table(shown, study.splits.train),
             "heads": heads,
             "agreement": rank_agreement(heads),
             "patterns": seen.patterns,
@@ -127,7 +132,7 @@ class Explain(Experiment):
             yield study.example, study.task.answer(study.example)
             return
         decode, report = study.task.vocabulary.decode, study.splits.report
-        for number in self.examples:
+        for number in self.examples or (0,):
             yield decode(report.source[number].tolist()), decode(report.target[number].tolist())
 
     def _gates(self, study: Study, heads: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -136,9 +141,8 @@ class Explain(Experiment):
         own_N = study.subject.learned_gates()
         if own_N is None:
             return {}
-        own, ablation = numbers(own_N), None
-        if REFERENCE in study.scorers:
-            ablation = heads.loc[heads["scorer"] == REFERENCE, "score"].to_numpy()
+        own = numbers(own_N)
+        ablation = heads.loc[heads["scorer"] == REFERENCE, "score"].to_numpy()
         rows = [ranking("trained", own, first_gates(study.history, study.subject), ablation)]
         tables = {}
         if self.starts:
@@ -151,9 +155,8 @@ class Explain(Experiment):
         if self.retrain and isinstance(study.gate, Softmax):
             init: Any = "rand" if study.gate.init == "zeros" else "zeros"
             other, history = study.retrain(replace(study.gate, init=init))
-            if ablation is not None:
-                scoring = Scoring(other, study.splits.score, study.seed)
-                ablation = numbers(scoring(REFERENCE, study.scorers[REFERENCE]).scores.values[0])
+            scoring = Scoring(other, study.splits.score, study.seed)
+            ablation = numbers(scoring(REFERENCE, study.scorers[REFERENCE]).scores.values[0])
             gates = numbers(other.learned_gates())
             rows.append(ranking(f"retrained, init={init}", gates, first_gates(history, other), ablation))
             tables["retraining"] = history
@@ -170,13 +173,12 @@ def first_gates(history: pd.DataFrame, subject: Subject) -> np.ndarray:
     return history.loc[0, [f"gate_{head}" for head in subject.grid]].to_numpy(float)
 
 
-def ranking(name: str, gates: np.ndarray, start: np.ndarray, ablation: np.ndarray | None) -> dict[str, Any]:
+def ranking(name: str, gates: np.ndarray, start: np.ndarray, ablation: np.ndarray) -> dict[str, Any]:
     """How the ranking by gates agrees with that of where they started, and with ablation."""
-    with_ablation = nan if ablation is None else spearman(gates, ablation)
     return {
         "gates": name,
         "spearman_with_start": spearman(gates, start),
-        "spearman_with_ablation": with_ablation,
+        "spearman_with_ablation": spearman(gates, ablation),
         "spearman_with_own": nan,
     }
 
@@ -194,3 +196,11 @@ def looks_table(
     ablation = heads[heads["scorer"] == REFERENCE].set_index(HEAD).reindex(pd.MultiIndex.from_frame(table[HEAD]))
     table["prunable"] = prunable(ablation["score"].to_numpy(), ablation["stderr"].to_numpy(), tolerance)
     return table.assign(tolerance=tolerance)
+
+
+def without_prunable(subject: Subject, looks: pd.DataFrame, report: Examples) -> float:
+    """Exact match with every head closed of which each alone is prunable."""
+    rows = looks[looks["prunable"] & ~looks["removed"]][HEAD].itertuples(index=False)
+    mask = HeadMask(subject.grid, frozenset(HeadId(Site(site), layer, head) for site, layer, head in rows))
+    gates_N = all_open(subject, 1)[0] * mask.gates(report.source.device)
+    return float(measure(subject, report, gates_N).sequence_accuracy.mean())

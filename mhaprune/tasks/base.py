@@ -127,8 +127,9 @@ class SequenceTask(Task):
         return Vocabulary(tuple(ALPHABET[: self.num_symbols]))
 
     def symbols(self, text: str) -> list[str]:
-        """3 1 2, or 312: every symbol is one character."""
-        return list("".join(text.split()))
+        """3 1 2; without blanks, 312, every character is a symbol."""
+        words = text.split()
+        return list(words[0]) if len(words) == 1 else words
 
     def answer(self, source: Sequence[str]) -> Sequence[str]:
         return [ALPHABET[i] for i in self.transform([ALPHABET.index(symbol) for symbol in source])]

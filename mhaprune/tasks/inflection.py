@@ -15,6 +15,16 @@ from pathlib import Path
 from mhaprune.data import Vocabulary
 from mhaprune.tasks.base import Pair, Splits, Task
 
+MEANINGS = {
+    "noun0": "plural",
+    "verb0": "past",
+    "verb1": "past participle",
+    "verb2": "-ing",
+    "verb3": "-s",
+    "adj0": "-er",
+    "adj1": "-est",
+}
+"""What the tags ask for."""
 FORMS = {"noun": ("noun0",), "verb": ("verb0", "verb1", "verb2", "verb3"), "adj": ("adj0", "adj1")}
 """The tags of a part of speech in the order of the table's columns: plural; past, past participle, -ing, -s; -er,
 -est."""
@@ -59,9 +69,9 @@ class Inflection(Task):
 
     def read(self, text: str) -> list[str]:
         source = super().read(text)
-        tags = [tag for tags in FORMS.values() for tag in tags]
-        if len(source) < 2 or [symbol in tags for symbol in source] != [False] * (len(source) - 1) + [True]:
-            raise ValueError(f"example={text!r}: must be a lemma and one of {', '.join(tags)}, for example walk verb3")
+        if len(source) < 2 or [symbol in MEANINGS for symbol in source] != [False] * (len(source) - 1) + [True]:
+            tags = ", ".join(f"{tag} ({meaning})" for tag, meaning in MEANINGS.items())
+            raise ValueError(f"example={text!r}: must be a lemma and one of {tags}, for example walk verb3")
         return source
 
     def answer(self, source: Sequence[str]) -> Sequence[str] | None:
