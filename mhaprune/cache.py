@@ -62,7 +62,8 @@ class Cache:
 
 def data_digest(examples: Examples) -> str:
     """A fingerprint of what a model is trained on: the package that brings the data may change it."""
-    return fingerprint([sha256(ids.cpu().numpy().tobytes()).hexdigest() for ids in (examples.source, examples.target)])
+    both = examples.source, examples.target
+    return fingerprint([[list(ids.shape), sha256(ids.cpu().numpy().tobytes()).hexdigest()] for ids in both])
 
 
 def weights_digest(model: nn.Module) -> str:

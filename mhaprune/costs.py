@@ -10,12 +10,15 @@ import pandas as pd
 import torch
 
 from mhaprune.budgets import Cost
-from mhaprune.cache import source_digest
+from mhaprune.cache import data_digest, source_digest
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadMask
 from mhaprune.scoring import Remember
 from mhaprune.speed import device_name, in_turn
 from mhaprune.subject import Subject
+
+MEASURED_BY = ("costs", "speed", "transformer", "decoding")
+"""The modules whose code decides, beside the model's, what a cost in milliseconds is."""
 
 
 class Costs:
@@ -54,11 +57,11 @@ class Costs:
             return {"floor": cost.floor, "blocks": [[str(b), cost.block[b], cost.head[b]] for b in cost.head]}
 
         what = {
-            "batch": len(self.timed),
+            "timed_on": data_digest(self.timed),
             "rounds": self.rounds,
             "device": device_name(self.timed.source.device),
             "num_threads": torch.get_num_threads(),
-            "measured_with": [source_digest(f"mhaprune.{name}") for name in ("costs", "speed")],
+            "measured_with": [source_digest(f"mhaprune.{name}") for name in MEASURED_BY],
         }
         content = self.remember("costs", what, make)
         named = {str(block): block for block in self.subject.grid.blocks}

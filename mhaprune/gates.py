@@ -70,7 +70,8 @@ class SoftmaxGate(HeadGate):
 
     def __init__(self, num_heads: int, config: Softmax) -> None:
         super().__init__()
-        initial = torch.zeros(num_heads) if config.init == "zeros" else torch.rand(num_heads)
+        with torch.random.fork_rng(devices=[]):  # so that the weights of a model do not depend on its gates
+            initial = torch.zeros(num_heads) if config.init == "zeros" else torch.rand(num_heads)
         self.logits = nn.Parameter(initial)
         self.factor = num_heads if config.scale == "heads" else 1
         self.entropy_weight = config.entropy_weight

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -17,58 +18,91 @@ from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.gates import Gate
 from mhaprune.heads import Block, HeadGrid, Site
 from mhaprune.layers import AttentionSublayer, Call, DecoderLayer, EncoderLayer, FeedForward, sinusoids
-from mhaprune.subject import Fallback, Gates
+from mhaprune.subject import Fallback, Gates, Outcome
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of an encoder-decoder transformer.
+
+    `max_length` is the longest source or target in tokens, end of sequence included. `tie_output` shares the matrix
+    that embeds the target with the one that predicts it (Press & Wolf 2017).
+    """
+
+    d_model: int = 64
+    num_heads: int = 4
+    num_encoder_layers: int = 2
+    num_decoder_layers: int = 2
+    dim_feedforward: int = 128
+    dropout: float = 0.0
+    tie_output: bool = True
+    max_length: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "num_heads", "num_decoder_layers", "dim_feedforward", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
+        if self.num_encoder_layers < 0:
+            raise ValueError(f"num_encoder_layers={self.num_encoder_layers}: must be 0 or more")
+        if self.d_model % 2:
+            raise ValueError(f"d_model={self.d_model}: must be even, sines and cosines share it")
+        if self.d_model % self.num_heads:
+            allowed = ", ".join(str(h) for h in range(1, self.d_model + 1) if self.d_model % h == 0)
+            raise ValueError(f"num_heads={self.num_heads}: must divide d_model={self.d_model}, so one of {allowed}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout}: must be at least 0 and below 1")
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        layers = {
+            Site.ENCODER_SELF: self.num_encoder_layers,
+            Site.DECODER_SELF: self.num_decoder_layers,
+            Site.CROSS: self.num_decoder_layers,
+        }
+        return tuple(Block(site, layer) for site, count in layers.items() for layer in range(count))
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.num_heads
 
 
 class EncoderDecoder(nn.Module):
     """An encoder-decoder transformer (Vaswani et al. 2017) with layer normalisation before each sublayer (pre-LN).
 
-    Blocks and heads are those of `grid`. In evaluation mode unless it is being trained.
+    In evaluation mode unless it is being trained.
     """
 
+    config: Shape
     positions: Tensor
     encoder: Sequence[EncoderLayer]
     decoder: Sequence[DecoderLayer]
 
     def __init__(
-        self,
-        grid: HeadGrid,
-        vocabulary_size: int,
-        *,
-        d_model: int,
-        head_dim: int,
-        dim_feedforward: int,
-        dropout: float,
-        tie_output: bool,
-        max_length: int,
-        gate: Gate | None = None,
+        self, config: Shape, vocabulary_size: int, gate: Gate | None = None, grid: HeadGrid | None = None
     ) -> None:
         super().__init__()
-        self.grid = grid
-        self.head_dim = head_dim
-        self.tie_output = tie_output
-        self.embedding_scale = math.sqrt(d_model)
+        grid = HeadGrid.full(config.blocks, config.num_heads) if grid is None else grid
+        d_model, dropout = config.d_model, config.dropout
+        self.config, self.grid, self.head_dim = config, grid, config.head_dim
         self.source_embedding = nn.Embedding(vocabulary_size, d_model)
         self.target_embedding = nn.Embedding(vocabulary_size, d_model)
-        self.register_buffer("positions", sinusoids(max_length, d_model))
+        self.register_buffer("positions", sinusoids(config.max_length, d_model))
         heads = dict(zip(grid.blocks, grid.sizes, strict=True))
-
-        def layers(site: Site) -> range:
-            return range(sum(block.site == site for block in grid.blocks))
 
         def attention(site: Site, layer: int) -> AttentionSublayer:
             block = Block(site, layer)
-            return AttentionSublayer(block, d_model, heads[block], head_dim, dropout, gate)
+            return AttentionSublayer(block, d_model, heads[block], config.head_dim, dropout, gate)
 
         def feed_forward() -> FeedForward:
-            return FeedForward(d_model, dim_feedforward, dropout)
+            return FeedForward(d_model, config.dim_feedforward, dropout)
 
         encoder = nn.ModuleList(
-            EncoderLayer(attention(Site.ENCODER_SELF, layer), feed_forward()) for layer in layers(Site.ENCODER_SELF)
+            EncoderLayer(attention(Site.ENCODER_SELF, layer), feed_forward())
+            for layer in range(config.num_encoder_layers)
         )
         decoder = nn.ModuleList(
             DecoderLayer(attention(Site.DECODER_SELF, layer), attention(Site.CROSS, layer), feed_forward())
-            for layer in layers(Site.DECODER_SELF)
+            for layer in range(config.num_decoder_layers)
         )
         self.encoder, self.decoder = cast("Sequence[EncoderLayer]", encoder), cast("Sequence[DecoderLayer]", decoder)
         self.encoder_norm = nn.LayerNorm(d_model)
@@ -82,7 +116,7 @@ class EncoderDecoder(nn.Module):
     def tie(self) -> None:
         """Let one matrix embed the target and predict it, if that is asked for: moving the parameters one by one unties
         them."""
-        if self.tie_output:
+        if self.config.tie_output:
             self.output.weight = self.target_embedding.weight
 
     def forward(
@@ -93,6 +127,9 @@ class EncoderDecoder(nn.Module):
 
     def logits(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Tensor:
         return self(batch.source, shift_right(batch.target), gates, fallback)
+
+    def evaluate(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome:
+        return Outcome.of(self.logits(batch, gates, fallback), batch.target)
 
     def learned_gates(self) -> Tensor | None:
         gates = [sublayer.attention.gate for sublayer in self.attention_sublayers().values()]
@@ -140,4 +177,4 @@ class EncoderDecoder(nn.Module):
             raise ValueError(
                 f"max_length={len(self.positions)}: the model has no position for a sequence of {last} tokens"
             )
-        return embedding(ids_BT) * self.embedding_scale + self.positions[first:last]
+        return embedding(ids_BT) * math.sqrt(self.config.d_model) + self.positions[first:last]

@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 
 from mhaprune.cache import Cache, data_digest, source_digest, weights_digest
+from mhaprune.costs import MEASURED_BY
 from mhaprune.experiments.base import Experiment, Study
 from mhaprune.figures import draw
 from mhaprune.gates import Gate
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 
 TRAINED_BY = ("heads", "gates", "attention", "layers", "data", "subject", "network", "measure", "training")
 """The modules whose code decides what a training ends in; of a task its examples do."""
-for _name in (*TRAINED_BY, *CHOSEN_BY, "gate_training", "scorers.base", "recoveries.base", "costs", "speed"):
+for _name in (*TRAINED_BY, *CHOSEN_BY, *MEASURED_BY, "gate_training", "scorers.base", "recoveries.base"):
     source_digest(f"mhaprune.{_name}")  # now, before anybody edits them
 
 
@@ -117,6 +118,10 @@ class Run:
         return None if self.model_file is None else load(self.model_file)
 
     @property
+    def _trained_seed(self) -> int:
+        return self.seed if self._saved is None else int(self._saved.facts.get("seed", self.seed))
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What every row of every table carries: a fingerprint of the whole run, and what tells runs apart."""
         shape = ("d_model", "num_heads", "num_encoder_layers", "num_decoder_layers", "dim_feedforward")
@@ -193,7 +198,7 @@ class Run:
             remember=remember,
             save=save,
             gate=self.gate,
-            retrain=lambda gate: replace(self, gate=gate)._trained(splits),
+            retrain=lambda gate: replace(self, gate=gate, seed=self._trained_seed)._trained(splits),
             example=None if self.example is None else self._read(self.example),
         )
 

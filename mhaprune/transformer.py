@@ -19,10 +19,10 @@ from mhaprune.decoding import KVCache, decode_greedily
 from mhaprune.gates import Gate
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.layers import AttentionSublayer, Call
-from mhaprune.network import EncoderDecoder
+from mhaprune.network import EncoderDecoder, Shape
 from mhaprune.prefixes import Branches, depth_first
 from mhaprune.relevance import with_relevance
-from mhaprune.subject import AttentionMap, Fallback, Gates, Outcome
+from mhaprune.subject import AttentionMap, Fallback, Outcome
 from mhaprune.surgery import remove_heads
 
 TOKENS_AT_ONCE = 2048
@@ -33,49 +33,11 @@ WAITING_BYTES = 2**28
 
 
 @dataclass(frozen=True)
-class Transformer:
-    """The shape of a model; called with the size of a vocabulary it makes one with fresh weights.
+class Transformer(Shape):
+    """A `Shape` that, called with the size of a vocabulary, makes a model with fresh weights.
 
-    That has `num_heads` heads in each block or those of another `grid`, of the same size each. `max_length` is the
-    longest source or target in tokens, end of sequence included. `tie_output` shares the matrix that embeds the target
-    with the one that predicts it (Press & Wolf 2017).
+    That has `num_heads` heads in each block or those of another `grid`, of the same size each.
     """
-
-    d_model: int = 64
-    num_heads: int = 4
-    num_encoder_layers: int = 2
-    num_decoder_layers: int = 2
-    dim_feedforward: int = 128
-    dropout: float = 0.0
-    tie_output: bool = True
-    max_length: int = 64
-
-    def __post_init__(self) -> None:
-        for name in ("d_model", "num_heads", "num_decoder_layers", "dim_feedforward", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
-        if self.num_encoder_layers < 0:
-            raise ValueError(f"num_encoder_layers={self.num_encoder_layers}: must be 0 or more")
-        if self.d_model % 2:
-            raise ValueError(f"d_model={self.d_model}: must be even, sines and cosines share it")
-        if self.d_model % self.num_heads:
-            allowed = ", ".join(str(h) for h in range(1, self.d_model + 1) if self.d_model % h == 0)
-            raise ValueError(f"num_heads={self.num_heads}: must divide d_model={self.d_model}, so one of {allowed}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout}: must be at least 0 and below 1")
-
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        layers = {
-            Site.ENCODER_SELF: self.num_encoder_layers,
-            Site.DECODER_SELF: self.num_decoder_layers,
-            Site.CROSS: self.num_decoder_layers,
-        }
-        return tuple(Block(site, layer) for site, count in layers.items() for layer in range(count))
-
-    @property
-    def head_dim(self) -> int:
-        return self.d_model // self.num_heads
 
     def __call__(self, vocabulary_size: int, gate: Gate | None = None, grid: HeadGrid | None = None) -> Seq2Seq:
         return Seq2Seq(self, vocabulary_size, gate, grid)
@@ -84,24 +46,7 @@ class Transformer:
 class Seq2Seq(EncoderDecoder):
     """The network as a `Subject`: see `subject.py` for what its methods promise."""
 
-    def __init__(
-        self, config: Transformer, vocabulary_size: int, gate: Gate | None = None, grid: HeadGrid | None = None
-    ) -> None:
-        super().__init__(
-            HeadGrid.full(config.blocks, config.num_heads) if grid is None else grid,
-            vocabulary_size,
-            d_model=config.d_model,
-            head_dim=config.head_dim,
-            dim_feedforward=config.dim_feedforward,
-            dropout=config.dropout,
-            tie_output=config.tie_output,
-            max_length=config.max_length,
-            gate=gate,
-        )
-        self.config = config
-
-    def evaluate(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome:
-        return Outcome.of(self.logits(batch, gates, fallback), batch.target)
+    config: Transformer
 
     @torch.no_grad()
     def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> Outcome:
