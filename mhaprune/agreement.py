@@ -10,6 +10,8 @@ import pandas as pd
 
 from mhaprune.statistics import kendall, kendall_interval, overlap, overlap_interval, spearman, spearman_interval
 
+HEAD = ["site", "layer", "head"]
+"""The columns that name a head."""
 REFERENCE = "ablation"
 """The scorer that the others are compared with."""
 CONTROL = "control"

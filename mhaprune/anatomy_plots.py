@@ -135,6 +135,7 @@ def scaling(tables: Tables) -> Plot | None:
         "Why scores are divided by √d_head. Above: the scores and weights of one query of"
         f" {SITE_LABELS[head['site']]} {head['layer']}.{head['head']} on the example, with and without the division."
         " Below: with components drawn from a standard normal distribution, scores spread by √d_head; undivided,"
-        " softmax gives all to one key, and what it passes back goes to 0. Medians and quartiles of 400 queries."
+        " softmax gives all to one key, and what it passes back goes to 0. Medians and quartiles of"
+        f" {table['draws'].iloc[0]} queries."
     )
     return Plot("scaling", caption, figure)

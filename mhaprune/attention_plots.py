@@ -12,8 +12,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mhaprune.agreement import HEAD
 from mhaprune.plots import Plot, Tables, number, write_cells
-from mhaprune.verdict import HEAD, SITE_LABELS
+from mhaprune.verdict import SITE_LABELS
 
 WEIGHTS: Any = {"cmap": "Blues", "vmin": 0, "vmax": 1}
 """One scale for all attention weights; the darker, the more, also without colour."""
@@ -75,7 +76,7 @@ def _maps_of(attention: pd.DataFrame, looks: pd.DataFrame, example: pd.Series, n
     said = f"{example['source']} → {example['answer']}"
     title = textwrap.fill(f"{SITE_LABELS[site]} attention: {said}", int(11 * figure.get_figwidth()))
     figure.suptitle(title, fontsize=11)
-    wrong = example["correct"] is False or example["correct"] == "False"
+    wrong = isinstance(example["right_answer"], str) and example["answer"] != example["right_answer"]
     caption = (
         f"Where every head of {SITE_LABELS[site]} attention looks while the model answers {said}"
         f"{' (wrong: it is ' + str(example['right_answer']) + ')' if wrong else ''}. One colour scale from 0 to 1 for"
@@ -184,7 +185,8 @@ def head_profiles(tables: Tables) -> Plot | None:
         " place of the last symbol, so n−i the mirrored one, and “end” what comes after it; “=read” are keys with the"
         " token that stands at the query, “=write” with the one that the decoder writes there. Then its score, the"
         " exact match on the report split without it, the mean entropy of its weights (nats), and what it is named"
-        " after: the pattern on which most of its largest weights fall, if one is clear, or “everywhere”."
+        " after: of the patterns on which most of its largest weights fall, and 20 points more of its attention than by"
+        " chance, the one that exceeds chance most; or “everywhere”."
         f" {BOLD.format(looks['tolerance'].iloc[0])}"
     )
     return Plot("patterns", caption, figure)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -19,8 +21,8 @@ from mhaprune.walkthrough import Call, walk
 
 
 def call_in(subject: Seq2Seq, head: HeadId, example: Examples, report: Examples) -> Call:
-    """The call of a head's layer while the model writes an example, in a batch with a long one of the report split, so
-    that there is padding to be masked."""
+    """The call of a head's layer while the model writes an example, in a batch with the longest of the first 64 of the
+    report split: a shorter one is padded."""
     some = report[:64]
     longest = int((some.source != PAD).sum(dim=1).argmax())
     rows = [(example.source[0], example.target[0]), (some.source[longest], some.target[longest])]
@@ -33,10 +35,12 @@ def call_in(subject: Seq2Seq, head: HeadId, example: Examples, report: Examples)
 
 
 def call_of_other_sizes(subject: Seq2Seq) -> Call:
-    """A layer of fresh weights whose queries, keys and values have sizes of their own."""
+    """A layer of fresh weights whose queries, keys and values have sizes of their own; always the same."""
     width, heads = subject.config.d_model, subject.config.num_heads
-    layer = MultiHeadAttention(width, heads, qdim=width + 2, kdim=width + 4, vdim=width + 6)
-    query, key, value = torch.randn(2, 4, width + 2), torch.randn(2, 6, width + 4), torch.randn(2, 6, width + 6)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = MultiHeadAttention(width, heads, qdim=width + 2, kdim=width + 4, vdim=width + 6)
+        query, key, value = torch.randn(2, 4, width + 2), torch.randn(2, 6, width + 4), torch.randn(2, 6, width + 6)
     return Call(layer, query, key, value)
 
 
@@ -46,7 +50,7 @@ def scaling_here(subject: Seq2Seq, task: Task, call: Call, head: HeadId, example
     steps = {step.name: step.value for step in walk(call)}
     ids = example.source if head.site is Site.ENCODER_SELF else example.target
     query = ids.shape[1] // 2
-    open_U = steps["weights"][0, place, query] > 0
+    open_U = steps["masked scores"][0, place, query] > -math.inf
     table = with_and_without(steps["queries, split"][0, place, query], steps["keys, split"][0, place], open_U)
     keys = shift_right(example.target) if head.site is Site.DECODER_SELF else example.source
     names = tokens(task, keys)

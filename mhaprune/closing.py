@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
+from mhaprune.agreement import HEAD
 from mhaprune.data import Examples
-from mhaprune.evaluation import by_group, groups_of
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import all_open, measure_masks
 from mhaprune.scoring import head_columns
@@ -20,7 +20,6 @@ from mhaprune.statistics import wilson_interval
 from mhaprune.subject import Outcome
 from mhaprune.tasks.base import Task
 from mhaprune.transformer import Seq2Seq
-from mhaprune.verdict import HEAD
 
 
 def close_each(subject: Seq2Seq, examples: Examples) -> Outcome:
@@ -45,15 +44,6 @@ def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
             | {"loss_rise": (loss_E - loss_ME[0]).mean()}
         )
     return pd.DataFrame(rows)
-
-
-def closed_groups(subject: Seq2Seq, task: Task, examples: Examples, closed: Outcome) -> pd.DataFrame:
-    """One row per head and kind of example: exact match without the head."""
-    groups, parts = groups_of(task, examples), []
-    for n, head in enumerate(subject.grid):
-        mine = by_group(Outcome(*(values[n + 1] for values in closed)), groups)
-        parts.append(pd.DataFrame([head_columns(head)] * len(mine)).join(mine))
-    return pd.concat(parts, ignore_index=True)
 
 
 def turned_wrong(

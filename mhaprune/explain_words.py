@@ -7,8 +7,8 @@ from math import isnan
 
 import pandas as pd
 
+from mhaprune.agreement import HEAD
 from mhaprune.plots import Tables, number
-from mhaprune.verdict import HEAD
 
 NAMED = 3
 """So many of the heads that matter most are spoken of one by one."""
@@ -19,9 +19,9 @@ def looks_headline(looks: pd.DataFrame) -> str:
     there = looks[~looks["removed"]].sort_values("rank")
     best = there.iloc[0]
     return (
-        f"{_name(best)} matters most of {len(there)} heads by {best['scorer']}: without it exact match falls from"
-        f" {best['open_sequence_accuracy']:.2f} to {best['sequence_accuracy']:.2f}"
-        f" ({best['sequence_accuracy_low']:.2f}–{best['sequence_accuracy_high']:.2f}, 95 %)."
+        f"{_name(best)} matters most of {len(there)} heads by {best['scorer']}: without it exact match is"
+        f" {best['sequence_accuracy']:.2f} ({best['sequence_accuracy_low']:.2f}–{best['sequence_accuracy_high']:.2f},"
+        f" 95 %), with all heads {best['open_sequence_accuracy']:.2f}."
     )
 
 
@@ -78,6 +78,8 @@ def _answers(examples: pd.DataFrame) -> Iterator[str]:
         known = isinstance(example.right_answer, str)
         verdict = "right" if example.answer == example.right_answer else f"wrong, it is {example.right_answer}"
         line = f"Asked {example.source} the model says {example.answer} ({verdict if known else 'no answer is known'})."
+        if not example.ended:
+            line += " It finds no end."
         if example.symbols > example.trained_symbols:
             line += (
                 f" It was never trained on more than {example.trained_symbols} symbols, these are {example.symbols}."

@@ -14,6 +14,9 @@ from mhaprune.gate_training import train_gates
 from mhaprune.scoring import head_columns
 from mhaprune.subject import Subject
 
+CLOSED = 1e-6
+"""A gate that training has closed this far is taken for one of that size, so that it can be opened again."""
+
 
 def from_other_starts(
     subject: Subject, examples: Examples, starts: int, steps: int, seed: int, learning_rate: float = 0.1
@@ -27,7 +30,7 @@ def from_other_starts(
     own_N = subject.learned_gates()
     if own_N is None:
         raise ValueError("gate=none: a model without gates has none to start elsewhere")
-    own_N = own_N.detach()
+    own_N = own_N.detach().clamp(min=CLOSED)
 
     def gates(logits_N: Tensor) -> Tensor:
         blocks = zip(subject.grid.split(logits_N).values(), subject.grid.split(own_N).values(), strict=True)

@@ -17,12 +17,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from mhaprune.agreement import HEAD
 from mhaprune.data import EOS, PAD, Examples, shift_right
 from mhaprune.heads import HeadId, Site
 from mhaprune.measure import BATCH_SIZE
 from mhaprune.scoring import head_columns
 from mhaprune.subject import AttentionMap, Subject
-from mhaprune.verdict import HEAD
 
 LARGEST = 0.5
 """A head is named after a pattern if for most queries its largest weight falls there ..."""

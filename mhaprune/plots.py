@@ -42,7 +42,7 @@ STYLE: Any = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plot:
     """A figure with its file name, the sentences under it and, where these do not do, what it says to those who cannot
     see it."""
@@ -61,6 +61,9 @@ class Plot:
     def svg(self) -> bytes:
         """The figure as a file, byte for byte the same for the same tables; its text is text."""
         return self._render("svg", {"Date": None})
+
+    def __repr__(self) -> str:
+        return self.alt or self.caption
 
     def _repr_png_(self) -> bytes:
         """What a notebook shows."""
@@ -147,8 +150,8 @@ def write_cells(
 
 
 def number(value: float, decimals: int) -> str:
-    """With a real minus sign, and none before a zero."""
-    return f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")
+    """With a real minus sign, and none before a zero; a dash where there is none."""
+    return "–" if np.isnan(value) else f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")
 
 
 def power_of_ten(exponent: int) -> str:

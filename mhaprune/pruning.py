@@ -186,8 +186,8 @@ def smallest_bite(subject: Subject, batch: Examples) -> float:
     """That the mask bites, block by block: how far closing its strongest head moves a logit; of all blocks the least.
 
     Computed in float64, in which also a gate that training has nearly closed leaves a trace. Raises `ProofFailed` for a
-    block in which closing any head moves nothing: it would look as if none of them mattered. Only of an encoder that
-    no head of cross-attention is left to read that is the truth.
+    block in which closing any head moves nothing: it would look as if none of them mattered. An encoder that no head of
+    cross-attention is left to read does not count.
     """
     precise, everything = subject.in_double(), HeadMask(subject.grid)
     bites: dict[Block, float] = {}
@@ -195,9 +195,10 @@ def smallest_bite(subject: Subject, batch: Examples) -> float:
         bite = logit_difference(precise, precise, batch, everything.without(head).gates(batch.source.device))
         bites[head.block] = max(bite, bites.get(head.block, 0.0))
     crosses = {block for block in subject.grid.blocks if block.site is Site.CROSS}
-    unread = Site.ENCODER_SELF if crosses and not crosses & bites.keys() else None
+    if crosses and not crosses & bites.keys():
+        bites = {block: bite for block, bite in bites.items() if block.site is not Site.ENCODER_SELF}
     for block, bite in bites.items():
-        if bite == 0 and block.site is not unread:
+        if bite == 0:
             raise ProofFailed(f"closing any head of block {block} changes no logit: its mask is ignored")
     return min(bites.values(), default=nan)
 

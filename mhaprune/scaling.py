@@ -41,7 +41,7 @@ def scaling_table(head_dims: Sequence[int], num_keys: int = 10, draws: int = 400
         for scaled in (True, False):
             entering_RU = scores_RU / math.sqrt(head_dim) if scaled else scores_RU
             weights_RU = entering_RU.softmax(dim=-1)
-            row: dict[str, float] = {"head_dim": head_dim, "scaled": scaled, "num_keys": num_keys}
+            row: dict[str, float] = {"head_dim": head_dim, "scaled": scaled, "num_keys": num_keys, "draws": draws}
             row["score_std"] = float(entering_RU.std())
             for name, values_R in (("entropy", entropy(weights_RU)), ("gradient", softmax_gradient(weights_RU))):
                 q1, median, q3 = np.quantile(values_R.numpy(), (0.25, 0.5, 0.75))

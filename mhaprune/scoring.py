@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 
+from mhaprune.agreement import HEAD
 from mhaprune.cache import data_digest, source_digest
 from mhaprune.data import Examples
 from mhaprune.heads import HeadId
 from mhaprune.scorers.base import Budgeted, Scorer, Scores, TrainedGates
 from mhaprune.store import describe
 from mhaprune.subject import Subject
-from mhaprune.verdict import HEAD
 
 Make = Callable[[dict[str, Any] | None, Callable[[dict[str, Any]], None]], dict[str, Any]]
 Remember = Callable[[str, dict[str, Any], Make], dict[str, Any]]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 
-from mhaprune.data import PAD, SPECIAL, Examples, pad, shift_right
+from mhaprune.data import EOS, SPECIAL, Examples, pad, shift_right
 from mhaprune.heads import HeadGrid, HeadId, Site
 from mhaprune.scoring import head_columns
 from mhaprune.tasks.base import Task
@@ -26,10 +26,11 @@ class Shown(NamedTuple):
 
 
 def show(subject: Seq2Seq, task: Task, source: Sequence[str], right: Sequence[str] | None) -> Shown:
-    """Let the model answer a source; an answer without end is cut where the model has no more positions."""
+    """Let the model answer a source; an answer without end goes on for as long as the model has positions."""
     ids = pad([task.vocabulary.encode(source)]).to(subject.positions.device)
     said = subject.decode_greedily(ids, subject.config.max_length, stop=True)
-    target = said[:, : int((said[0] != PAD).sum())]
+    ends = (said[0] == EOS).nonzero()[:1, 0].tolist()
+    target = said[:, : ends[0] + 1] if ends else said
     text, answer = _words(task, ids[0].tolist(), target[0].tolist())
     known = None if right is None else _words(task, ids[0].tolist(), task.vocabulary.encode(right))[1]
     return Shown(Examples(ids, target), text, answer, known)
@@ -41,14 +42,15 @@ def _words(task: Task, source: Sequence[int], target: Sequence[int]) -> tuple[st
 
 
 def examples_table(shown: Iterable[Shown], train: Examples) -> pd.DataFrame:
-    """One row per example, numbered from 0; `symbols` are those of its source, `trained_symbols` the most there were in
-    training."""
+    """One row per example, numbered from 0; whether the answer `ended`, how many `symbols` the source has and how many
+    (`trained_symbols`) there were at most in training."""
     rows = []
     trained = train.source.shape[1] - 1
     for number, one in enumerate(shown):
         correct = None if one.right is None else one.answer == one.right
         words = {"source": one.source, "answer": one.answer, "right_answer": one.right}
-        lengths = {"symbols": one.batch.source.shape[1] - 1, "trained_symbols": trained}
+        ended = bool((one.batch.target == EOS).any())
+        lengths = {"ended": ended, "symbols": one.batch.source.shape[1] - 1, "trained_symbols": trained}
         rows.append({"example": number, **words, "correct": correct, **lengths})
     return pd.DataFrame(rows)
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from mhaprune.agreement import REFERENCE
+from mhaprune.agreement import HEAD, REFERENCE
+from mhaprune.recoveries import NOTHING
 from mhaprune.statistics import prunable
 
-HEAD = ["site", "layer", "head"]
 SITE_LABELS = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
 """What figures call the sites, in the order of the model."""
 
@@ -67,9 +67,10 @@ def _removed(tables: Mapping[str, pd.DataFrame]) -> Verdict:
     heads["stays"] = ~_names(heads).isin(gone)
     title = f"{len(gone)} of {len(heads)} heads can go: {best['sequence_accuracy']:.2f} exact match is left"
     if not gone:
-        title = f"None of {len(heads)} heads can go within {best['tolerance']:g} of exact match"
+        title = f"None of {len(heads)} heads can go at the budgets tried"
     meaning = f"Empty tiles are heads that were removed together, as chosen by {best['scorer']}; blue ones stay."
-    return Verdict(heads, REFERENCE if REFERENCE in names else best["scorer"], title, meaning)
+    scorer = "" if heads["score"].isna().all() else REFERENCE if REFERENCE in names else best["scorer"]
+    return Verdict(heads, scorer, title, meaning)
 
 
 def _pruned(tables: Mapping[str, pd.DataFrame]) -> Verdict:
@@ -82,8 +83,9 @@ def _pruned(tables: Mapping[str, pd.DataFrame]) -> Verdict:
     heads["place"] = heads["site"].map(list(SITE_LABELS).index)
     heads = heads.sort_values(["place", "layer", "head"]).drop(columns="place")
     title = f"{int(best['heads_kept'])} of {len(heads)} heads are enough: {best['sequence_accuracy']:.2f} exact match"
-    meaning = "Empty tiles are heads that were removed together; blue ones stay."
-    return Verdict(heads, "", title if best["steps"] == 0 else f"{title} once fine-tuned", meaning)
+    if best["recovery"] != NOTHING and not _split(best["note"]):
+        title += f" after {best['recovery']}"
+    return Verdict(heads, "", title, "Empty tiles are heads that were removed together; blue ones stay.")
 
 
 def _compared(tables: Mapping[str, pd.DataFrame]) -> Verdict | None:
@@ -119,8 +121,8 @@ def _title_alone(stays: pd.Series) -> str:
 
 def _alone(tolerance: float) -> str:
     return (
-        f"Blue tiles are heads whose closing alone costs {tolerance:g} nats or may do so, empty ones heads of which"
-        " ablation on the score split says at 95 % confidence that it costs less, each alone."
+        f"Empty tiles are heads whose ablation costs less than {tolerance:g} nats, each alone, at 95 % confidence on"
+        " the score split; of the blue ones that cannot be said."
     )
 
 

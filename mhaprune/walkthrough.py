@@ -89,26 +89,31 @@ def head_by_head(call: Call) -> Tensor:
     (query (qdim, K), key (kdim, K), value (vdim, K), output (K, D)), one after the other and added up: what one wide
     projection comes to."""
     layer = call.layer
-    output_BTD = layer.out_proj.bias.expand(*call.query.shape[:2], layer.embed_dim)
+    output_BTD = call.query.new_zeros(*call.query.shape[:2], layer.embed_dim)
+    if layer.out_proj.bias is not None:
+        output_BTD = output_BTD + layer.out_proj.bias
     for n, gate in enumerate(layer.head_scale()):
         mine = slice(n * layer.head_dim, (n + 1) * layer.head_dim)
         q_BTK, k_BUK, v_BUK = (
-            F.linear(x, projection.weight[mine], projection.bias[mine])
+            F.linear(x, projection.weight[mine], None if projection.bias is None else projection.bias[mine])
             for x, projection in ((call.query, layer.q_proj), (call.key, layer.k_proj), (call.value, layer.v_proj))
         )
         scores_BTU = q_BTK @ k_BUK.mT / math.sqrt(layer.head_dim)
         if call.bias is not None:
             scores_BTU = scores_BTU + call.bias.squeeze(1)
-        output_BTD = output_BTD + gate * (scores_BTU.softmax(dim=-1) @ v_BUK) @ layer.out_proj.weight[:, mine].mT
+        weights_BTU = scores_BTU.softmax(dim=-1).masked_fill(scores_BTU == -math.inf, 0.0)
+        output_BTD = output_BTD + gate * (weights_BTU @ v_BUK) @ layer.out_proj.weight[:, mine].mT
     return output_BTD
 
 
 @torch.no_grad()
 def largest_difference(call: Call) -> float:
-    """In float64: how far the output of the layer is from that of the steps, and from that of the heads one by one."""
+    """In float64: how far the output of the layer is from that of the steps, and from that of the heads one by one; NaN
+    where one of them is."""
     call = call.double()
     output, _ = call.layer(call.query, call.key, call.value, attn_mask=call.bias)
-    return max(float((other - output).abs().max()) for other in (walk(call)[-1].value, head_by_head(call)))
+    others = torch.stack([walk(call)[-1].value, head_by_head(call)])
+    return float((others - output).abs().max())
 
 
 def steps_table(name: str, steps: Sequence[Step]) -> pd.DataFrame:

@@ -18,9 +18,9 @@ from mhaprune.store import option_name
 
 HOUSE = """
     heads budgets gates attention surgery data decoding layers prefixes relevance subject network transformer tasks
-    store cache statistics agreement verdict measure training speed memory parts workloads contest gate_training
-    scorers schedules scoring recoveries costs pruning recovering evaluation patterns showing closing walkthrough
-    scaling calls gate_starts saved oracle regret plots run_plots head_plots attention_plots method_plots prune_plots
+    store cache statistics agreement measure training speed memory parts workloads contest gate_training scorers
+    schedules scoring recoveries costs pruning recovering evaluation patterns showing closing walkthrough scaling
+    calls gate_starts saved oracle regret verdict plots run_plots head_plots attention_plots method_plots prune_plots
     speed_plots sweep_plots anatomy_plots figures prune_words speed_words explain_words report collect experiments run
     config command_line
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)

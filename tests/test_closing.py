@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mhaprune.closing import close_each, closed_groups, closed_table, turned_wrong
+from mhaprune.closing import close_each, closed_table, turned_wrong
 from mhaprune.data import PAD, Examples
 from mhaprune.heads import HeadId, HeadMask, Site
 from mhaprune.measure import measure
@@ -58,12 +58,3 @@ def test_examples_that_turn_wrong_are_shown_with_what_is_said_then(model: Seq2Se
         }
         for row in rows.itertuples():
             assert shown[row.example] == row.said_without_it != row.example.split(" -> ")[1]
-
-
-def test_groups_average_to_the_whole(model: Seq2Seq, task: Sort, batch: Examples) -> None:
-    closed = close_each(model, batch)
-    groups = closed_groups(model, task, batch, closed)
-    whole = groups.assign(right=groups["sequence_accuracy"] * groups["examples"]).groupby(["site", "layer", "head"])
-    table = closed_table(model.grid.heads, closed).set_index(["site", "layer", "head"])["sequence_accuracy"]
-    means = whole["right"].sum() / whole["examples"].sum()
-    assert (means.reindex(table.index) - table).abs().max() < 1e-12

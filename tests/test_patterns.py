@@ -43,6 +43,72 @@ def _evenly_on(there_BTU: Tensor, allowed_BTU: Tensor) -> Tensor:
     return there_BTU.double() / there_BTU.sum(dim=2, keepdim=True).clamp(min=1)
 
 
+BY_HAND: dict[Site, dict[str, set[tuple[int, int]]]] = {
+    Site.ENCODER_SELF: {
+        "i−2": {(2, 0), (3, 1)},
+        "i−1": {(1, 0), (2, 1), (3, 2)},
+        "i": {(0, 0), (1, 1), (2, 2), (3, 3)},
+        "i+1": {(0, 1), (1, 2), (2, 3)},
+        "i+2": {(0, 2), (1, 3)},
+        "n−i": {(0, 2), (1, 1), (2, 0)},
+        "first": {(0, 0), (1, 0), (2, 0), (3, 0)},
+        "last": {(0, 2), (1, 2), (2, 2), (3, 2)},
+        "end": {(0, 3), (1, 3), (2, 3), (3, 3)},
+        "=read": {(0, 2), (2, 0)},
+    },
+    Site.DECODER_SELF: {
+        "i−2": {(2, 0), (3, 1)},
+        "i−1": {(1, 0), (2, 1), (3, 2)},
+        "i": {(0, 0), (1, 1), (2, 2), (3, 3)},
+        "first": {(0, 0), (1, 0), (2, 0), (3, 0)},
+        "=read": {(3, 1)},
+        "=write": {(2, 1)},
+    },
+    Site.CROSS: {
+        "i−2": {(2, 0), (3, 1)},
+        "i−1": {(1, 0), (2, 1), (3, 2)},
+        "i": {(0, 0), (1, 1), (2, 2), (3, 3)},
+        "i+1": {(0, 1), (1, 2), (2, 3)},
+        "i+2": {(0, 2), (1, 3)},
+        "n−i−1": {(0, 1), (1, 0)},
+        "n−i": {(0, 2), (1, 1), (2, 0)},
+        "n−i+1": {(1, 2), (2, 1), (3, 0)},
+        "first": {(0, 0), (1, 0), (2, 0), (3, 0)},
+        "last": {(0, 2), (1, 2), (2, 2), (3, 2)},
+        "end": {(0, 3), (1, 3), (2, 3), (3, 3)},
+        "=read": {(1, 0), (1, 2), (2, 1), (3, 0), (3, 2)},
+        "=write": {(0, 0), (0, 2), (1, 1), (2, 0), (2, 2)},
+    },
+}
+"""Of 3 1 3 -> 3 1 3: (query, key) where each pattern points to. The decoder reads begin 3 1 3 and writes 3 1 3 end."""
+
+
+@pytest.mark.parametrize(
+    ("site", "pattern"), [(site, pattern) for site, patterns in PATTERNS.items() for pattern in patterns]
+)
+def test_patterns_point_to_what_a_person_would_point_to(site: Site, pattern: str) -> None:
+    """In a batch with a longer example, so that there is padding."""
+    batch = TASK.encode([(["3", "1", "3"], ["3", "1", "3"]), (["0", "1", "2", "3", "4"], ["4", "3", "2", "1", "0"])])
+    view = View.of(site, batch)
+    there = PATTERNS[site][pattern][1](view) & view.allowed
+    assert {(query, key) for query, key in there[0].nonzero().tolist()} == BY_HAND[site][pattern]
+
+
+def test_chance_and_unevenness_of_one_example_by_hand() -> None:
+    """Heads of the encoder that look at one of its four tokens each, in an example of three symbols."""
+    example = TASK.encode([(["3", "1", "3"], ["3", "1", "3"])])
+    patterns, looks = observe(Staring(), example)  # type: ignore[arg-type]
+    encoder = patterns[patterns["site"] == "encoder_self"].drop_duplicates("pattern").set_index("pattern")
+    assert encoder.loc["i", "chance"] == pytest.approx(1 / 4)
+    assert encoder.loc["i−2", "queries"] == 2
+    assert encoder.loc["i−2", "applies"] == pytest.approx(1 / 2)
+    end = list(PATTERNS[Site.ENCODER_SELF]).index("end")
+    look = looks[(looks["site"] == "encoder_self") & (looks["head"] == end)].iloc[0]
+    assert look["unevenness"] == pytest.approx(3 / 4)
+    assert look["name"] == "end of sequence"
+    assert look["pattern"] == "end"
+
+
 @pytest.fixture(scope="module")
 def staring() -> tuple[pd.DataFrame, pd.DataFrame]:
     return observe(Staring(), TASK.splits().report)  # type: ignore[arg-type]

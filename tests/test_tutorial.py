@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,17 @@ CELLS = json.loads(TUTORIAL.read_text())["cells"]
 SMALL = {"STEPS": 60, "EXAMPLES": 40, "ROUNDS": 2}
 
 
-def run(settings: dict[str, Any]) -> dict[str, Any]:
-    """All names that the cells leave behind, with other settings than those of the cell that is for them."""
+def run(settings: dict[str, Any], printed: dict[str, str] | None = None) -> dict[str, Any]:
+    """All names that the cells leave behind, with other settings than those of the cell that is for them; what they print
+    goes into `printed`."""
     names: dict[str, Any] = {}
+    printed = {} if printed is None else printed
     with matplotlib.rc_context({"backend": "Agg"}):
         for cell in CELLS:
             if cell["cell_type"] == "code":
-                exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+                with redirect_stdout(io.StringIO()) as words:
+                    exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+                printed[cell["id"]] = words.getvalue()
                 if "parameters" in cell["metadata"].get("tags", []):
                     assert settings.keys() <= names.keys()
                     names |= settings
@@ -63,16 +69,26 @@ def test_the_layer_has_forty_lines_at_most() -> None:
 
 @pytest.mark.slow
 def test_what_it_says_is_so(tmp_path: Path) -> None:
-    start = time.monotonic()
-    names = run({"CACHE": str(tmp_path)})
+    """And what was kept with it is what it says today."""
+    start, printed = time.monotonic(), dict[str, str]()
+    names = run({"CACHE": str(tmp_path)}, printed)
     assert time.monotonic() - start < 180
-    assert names["dense"] > 0.98
-    (_, _, _, ours), (_, _, with_start, theirs) = names["rows"]
-    assert with_start > 0.7, "gates as in the exercise follow their start"
-    assert ours > theirs, "and say less of what heads are worth"
+    for cell in CELLS:
+        if cell["cell_type"] == "code":
+            kept = ["".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream"]
+            # Differences that are rounding alone are other ones on another machine.
+            assert without_tiny("".join(kept)) == without_tiny(printed[cell["id"]]), cell["id"]
+    ranks = names["ranks"].set_index("trained")
+    assert (ranks["exact match"] > 0.98).all()
+    assert (ranks.loc["naively", "ρ with start"] > 0.8).all(), "gates follow their start"
+    assert ranks.loc["with care", "ρ with ablation"].min() > ranks.loc["naively", "ρ with ablation"].max()
     best = names["closed"].iloc[0]
     assert best["name"] == "reverse position", "found by its profile"
     assert best["sequence_accuracy"] < 0.05, "and confirmed by ablation"
     assert names["points"]["ablation"] < 0.2 * names["points"]["random"]
     assert names["speed"].loc["removed", "q1"] > names["speed"].loc["masked", "q3"]
     assert names["many"] >= 3
+
+
+def without_tiny(text: str) -> str:
+    return re.sub(r"\d\.\de-\d+", "tiny", text)

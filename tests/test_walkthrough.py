@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mhaprune import walkthrough
 from mhaprune.attention import MultiHeadAttention, causal_bias, padding_bias, padding_mask
 from mhaprune.gates import Softmax
 from mhaprune.walkthrough import Call, head_by_head, largest_difference, steps_table, values_table, walk
@@ -41,6 +42,24 @@ def test_steps_layer_and_heads_one_by_one_are_the_same(calls: dict[str, Call], w
     torch.testing.assert_close(walk(call)[-1].value, output)
     torch.testing.assert_close(head_by_head(call), output)
     assert largest_difference(call) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["walk", "head_by_head"])
+def test_each_way_is_held_against_the_layer(calls: dict[str, Call], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """With one of the two on another value, only that one differs."""
+    plain = getattr(walkthrough, name)
+    monkeypatch.setattr(walkthrough, name, lambda call: plain(call._replace(value=call.value + 1)))
+    assert largest_difference(calls["padded"]) > 1e-3
+
+
+def test_a_query_that_may_look_at_nothing_and_a_layer_without_biases(calls: dict[str, Call]) -> None:
+    call = calls["padded"]
+    assert call.bias is not None
+    nothing = call.bias.expand(-1, -1, 6, -1).clone()
+    nothing[1, :, 2] = -math.inf
+    assert largest_difference(call._replace(bias=nothing)) < 1e-12
+    bare = MultiHeadAttention(8, 4, bias=False).double()
+    assert largest_difference(call._replace(layer=bare)) < 1e-12
 
 
 def test_a_difference_is_noticed(calls: dict[str, Call], monkeypatch: pytest.MonkeyPatch) -> None:

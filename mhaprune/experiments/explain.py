@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from mhaprune.agreement import REFERENCE, rank_agreement
+from mhaprune.agreement import HEAD, REFERENCE, rank_agreement
 from mhaprune.calls import call_in, call_of_other_sizes, place_in_block, scaling_here
-from mhaprune.closing import close_each, closed_groups, closed_table, turned_wrong
+from mhaprune.closing import close_each, closed_table, turned_wrong
 from mhaprune.data import Examples
 from mhaprune.experiments.base import Experiment, Findings, Study
 from mhaprune.gate_starts import from_other_starts
@@ -21,7 +21,7 @@ from mhaprune.gates import Softmax
 from mhaprune.heads import HeadGrid, HeadId, HeadMask, Site
 from mhaprune.measure import all_open, measure
 from mhaprune.patterns import observe
-from mhaprune.pruning import Removal, proofs
+from mhaprune.pruning import MAX_DIFFERENCE, ProofFailed, Removal, proofs
 from mhaprune.scaling import scaling_table
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
@@ -30,13 +30,12 @@ from mhaprune.showing import attention_table, examples_table, heads_named, show
 from mhaprune.statistics import prunable, spearman
 from mhaprune.subject import Subject
 from mhaprune.transformer import Seq2Seq
-from mhaprune.verdict import HEAD
-from mhaprune.walkthrough import largest_difference, steps_table, values_table, walk
+from mhaprune.walkthrough import Call, largest_difference, steps_table, values_table, walk
 
 
 @dataclass(frozen=True)
 class Explain(Experiment):
-    """What the heads of one model do: tables `looks`, `wrong`, `closed_groups`, `patterns`, `heads`, `agreement`,
+    """What the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`,
     `examples`, `attention`, `tensors`, `values`, `scaling`, `scaling_here`, `gates`, `starts` and `training`.
 
     Attention is shown while the model answers the `example` of the run or `examples` of the report split, counted from
@@ -98,6 +97,7 @@ class Explain(Experiment):
         followed = max(chosen, key=scores.__getitem__)
         shown = [show(subject, study.task, *pair) for pair in self._sources(study)]
         call = call_in(subject, followed, shown[0].batch, report)
+        steps = walk(call)
         other, place = call_of_other_sizes(subject), place_in_block(subject, followed)
         removal = Removal(subject, report)
         removal.prove(HeadMask(subject.grid).without(followed))
@@ -108,21 +108,20 @@ class Explain(Experiment):
             "heads": heads,
             "agreement": rank_agreement(heads),
             "patterns": seen.patterns,
-            "closed_groups": closed_groups(subject, study.task, report, closed),
             "attention": attention_table(subject, study.task, shown, chosen),
             "tensors": pd.concat(
                 [
-                    steps_table(str(followed.block), walk(call)),
+                    steps_table(str(followed.block), steps),
                     steps_table("a layer with sizes of its own", walk(other)),
                 ]
             ),
-            "values": values_table(walk(call), place).assign(**head_columns(followed), place=place),
+            "values": values_table(steps, place).assign(**head_columns(followed), place=place),
             "scaling": scaling_table(self.head_dims),
             "scaling_here": scaling_here(subject, study.task, call, followed, shown[0].batch),
             **self._gates(study, heads),
             "training": study.history,
         }
-        difference = max(largest_difference(call), largest_difference(other))
+        difference = proved_equal(call, other)
         proved = {"max_difference_masked_removed": removal.worst, "max_difference_wide_independent": difference}
         return Findings(tables, proved | proofs(subject, report))
 
@@ -139,6 +138,10 @@ class Explain(Experiment):
         """Tables `starts` and `gates`, of a model that has some: where they go from other starts, head by head; and how
         the ranking by gates agrees with that of the start, of the model's own gates and of ablation."""
         own_N = study.subject.learned_gates()
+        if self.retrain and not isinstance(study.gate, Softmax):
+            raise ValueError(
+                "experiment.retrain=True: the model has no learned gates to start otherwise, gate=softmax has"
+            )
         if own_N is None:
             return {}
         own = numbers(own_N)
@@ -161,6 +164,16 @@ class Explain(Experiment):
             rows.append(ranking(f"retrained, init={init}", gates, first_gates(history, other), ablation))
             tables["retraining"] = history
         return {"gates": pd.DataFrame(rows), **tables}
+
+
+def proved_equal(*calls: Call) -> float:
+    """The largest difference between a layer's output and that of its heads one by one; raises `ProofFailed`."""
+    difference = float(np.max([largest_difference(call) for call in calls]))
+    if not difference <= MAX_DIFFERENCE:
+        raise ProofFailed(
+            f"a layer and its heads one by one differ by {difference:.3g}, allowed is {MAX_DIFFERENCE:g} in float64"
+        )
+    return difference
 
 
 def numbers(values: Tensor | None) -> np.ndarray:

@@ -130,6 +130,8 @@ def test_what_a_person_types_is_read_and_answered_as_the_examples_are(task: Sequ
         assert " ".join(task.answer(task.read(text))) == answer
     with pytest.raises(ValueError, match="example='1 x é 2': x, é are not in the vocabulary, allowed are 0 1 2"):
         task.read("1 x é 2")
+    with pytest.raises(ValueError, match="example='3 12': 12 is not in the vocabulary, allowed are 0 1 2"):
+        task.read("3 12")
     with pytest.raises(ValueError, match="example='  ': is empty, allowed are 0 1 2"):
         task.read("  ")
 
@@ -140,7 +142,7 @@ def test_a_typed_word_is_inflected_as_the_table_says() -> None:
     assert "".join(task.answer(["w", "a", "l", "k", "verb3"]) or ()) == "walks"
     assert task.answer(task.read("mhaprune verb3")) is None
     for text in ("walk", "verb3", "walk verb3 verb0", "verb3 walk"):
-        with pytest.raises(ValueError, match=f"example='{text}': must be a lemma and one of noun0, verb0"):
+        with pytest.raises(ValueError, match=f"example='{text}': must be a lemma and one of noun0 .plural"):
             task.read(text)
     with pytest.raises(ValueError, match="example='walk verb9': verb9 is not in the vocabulary"):
         task.read("walk verb9")
