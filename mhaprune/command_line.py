@@ -141,6 +141,11 @@ def _composition_error(text: str) -> str | None:
     if found := re.search(r"Could not (?:load|find) '(.+)/(.+?)'", text):
         options = sorted(path.stem for path in (_conf() / found[1]).glob("*.yaml"))
         return f"{found[1]}={found[2]}: no such option, allowed are {', '.join(options)}"
+    if found := re.search(r"Ambiguous value for argument '(.+?)'", text):
+        return f"{found[1]}: commas ask for a sweep, which needs -m; a list stands in brackets, a text in quotes"
+    if "LexerNoViableAlt" in text or "mismatched input" in text or "token recognition" in text:
+        given = " ".join(text.splitlines()[0].removeprefix("LexerNoViableAltException: ").split())
+        return f"{given}: cannot be read; a text with blanks or signs stands in quotes, KEY='...'"
     if found := re.search(r"Could not override '(.+?)'", text):
         parents = found[1].split(".")[:-1]
         given = next((argument for argument in sys.argv if argument.startswith(f"{found[1]}=")), found[1])

@@ -75,7 +75,7 @@ def _expected(kind: Any) -> str:
     if origin is Literal:
         return " or ".join(map(str, arguments))
     if origin is tuple:
-        return f"a list of {_expected(arguments[0])}"
+        return f"a list in brackets, each {_expected(arguments[0])}"
     if origin is dict:
         return f"names with, each, {_expected(arguments[1])}"
     names = {

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.errors import HydraException
 
 from conftest import (
     ROOT,
@@ -17,6 +18,7 @@ from conftest import (
     compose,
     run_script,
 )
+from mhaprune.command_line import one_line
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.ablate import Ablate
 from mhaprune.scorers.ablation import Ablation
@@ -107,7 +109,10 @@ def test_inflection_chooses_its_recipe_and_can_be_overruled() -> None:
         ({"gate": 3}, "gate=3: must be Gate or null"),
         ({"gate.scale": "two"}, "gate.scale='two': must be heads or one"),
         ({"experiment.budgets": [0.5, "x"]}, r"experiment.budgets\[1\]='x': must be a whole number or a finite number"),
-        ({"experiment.budgets": 0.5}, r"experiment.budgets=0.5: must be a list of a whole number or a finite number"),
+        (
+            {"experiment.budgets": 0.5},
+            r"experiment.budgets=0.5: must be a list in brackets, each a whole number or",
+        ),
         ({"experiment.budgets": [1.5]}, r"experiment.budgets=1.5: a fraction must be from 0.0 to 1.0"),
         ({"experiment.budgets": [25]}, r"experiment.budgets=25: the model has 24 heads, allowed are 0 to 24"),
         ({"scorer.ablation.replace": "one"}, "scorer.ablation.replace='one': must be zero or mean or resample"),
@@ -164,6 +169,18 @@ def test_a_bad_command_line_gets_one_line_and_no_traceback(arguments: list[str],
     assert done.stderr.startswith(f"error: {message}"), done.stderr
     assert done.stderr.count("\n") == 1
     assert read_status(tmp_path).get("status") != "done"
+
+
+def test_what_hydra_cannot_read_is_said_in_one_line() -> None:
+    with pytest.raises(HydraException) as error:
+        compose("example='3 1")
+    assert (
+        one_line(error.value) == "example='3 1: cannot be read; a text with blanks or signs stands in quotes, KEY='...'"
+    )
+    commas = HydraException(
+        "Ambiguous value for argument 'example=3,1'\n1. To use it as a list, use key=[value1,value2]"
+    )
+    assert one_line(commas).startswith("example=3,1: commas ask for a sweep, which needs -m; a list stands in brackets")
 
 
 def test_a_traceback_is_given_to_those_who_ask(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ SMALL = {"STEPS": 60, "EXAMPLES": 40, "ROUNDS": 2}
 
 
 def run(settings: dict[str, Any], printed: dict[str, str] | None = None) -> dict[str, Any]:
-    """All names that the cells leave behind, with other settings than those of the cell that is for them; what they print
+    """All names that the cells leave behind, with other settings than in the cell that is for them; what they print
     goes into `printed`."""
     names: dict[str, Any] = {}
     printed = {} if printed is None else printed

@@ -64,7 +64,10 @@ class Scores:
         return cls(mean_N[None], stderr_N[None], forward_passes)
 
 
-NEEDS_GATES = "needs learned gates, so gate=softmax and a schedule that scores no pruned model, or leave it out"
+NEEDS_GATES = (
+    "needs learned gates, so gate=softmax and a schedule that scores no pruned model; else leave it out, for example"
+    " with scorer=[ablation]"
+)
 
 
 @dataclass(frozen=True)
