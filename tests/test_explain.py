@@ -29,6 +29,7 @@ from mhaprune.scorers.entropy import Entropy
 from mhaprune.showing import attention_table, examples_table, show
 from mhaprune.statistics import spearman
 from mhaprune.store import RunFolder
+from mhaprune.tasks.sort import Sort
 
 SETTINGS = ("experiment=explain", *LEARNT, *TINY_EXPLAIN)
 
@@ -345,11 +346,13 @@ def test_examples_of_the_split_are_shown_with_what_is_right(run: Run) -> None:
         assert row.correct == (row.answer == row.right_answer)
 
 
-def test_a_word_that_the_table_does_not_know_has_no_right_answer(tmp_path: Path, cache: Path) -> None:
-    settings = [f"cache={cache}", "example=mhaprune verb3", "experiment.starts=0"]
-    tables = explained(tmp_path, *TINY, "task=inflection", *settings)
+def test_an_example_that_the_task_does_not_know_has_no_right_answer(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = run.study()
+    monkeypatch.setattr(Sort, "answer", lambda self, source: None)
+    tables = Explain(starts=0)(study).tables
     assert pd.isna(tables["examples"]["right_answer"].item())
     assert "(no answer is known)" in " ".join(answers(tables))
+    assert "wrong" not in next(plot for plot in draw(tables) if plot.name == "attention-0-cross").caption
 
 
 def test_with_retrain_the_model_is_trained_from_other_gates(run: Run) -> None:
@@ -363,7 +366,13 @@ def test_with_retrain_the_model_is_trained_from_other_gates(run: Run) -> None:
 
 
 def test_the_command_of_the_readme(tmp_path: Path) -> None:
-    settings = [*SETTINGS[1:], f"cache={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"]
+    settings = [
+        *TINY,
+        *TINY_EXPLAIN,
+        "task.train=200",
+        f"cache={tmp_path / 'cache'}",
+        f"hydra.run.dir={tmp_path / 'run'}",
+    ]
     done = run_script("run.py", "experiment=explain", "task=reverse", "example=3 1 4 1 5", *settings)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "run" / "report.html").read_text()

@@ -19,7 +19,7 @@ from conftest import ROOT
 
 TUTORIAL = ROOT / "notebooks" / "importance_of_a_head.ipynb"
 CELLS = json.loads(TUTORIAL.read_text())["cells"]
-SMALL = {"STEPS": 60, "EXAMPLES": 40, "ROUNDS": 2}
+SMALL = {"STEPS": 20, "EXAMPLES": 40, "ROUNDS": 2}
 
 
 def run(settings: dict[str, Any], printed: dict[str, str] | None = None) -> dict[str, Any]:
