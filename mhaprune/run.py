@@ -119,6 +119,7 @@ class Run:
 
     @property
     def _trained_seed(self) -> int:
+        """Of a model that was brought, not that of this run."""
         return self.seed if self._saved is None else int(self._saved.facts.get("seed", self.seed))
 
     @property
@@ -182,7 +183,8 @@ class Run:
             settings = {name: describe(getattr(self, name)) for name in BROUGHT}
             if one.learned_gates() is None:
                 settings["gate"] = None
-            return to_bytes(one, settings, history.to_dict("records"), self.identity, steps_since + steps)
+            facts = self.identity | {"seed": self._trained_seed}
+            return to_bytes(one, settings, history.to_dict("records"), facts, steps_since + steps)
 
         return Study(
             subject=model,

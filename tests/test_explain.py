@@ -15,11 +15,13 @@ import torch
 from conftest import LEARNT, TINY, TINY_EXPLAIN, compose, run_script
 from legible import check_legible
 from mhaprune.attention import MultiHeadAttention
+from mhaprune.cache import weights_digest
 from mhaprune.config import ConfigError, build
 from mhaprune.data import Examples, shift_right
 from mhaprune.experiments.explain import Explain
 from mhaprune.figures import draw
 from mhaprune.gate_starts import from_other_starts
+from mhaprune.gates import Softmax
 from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.plots import Plot, Tables
 from mhaprune.pruning import ProofFailed
@@ -363,6 +365,19 @@ def test_with_retrain_the_model_is_trained_from_other_gates(run: Run) -> None:
     start = tables["retraining"].filter(like="gate_cross").iloc[0]
     assert start.nunique() == 2, "random numbers, not all the same"
     assert any("With the whole model retrained, init=rand" in line for line in answers(tables))
+
+
+def test_a_model_from_a_file_is_retrained_from_the_seed_it_was_trained_with(
+    run: Run, cache: Path, tmp_path: Path
+) -> None:
+    assert isinstance(run.gate, Softmax)
+    other, path = replace(run.gate, init="rand"), tmp_path / "model.pt"
+    for seed in (5, 6):  # saved again by a run of yet another seed
+        path.write_bytes(run.study().save(run.study().subject))
+        run = build(compose("experiment=explain", f"model_file={path}", f"cache={cache}", f"seed={seed}"))
+    again, _ = run.study().retrain(other)
+    once, _ = replace(run, model_file=None, seed=0).study().retrain(other)
+    assert weights_digest(again) == weights_digest(once)
 
 
 def test_the_command_of_the_readme(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from mhaprune.gates import Softmax
+from mhaprune.tasks.sort import Sort
+from mhaprune.transformer import Transformer
 
 
 def test_an_untrained_gate_changes_nothing() -> None:
@@ -36,3 +38,14 @@ def test_a_negative_rate_is_refused() -> None:
     for settings in ({"learning_rate": -1}, {"learning_rate": math.nan}, {"entropy_weight": -1}):
         with pytest.raises(ValueError, match=f"{next(iter(settings))}=.*: must be 0 or more"):
             Softmax(**settings)
+
+
+def test_where_gates_start_leaves_the_weights_alone(task: Sort) -> None:
+    """Models of one seed differ in their gates and in nothing else."""
+    states = []
+    for init in ("zeros", "rand"):
+        torch.manual_seed(3)
+        model = Transformer(d_model=8, num_heads=2)(len(task.vocabulary), Softmax(init=init))  # type: ignore[arg-type]
+        states.append(model.state_dict())
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]) != name.endswith("gate.logits"), name

@@ -142,6 +142,22 @@ def test_a_head_that_looks_everywhere_gets_chance_and_says_so(staring: tuple[pd.
     assert look["unevenness"] == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.parametrize(("share", "everywhere"), [(0.04, True), (0.2, False)])
+def test_hardly_uneven_is_everywhere_and_a_little_uneven_is_not(share: float, everywhere: bool) -> None:
+    """Heads that give that share of their attention to a pattern and spread the rest."""
+
+    class Leaning(Staring):
+        def attention_maps(self, batch: Examples) -> dict[Block, AttentionMap]:
+            maps = super().attention_maps(batch)
+            even = {block: View.of(block.site, batch).allowed for block in maps}
+            spread = {block: _evenly_on(allowed, allowed)[:, None] for block, allowed in even.items()}
+            return {b: m._replace(weights=share * m.weights + (1 - share) * spread[b]) for b, m in maps.items()}
+
+    looks = observe(Leaning(), TASK.splits().report).looks.set_index(["site", "head"])  # type: ignore[arg-type]
+    look = looks.loc[("encoder_self", list(PATTERNS[Site.ENCODER_SELF]).index("first"))]
+    assert (look["name"] == "everywhere") == everywhere
+
+
 def test_the_reverse_position_is_where_the_symbol_to_write_comes_from() -> None:
     batch = TASK.splits().report
     view = View.of(Site.CROSS, batch)
