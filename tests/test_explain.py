@@ -63,6 +63,8 @@ def test_everything_is_there_and_can_be_read(tables: Tables, plots: dict[str, Pl
     lines = answers(tables)
     best = tables["looks"].sort_values("score").iloc[-1]
     name = f"{best['site']}.{best['layer']}.{best['head']}"
+    followed = tables["values"][["site", "layer", "head"]].drop_duplicates()
+    assert followed.values.tolist() == [[best["site"], best["layer"], best["head"]]]
     assert lines[0].startswith(
         f"{name} matters most of 6 heads by ablation: without it exact match is {best['sequence_accuracy']:.2f} ("
     )
