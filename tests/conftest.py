@@ -85,6 +85,13 @@ def one_thread() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def few_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are most of the time of a small run: only tests marked `figures` let it draw."""
+    if "figures" not in request.keywords:
+        monkeypatch.setattr("mhaprune.run.draw", lambda tables: [])
+
+
 @pytest.fixture(scope="session")
 def task() -> Sort:
     return Sort(train=200, valid=16, score=24, choose=16, report=16, num_symbols=5, max_length=6)

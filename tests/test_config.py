@@ -18,9 +18,10 @@ from conftest import (
     compose,
     run_script,
 )
-from mhaprune.command_line import one_line
+from mhaprune.command_line import described, one_line
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.ablate import Ablate
+from mhaprune.figures import draw
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.store import RunFolder, describe, read_status
 from mhaprune.tasks.sort import Sort
@@ -58,8 +59,8 @@ def tiny(group: str, option: str) -> list[str]:
 def test_every_yaml_is_composed_checked_and_run(
     group: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if group != "experiment":  # the same figures forty times would be most of the time
-        monkeypatch.setattr("mhaprune.run.draw", lambda tables: [])
+    if group == "experiment":  # of the others the same figures forty times would be most of the time
+        monkeypatch.setattr("mhaprune.run.draw", draw)
     run = build(compose(*tiny(group, option), f"cache={tmp_path / 'cache'}"))
     with RunFolder(tmp_path / "run").recorded() as folder:
         lines = run(folder)
@@ -154,9 +155,26 @@ def test_a_setting_that_is_missing_is_named() -> None:
         (["gate=none", "gate.scale=one"], "gate.scale=one: gate is not among what is chosen, see --help"),
         (["scorer=[ablation]", "scorer.random.draws=3"], "scorer.random.draws=3: random is not among what is chosen"),
         (["experiment=train", "experiment.tolerance=0"], "experiment.tolerance=0: no such key, allowed are examples"),
-        (["hydra/launcher=ray"], "launch=ray: this launcher is not installed, joblib comes with: pip install"),
         (["task=sorted"], "task=sorted: no such option, allowed are copy, inflection, reverse, running_sum, sort"),
         (["training.steps=many"], "training.steps='many': must be a whole number"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_composed_or_built_is_said_in_one_line(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [str(ROOT / "scripts" / "run.py"), *arguments])
+    with pytest.raises(ValueError) as error:  # noqa: PT011 (which one is what the cases say)
+        described(*arguments)
+    assert one_line(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sped=1"], "sped=1: no such key, allowed are seed, device, num_threads, cache"),
+        (["hydra/launcher=ray"], "launch=ray: this launcher is not installed, joblib comes with: pip install"),
         (["model.max_length=5"], "model.max_length=5: task sort has sequences of 11 tokens, so 11 or more"),
         (["cache=/dev/null/x"], "cache=/dev/null/x: cannot be written (Not a directory), name a folder that can"),
         (["hydra.run.dir=/dev/null/x"], "/dev/null/x: Not a directory; hydra.run.dir and cache must name folders"),

@@ -185,6 +185,13 @@ def test_attention_is_that_of_the_model_on_its_own_answer(run: Run, tables: Tabl
     assert " ".join(writes).removesuffix(" <eos>") == tables["examples"]["answer"].item()
 
 
+def test_what_is_compared_has_one_scale(plots: dict[str, Plot]) -> None:
+    """The scores before and after the division, and what comes out of a head before and after its gate."""
+    scales = {axes.get_title(loc="left"): axes.images[0].get_clim() for axes in plots["tensors"].figure.axes}
+    assert scales["10. scores"] == scales["11. scaled scores"] == scales["12. masked scores"]
+    assert scales["14. head outputs"] == scales["16. gated outputs"] != scales["10. scores"]
+
+
 def test_the_head_that_is_closed_is_the_head_that_is_named(run: Run, tables: Tables) -> None:
     study = run.study()
     for row in tables["looks"].itertuples():
@@ -205,7 +212,6 @@ def test_attention_weights_are_made_for_nothing_but_where_they_are_looked_at(
         return plain(self, *arguments, **named)
 
     monkeypatch.setattr(MultiHeadAttention, "attend", counted)
-    monkeypatch.setattr("mhaprune.run.draw", lambda tables: [])
     scorers = sorted(path.stem for path in (Path(__file__).parents[1] / "conf" / "scorer").glob("*.yaml"))
     few = [f"scorer.{name}.steps=2" for name in ("subset", "hard_concrete")]
     study = build(

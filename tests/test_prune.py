@@ -414,6 +414,19 @@ def test_a_recovery_is_kept_for_the_weights_it_started_from(study: Study) -> Non
     assert asked[-1]["from"] != scratch["from"]
 
 
+def test_a_draw_is_kept_whatever_others_there_are(study: Study) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
+        asked.append(what)
+        return {"weights": None, "history": [], "note": ""}
+
+    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+    for draws, draw in ((1, 0), (3, 0), (3, 1)):
+        recover(FromScratch(draws), lesson, study.subject, draw, remember)
+    assert asked[0] == asked[1] != asked[2]
+
+
 def test_equal_masks_are_recovered_once(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     grid: HeadGrid = study.subject.grid
     plan = recovering.Plan("a", 0, "one", HeadMask(grid, frozenset(grid.heads[:2])), "2")

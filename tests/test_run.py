@@ -26,6 +26,7 @@ def run(folder: Path, *overrides: str) -> dict[str, pd.DataFrame]:
     return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
 
 
+@pytest.mark.figures
 def test_a_run_leaves_what_the_house_promises(tmp_path: Path) -> None:
     tables = run(tmp_path / "run", f"cache={tmp_path / 'cache'}", "scorer.random.draws=3")
     assert set(tables) == {"summary", "heads", "pruning", "agreement", "latency", "training"}
@@ -66,6 +67,7 @@ def test_a_run_leaves_what_the_house_promises(tmp_path: Path) -> None:
     assert environment["versions"]["torch"] == torch.__version__
 
 
+@pytest.mark.figures
 def test_the_same_seed_gives_the_same_files_twice(tmp_path: Path) -> None:
     """Each trained anew; what a clock has measured is left out."""
     runs = [run(tmp_path / name, f"cache={tmp_path / name / 'cache'}") for name in ("first", "second")]
