@@ -37,7 +37,7 @@ def looks_details(tables: Tables) -> Iterator[str]:
         line += f" {head['turned_wrong']:.0f} of {head['examples']:.0f} examples turn wrong"
         if key in wrong.index:
             example = wrong.loc[key]
-            line += f"; of {example['example']} it makes {example['said_without_it']}"
+            line += f"; of {example['example']} it makes {example['said_without_it'] or 'nothing'}"
         yield f"{line}."
     alike = looks[looks["name"] == "everywhere"]
     if len(alike):

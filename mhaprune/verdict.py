@@ -116,7 +116,7 @@ def _names(heads: pd.DataFrame) -> pd.Series:
 
 
 def _title_alone(stays: pd.Series) -> str:
-    return f"{int(stays.sum())} of {len(stays)} heads matter, each on its own"
+    return f"{int((~stays).sum())} of {len(stays)} heads are prunable, one at a time"
 
 
 def _alone(tolerance: float) -> str:

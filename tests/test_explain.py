@@ -263,7 +263,7 @@ def test_removed_heads_are_grey_and_say_so(run: Run, cache: Path, tmp_path: Path
     assert [text.get_text() for text in second.texts] == ["removed"]
     words = [text.get_text() for text in plots["matter"].figure.axes[0].texts]
     assert words.count("removed") == 3
-    assert "of 3 heads matter" in plots["matter"].alt
+    assert "of 3 heads are prunable, one at a time" in plots["matter"].alt
     for plot in plots.values():
         check_legible(plot)
 

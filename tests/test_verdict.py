@@ -78,10 +78,10 @@ CASES: dict[str, tuple[Tables, str, set[int]]] = {
         "2 of 5 heads are enough: 0.97 exact match after fine_tune",
         {0, 3},
     ),
-    "explain": ({"looks": looks()}, "3 of 4 heads matter, each on its own", {0, 2, 3}),
+    "explain": ({"looks": looks()}, "1 of 4 heads are prunable, one at a time", {0, 2, 3}),
     "compare": (
         {"winner": pd.DataFrame({"prunable_tolerance": [0.01]}), "heads": scored("gate", "ablation")},
-        "3 of 5 heads matter, each on its own",
+        "2 of 5 heads are prunable, one at a time",
         {0, 2, 3},
     ),
 }
