@@ -8,15 +8,15 @@ import pandas as pd
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from mhaprune.attention import MultiHeadAttention, causal_bias
 from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.heads import HeadId, Site
+from mhaprune.model.attention import MultiHeadAttention, causal_bias
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scaling import with_and_without
 from mhaprune.scoring import head_columns
 from mhaprune.showing import tokens
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Task
-from mhaprune.transformer import Seq2Seq
 from mhaprune.walkthrough import Call, walk
 
 

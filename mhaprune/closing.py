@@ -15,11 +15,11 @@ from mhaprune.agreement import HEAD
 from mhaprune.data import Examples
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import all_open, measure_masks
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scoring import head_columns
 from mhaprune.statistics import wilson_interval
 from mhaprune.subject import Outcome
 from mhaprune.tasks.base import Task
-from mhaprune.transformer import Seq2Seq
 
 
 def close_each(subject: Seq2Seq, examples: Examples) -> Outcome:

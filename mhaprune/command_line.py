@@ -21,8 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from mhaprune.collect import RUN, collect
 from mhaprune.config import ConfigError, build
+from mhaprune.model.checkpoint import BROUGHT
 from mhaprune.run import Run
-from mhaprune.saved import BROUGHT
 from mhaprune.store import RunFolder
 
 log = logging.getLogger(__name__)

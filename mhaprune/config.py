@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal, Union, get_args, get_origin
 
+from mhaprune.model.checkpoint import load
 from mhaprune.run import Run
-from mhaprune.saved import load
 
 
 class ConfigError(ValueError):

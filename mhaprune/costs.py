@@ -17,7 +17,7 @@ from mhaprune.scoring import Remember
 from mhaprune.speed import device_name, in_turn
 from mhaprune.subject import Subject
 
-MEASURED_BY = ("costs", "speed", "transformer", "decoding")
+MEASURED_BY = ("costs", "speed", "model.transformer", "model.decoding")
 """The modules whose code decides, beside the model's, what a cost in milliseconds is."""
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 import torch
 
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.speed import Device
-from mhaprune.transformer import Seq2Seq
 
 ATTENTION, FEED_FORWARD, REST = "attention", "feed_forward", "rest"
 WHOLE = "whole"

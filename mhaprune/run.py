@@ -20,12 +20,13 @@ from mhaprune.cache import Cache, data_digest, source_digest, weights_digest
 from mhaprune.costs import MEASURED_BY
 from mhaprune.experiments.base import Experiment, Study
 from mhaprune.figures import draw
-from mhaprune.gates import Gate
 from mhaprune.heads import HeadGrid
+from mhaprune.model.checkpoint import BROUGHT, SavedModel, load, to_bytes
+from mhaprune.model.gates import Gate
+from mhaprune.model.transformer import Seq2Seq, Transformer
 from mhaprune.oracle import CHOSEN_BY
 from mhaprune.recoveries.base import Recovery
 from mhaprune.report import answers, check_answers, render
-from mhaprune.saved import BROUGHT, SavedModel, load, to_bytes
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Make, naming
@@ -33,11 +34,20 @@ from mhaprune.speed import device_name
 from mhaprune.store import RunFolder, describe, fingerprint, option_name
 from mhaprune.tasks.base import Splits, Task
 from mhaprune.training import Training
-from mhaprune.transformer import Seq2Seq, Transformer
 
 log = logging.getLogger(__name__)
 
-TRAINED_BY = ("heads", "gates", "attention", "layers", "data", "subject", "network", "measure", "training")
+TRAINED_BY = (
+    "heads",
+    "model.gates",
+    "model.attention",
+    "model.layers",
+    "data",
+    "subject",
+    "model.network",
+    "measure",
+    "training",
+)
 """The modules whose code decides what a training ends in; of a task its examples do."""
 for _name in (*TRAINED_BY, *CHOSEN_BY, *MEASURED_BY, "gate_training", "scorers.base", "recoveries.base"):
     source_digest(f"mhaprune.{_name}")  # now, before anybody edits them

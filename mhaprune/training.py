@@ -19,9 +19,9 @@ from torch.optim import AdamW, Optimizer
 from tqdm import tqdm
 
 from mhaprune.data import PAD, Examples
-from mhaprune.gates import Gate, HeadGate
 from mhaprune.measure import Diverged, measure
-from mhaprune.transformer import Seq2Seq
+from mhaprune.model.gates import Gate, HeadGate
+from mhaprune.model.transformer import Seq2Seq
 
 Objective = Callable[[Seq2Seq, Examples], Tensor]
 """What training lowers: a number for a batch, penalties of the gates aside."""

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mhaprune.attention import MultiHeadAttention
+from mhaprune.model.attention import MultiHeadAttention
 
 
 class Step(NamedTuple):

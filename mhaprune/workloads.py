@@ -14,7 +14,7 @@ import torch
 
 from mhaprune.data import SPECIAL, Examples
 from mhaprune.heads import HeadGrid, HeadMask, Site
-from mhaprune.transformer import Seq2Seq, Transformer
+from mhaprune.model.transformer import Seq2Seq, Transformer
 
 What = Literal["encoder", "decoder", "both"]
 """One pass of the encoder; greedy decoding with a KV cache from what the encoder says; the one after the other, which

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from mhaprune.budgets import removing
 from mhaprune.command_line import described
 from mhaprune.data import PAD, Examples, shift_right
-from mhaprune.gates import Softmax
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
-from mhaprune.layers import AttentionSublayer, Call, EncoderLayer, FeedForward, sinusoids
 from mhaprune.measure import measure, measure_masks
-from mhaprune.prefixes import Branches, depth_first
+from mhaprune.model.gates import Softmax
+from mhaprune.model.layers import AttentionSublayer, Call, EncoderLayer, FeedForward, sinusoids
+from mhaprune.model.shared_prefixes import Branches, depth_first
+from mhaprune.model.transformer import TOKENS_AT_ONCE, Seq2Seq, Transformer
 from mhaprune.schedules.base import Judge
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.scorers.ablation import Ablation
@@ -33,7 +34,6 @@ from mhaprune.speed import COPIES, in_turn, ratios, taking_turns
 from mhaprune.subject import Subject
 from mhaprune.tasks.sort import Sort
 from mhaprune.training import Training, training_step
-from mhaprune.transformer import TOKENS_AT_ONCE, Seq2Seq, Transformer
 
 VOCABULARY_SIZE = 13
 Pair = tuple[str, Callable[[], object], Callable[[], object]]

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from mhaprune.command_line import plain
 from mhaprune.data import Examples
-from mhaprune.gates import Softmax
 from mhaprune.heads import HeadMask
+from mhaprune.model.gates import Softmax
+from mhaprune.model.transformer import Seq2Seq, Transformer
 from mhaprune.schedules.base import Judge
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from mhaprune.transformer import Seq2Seq, Transformer
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = (

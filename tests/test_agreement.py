@@ -5,12 +5,12 @@ import pytest
 from scipy import stats
 
 from mhaprune.agreement import rank_agreement, with_reference
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.random import Random
 from mhaprune.scoring import Scoring, heads_table
 from mhaprune.tasks.base import Splits
-from mhaprune.transformer import Seq2Seq
 
 
 def test_agreement_is_between_the_scorers_that_draw_once(model: Seq2Seq, splits: Splits) -> None:

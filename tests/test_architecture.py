@@ -75,7 +75,7 @@ def test_scorers_and_schedules_see_a_model_through_the_protocol_only() -> None:
         new = {m for path in paths if path.exists() for m in imports(path) if m.startswith("mhaprune.")} - seen
         seen |= new
     assert "mhaprune.subject" in seen
-    assert not seen & {"mhaprune.transformer", "mhaprune.training"}
+    assert not seen & {"mhaprune.model.transformer", "mhaprune.training"}
 
 
 def files(folder: str) -> list[Path]:

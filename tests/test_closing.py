@@ -8,9 +8,9 @@ from mhaprune.closing import close_each, closed_table, turned_wrong
 from mhaprune.data import PAD, Examples
 from mhaprune.heads import HeadId, HeadMask, Site
 from mhaprune.measure import measure
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.subject import Outcome
 from mhaprune.tasks.sort import Sort
-from mhaprune.transformer import Seq2Seq
 
 
 def own_answers(model: Seq2Seq, batch: Examples) -> Examples:

@@ -15,6 +15,7 @@ from mhaprune.config import ConfigError, build
 from mhaprune.experiments.compare import winner_table
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.measure import measure
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning import Plan
 from mhaprune.regret import Regrets
 from mhaprune.report import answers
@@ -27,7 +28,6 @@ from mhaprune.statistics import area, student_interval
 from mhaprune.store import RunFolder, read_status
 from mhaprune.subject import Outcome
 from mhaprune.tasks.base import Splits
-from mhaprune.transformer import Seq2Seq
 
 
 def overrides(cache: Path) -> list[str]:

@@ -96,7 +96,10 @@ def test_inflection_chooses_its_recipe_and_can_be_overruled() -> None:
         ),
         ({"task._target_": "mhaprune.nowhere.Sort"}, "task._target_=mhaprune.nowhere.Sort: must name"),
         ({"task._target_": "mhaprune.a.b.Sort"}, "task._target_=mhaprune.a.b.Sort: must name"),
-        ({"task._target_": "mhaprune.gates.Softmax"}, "task._target_=mhaprune.gates.Softmax: .* that is a Task"),
+        (
+            {"task._target_": "mhaprune.model.gates.Softmax"},
+            "task._target_=mhaprune.model.gates.Softmax: .* that is a Task",
+        ),
         ({"task._target_": "mhaprune.tasks.base.Task"}, "task._target_=mhaprune.tasks.base.Task: must name"),
         ({"task": "sort"}, "task='sort': must be settings with a _target_ that names a Task"),
         ({"task.min_length": "2"}, "task.min_length='2': must be a whole number"),

@@ -14,15 +14,15 @@ import torch
 
 from conftest import LEARNT, TINY, TINY_EXPLAIN, compose, run_script
 from legible import check_legible
-from mhaprune.attention import MultiHeadAttention
 from mhaprune.cache import weights_digest
 from mhaprune.config import build
 from mhaprune.data import Examples, shift_right
 from mhaprune.experiments.explain import Explain
 from mhaprune.figures import draw
 from mhaprune.gate_starts import from_other_starts
-from mhaprune.gates import Softmax
 from mhaprune.heads import Block, HeadId, HeadMask, Site
+from mhaprune.model.attention import MultiHeadAttention
+from mhaprune.model.gates import Softmax
 from mhaprune.plots import Plot, Tables
 from mhaprune.pruning import ProofFailed
 from mhaprune.report import answers

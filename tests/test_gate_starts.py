@@ -8,9 +8,9 @@ import torch
 
 from mhaprune import gate_starts
 from mhaprune.gate_starts import from_other_starts
+from mhaprune.model.transformer import Seq2Seq, Transformer
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from mhaprune.transformer import Seq2Seq, Transformer
 
 
 def test_starts_differ_sums_stay_and_the_model_stays_as_it_is(model: Seq2Seq, splits: Splits) -> None:

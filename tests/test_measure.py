@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure import accuracy_columns, greedy_disagreements, logit_difference, mean_outputs, measure
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.subject import Outcome
 from mhaprune.tasks.base import Splits
-from mhaprune.transformer import Seq2Seq
 
 
 def test_measure_is_a_loop_over_single_examples_in_their_order(model: Seq2Seq, splits: Splits) -> None:

@@ -5,9 +5,9 @@ import torch
 
 from conftest import run_script, script
 from mhaprune.measure import gate_gradients
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.taylor import Taylor
 from mhaprune.tasks.base import Splits
-from mhaprune.transformer import Seq2Seq
 
 mistakes = script("mistakes")
 

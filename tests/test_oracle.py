@@ -13,14 +13,14 @@ from torch import Tensor
 from mhaprune import oracle
 from mhaprune.cache import Cache
 from mhaprune.data import EOS, Examples
-from mhaprune.gates import Softmax
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.measure import measure
+from mhaprune.model.gates import Softmax
+from mhaprune.model.transformer import Seq2Seq, Transformer
 from mhaprune.oracle import find_best
 from mhaprune.subject import Outcome
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from mhaprune.transformer import Seq2Seq, Transformer
 
 Table = dict[tuple[int, ...], float]
 

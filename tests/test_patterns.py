@@ -9,12 +9,12 @@ from torch import Tensor
 
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadGrid, Site
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.patterns import PATTERNS, View, named_after, observe
 from mhaprune.scorers.confidence import Confidence
 from mhaprune.scorers.entropy import Entropy
 from mhaprune.subject import AttentionMap
 from mhaprune.tasks.reverse import Reverse
-from mhaprune.transformer import Seq2Seq
 
 TASK = Reverse(num_symbols=6, max_length=6, min_length=3, train=40, valid=8, score=8, choose=8, report=30)
 

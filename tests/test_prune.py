@@ -25,11 +25,12 @@ from mhaprune.experiments.base import Study
 from mhaprune.experiments.prune import choose_next, first_plans, removal_order, smallest_table
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure import Diverged, measure
+from mhaprune.model.checkpoint import load
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning import ProofFailed
 from mhaprune.recoveries.base import Lesson, recover
 from mhaprune.recoveries.fine_tune import FineTune, distil
 from mhaprune.recoveries.from_scratch import FromScratch
-from mhaprune.saved import load
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
@@ -38,7 +39,6 @@ from mhaprune.scoring import Scoring
 from mhaprune.store import RunFolder, read_status
 from mhaprune.subject import Outcome
 from mhaprune.training import cross_entropy
-from mhaprune.transformer import Seq2Seq
 
 RECOVERIES = "recovery=[fine_tune,fine_tune_between,from_scratch]"
 SETTINGS = (

@@ -12,6 +12,7 @@ from mhaprune.cache import Cache, weights_digest
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure import Diverged
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.gate import Gate
@@ -22,7 +23,6 @@ from mhaprune.scorers.subset import Subset
 from mhaprune.scoring import Remember, Scoring, heads_table
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits
-from mhaprune.transformer import Seq2Seq
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from mhaprune.data import PAD
-from mhaprune.gates import Softmax
 from mhaprune.measure import Diverged
+from mhaprune.model.gates import Softmax
+from mhaprune.model.transformer import Seq2Seq, Transformer
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from mhaprune.training import Training, cross_entropy, head_gates, training_step
-from mhaprune.transformer import Seq2Seq, Transformer
 
 GATE = Softmax(learning_rate=0.05, entropy_weight=0.01)
 RECIPE = Training(steps=7, batch_size=8, warmup_steps=2, evaluate_every=3, checkpoint_every=2)

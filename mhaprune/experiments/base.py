@@ -9,15 +9,15 @@ from typing import ClassVar, Protocol
 
 import pandas as pd
 
-from mhaprune.gates import Gate
 from mhaprune.heads import HeadGrid
+from mhaprune.model.gates import Gate
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Remember
 from mhaprune.tasks.base import Splits, Task
 from mhaprune.training import Training
-from mhaprune.transformer import Seq2Seq
 
 
 class Save(Protocol):

@@ -9,7 +9,7 @@ import torch
 
 from mhaprune.evaluation import evaluate
 from mhaprune.experiments.base import Experiment, Findings, Study
-from mhaprune.saved import exported
+from mhaprune.model.checkpoint import exported
 
 
 @dataclass(frozen=True)

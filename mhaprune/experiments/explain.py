@@ -17,9 +17,10 @@ from mhaprune.closing import close_each, closed_table, turned_wrong
 from mhaprune.data import Examples
 from mhaprune.experiments.base import Experiment, Findings, Study
 from mhaprune.gate_starts import from_other_starts
-from mhaprune.gates import Softmax
 from mhaprune.heads import HeadGrid, HeadId, HeadMask, Site
 from mhaprune.measure import all_open, measure
+from mhaprune.model.gates import Softmax
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.patterns import observe
 from mhaprune.pruning import MAX_DIFFERENCE, ProofFailed, Removal, proofs
 from mhaprune.scaling import scaling_table
@@ -29,7 +30,6 @@ from mhaprune.scoring import Scoring, head_columns, heads_table
 from mhaprune.showing import attention_table, examples_table, heads_named, show
 from mhaprune.statistics import prunable, spearman
 from mhaprune.subject import Subject
-from mhaprune.transformer import Seq2Seq
 from mhaprune.walkthrough import Call, largest_difference, steps_table, values_table, walk
 
 

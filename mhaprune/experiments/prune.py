@@ -16,6 +16,7 @@ from mhaprune.data import Examples
 from mhaprune.evaluation import by_group, groups_of
 from mhaprune.experiments.base import Findings, Study, WithinTolerance
 from mhaprune.heads import HeadGrid
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning import PROOF_BATCH, Plan, make_plans, proofs, time_removed
 from mhaprune.recoveries import NOTHING
 from mhaprune.recoveries.base import Lesson, left_digest
@@ -23,7 +24,6 @@ from mhaprune.recovering import Recovering, Trial
 from mhaprune.schedules.base import Schedule, Stepwise
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scoring import Make, Scoring
-from mhaprune.transformer import Seq2Seq
 
 WAY = ["schedule", "scorer", "recovery"]
 BEST = "best of each size"

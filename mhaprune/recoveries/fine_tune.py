@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mhaprune.data import PAD, Examples
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Lesson, Recovery, State, left_digest
-from mhaprune.transformer import Seq2Seq
 
 
 @dataclass(frozen=True)

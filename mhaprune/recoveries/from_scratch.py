@@ -10,8 +10,8 @@ import pandas as pd
 import torch
 
 from mhaprune.heads import HeadGrid, HeadId
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Lesson, Recovery, State
-from mhaprune.transformer import Seq2Seq
 
 
 @dataclass(frozen=True)

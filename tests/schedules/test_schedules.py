@@ -14,6 +14,7 @@ from mhaprune.budgets import removing
 from mhaprune.config import build
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.base import Judge, Schedule
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.schedules.iterative import Iterative
@@ -22,7 +23,6 @@ from mhaprune.schedules.swap import Swap
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits
-from mhaprune.transformer import Seq2Seq
 
 EVERY = sorted(path.stem for path in (ROOT / "conf" / "schedule").glob("*.yaml"))
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from mhaprune.data import Examples
 from mhaprune.heads import Block
 from mhaprune.measure import gate_gradients, measure
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.fisher import Fisher
 from mhaprune.scorers.integrated_gradients import IntegratedGradients
 from mhaprune.scorers.taylor import Taylor
 from mhaprune.tasks.base import Splits
-from mhaprune.transformer import Seq2Seq
 
 
 def gradients_by_hand(model: Seq2Seq, examples: Examples) -> Tensor:

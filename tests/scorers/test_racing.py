@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.racing import Racing
 from mhaprune.tasks.base import Splits
-from mhaprune.transformer import Seq2Seq
 from test_oracle import Game, numbered
 
 EXAMPLES, HEADS = 200, 7

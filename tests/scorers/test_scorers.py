@@ -10,6 +10,7 @@ from torch import Tensor
 from mhaprune.data import Examples, shift_right
 from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.measure import measure
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation, resample
 from mhaprune.scorers.all_but_one import AllButOne
 from mhaprune.scorers.base import Scorer
@@ -29,7 +30,6 @@ from mhaprune.scorers.subset import Subset
 from mhaprune.scorers.taylor import Taylor
 from mhaprune.subject import Fallback
 from mhaprune.tasks.base import Splits
-from mhaprune.transformer import Seq2Seq
 
 
 def loss_of_one(

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
-from mhaprune.gates import Softmax
 from mhaprune.measure import measure
+from mhaprune.model.gates import Softmax
+from mhaprune.model.transformer import Seq2Seq, Transformer
 from mhaprune.scorers.shapley import Shapley
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from mhaprune.transformer import Seq2Seq, Transformer
 from test_oracle import ONE, Game
 
 Value = Callable[[frozenset[int]], float]

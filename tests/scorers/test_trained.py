@@ -11,6 +11,7 @@ from mhaprune.budgets import removing
 from mhaprune.data import PAD, Examples
 from mhaprune.gate_training import train_gates
 from mhaprune.heads import HeadId
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Budgeted, Scorer, TrainedGates
@@ -18,7 +19,6 @@ from mhaprune.scorers.hard_concrete import LOGIT_BOUND, HardConcrete, probabilit
 from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.subset import Subset, relaxed_top_k
 from mhaprune.tasks.base import Splits
-from mhaprune.transformer import Seq2Seq
 from test_oracle import Game, numbered
 
 PLANTED = ("encoder_self.1.2", "decoder_self.0.1", "cross.1.0")

@@ -15,7 +15,7 @@ from torch import Tensor
 from mhaprune.cache import weights_digest
 from mhaprune.data import Examples, shift_right
 from mhaprune.heads import HeadId
-from mhaprune.transformer import Seq2Seq
+from mhaprune.model.transformer import Seq2Seq
 
 FORMAT, VERSION = "mhaprune model", 1
 BROUGHT = ("task", "model", "gate", "training")

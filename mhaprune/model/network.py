@@ -13,11 +13,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from mhaprune.attention import Projection, padding_bias
 from mhaprune.data import PAD, Examples, shift_right
-from mhaprune.gates import Gate
 from mhaprune.heads import Block, HeadGrid, Site
-from mhaprune.layers import AttentionSublayer, Call, DecoderLayer, EncoderLayer, FeedForward, sinusoids
+from mhaprune.model.attention import Projection, padding_bias
+from mhaprune.model.gates import Gate
+from mhaprune.model.layers import AttentionSublayer, Call, DecoderLayer, EncoderLayer, FeedForward, sinusoids
 from mhaprune.subject import Fallback, Gates, Outcome
 
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from mhaprune.data import Examples, shift_right
 from mhaprune.heads import Block
-from mhaprune.layers import AttentionSublayer, FeedForward
-from mhaprune.relevance import with_relevance
+from mhaprune.model.layers import AttentionSublayer, FeedForward
+from mhaprune.model.relevance import with_relevance
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.lrp import Lrp
 from mhaprune.tasks.base import Splits
-from mhaprune.transformer import Seq2Seq
 
 Rule = Callable[[Tensor], Tensor]
 """From the relevance of what a part puts out, (T, D), to that of what it took."""

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mhaprune.attention import MultiHeadAttention
 from mhaprune.heads import Block
-from mhaprune.layers import AttentionSublayer
+from mhaprune.model.attention import MultiHeadAttention
+from mhaprune.model.layers import AttentionSublayer
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import EOS, PAD, Examples, shift_right
-from mhaprune.decoding import KVCache, decode_greedily
-from mhaprune.gates import Gate
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
-from mhaprune.layers import AttentionSublayer, Call
-from mhaprune.network import EncoderDecoder, Shape
-from mhaprune.prefixes import Branches, depth_first
-from mhaprune.relevance import with_relevance
+from mhaprune.model.decoding import KVCache, decode_greedily
+from mhaprune.model.gates import Gate
+from mhaprune.model.layers import AttentionSublayer, Call
+from mhaprune.model.network import EncoderDecoder, Shape
+from mhaprune.model.relevance import with_relevance
+from mhaprune.model.shared_prefixes import Branches, depth_first
+from mhaprune.model.surgery import remove_heads
 from mhaprune.subject import AttentionMap, Fallback, Outcome
-from mhaprune.surgery import remove_heads
 
 TOKENS_AT_ONCE = 2048
 """Tokens that one step of a pass of many masks takes: enough to be worth the call, few enough to stay near the

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhaprune.gates import Gate
+from mhaprune.model.gates import Gate
 
 
 def padding_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:

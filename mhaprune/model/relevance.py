@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from mhaprune.attention import MultiHeadAttention
+from mhaprune.model.attention import MultiHeadAttention
 
 Model = TypeVar("Model", bound=nn.Module)
 

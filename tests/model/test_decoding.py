@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.data import Examples
-from mhaprune.decoding import KVCache
 from mhaprune.heads import Block, HeadMask, Site
-from mhaprune.layers import Call
-from mhaprune.transformer import Seq2Seq
+from mhaprune.model.decoding import KVCache
+from mhaprune.model.layers import Call
+from mhaprune.model.transformer import Seq2Seq
 
 TOKENS = 5
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mhaprune.attention import MultiHeadAttention, causal_bias, padding_mask
-from mhaprune.gates import Softmax
+from mhaprune.model.attention import MultiHeadAttention, causal_bias, padding_mask
+from mhaprune.model.gates import Softmax
 
 B, T, U, D, H = 3, 5, 7, 12, 4
 

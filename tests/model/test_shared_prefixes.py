@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune import transformer
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.measure import mean_outputs, measure, measure_masks
-from mhaprune.prefixes import Branches
+from mhaprune.model import transformer
+from mhaprune.model.shared_prefixes import Branches
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import resample
 from mhaprune.subject import SharesPrefixes
 from mhaprune.tasks.base import Splits
-from mhaprune.transformer import Seq2Seq
 
 
 def some_gates(model: Seq2Seq) -> Tensor:

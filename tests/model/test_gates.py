@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from mhaprune.gates import Softmax
+from mhaprune.model.gates import Softmax
+from mhaprune.model.transformer import Transformer
 from mhaprune.tasks.sort import Sort
-from mhaprune.transformer import Transformer
 
 
 def test_an_untrained_gate_changes_nothing() -> None:

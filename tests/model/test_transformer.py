@@ -6,10 +6,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.data import BOS, EOS, PAD, Examples, shift_right
-from mhaprune.gates import Softmax
 from mhaprune.heads import Block, HeadMask, Site
-from mhaprune.layers import sinusoids
-from mhaprune.transformer import Seq2Seq, Transformer
+from mhaprune.model.gates import Softmax
+from mhaprune.model.layers import sinusoids
+from mhaprune.model.transformer import Seq2Seq, Transformer
 
 
 def removals(model: Seq2Seq) -> dict[str, HeadMask]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mhaprune.attention import MultiHeadAttention
+from mhaprune.model.attention import MultiHeadAttention
 
 
 @torch.no_grad()

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mhaprune.attention import MultiHeadAttention
-from mhaprune.gates import Softmax
-from mhaprune.surgery import remove_heads
+from mhaprune.model.attention import MultiHeadAttention
+from mhaprune.model.gates import Softmax
+from mhaprune.model.surgery import remove_heads
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from mhaprune.attention import MultiHeadAttention, Projection
-from mhaprune.decoding import KVCache
-from mhaprune.gates import Gate
 from mhaprune.heads import Block
+from mhaprune.model.attention import MultiHeadAttention, Projection
+from mhaprune.model.decoding import KVCache
+from mhaprune.model.gates import Gate
 
 
 @dataclass
