@@ -15,7 +15,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.memory import model_bytes, peak_bytes
 from mhaprune.model.transformer import Seq2Seq, Transformer
 from mhaprune.parts import ATTENTION, time_parts
-from mhaprune.speed import CONTROL, COPIES, DENSE, in_turn, ratios, taking_turns
+from mhaprune.timing import CONTROL, COPIES, DENSE, in_turn, ratios, taking_turns
 from mhaprune.workloads import Workload
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -14,10 +14,10 @@ from mhaprune.cache import data_digest, source_digest
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadMask
 from mhaprune.scoring import Remember
-from mhaprune.speed import device_name, in_turn
 from mhaprune.subject import Subject
+from mhaprune.timing import device_name, in_turn
 
-MEASURED_BY = ("costs", "speed", "model.transformer", "model.decoding")
+MEASURED_BY = ("costs", "timing", "model.transformer", "model.decoding")
 """The modules whose code decides, beside the model's, what a cost in milliseconds is."""
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.autograd.profiler import profile
 
-from mhaprune.speed import Device
+from mhaprune.timing import Device
 
 
 def peak_bytes(call: Callable[[], object], device: Device = "cpu") -> int:

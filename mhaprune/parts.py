@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.speed import Device
+from mhaprune.timing import Device
 
 ATTENTION, FEED_FORWARD, REST = "attention", "feed_forward", "rest"
 WHOLE = "whole"

@@ -19,10 +19,10 @@ from mhaprune.measure import accuracy_columns, greedy_disagreements, logit_diffe
 from mhaprune.schedules.base import Judge, Schedule
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scoring import Scoring, naming
-from mhaprune.speed import CONTROL, DENSE, in_turn, ratios
 from mhaprune.store import option_name
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tasks.base import Splits
+from mhaprune.timing import CONTROL, DENSE, in_turn, ratios
 
 PROOF_BATCH = 16
 MAX_DIFFERENCE = 1e-9

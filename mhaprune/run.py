@@ -30,9 +30,9 @@ from mhaprune.report import answers, check_answers, render
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Make, naming
-from mhaprune.speed import device_name
 from mhaprune.store import RunFolder, describe, fingerprint, option_name
 from mhaprune.tasks.base import Splits, Task
+from mhaprune.timing import device_name
 from mhaprune.training import Training
 
 log = logging.getLogger(__name__)

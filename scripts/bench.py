@@ -30,9 +30,9 @@ from mhaprune.schedules.greedy import Greedy
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.shapley import Shapley
-from mhaprune.speed import COPIES, in_turn, ratios, taking_turns
 from mhaprune.subject import Subject
 from mhaprune.tasks.sort import Sort
+from mhaprune.timing import COPIES, in_turn, ratios, taking_turns
 from mhaprune.training import Training, training_step
 
 VOCABULARY_SIZE = 13

@@ -20,7 +20,7 @@ from mhaprune.pruning import make_plans, proofs, prune, time_removed
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scoring import Scoring
-from mhaprune.speed import CONTROL, device_name
+from mhaprune.timing import CONTROL, device_name
 from mhaprune.workloads import Workload, evenly, scaled
 
 

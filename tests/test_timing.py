@@ -11,7 +11,7 @@ import torch
 
 from mhaprune.memory import peak_bytes
 from mhaprune.parts import Stopwatch
-from mhaprune.speed import device_name, in_turn, ratios, taking_turns
+from mhaprune.timing import device_name, in_turn, ratios, taking_turns
 
 
 def test_a_round_makes_every_call_once_and_none_always_follows_the_same() -> None:
