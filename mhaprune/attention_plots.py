@@ -12,8 +12,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.agreement import HEAD
 from mhaprune.plots import Plot, Tables, number, write_cells
+from mhaprune.scorers.agreement import HEAD
 from mhaprune.verdict import SITE_LABELS
 
 WEIGHTS: Any = {"cmap": "Blues", "vmin": 0, "vmax": 1}

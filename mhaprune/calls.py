@@ -13,7 +13,7 @@ from mhaprune.heads import HeadId, Site
 from mhaprune.model.attention import MultiHeadAttention, causal_bias
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scaling import with_and_without
-from mhaprune.scoring import head_columns
+from mhaprune.scorers.scoring import head_columns
 from mhaprune.showing import tokens
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Task

@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from mhaprune.budgets import Cost
 from mhaprune.cache import data_digest, source_digest
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadMask
-from mhaprune.scoring import Remember
+from mhaprune.schedules.budgets import Cost
+from mhaprune.scorers.scoring import Remember
 from mhaprune.subject import Subject
 from mhaprune.timing import device_name, in_turn
 

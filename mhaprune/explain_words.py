@@ -7,8 +7,8 @@ from math import isnan
 
 import pandas as pd
 
-from mhaprune.agreement import HEAD
 from mhaprune.plots import Tables, number
+from mhaprune.scorers.agreement import HEAD
 
 NAMED = 3
 """So many of the heads that matter most are spoken of one by one."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
-from mhaprune.gate_training import train_gates
-from mhaprune.scoring import head_columns
+from mhaprune.scorers.gate_training import train_gates
+from mhaprune.scorers.scoring import head_columns
 from mhaprune.subject import Subject
 
 CLOSED = 1e-6

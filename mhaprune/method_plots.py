@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.agreement import CONTROL
 from mhaprune.plots import (
     CONTROL_COLOUR,
     Plot,
@@ -27,6 +26,7 @@ from mhaprune.plots import (
     power_of_ten,
     write_cells,
 )
+from mhaprune.scorers.agreement import CONTROL
 
 MOST_LINES = 6
 """More curves in one panel cannot be told apart."""

@@ -16,7 +16,7 @@ from mhaprune.cache import data_digest, source_digest
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure import all_open, measure_masks
-from mhaprune.scoring import Remember
+from mhaprune.scorers.scoring import Remember
 from mhaprune.subject import Outcome, Subject
 
 MOST_HEADS = 16

@@ -17,11 +17,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mhaprune.agreement import HEAD
 from mhaprune.data import EOS, PAD, Examples, shift_right
 from mhaprune.heads import HeadId, Site
 from mhaprune.measure import BATCH_SIZE
-from mhaprune.scoring import head_columns
+from mhaprune.scorers.agreement import HEAD
+from mhaprune.scorers.scoring import head_columns
 from mhaprune.subject import AttentionMap, Subject
 
 LARGEST = 0.5

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from mhaprune.agreement import CONTROL
+from mhaprune.scorers.agreement import CONTROL
 
 Tables = Mapping[str, pd.DataFrame]
 

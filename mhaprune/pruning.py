@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mhaprune.budgets import Budget
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.measure import accuracy_columns, greedy_disagreements, logit_difference, measure, measure_masks
 from mhaprune.schedules.base import Judge, Schedule
+from mhaprune.schedules.budgets import Budget
 from mhaprune.scorers.base import Budgeted, Scorer
-from mhaprune.scoring import Scoring, naming
+from mhaprune.scorers.scoring import Scoring, naming
 from mhaprune.store import option_name
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tasks.base import Splits

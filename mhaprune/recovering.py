@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import pandas as pd
 from tqdm import tqdm
 
-from mhaprune.budgets import Budget
 from mhaprune.heads import HeadMask
 from mhaprune.measure import accuracy_columns, measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning import Plan, Removal, choose_columns, plan_columns, size_columns
 from mhaprune.recoveries import NOTHING
 from mhaprune.recoveries.base import Lesson, Recovery, recover
-from mhaprune.scoring import Remember
+from mhaprune.schedules.budgets import Budget
+from mhaprune.scorers.scoring import Remember
 from mhaprune.subject import Outcome
 
 

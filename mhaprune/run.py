@@ -29,7 +29,7 @@ from mhaprune.recoveries.base import Recovery
 from mhaprune.report import answers, check_answers, render
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.scoring import Make, naming
+from mhaprune.scorers.scoring import Make, naming
 from mhaprune.store import RunFolder, describe, fingerprint, option_name
 from mhaprune.tasks.base import Splits, Task
 from mhaprune.timing import device_name
@@ -49,7 +49,7 @@ TRAINED_BY = (
     "training",
 )
 """The modules whose code decides what a training ends in; of a task its examples do."""
-for _name in (*TRAINED_BY, *CHOSEN_BY, *MEASURED_BY, "gate_training", "scorers.base", "recoveries.base"):
+for _name in (*TRAINED_BY, *CHOSEN_BY, *MEASURED_BY, "scorers.gate_training", "scorers.base", "recoveries.base"):
     source_digest(f"mhaprune.{_name}")  # now, before anybody edits them
 
 

@@ -11,7 +11,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.agreement import REFERENCE, with_reference
 from mhaprune.plots import (
     COLOURS,
     CONTROL_COLOUR,
@@ -29,6 +28,7 @@ from mhaprune.plots import (
     power_of_ten,
     write_cells,
 )
+from mhaprune.scorers.agreement import REFERENCE, with_reference
 from mhaprune.verdict import SITE_LABELS
 
 

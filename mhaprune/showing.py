@@ -11,7 +11,7 @@ import torch
 from mhaprune.data import EOS, SPECIAL, Examples, pad, shift_right
 from mhaprune.heads import HeadGrid, HeadId, Site
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.scoring import head_columns
+from mhaprune.scorers.scoring import head_columns
 from mhaprune.tasks.base import Task
 
 

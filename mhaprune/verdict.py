@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from mhaprune.agreement import HEAD, REFERENCE
 from mhaprune.recoveries import NOTHING
+from mhaprune.scorers.agreement import HEAD, REFERENCE
 from mhaprune.statistics import prunable
 
 SITE_LABELS = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}

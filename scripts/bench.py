@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhaprune.budgets import removing
 from mhaprune.command_line import described
 from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
@@ -26,6 +25,7 @@ from mhaprune.model.layers import AttentionSublayer, Call, EncoderLayer, FeedFor
 from mhaprune.model.shared_prefixes import Branches, depth_first
 from mhaprune.model.transformer import TOKENS_AT_ONCE, Seq2Seq, Transformer
 from mhaprune.schedules.base import Judge
+from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.racing import Racing

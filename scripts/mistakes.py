@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mhaprune.budgets import heads_to_remove, removing
 from mhaprune.command_line import described
 from mhaprune.experiments.base import Study
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.measure import gate_gradients, measure_masks
 from mhaprune.schedules.base import Judge
+from mhaprune.schedules.budgets import heads_to_remove, removing
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.statistics import spearman, student_interval

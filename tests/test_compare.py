@@ -10,7 +10,6 @@ import torch
 from scipy import stats
 
 from conftest import LEARNT, TINY_COMPARE, compose, judged
-from mhaprune.budgets import removing
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.compare import winner_table
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
@@ -19,6 +18,7 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning import Plan
 from mhaprune.regret import Regrets
 from mhaprune.report import answers
+from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.gate import Gate

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 
 from conftest import LEARNT, compose
 from mhaprune import recovering
-from mhaprune.budgets import Budget, Cost, removing
 from mhaprune.config import ConfigError, build
 from mhaprune.data import PAD, Examples
 from mhaprune.evaluation import by_group
@@ -31,11 +30,12 @@ from mhaprune.pruning import ProofFailed
 from mhaprune.recoveries.base import Lesson, recover
 from mhaprune.recoveries.fine_tune import FineTune, distil
 from mhaprune.recoveries.from_scratch import FromScratch
+from mhaprune.schedules.budgets import Budget, Cost, removing
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
+from mhaprune.scorers.scoring import Scoring
 from mhaprune.scorers.subset import Subset
-from mhaprune.scoring import Scoring
 from mhaprune.store import RunFolder, read_status
 from mhaprune.subject import Outcome
 from mhaprune.training import cross_entropy

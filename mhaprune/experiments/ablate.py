@@ -8,15 +8,15 @@ from math import isnan, nan
 
 import pandas as pd
 
-from mhaprune.agreement import rank_agreement, with_reference
-from mhaprune.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.experiments.base import Findings, Study, WithinTolerance, the_one
 from mhaprune.heads import HeadGrid
 from mhaprune.pruning import make_plans, proofs, prune, time_removed
 from mhaprune.report import INITIAL_GATE
 from mhaprune.schedules.base import Schedule
+from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
+from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.base import Scorer
-from mhaprune.scoring import Scoring, heads_table
+from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.statistics import spearman
 
 

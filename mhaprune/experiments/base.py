@@ -15,7 +15,7 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.scoring import Remember
+from mhaprune.scorers.scoring import Remember
 from mhaprune.tasks.base import Splits, Task
 from mhaprune.training import Training
 

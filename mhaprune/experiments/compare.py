@@ -11,8 +11,6 @@ import numpy as np
 import pandas as pd
 import torch
 
-from mhaprune.agreement import CONTROL, REFERENCE, rank_agreement, with_reference
-from mhaprune.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.experiments.base import Experiment, Findings, Study, the_one
 from mhaprune.heads import HeadGrid
 from mhaprune.measure import measure_masks
@@ -20,8 +18,10 @@ from mhaprune.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning import Plan, make_plans, proofs, prune, whom_to_ask
 from mhaprune.regret import Regrets, with_interval
 from mhaprune.schedules.base import Schedule
+from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
+from mhaprune.scorers.agreement import CONTROL, REFERENCE, rank_agreement, with_reference
 from mhaprune.scorers.base import Scorer, TrainedGates
-from mhaprune.scoring import Scoring, heads_table, settings_text
+from mhaprune.scorers.scoring import Scoring, heads_table, settings_text
 from mhaprune.statistics import CONFIDENCE, prunable, sign_flip_p, spearman
 from mhaprune.store import option_name
 

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from mhaprune.agreement import HEAD, REFERENCE, rank_agreement
 from mhaprune.calls import call_in, call_of_other_sizes, place_in_block, scaling_here
 from mhaprune.closing import close_each, closed_table, turned_wrong
 from mhaprune.data import Examples
@@ -25,8 +24,9 @@ from mhaprune.patterns import observe
 from mhaprune.pruning import MAX_DIFFERENCE, ProofFailed, Removal, proofs
 from mhaprune.scaling import scaling_table
 from mhaprune.schedules.base import Schedule
+from mhaprune.scorers.agreement import HEAD, REFERENCE, rank_agreement
 from mhaprune.scorers.base import Scorer
-from mhaprune.scoring import Scoring, head_columns, heads_table
+from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.showing import attention_table, examples_table, heads_named, show
 from mhaprune.statistics import prunable, spearman
 from mhaprune.subject import Subject

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from mhaprune.budgets import Budget, check_budgets, heads_to_remove, in_heads, removing, resolve
 from mhaprune.costs import Costs
 from mhaprune.data import Examples
 from mhaprune.evaluation import by_group, groups_of
@@ -22,8 +21,9 @@ from mhaprune.recoveries import NOTHING
 from mhaprune.recoveries.base import Lesson, left_digest
 from mhaprune.recovering import Recovering, Trial
 from mhaprune.schedules.base import Schedule, Stepwise
+from mhaprune.schedules.budgets import Budget, check_budgets, heads_to_remove, in_heads, removing, resolve
 from mhaprune.scorers.base import Budgeted, Scorer
-from mhaprune.scoring import Make, Scoring
+from mhaprune.scorers.scoring import Make, Scoring
 
 WAY = ["schedule", "scorer", "recovery"]
 BEST = "best of each size"

@@ -11,15 +11,15 @@ from typing import Literal
 import pandas as pd
 from tqdm import tqdm
 
-from mhaprune.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.contest import PRECISIONS, Contest
 from mhaprune.experiments.base import Experiment, Findings, Study, the_one
 from mhaprune.heads import HeadGrid
 from mhaprune.model.transformer import Seq2Seq, Transformer
 from mhaprune.pruning import make_plans, proofs, prune, time_removed
 from mhaprune.schedules.base import Schedule
+from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.base import Scorer
-from mhaprune.scoring import Scoring
+from mhaprune.scorers.scoring import Scoring
 from mhaprune.timing import CONTROL, device_name
 from mhaprune.workloads import Workload, evenly, scaled
 

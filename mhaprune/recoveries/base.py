@@ -13,7 +13,7 @@ import pandas as pd
 from mhaprune.cache import source_digest, weights_digest
 from mhaprune.measure import Diverged
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.scoring import Remember
+from mhaprune.scorers.scoring import Remember
 from mhaprune.store import describe
 from mhaprune.tasks.base import Splits
 from mhaprune.training import Training

@@ -14,8 +14,8 @@ from typing import Literal
 from torch import Tensor
 from tqdm import tqdm
 
-from mhaprune.budgets import Budget
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
+from mhaprune.schedules.budgets import Budget
 from mhaprune.subject import Subject
 
 

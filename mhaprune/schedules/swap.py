@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mhaprune.budgets import Budget
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.schedules.base import Judge, Schedule, Stepwise
+from mhaprune.schedules.budgets import Budget
 
 
 @dataclass(frozen=True)

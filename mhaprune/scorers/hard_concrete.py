@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
-from mhaprune.gate_training import train_gates
 from mhaprune.scorers.base import Scores, TrainedGates
+from mhaprune.scorers.gate_training import train_gates
 from mhaprune.subject import Subject
 
 TEMPERATURE, STRETCH = 1 / 3, 0.1

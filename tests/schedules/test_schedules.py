@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from conftest import ROOT, compose, judged
-from mhaprune.budgets import removing
 from mhaprune.config import build
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.base import Judge, Schedule
+from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from conftest import judged
-from mhaprune.budgets import removing
 from mhaprune.data import PAD, Examples
-from mhaprune.gate_training import train_gates
 from mhaprune.heads import HeadId
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Budgeted, Scorer, TrainedGates
+from mhaprune.scorers.gate_training import train_gates
 from mhaprune.scorers.hard_concrete import LOGIT_BOUND, HardConcrete, probability_open, stretched
 from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.subset import Subset, relaxed_top_k

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mhaprune.agreement import rank_agreement, with_reference
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation
+from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.random import Random
-from mhaprune.scoring import Scoring, heads_table
+from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.tasks.base import Splits
 
 

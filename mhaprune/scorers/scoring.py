@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 
-from mhaprune.agreement import HEAD
 from mhaprune.cache import data_digest, source_digest
 from mhaprune.data import Examples
 from mhaprune.heads import HeadId
+from mhaprune.scorers.agreement import HEAD
 from mhaprune.scorers.base import Budgeted, Scorer, Scores, TrainedGates
 from mhaprune.store import describe
 from mhaprune.subject import Subject
@@ -73,7 +73,7 @@ class Scoring:
             return {**vars(scores), "seconds": seconds}
 
         if isinstance(scorer, TrainedGates) and self.remember is not None:
-            modules = (type(scorer).__module__, "mhaprune.gate_training", "mhaprune.scorers.base")
+            modules = (type(scorer).__module__, "mhaprune.scorers.gate_training", "mhaprune.scorers.base")
             what = {
                 "scorer": describe(scorer),
                 "seed": self.seed,

@@ -7,20 +7,20 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from mhaprune import scoring
 from mhaprune.cache import Cache, weights_digest
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure import Diverged
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.scorers import scoring
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.random import Random
+from mhaprune.scorers.scoring import Remember, Scoring, heads_table
 from mhaprune.scorers.shapley import Shapley
 from mhaprune.scorers.subset import Subset
-from mhaprune.scoring import Remember, Scoring, heads_table
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits
 
@@ -122,7 +122,7 @@ def test_whatever_decides_a_score_is_a_recipe_of_its_own(
 def test_code_that_has_changed_scores_anew(
     model: Seq2Seq, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("mhaprune.scorers.subset", "mhaprune.gate_training", None):
+    for module in ("mhaprune.scorers.subset", "mhaprune.scorers.gate_training", None):
         digest = scoring.source_digest
         with monkeypatch.context() as patch:
             patch.setattr(scoring, "source_digest", lambda name, m=module, d=digest: "new" if name == m else d(name))

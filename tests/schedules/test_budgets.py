@@ -14,11 +14,11 @@ from torch import Tensor
 
 from conftest import judged
 from mhaprune import costs as module
-from mhaprune.budgets import Budget, Cost, check_budgets, heads_to_remove, removing, resolve
 from mhaprune.costs import Costs, counted
 from mhaprune.heads import HeadMask
 from mhaprune.model.transformer import Seq2Seq, Transformer
 from mhaprune.schedules.base import Judge
+from mhaprune.schedules.budgets import Budget, Cost, check_budgets, heads_to_remove, removing, resolve
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.schedules.swap import Swap
