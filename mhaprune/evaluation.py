@@ -9,7 +9,7 @@ import pandas as pd
 
 from mhaprune.data import Examples
 from mhaprune.measure import accuracy_columns, measure
-from mhaprune.pruning import size_columns
+from mhaprune.pruning.removal import size_columns
 from mhaprune.statistics import wilson_interval
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tasks.base import Task

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from mhaprune.heads import HeadMask
 from mhaprune.measure import accuracy_columns, measure
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning import Plan, Removal, choose_columns, plan_columns, size_columns
+from mhaprune.pruning.removal import Plan, Removal, choose_columns, plan_columns, size_columns
 from mhaprune.recoveries import NOTHING
 from mhaprune.recoveries.base import Lesson, Recovery, recover
 from mhaprune.schedules.budgets import Budget

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from mhaprune.heads import HeadMask
-from mhaprune.oracle import OBJECTIVES
-from mhaprune.pruning import Plan
+from mhaprune.pruning.oracle import OBJECTIVES
+from mhaprune.pruning.removal import Plan
 from mhaprune.statistics import area_weights, bootstrap_interval
 from mhaprune.subject import Outcome
 

@@ -17,14 +17,14 @@ import pandas as pd
 import torch
 
 from mhaprune.cache import Cache, data_digest, source_digest, weights_digest
-from mhaprune.costs import MEASURED_BY
 from mhaprune.experiments.base import Experiment, Study
 from mhaprune.figures import draw
 from mhaprune.heads import HeadGrid
 from mhaprune.model.checkpoint import BROUGHT, SavedModel, load, to_bytes
 from mhaprune.model.gates import Gate
 from mhaprune.model.transformer import Seq2Seq, Transformer
-from mhaprune.oracle import CHOSEN_BY
+from mhaprune.pruning.costs import MEASURED_BY
+from mhaprune.pruning.oracle import CHOSEN_BY
 from mhaprune.recoveries.base import Recovery
 from mhaprune.report import answers, check_answers, render
 from mhaprune.schedules.base import Schedule

@@ -15,7 +15,7 @@ from mhaprune.experiments.compare import winner_table
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.measure import measure
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning import Plan
+from mhaprune.pruning.removal import Plan
 from mhaprune.regret import Regrets
 from mhaprune.report import answers
 from mhaprune.schedules.budgets import removing

@@ -24,7 +24,7 @@ from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.gates import Softmax
 from mhaprune.plots import Plot, Tables
-from mhaprune.pruning import ProofFailed
+from mhaprune.pruning.removal import ProofFailed
 from mhaprune.report import answers
 from mhaprune.run import Run
 from mhaprune.scorers.entropy import Entropy

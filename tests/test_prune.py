@@ -26,7 +26,7 @@ from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure import Diverged, measure
 from mhaprune.model.checkpoint import load
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning import ProofFailed
+from mhaprune.pruning.removal import ProofFailed
 from mhaprune.recoveries.base import Lesson, recover
 from mhaprune.recoveries.fine_tune import FineTune, distil
 from mhaprune.recoveries.from_scratch import FromScratch

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
-from mhaprune.pruning import Plan
+from mhaprune.pruning.removal import Plan
 from mhaprune.regret import Regrets, with_interval
 from mhaprune.statistics import bootstrap_interval
 from mhaprune.subject import Outcome

@@ -10,7 +10,7 @@ import pandas as pd
 
 from mhaprune.experiments.base import Findings, Study, WithinTolerance, the_one
 from mhaprune.heads import HeadGrid
-from mhaprune.pruning import make_plans, proofs, prune, time_removed
+from mhaprune.pruning.removal import make_plans, proofs, prune, time_removed
 from mhaprune.report import INITIAL_GATE
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing

@@ -21,7 +21,7 @@ from mhaprune.measure import all_open, measure
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.patterns import observe
-from mhaprune.pruning import MAX_DIFFERENCE, ProofFailed, Removal, proofs
+from mhaprune.pruning.removal import MAX_DIFFERENCE, ProofFailed, Removal, proofs
 from mhaprune.scaling import scaling_table
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.agreement import HEAD, REFERENCE, rank_agreement

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from mhaprune.costs import Costs
 from mhaprune.data import Examples
 from mhaprune.evaluation import by_group, groups_of
 from mhaprune.experiments.base import Findings, Study, WithinTolerance
 from mhaprune.heads import HeadGrid
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning import PROOF_BATCH, Plan, make_plans, proofs, time_removed
+from mhaprune.pruning.costs import Costs
+from mhaprune.pruning.removal import PROOF_BATCH, Plan, make_plans, proofs, time_removed
 from mhaprune.recoveries import NOTHING
 from mhaprune.recoveries.base import Lesson, left_digest
 from mhaprune.recovering import Recovering, Trial

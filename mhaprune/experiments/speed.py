@@ -15,7 +15,7 @@ from mhaprune.contest import PRECISIONS, Contest
 from mhaprune.experiments.base import Experiment, Findings, Study, the_one
 from mhaprune.heads import HeadGrid
 from mhaprune.model.transformer import Seq2Seq, Transformer
-from mhaprune.pruning import make_plans, proofs, prune, time_removed
+from mhaprune.pruning.removal import make_plans, proofs, prune, time_removed
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.base import Scorer

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import judged
-from mhaprune import costs as module
-from mhaprune.costs import Costs, counted
 from mhaprune.heads import HeadMask
 from mhaprune.model.transformer import Seq2Seq, Transformer
+from mhaprune.pruning import costs as module
+from mhaprune.pruning.costs import Costs, counted
 from mhaprune.schedules.base import Judge
 from mhaprune.schedules.budgets import Budget, Cost, check_budgets, heads_to_remove, removing, resolve
 from mhaprune.schedules.greedy import Greedy

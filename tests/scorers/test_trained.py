@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_oracle import Game, numbered
 from torch import Tensor
 
 from conftest import judged
@@ -19,7 +20,6 @@ from mhaprune.scorers.hard_concrete import LOGIT_BOUND, HardConcrete, probabilit
 from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.subset import Subset, relaxed_top_k
 from mhaprune.tasks.base import Splits
-from test_oracle import Game, numbered
 
 PLANTED = ("encoder_self.1.2", "decoder_self.0.1", "cross.1.0")
 

@@ -17,7 +17,7 @@ from mhaprune.scorers.scoring import Remember
 from mhaprune.subject import Subject
 from mhaprune.timing import device_name, in_turn
 
-MEASURED_BY = ("costs", "timing", "model.transformer", "model.decoding")
+MEASURED_BY = ("pruning.costs", "timing", "model.transformer", "model.decoding")
 """The modules whose code decides, beside the model's, what a cost in milliseconds is."""
 
 

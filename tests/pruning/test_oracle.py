@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune import oracle
 from mhaprune.cache import Cache
 from mhaprune.data import EOS, Examples
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.measure import measure
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq, Transformer
-from mhaprune.oracle import find_best
+from mhaprune.pruning import oracle
+from mhaprune.pruning.oracle import find_best
 from mhaprune.subject import Outcome
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort

@@ -24,7 +24,7 @@ MOST_HEADS = 16
 MASKS_AT_ONCE = 256
 OBJECTIVES = ("loss", "sequence_accuracy")
 
-CHOSEN_BY = ("oracle", "model.shared_prefixes", "model.transformer")
+CHOSEN_BY = ("pruning.oracle", "model.shared_prefixes", "model.transformer")
 """The modules whose code decides, beside the model's, which subsets are run and what comes of them."""
 
 Removed = tuple[int, ...]

@@ -1,0 +1,1 @@
+"""Heads that go for real: plans, removal and its proof, what heads cost, and the best subset there is."""
