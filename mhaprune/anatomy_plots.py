@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from mhaprune.attention_plots import SIGNS
-from mhaprune.plots import COLOURS, MARKERS, Plot, Tables, legend_above, number, write_cells
-from mhaprune.verdict import SITE_LABELS
+from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, Tables, legend_above, number, write_cells
+from mhaprune.reporting.verdict import SITE_LABELS
 
 LAYOUT = (
     ("query input", "queries", "queries, split"),

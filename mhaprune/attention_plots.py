@@ -12,9 +12,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.plots import Plot, Tables, number, write_cells
+from mhaprune.reporting.plots import Plot, Tables, number, write_cells
+from mhaprune.reporting.verdict import SITE_LABELS
 from mhaprune.scorers.agreement import HEAD
-from mhaprune.verdict import SITE_LABELS
 
 WEIGHTS: Any = {"cmap": "Blues", "vmin": 0, "vmax": 1}
 """One scale for all attention weights; the darker, the more, also without colour."""

@@ -7,7 +7,7 @@ from math import isnan
 
 import pandas as pd
 
-from mhaprune.plots import Tables, number
+from mhaprune.reporting.plots import Tables, number
 from mhaprune.scorers.agreement import HEAD
 
 NAMED = 3

@@ -8,11 +8,17 @@ import matplotlib
 
 from mhaprune.anatomy_plots import life_of_the_tensors, scaling
 from mhaprune.attention_plots import attention_maps, head_profiles
-from mhaprune.head_plots import gates_from_other_starts, heads_that_matter
-from mhaprune.method_plots import agreement_matrix, method_curves, quality_cost, regret_map
-from mhaprune.plots import STYLE, Plot, Tables
+from mhaprune.experiments.ablate.figures import (
+    accuracy_curves,
+    accuracy_latency,
+    agreement,
+    head_scores,
+    training_curve,
+)
+from mhaprune.experiments.compare.figures import agreement_matrix, method_curves, quality_cost, regret_map
 from mhaprune.prune_plots import accuracy_by_group, compare_smallest, recovery_curves, removal_order, survivors
-from mhaprune.run_plots import accuracy_curves, accuracy_latency, agreement, head_scores, training_curve
+from mhaprune.reporting.head_map import gates_from_other_starts, heads_that_matter
+from mhaprune.reporting.plots import STYLE, Plot, Tables
 from mhaprune.speed_plots import accuracy_milliseconds, speedup_curves, time_by_part
 from mhaprune.sweep_plots import compare_curves, compare_methods, compare_runs
 

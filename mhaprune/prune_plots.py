@@ -10,7 +10,8 @@ import pandas as pd
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from mhaprune.plots import (
+from mhaprune.recoveries import NOTHING
+from mhaprune.reporting.plots import (
     COLOURS,
     CONTROL_COLOUR,
     Plot,
@@ -23,8 +24,7 @@ from mhaprune.plots import (
     panels,
     write_cells,
 )
-from mhaprune.recoveries import NOTHING
-from mhaprune.verdict import SITE_LABELS
+from mhaprune.reporting.verdict import SITE_LABELS
 
 SIZES = "heads kept (every size that was measured)"
 

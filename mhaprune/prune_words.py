@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from mhaprune.plots import Tables
 from mhaprune.recoveries import NOTHING
-from mhaprune.verdict import fewest_heads
+from mhaprune.reporting.plots import Tables
+from mhaprune.reporting.verdict import fewest_heads
 
 
 def smallest_headline(smallest: pd.DataFrame) -> str:

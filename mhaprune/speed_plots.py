@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from mhaprune.plots import (
+from mhaprune.reporting.plots import (
     COLOURS,
     CONTROL_COLOUR,
     Plot,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from mhaprune.plots import (
+from mhaprune.reporting.plots import (
     COLOURS,
     CONTROL_COLOUR,
     Plot,

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from mhaprune.plots import Plot
+from mhaprune.reporting.plots import Plot
 
 SMALLEST = 9
 """Points; at half its size on a screen of 110 dots per inch a letter is then seven dots high."""

@@ -20,7 +20,7 @@ from conftest import (
 )
 from mhaprune.command_line import described, one_line
 from mhaprune.config import ConfigError, build
-from mhaprune.experiments.ablate import Ablate
+from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.figures import draw
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.store import RunFolder, describe, read_status

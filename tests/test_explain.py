@@ -23,9 +23,9 @@ from mhaprune.gate_starts import from_other_starts
 from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.gates import Softmax
-from mhaprune.plots import Plot, Tables
 from mhaprune.pruning.removal import ProofFailed
 from mhaprune.report import answers
+from mhaprune.reporting.plots import Plot, Tables
 from mhaprune.run import Run
 from mhaprune.scorers.entropy import Entropy
 from mhaprune.showing import attention_table, examples_table, show

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from legible import check_legible
 from mhaprune.figures import draw, draw_comparison
-from mhaprune.plots import Tables
 from mhaprune.prune_plots import accuracy_by_group, compare_smallest, recovery_curves, removal_order, survivors
 from mhaprune.report import answers
+from mhaprune.reporting.plots import Tables
 
 HEADS = ["encoder_self.0.0", "encoder_self.0.1", "decoder_self.0.0", "decoder_self.0.1", "cross.0.0", "cross.0.1"]
 EXACT = {"nothing": {6: 1.0, 4: 0.9, 1: 0.1}, "tune": {6: 1.0, 4: 0.99, 1: 0.5}, "between": {6: 1.0, 4: 0.97, 1: 0.7}}

@@ -12,8 +12,8 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from mhaprune.plots import COLOURS, MARKERS, Plot, Tables, columns_of, legend_above, number, panels
-from mhaprune.verdict import SITE_LABELS, verdict
+from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, Tables, columns_of, legend_above, number, panels
+from mhaprune.reporting.verdict import SITE_LABELS, verdict
 
 NATS = {"ablation": " (rise of the loss in nats)"}
 LIGHTEST = 0.3

@@ -11,12 +11,12 @@ from scipy import stats
 
 from conftest import LEARNT, TINY_COMPARE, compose, judged
 from mhaprune.config import ConfigError, build
-from mhaprune.experiments.compare import winner_table
+from mhaprune.experiments.compare.regret import Regrets
+from mhaprune.experiments.compare.study import winner_table
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.measure import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import Plan
-from mhaprune.regret import Regrets
 from mhaprune.report import answers
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot

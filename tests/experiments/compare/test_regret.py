@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from mhaprune.experiments.compare.regret import Regrets, with_interval
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.pruning.removal import Plan
-from mhaprune.regret import Regrets, with_interval
 from mhaprune.statistics import bootstrap_interval
 from mhaprune.subject import Outcome
 

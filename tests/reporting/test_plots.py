@@ -15,7 +15,7 @@ from matplotlib.transforms import Bbox
 
 from conftest import ROOT
 from mhaprune.figures import draw
-from mhaprune.plots import STYLE, Plot, label_points
+from mhaprune.reporting.plots import STYLE, Plot, label_points
 
 
 def pruning_table(seed: int = 0) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.plots import (
+from mhaprune.reporting.plots import (
     COLOURS,
     CONTROL_COLOUR,
     MARKERS,
@@ -28,8 +28,8 @@ from mhaprune.plots import (
     power_of_ten,
     write_cells,
 )
+from mhaprune.reporting.verdict import SITE_LABELS
 from mhaprune.scorers.agreement import REFERENCE, with_reference
-from mhaprune.verdict import SITE_LABELS
 
 
 def accuracy_curves(tables: Tables) -> Plot | None:

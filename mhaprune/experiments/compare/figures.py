@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.plots import (
+from mhaprune.reporting.plots import (
     CONTROL_COLOUR,
     Plot,
     Tables,

@@ -12,11 +12,11 @@ import pandas as pd
 import torch
 
 from mhaprune.experiments.base import Experiment, Findings, Study, the_one
+from mhaprune.experiments.compare.regret import Regrets, with_interval
 from mhaprune.heads import HeadGrid
 from mhaprune.measure import measure_masks
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning.removal import Plan, make_plans, proofs, prune, whom_to_ask
-from mhaprune.regret import Regrets, with_interval
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.agreement import CONTROL, REFERENCE, rank_agreement, with_reference

@@ -3,10 +3,10 @@ from __future__ import annotations
 import re
 
 import pandas as pd
+from test_plots import all_tables
 
 from mhaprune.figures import draw
 from mhaprune.report import INITIAL_GATE, answers, check_answers, render
-from test_plots import all_tables
 
 
 def summary() -> pd.DataFrame:

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.text import Text
+from test_plots import text_of
 
 from legible import check_legible
 from mhaprune.figures import draw
-from mhaprune.plots import Plot
-from test_plots import text_of
+from mhaprune.reporting.plots import Plot
 
 FAMILIES = {
     "gate": "gate",

@@ -1,0 +1,1 @@
+"""Tables in, figures and words and one page out: what all experiments share of it."""
