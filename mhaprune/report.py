@@ -10,12 +10,12 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from mhaprune.experiments.speed.words import speed_details, speed_headline
 from mhaprune.explain_words import looks_details, looks_headline, looks_over_runs
 from mhaprune.prune_words import smallest_details, smallest_headline, smallest_over_runs
 from mhaprune.reporting.plots import Plot, Tables
 from mhaprune.reporting.verdict import largest_budget
 from mhaprune.scorers.agreement import CONTROL
-from mhaprune.speed_words import speed_details, speed_headline
 from mhaprune.statistics import student_interval
 
 LONGEST = 500

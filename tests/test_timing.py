@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.memory import peak_bytes
-from mhaprune.parts import Stopwatch
+from mhaprune.experiments.speed.memory import peak_bytes
+from mhaprune.experiments.speed.profile import Stopwatch
 from mhaprune.timing import device_name, in_turn, ratios, taking_turns
 
 

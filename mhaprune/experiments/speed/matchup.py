@@ -11,12 +11,12 @@ from typing import Any
 import pandas as pd
 import torch
 
+from mhaprune.experiments.speed.memory import model_bytes, peak_bytes
+from mhaprune.experiments.speed.profile import ATTENTION, time_parts
+from mhaprune.experiments.speed.workloads import Workload
 from mhaprune.heads import HeadMask
-from mhaprune.memory import model_bytes, peak_bytes
 from mhaprune.model.transformer import Seq2Seq, Transformer
-from mhaprune.parts import ATTENTION, time_parts
 from mhaprune.timing import CONTROL, COPIES, DENSE, in_turn, ratios, taking_turns
-from mhaprune.workloads import Workload
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PROGRAMS = 10_000

@@ -6,7 +6,7 @@ import sys
 import torch
 from torch import nn
 
-from mhaprune.memory import model_bytes, peak_bytes
+from mhaprune.experiments.speed.memory import model_bytes, peak_bytes
 
 
 def test_the_peak_is_what_was_held_at_once_and_not_what_was_taken_in_all() -> None:
@@ -35,6 +35,6 @@ def test_shared_weights_count_once_and_buffers_count() -> None:
 
 
 def test_nothing_is_said_and_standard_error_works_again() -> None:
-    code = "import sys, mhaprune.memory as m, torch; m.peak_bytes(lambda: torch.ones(3)); print('x', file=sys.stderr)"
+    code = "import sys, mhaprune.experiments.speed.memory as m, torch; m.peak_bytes(lambda: torch.ones(3)); print('x', file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("", "x\n")

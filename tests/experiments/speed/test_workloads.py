@@ -5,9 +5,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from mhaprune.experiments.speed.workloads import What, Workload, evenly, only, scaled
 from mhaprune.heads import HeadMask, Site
 from mhaprune.model.transformer import Transformer
-from mhaprune.workloads import What, Workload, evenly, only, scaled
 
 SHAPE = Transformer(d_model=12, num_heads=3, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=20)
 WORKLOADS = [Workload("encoder", 3, 7, 0), Workload("decoder", 3, 7, 5), Workload("both", 3, 7, 5)]

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
+from mhaprune.experiments.speed.profile import time_parts
 from mhaprune.model.layers import AttentionSublayer, FeedForward
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.parts import time_parts
 
 
 def test_each_part_gets_its_own_time(model: Seq2Seq, batch: Examples, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from typing import Literal
 import pandas as pd
 from tqdm import tqdm
 
-from mhaprune.contest import PRECISIONS, Contest
 from mhaprune.experiments.base import Experiment, Findings, Study, the_one
+from mhaprune.experiments.speed.matchup import PRECISIONS, Contest
+from mhaprune.experiments.speed.workloads import Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
 from mhaprune.model.transformer import Seq2Seq, Transformer
 from mhaprune.pruning.removal import make_plans, proofs, prune, time_removed
@@ -21,7 +22,6 @@ from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.timing import CONTROL, device_name
-from mhaprune.workloads import Workload, evenly, scaled
 
 
 @dataclass(frozen=True)
