@@ -16,8 +16,14 @@ from mhaprune.experiments.ablate.figures import (
     training_curve,
 )
 from mhaprune.experiments.compare.figures import agreement_matrix, method_curves, quality_cost, regret_map
+from mhaprune.experiments.prune.figures import (
+    accuracy_by_group,
+    compare_smallest,
+    recovery_curves,
+    removal_order,
+    survivors,
+)
 from mhaprune.experiments.speed.figures import accuracy_milliseconds, speedup_curves, time_by_part
-from mhaprune.prune_plots import accuracy_by_group, compare_smallest, recovery_curves, removal_order, survivors
 from mhaprune.reporting.head_map import gates_from_other_starts, heads_that_matter
 from mhaprune.reporting.plots import STYLE, Plot, Tables
 from mhaprune.sweep_plots import compare_curves, compare_methods, compare_runs

@@ -13,13 +13,13 @@ import pandas as pd
 from mhaprune.data import Examples
 from mhaprune.evaluation import by_group, groups_of
 from mhaprune.experiments.base import Findings, Study, WithinTolerance
+from mhaprune.experiments.prune.trials import Recovering, Trial
 from mhaprune.heads import HeadGrid
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.costs import Costs
 from mhaprune.pruning.removal import PROOF_BATCH, Plan, make_plans, proofs, time_removed
 from mhaprune.recoveries import NOTHING
 from mhaprune.recoveries.base import Lesson, left_digest
-from mhaprune.recovering import Recovering, Trial
 from mhaprune.schedules.base import Schedule, Stepwise
 from mhaprune.schedules.budgets import Budget, check_budgets, heads_to_remove, in_heads, removing, resolve
 from mhaprune.scorers.base import Budgeted, Scorer

@@ -10,8 +10,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from legible import check_legible
+from mhaprune.experiments.prune.figures import (
+    accuracy_by_group,
+    compare_smallest,
+    recovery_curves,
+    removal_order,
+    survivors,
+)
 from mhaprune.figures import draw, draw_comparison
-from mhaprune.prune_plots import accuracy_by_group, compare_smallest, recovery_curves, removal_order, survivors
 from mhaprune.report import answers
 from mhaprune.reporting.plots import Tables
 

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 
 from conftest import LEARNT, compose
-from mhaprune import recovering
 from mhaprune.config import ConfigError, build
 from mhaprune.data import PAD, Examples
 from mhaprune.evaluation import by_group
 from mhaprune.experiments.base import Study
-from mhaprune.experiments.prune import choose_next, first_plans, removal_order, smallest_table
+from mhaprune.experiments.prune import trials as recovering
+from mhaprune.experiments.prune.study import choose_next, first_plans, removal_order, smallest_table
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure import Diverged, measure
 from mhaprune.model.checkpoint import load
