@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 import matplotlib
 
-from mhaprune.anatomy_plots import life_of_the_tensors, scaling
-from mhaprune.attention_plots import attention_maps, head_profiles
 from mhaprune.experiments.ablate.figures import (
     accuracy_curves,
     accuracy_latency,
@@ -15,7 +13,9 @@ from mhaprune.experiments.ablate.figures import (
     head_scores,
     training_curve,
 )
+from mhaprune.experiments.anatomy.figures import life_of_the_tensors, scaling
 from mhaprune.experiments.compare.figures import agreement_matrix, method_curves, quality_cost, regret_map
+from mhaprune.experiments.explain.figures import attention_maps, head_profiles
 from mhaprune.experiments.prune.figures import (
     accuracy_by_group,
     compare_smallest,

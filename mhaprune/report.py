@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from mhaprune.experiments.explain.words import looks_details, looks_headline, looks_over_runs
 from mhaprune.experiments.prune.words import smallest_details, smallest_headline, smallest_over_runs
 from mhaprune.experiments.speed.words import speed_details, speed_headline
-from mhaprune.explain_words import looks_details, looks_headline, looks_over_runs
 from mhaprune.reporting.plots import Plot, Tables
 from mhaprune.reporting.verdict import largest_budget
 from mhaprune.scorers.agreement import CONTROL

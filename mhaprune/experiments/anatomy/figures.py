@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from mhaprune.attention_plots import SIGNS
+from mhaprune.experiments.explain.figures import SIGNS
 from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, Tables, legend_above, number, write_cells
 from mhaprune.reporting.verdict import SITE_LABELS
 

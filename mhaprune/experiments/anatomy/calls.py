@@ -9,15 +9,15 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from mhaprune.data import PAD, Examples, shift_right
+from mhaprune.experiments.anatomy.scaling import with_and_without
+from mhaprune.experiments.anatomy.walkthrough import Call, walk
+from mhaprune.experiments.examples import tokens
 from mhaprune.heads import HeadId, Site
 from mhaprune.model.attention import MultiHeadAttention, causal_bias
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.scaling import with_and_without
 from mhaprune.scorers.scoring import head_columns
-from mhaprune.showing import tokens
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Task
-from mhaprune.walkthrough import Call, walk
 
 
 def call_in(subject: Seq2Seq, head: HeadId, example: Examples, report: Examples) -> Call:

@@ -17,9 +17,10 @@ from legible import check_legible
 from mhaprune.cache import weights_digest
 from mhaprune.config import build
 from mhaprune.data import Examples, shift_right
-from mhaprune.experiments.explain import Explain
+from mhaprune.experiments.examples import attention_table, examples_table, show
+from mhaprune.experiments.explain.gate_starts import from_other_starts
+from mhaprune.experiments.explain.study import Explain
 from mhaprune.figures import draw
-from mhaprune.gate_starts import from_other_starts
 from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.gates import Softmax
@@ -28,7 +29,6 @@ from mhaprune.report import answers
 from mhaprune.reporting.plots import Plot, Tables
 from mhaprune.run import Run
 from mhaprune.scorers.entropy import Entropy
-from mhaprune.showing import attention_table, examples_table, show
 from mhaprune.statistics import spearman
 from mhaprune.store import RunFolder
 from mhaprune.tasks.sort import Sort
@@ -157,7 +157,7 @@ def test_an_answer_that_begins_with_padding_or_never_ends(run: Run) -> None:
 
 
 def test_a_layer_that_is_not_its_heads_one_by_one_ends_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mhaprune.experiments.explain.largest_difference", lambda call: math.nan)
+    monkeypatch.setattr("mhaprune.experiments.explain.study.largest_difference", lambda call: math.nan)
     with pytest.raises(ProofFailed, match="a layer and its heads one by one differ by nan, allowed is"):
         run.experiment(run.study())
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from mhaprune import gate_starts
-from mhaprune.gate_starts import from_other_starts
+from mhaprune.experiments.explain import gate_starts
+from mhaprune.experiments.explain.gate_starts import from_other_starts
 from mhaprune.model.transformer import Seq2Seq, Transformer
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort

@@ -11,26 +11,26 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from mhaprune.calls import call_in, call_of_other_sizes, place_in_block, scaling_here
-from mhaprune.closing import close_each, closed_table, turned_wrong
 from mhaprune.data import Examples
+from mhaprune.experiments.anatomy.calls import call_in, call_of_other_sizes, place_in_block, scaling_here
+from mhaprune.experiments.anatomy.scaling import scaling_table
+from mhaprune.experiments.anatomy.walkthrough import Call, largest_difference, steps_table, values_table, walk
 from mhaprune.experiments.base import Experiment, Findings, Study
-from mhaprune.gate_starts import from_other_starts
+from mhaprune.experiments.examples import attention_table, examples_table, heads_named, show
+from mhaprune.experiments.explain.gate_starts import from_other_starts
+from mhaprune.experiments.explain.patterns import observe
+from mhaprune.experiments.explain.without_each import close_each, closed_table, turned_wrong
 from mhaprune.heads import HeadGrid, HeadId, HeadMask, Site
 from mhaprune.measure import all_open, measure
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.patterns import observe
 from mhaprune.pruning.removal import MAX_DIFFERENCE, ProofFailed, Removal, proofs
-from mhaprune.scaling import scaling_table
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.agreement import HEAD, REFERENCE, rank_agreement
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
-from mhaprune.showing import attention_table, examples_table, heads_named, show
 from mhaprune.statistics import prunable, spearman
 from mhaprune.subject import Subject
-from mhaprune.walkthrough import Call, largest_difference, steps_table, values_table, walk
 
 
 @dataclass(frozen=True)

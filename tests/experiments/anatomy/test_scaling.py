@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mhaprune.scaling import scaling_table, softmax_gradient, with_and_without
+from mhaprune.experiments.anatomy.scaling import scaling_table, softmax_gradient, with_and_without
 
 
 def test_the_gradient_is_the_norm_of_the_jacobian() -> None:

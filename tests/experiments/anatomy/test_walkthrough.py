@@ -9,10 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune import walkthrough
+from mhaprune.experiments.anatomy import walkthrough
+from mhaprune.experiments.anatomy.walkthrough import (
+    Call,
+    head_by_head,
+    largest_difference,
+    steps_table,
+    values_table,
+    walk,
+)
 from mhaprune.model.attention import MultiHeadAttention, causal_bias, padding_bias, padding_mask
 from mhaprune.model.gates import Softmax
-from mhaprune.walkthrough import Call, head_by_head, largest_difference, steps_table, values_table, walk
 
 
 @pytest.fixture

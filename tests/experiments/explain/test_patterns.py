@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
+from mhaprune.experiments.explain.patterns import PATTERNS, View, named_after, observe
 from mhaprune.heads import Block, HeadGrid, Site
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.patterns import PATTERNS, View, named_after, observe
 from mhaprune.scorers.confidence import Confidence
 from mhaprune.scorers.entropy import Entropy
 from mhaprune.subject import AttentionMap

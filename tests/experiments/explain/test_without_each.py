@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from mhaprune.closing import close_each, closed_table, turned_wrong
 from mhaprune.data import PAD, Examples
+from mhaprune.experiments.explain.without_each import close_each, closed_table, turned_wrong
 from mhaprune.heads import HeadId, HeadMask, Site
 from mhaprune.measure import measure
 from mhaprune.model.transformer import Seq2Seq

@@ -1,0 +1,1 @@
+"""What the heads of one model look at, and what breaks without them."""
