@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import io
 import logging
 import pickle
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +26,11 @@ from mhaprune.store import fingerprint, make_folder, write_bytes
 
 log = logging.getLogger(__name__)
 
+Make = Callable[[dict[str, Any] | None, Callable[[dict[str, Any]], None]], dict[str, Any]]
+"""Computes a content from the state of an interrupted call, or None, and a function that saves such a state."""
+Remember = Callable[[str, dict[str, Any], Make], dict[str, Any]]
+"""Returns what was computed before for one model: its kind, what decides it beside the model, and how it is made."""
+
 
 class Cache:
     """Files named after the recipe they were made by; each holds that recipe too, so that a foreign file is noticed."""
@@ -35,7 +42,7 @@ class Cache:
         self,
         kind: str,
         recipe: dict[str, Any],
-        make: Callable[[dict[str, Any] | None, Callable[[dict[str, Any]], None]], dict[str, Any]],
+        make: Make,
     ) -> dict[str, Any]:
         """What `make` gives, from the file where there is one.
 
@@ -71,14 +78,61 @@ def weights_digest(model: nn.Module) -> str:
     return fingerprint([sha256(value.cpu().numpy().tobytes()).hexdigest() for value in model.state_dict().values()])
 
 
-@cache
-def source_digest(module: str) -> str:
-    """A fingerprint of what a module *does*: it changes with its code, not with its comments or docstrings.
+NOT_HASHED = {
+    "mhaprune.cache": "finds what was computed and computes nothing",
+    "mhaprune.store": "names and writes files",
+    "mhaprune.tables": "names rows and columns",
+    "mhaprune.ranges": "refuses settings; those that it lets pass are part of the recipe",
+    "mhaprune.tasks.base": "decides the examples, whose contents are part of the recipe",
+    "mhaprune.timing": "only tells the name of the device",
+    "mhaprune.model.transformer": "observes, prunes and decodes a trained network; what depends on it names it",
+    "mhaprune.model.decoding": "decodes, which training does not",
+}
+"""Modules that others import and that decide no result of theirs, each with the reason."""
 
-    Read once per process, so that it is that of the code which runs, also when a file is edited during a sweep.
+
+def source_digests(*modules: str) -> dict[str, str]:
+    """The digests of the sources that decide a result: these modules and what they import, by the name of the module.
+
+    Imports are followed within the packages of the modules, except those in `NOT_HASHED` and those for types only.
     """
-    source = inspect.getsource(importlib.import_module(module))
-    return fingerprint(ast.dump(_without_docstrings(ast.parse(source))))
+    found: dict[str, str] = {}
+    left = list(modules)
+    while left:
+        module = left.pop()
+        if module not in found:
+            found[module], imported = _source(module)
+            left += [name for name in imported if name not in NOT_HASHED]
+    return dict(sorted(found.items()))
+
+
+@cache
+def _source(module: str) -> tuple[str, tuple[str, ...]]:
+    """The digest of what a module *does*, without comments and docstrings, and the modules of its package it imports.
+
+    It is read once per process: it should be that of the code that runs, also when the file is edited during a sweep.
+    """
+    loaded = importlib.import_module(module)
+    tree = _without_docstrings(ast.parse(inspect.getsource(loaded)))
+    package = module.split(".")[0]
+    imported: dict[str, None] = {}
+    for node in _runtime_nodes(tree):
+        if isinstance(node, ast.Import):
+            imported |= dict.fromkeys(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = importlib.util.resolve_name("." * node.level + (node.module or ""), loaded.__package__ or "")
+            parts = [f"{base}.{alias.name}" for alias in node.names]
+            imported |= dict.fromkeys(part if part in sys.modules else base for part in parts)
+    own = tuple(name for name in imported if name.split(".")[0] == package and name != package)
+    return fingerprint(ast.dump(tree)), own
+
+
+def _runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those that only a type checker sees."""
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)):
+            yield child
+            yield from _runtime_nodes(child)
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

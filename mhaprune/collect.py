@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from mhaprune.figures import draw_comparison
-from mhaprune.report import answers, render
+from mhaprune.experiments.base import Experiment
+from mhaprune.plugins import find_class
+from mhaprune.reporting.page import render
+from mhaprune.reporting.plots import Plot, draw
 from mhaprune.store import RunFolder, read_status
+from mhaprune.tables import LABEL
 
 RUN, COLLECTION = "run", "collection"
 """What a folder's `status.json` says under `kind`."""
@@ -28,10 +32,27 @@ class FoundRun:
     def done(self) -> bool:
         return self.status.get("status") == "done"
 
+    @cached_property
+    def experiment(self) -> type[Experiment] | None:
+        """The experiment that was run; None for one that this mhaprune does not know."""
+        name = self.status.get("experiment")
+        return find_class(Experiment, name) if isinstance(name, str) else None
+
+    @property
+    def why_not(self) -> str | None:
+        """Why the run is not among those compared; None for one that is."""
+        if not self.done:
+            state = str(self.status.get("status", "no status"))
+            return f"{state}: {self.status['reason']}" if self.status.get("reason") else state
+        if "experiment" not in self.status:
+            return "too old: its status names no experiment, run it again"
+        if self.experiment is None:
+            return f"of an experiment that is not installed, {self.status['experiment']}"
+        return None
+
     @property
     def state(self) -> str:
-        state = str(self.status.get("status", "no status"))
-        return f"{state}: {self.status['reason']}" if self.status.get("reason") else state
+        return self.why_not or "done"
 
 
 def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
@@ -49,9 +70,10 @@ def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
 
 
 def collect(folders: Iterable[Path], out: Path, title: str = "Runs compared") -> list[str]:
-    """Combine the runs found in `folders` into `out`; gives the findings in sentences, failed runs named first.
+    """Combine the runs found in `folders` into `out`; returns the findings in sentences, failed runs named first.
 
-    Raises ValueError where no run is found, and where `out` is itself a run, whose files it would replace.
+    Every experiment says and draws what its own runs have in common. Raises ValueError where no run is found, and where
+    `out` is itself a run, whose files it would replace.
     """
     folders = list(folders)
     if read_status(out).get("kind", COLLECTION) != COLLECTION:
@@ -62,36 +84,48 @@ def collect(folders: Iterable[Path], out: Path, title: str = "Runs compared") ->
     with RunFolder(out).recorded() as folder:
         folder.note(kind=COLLECTION)
         labels = dict(zip([run.folder for run in runs], _labels(runs), strict=True))
-        overview = pd.DataFrame(
-            {
-                "label": labels[run.folder],
-                "folder": str(run.folder),
-                "state": run.state,
-                "seconds": run.status.get("seconds"),
-            }
-            for run in runs
-        )
-        tables = {"runs": overview} | dict(_combined([run for run in runs if run.done], labels))
-        plots = list(draw_comparison(tables))
-        lines = [f"{labels[run.folder]} is not in here, {run.state} ({run.folder})." for run in runs if not run.done]
-        lines += answers(tables)
+        compared = [run for run in runs if run.why_not is None]
+        left_out = [run for run in runs if run.why_not is not None]
+        kinds = list(dict.fromkeys(run.experiment for run in compared if run.experiment is not None))
+        tables: dict[str, pd.DataFrame] = {"runs": _overview(runs, labels)}
+        plots: list[Plot] = []
+        lines = [f"{labels[run.folder]} is not in here, {run.why_not} ({run.folder})." for run in left_out]
+        for kind in kinds:
+            own = dict(_combined([run for run in compared if run.experiment is kind], labels))
+            # Tables and figures of several experiments may have the same names.
+            prefix = f"{kind.__name__.lower()}-" if len(kinds) > 1 else ""
+            plots += [plot.named(prefix + plot.name) for plot in draw(kind.figures_over_runs, own)]
+            lines += kind.say_over_runs(own)
+            tables |= {prefix + name: frame for name, frame in own.items()}
         for name, frame in tables.items():
             folder.write_table(name, frame)
         folder.write_figures(plots)
         facts = {"command": f"python scripts/collect.py {' '.join(map(str, folders))} --out {out}", "runs": len(runs)}
         folder.write("report.html", render(title, lines, plots, tables, facts).encode())
-        folder.note(runs=len(runs), failed=[str(run.folder) for run in runs if not run.done])
+        folder.note(runs=len(runs), failed=[str(run.folder) for run in left_out])
     return lines
 
 
-def _combined(runs: list[FoundRun], labels: dict[Path, str]) -> Iterator[tuple[str, pd.DataFrame]]:
+def _overview(runs: Sequence[FoundRun], labels: Mapping[Path, str]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            LABEL: labels[run.folder],
+            "folder": str(run.folder),
+            "state": run.state,
+            "seconds": run.status.get("seconds"),
+        }
+        for run in runs
+    )
+
+
+def _combined(runs: Sequence[FoundRun], labels: Mapping[Path, str]) -> Iterator[tuple[str, pd.DataFrame]]:
     names = dict.fromkeys(name for run in runs for name in run.status.get("files", []) if name.endswith(".csv"))
     for name in names:
         parts = []
         for run in runs:
             if name in run.status["files"]:
                 frame = pd.read_csv(run.folder / name)
-                frame.insert(0, "label", labels[run.folder])
+                frame.insert(0, LABEL, labels[run.folder])
                 parts.append(frame)
         yield name.removesuffix(".csv"), pd.concat(parts, ignore_index=True)
 

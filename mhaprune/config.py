@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import inspect
 import math
 import types
 import typing
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Literal, Union, get_args, get_origin
 
 from mhaprune.model.checkpoint import load
+from mhaprune.plugins import allowed, find_class
 from mhaprune.run import Run
 
 
@@ -93,15 +91,11 @@ def _plug_in(base: type, value: Any, key: str) -> Any:
     if not isinstance(value, Mapping) or not isinstance(value.get("_target_"), str):
         raise ConfigError(f"{key}={value!r}: must be settings with a _target_ that names a {base.__name__}")
     target = value["_target_"]
-    module_name, _, class_name = target.rpartition(".")
-    found: Any = None
-    if module_name.startswith("mhaprune."):
-        with suppress(ModuleNotFoundError):
-            found = getattr(importlib.import_module(module_name), class_name, None)
-    fits = isinstance(found, type) and issubclass(found, base) and not inspect.isabstract(found)
-    if not fits or not found.__dataclass_params__.frozen:
+    found = find_class(base, target)
+    if found is None or not found.__dataclass_params__.frozen:
         raise ConfigError(
-            f"{key}._target_={target}: must name a frozen dataclass of mhaprune that is a {base.__name__}"
+            f"{key}._target_={target}: must name a frozen dataclass of {' or '.join(allowed())} that is a"
+            f" {base.__name__}; plugins=[PACKAGE] allows others"
         )
     return _construct(found, {name: item for name, item in value.items() if name != "_target_"}, key)
 

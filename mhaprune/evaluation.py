@@ -1,4 +1,4 @@
-"""What a model says and how often it is right, as tables."""
+"""What a model says, how often it is right and how large it is, as tables."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import numpy as np
 import pandas as pd
 
 from mhaprune.data import Examples
-from mhaprune.measure import accuracy_columns, measure
-from mhaprune.pruning.removal import size_columns
-from mhaprune.statistics import wilson_interval
+from mhaprune.measure import measure
+from mhaprune.statistics import bootstrap_interval, wilson_interval
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tasks.base import Task
+
+COUNTED = 16
+"""Examples whose floating-point operations are counted; the number is that of one of them."""
 
 
 def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict[str, pd.DataFrame]:
@@ -61,3 +63,36 @@ def _natural(group: str) -> tuple[int, str]:
     """10 symbols come after 9 symbols."""
     number = group.split()[0]
     return (int(number) if number.isdigit() else 0), group
+
+
+def accuracy_columns(outcome: Outcome) -> dict[str, float]:
+    """Mean loss, token accuracy and exact match, each with its 95 % interval over examples, `_low` and `_high`."""
+    columns: dict[str, float] = {}
+    for name, values in outcome._asdict().items():
+        values_E = values.double().cpu().numpy()
+        interval = wilson_interval if name == "sequence_accuracy" else bootstrap_interval
+        low, high = interval(values_E)
+        columns |= {name: float(values_E.mean()), f"{name}_low": low, f"{name}_high": high}
+    return columns
+
+
+def size_columns(subject: Subject, report: Examples) -> dict[str, int]:
+    """Its parameters, and the floating-point operations of an example."""
+    batch = report[:COUNTED]
+    return {"parameters": subject.count_parameters(), "flops": subject.count_flops(batch) // len(batch)}
+
+
+def choose_columns(subject: Subject, choose: Examples) -> dict[str, float]:
+    """What is looked at to choose between models: no number to report."""
+    outcome = measure(subject, choose)
+    return {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
+
+
+def say_accuracy(accuracy: pd.DataFrame) -> str:
+    """A table `accuracy` in a sentence."""
+    row = accuracy.iloc[0]
+    return (
+        f"{row['sequence_accuracy']:.3f} exact match"
+        f" (95 % interval {row['sequence_accuracy_low']:.3f}–{row['sequence_accuracy_high']:.3f}),"
+        f" {row['token_accuracy']:.4f} token accuracy on the report split."
+    )

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mhaprune.data import PAD, Examples
 from mhaprune.heads import Block
-from mhaprune.statistics import bootstrap_interval, wilson_interval
 from mhaprune.subject import Fallback, Outcome, SharesPrefixes, Subject
 
 BATCH_SIZE = 128
@@ -126,14 +125,3 @@ def greedy_disagreements(subject: Subject, examples: Examples, batch_size: int =
         decoded_B = (subject.predict(batch) == batch.target).all(dim=1)
         disagreements += int((decoded_B != subject.evaluate(batch).sequence_accuracy.bool()).sum())
     return disagreements
-
-
-def accuracy_columns(outcome: Outcome) -> dict[str, float]:
-    """Mean loss, token accuracy and exact match, each with its 95 % interval over examples, `_low` and `_high`."""
-    columns: dict[str, float] = {}
-    for name, values in outcome._asdict().items():
-        values_E = values.double().cpu().numpy()
-        interval = wilson_interval if name == "sequence_accuracy" else bootstrap_interval
-        low, high = interval(values_E)
-        columns |= {name: float(values_E.mean()), f"{name}_low": low, f"{name}_high": high}
-    return columns

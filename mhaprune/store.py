@@ -56,11 +56,16 @@ def make_folder(key: str, path: Path) -> Path:
     return path
 
 
+def target(value: object) -> str:
+    """Where the class of a configured object stands: what a config has under `_target_`."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
 def describe(value: Any) -> Any:
     """A configured object as plain values, with its class under `_target_`: what `config.build` reads back."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"_target_": f"{type(value).__module__}.{type(value).__qualname__}", **fields}
+        return {"_target_": target(value), **fields}
     if isinstance(value, Mapping):
         return {key: describe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

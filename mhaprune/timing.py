@@ -13,8 +13,6 @@ import torch
 from torch.utils.benchmark import timer
 from tqdm import tqdm
 
-DENSE, CONTROL = "dense", "dense again"
-"""The names of what everything is compared with, and of the same thing a second time: the A/A control."""
 COPIES = 4
 """Of two equal models one can be 1 % faster for where its weights lie in memory: several copies of each take turns."""
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mhaprune.command_line import described
-from mhaprune.experiments.base import Study
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.measure import gate_gradients, measure_masks
 from mhaprune.schedules.base import Judge
@@ -29,6 +28,7 @@ from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.statistics import spearman, student_interval
 from mhaprune.subject import Subject
+from mhaprune.trained import Study
 
 BUDGETS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 BATCH = 32

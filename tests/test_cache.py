@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mhaprune.cache import Cache, source_digest
+from mhaprune.cache import Cache, source_digests
 
 RECIPE = {"task": "sort", "seed": 0}
 
@@ -111,7 +111,7 @@ def test_the_digest_follows_code_and_not_comments(tmp_path: Path, monkeypatch: p
 
     def digest(name: str, source: str) -> str:
         (tmp_path / f"{name}.py").write_text(source)
-        return source_digest(name)
+        return source_digests(name)
 
     plain = digest("plain_module", "def f():\n    return 1\n")
     assert digest("commented_module", 'def f():\n    """Say one."""\n    # indeed\n    return (1)\n') == plain
@@ -121,6 +121,6 @@ def test_the_digest_follows_code_and_not_comments(tmp_path: Path, monkeypatch: p
 def test_the_digest_is_that_of_the_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "edited_module.py").write_text("x = 1\n")
-    before = source_digest("edited_module")
+    before = source_digests("edited_module")
     (tmp_path / "edited_module.py").write_text("x = 2\n")
-    assert source_digest("edited_module") == before
+    assert source_digests("edited_module") == before

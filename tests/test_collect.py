@@ -6,12 +6,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from test_plots import pruning_table
+from test_report import summary
 
 from conftest import run_script
 from mhaprune.collect import collect
 from mhaprune.store import RunFolder, read_status
-from test_plots import pruning_table
-from test_report import summary
 
 
 def make_run(path: Path, **identity: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from hydra.errors import HydraException
+from mhaprune.figures import draw
 
 from conftest import (
     ROOT,
@@ -21,7 +22,6 @@ from conftest import (
 from mhaprune.command_line import described, one_line
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.ablate.study import Ablate
-from mhaprune.figures import draw
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.store import RunFolder, describe, read_status
 from mhaprune.tasks.sort import Sort

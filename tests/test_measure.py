@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from mhaprune.data import Examples
+from mhaprune.evaluation import accuracy_columns
 from mhaprune.heads import HeadMask
-from mhaprune.measure import accuracy_columns, greedy_disagreements, logit_difference, mean_outputs, measure
+from mhaprune.measure import greedy_disagreements, logit_difference, mean_outputs, measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.subject import Outcome
 from mhaprune.tasks.base import Splits

@@ -3,12 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from mhaprune.figures import draw_comparison
 from test_method_plots import EVERY, check_legible, method_tables
 from test_plots import pruning_table, text_of
 
-from mhaprune.figures import draw_comparison
-from mhaprune.reporting.plots import Plot, Tables
+from mhaprune.reporting.plots import Plot
 from mhaprune.statistics import student_interval
+from mhaprune.tables import Tables
 
 
 def comparison_tables() -> Tables:

@@ -1,57 +1,24 @@
-"""What an experiment is given and what it gives back."""
+"""What every experiment promises: a study of a trained model, and how its tables become figures and sentences."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import pandas as pd
 
 from mhaprune.heads import HeadGrid
 from mhaprune.model.gates import Gate
-from mhaprune.model.transformer import Seq2Seq
-from mhaprune.recoveries.base import Recovery
+from mhaprune.reporting.head_map import heads_that_matter
+from mhaprune.reporting.plots import Figures, Plot, draw
+from mhaprune.reporting.verdict import Verdict
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.scorers.scoring import Remember
-from mhaprune.tasks.base import Splits, Task
-from mhaprune.training import Training
-
-
-class Save(Protocol):
-    def __call__(self, one: Seq2Seq, steps: int = 0) -> bytes:
-        """The content of a file from which `model_file` reads a model of this task back; `steps` were trained after the
-        study's own."""
-        ...
-
-
-@dataclass(frozen=True)
-class Study:
-    """A trained model and all that an experiment may do with it.
-
-    `history` is the table that its `training` left, `steps_since` how many steps it was trained after that; `remember`
-    is the cache of what was computed for this very model; `gate` is what its gates were made from, `retrain` gives the
-    model that the same training makes with another gate, and its history; `example` are the symbols of a source that
-    the user brought.
-    """
-
-    subject: Seq2Seq
-    task: Task
-    splits: Splits
-    history: pd.DataFrame
-    scorers: Mapping[str, Scorer]
-    schedules: Mapping[str, Schedule]
-    recoveries: Mapping[str, Recovery]
-    training: Training
-    steps_since: int
-    seed: int
-    remember: Remember
-    save: Save
-    gate: Gate | None
-    retrain: Callable[[Gate], tuple[Seq2Seq, pd.DataFrame]]
-    example: Sequence[str] | None = None
+from mhaprune.tables import Tables, by_label
+from mhaprune.tasks.base import Task
+from mhaprune.trained import Study
 
 
 @dataclass(frozen=True)
@@ -65,18 +32,56 @@ class Findings:
 
 
 @dataclass(frozen=True)
+class Setup:
+    """What is known of a run before anything is trained."""
+
+    grid: HeadGrid
+    """The heads that the model will have."""
+    task: Task
+    gate: Gate | None
+    scorers: Mapping[str, Scorer]
+    schedules: Mapping[str, Schedule]
+    example: Sequence[str] | None = None
+    """The symbols of a source that the user typed."""
+
+
+@dataclass(frozen=True)
 class Experiment(ABC):
-    """A study of one trained model."""
+    """A study of one trained model, with the figures, the sentences and the map of heads that its tables become.
+
+    `run` and `collect` ask the experiment for them, so a table may have any name, and no other module knows it.
+    """
+
+    figures: ClassVar[Figures] = ()
+    """The figures of one run, in the order of the report."""
+    figures_over_runs: ClassVar[Figures] = ()
+    """The figures of several runs, whose tables have the column `label`."""
+    recovers: ClassVar[bool] = False
+    """Whether the experiment uses recoveries."""
+    reads_example: ClassVar[bool] = False
+    """Whether the experiment looks at an example of the user."""
 
     @abstractmethod
     def __call__(self, study: Study) -> Findings: ...
 
-    recovers: ClassVar[bool] = False  # whether it has a use for recoveries
-    reads_example: ClassVar[bool] = False  # and for an example of the user's
+    @classmethod
+    @abstractmethod
+    def say(cls, tables: Tables) -> Iterator[str]:
+        """What one run found, in sentences; the first one stands for all."""
 
-    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
-        """Raise ValueError, before anything is trained, for settings that do not fit the heads, scorers or
-        schedules."""
+    @classmethod
+    def say_over_runs(cls, tables: Tables) -> Iterator[str]:
+        """What several runs found; by default the first sentence of each."""
+        for label, own in by_label(tables):
+            yield f"{label}: {next(cls.say(own))}"
+
+    @classmethod
+    def head_map(cls, tables: Tables) -> Verdict | None:
+        """Which heads stay and which can go; None for an experiment that does not decide it."""
+        return None
+
+    def check(self, setup: Setup) -> None:
+        """Raise ValueError, before anything is trained, for settings that do not fit the rest of the run."""
         return
 
 
@@ -98,7 +103,15 @@ class WithinTolerance(Experiment):
 
 
 def the_one(schedules: Mapping[str, Schedule]) -> Schedule:
-    """Of an experiment that knows one schedule only; raises ValueError for more or none."""
+    """The schedule of an experiment that takes one only; raises ValueError for more or none."""
     if len(schedules) != 1:
         raise ValueError(f"schedule=[{','.join(schedules)}]: must be one here; experiment=prune compares several")
     return next(iter(schedules.values()))
+
+
+def plots(kind: type[Experiment], tables: Tables) -> Iterator[Plot]:
+    """The map of the heads, then every figure that the tables of one run can fill."""
+    verdict = kind.head_map(tables)
+    if verdict is not None and len(verdict.heads):
+        yield from draw((lambda tables: heads_that_matter(verdict),), tables)
+    yield from draw(kind.figures, tables)

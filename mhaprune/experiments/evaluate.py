@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from mhaprune.evaluation import evaluate
-from mhaprune.experiments.base import Experiment, Findings, Study
+from mhaprune.evaluation import evaluate, say_accuracy
+from mhaprune.experiments.base import Experiment, Findings
 from mhaprune.model.checkpoint import exported
+from mhaprune.reporting.plots import Figures
+from mhaprune.reporting.shared_figures import training_curve
+from mhaprune.tables import Tables
+from mhaprune.trained import Study
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,8 @@ class Evaluate(Experiment):
 
     examples: int = 20
     export: bool = False
+
+    figures: ClassVar[Figures] = (training_curve,)
 
     def __post_init__(self) -> None:
         if self.examples < 1:
@@ -34,3 +42,7 @@ class Evaluate(Experiment):
             torch.export.save(exported(study.subject, report[:4]), buffer)
             files["model.pt2"] = buffer.getvalue()
         return Findings({"training": study.history, **tables}, files=files)
+
+    @classmethod
+    def say(cls, tables: Tables) -> Iterator[str]:
+        yield say_accuracy(tables["accuracy"])

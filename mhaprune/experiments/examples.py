@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -13,6 +13,7 @@ from mhaprune.heads import HeadGrid, HeadId, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.tasks.base import Task
+from mhaprune.trained import Study
 
 
 class Shown(NamedTuple):
@@ -85,6 +86,24 @@ def tokens(task: Task, ids: torch.Tensor) -> list[str]:
     """The words for a batch of one."""
     names = (*SPECIAL, *task.vocabulary.symbols)
     return [names[i] for i in ids[0].tolist()]
+
+
+def check_examples(field: str, numbers: Sequence[int], task: Task) -> None:
+    """Raise ValueError for a number that is none of an example of the report split."""
+    if max(numbers, default=0) >= task.report:
+        raise ValueError(
+            f"experiment.{field}={max(numbers)}: the report split has examples 0 to {task.report - 1} (task.report)"
+        )
+
+
+def sources(study: Study, numbers: Sequence[int]) -> Iterator[tuple[Sequence[str], Sequence[str] | None]]:
+    """Sources to show and their right answers, None where unknown: the user's own, else these of the report split."""
+    if study.example is not None:
+        yield study.example, study.task.answer(study.example)
+        return
+    decode, report = study.task.vocabulary.decode, study.splits.report
+    for number in numbers:
+        yield decode(report.source[number].tolist()), decode(report.target[number].tolist())
 
 
 def heads_named(name: str, grid: HeadGrid) -> list[HeadId]:

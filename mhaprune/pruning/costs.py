@@ -9,16 +9,14 @@ from typing import Any
 import pandas as pd
 import torch
 
-from mhaprune.cache import data_digest, source_digest
+from mhaprune.cache import Remember, data_digest, source_digests
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadMask
 from mhaprune.schedules.budgets import Cost
-from mhaprune.scorers.scoring import Remember
 from mhaprune.subject import Subject
 from mhaprune.timing import device_name, in_turn
 
-MEASURED_BY = ("pruning.costs", "timing", "model.transformer", "model.decoding")
-"""The modules whose code decides, beside the model's, what a cost in milliseconds is."""
+source_digests(__name__, "mhaprune.timing")  # now, before they may be edited
 
 
 class Costs:
@@ -61,7 +59,9 @@ class Costs:
             "rounds": self.rounds,
             "device": device_name(self.timed.source.device),
             "num_threads": torch.get_num_threads(),
-            "measured_with": [source_digest(f"mhaprune.{name}") for name in MEASURED_BY],
+            "measured_with": source_digests(
+                __name__, "mhaprune.timing", type(self.subject).__module__, "mhaprune.model.decoding"
+            ),
         }
         content = self.remember("costs", what, make)
         named = {str(block): block for block in self.subject.grid.blocks}

@@ -12,11 +12,10 @@ from typing import Any, Literal
 import torch
 from tqdm import tqdm
 
-from mhaprune.cache import data_digest, source_digest
+from mhaprune.cache import Remember, data_digest, source_digests
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure import all_open, measure_masks
-from mhaprune.scorers.scoring import Remember
 from mhaprune.subject import Outcome, Subject
 
 MOST_HEADS = 16
@@ -24,8 +23,7 @@ MOST_HEADS = 16
 MASKS_AT_ONCE = 256
 OBJECTIVES = ("loss", "sequence_accuracy")
 
-CHOSEN_BY = ("pruning.oracle", "model.shared_prefixes", "model.transformer")
-"""The modules whose code decides, beside the model's, which subsets are run and what comes of them."""
+source_digests(__name__)  # now, before it may be edited
 
 Removed = tuple[int, ...]
 """The removed heads by their place on N, ascending."""
@@ -82,7 +80,7 @@ def find_best(
     what = {
         "oracle": ["exact"] if exact else ["beam", beam_width, sorted(budgets)],
         "chosen_on": data_digest(examples),
-        "searched_with": [source_digest(f"mhaprune.{name}") for name in CHOSEN_BY],
+        "searched_with": source_digests(__name__, type(subject).__module__),
     }
     content = make(None, None) if remember is None else remember("oracle", what, make)
     run = _Runner(subject, examples, content, None)

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from mhaprune.cache import source_digest, weights_digest
+from mhaprune.cache import Remember, source_digests, weights_digest
 from mhaprune.measure import Diverged
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.scorers.scoring import Remember
 from mhaprune.store import describe
 from mhaprune.tasks.base import Splits
 from mhaprune.training import Training
@@ -93,12 +92,11 @@ def recover(recovery: Recovery, lesson: Lesson, left: Seq2Seq, draw: int, rememb
 
     settings = describe(recovery)
     settings.pop("draws", None)  # one draw is the same however many others there are
-    modules = ("mhaprune.recoveries.base", type(recovery).__module__)
     what = {
         "recovery": settings,
         "from": recovery.starts_from(lesson, left),
         "draw": draw,
-        "recovered_with": [source_digest(module) for module in modules],
+        "recovered_with": source_digests(type(recovery).__module__),
     }
     content = remember("recovered", what, make)
     model = copy.deepcopy(left)

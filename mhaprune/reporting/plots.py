@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,11 +14,8 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 
-from mhaprune.scorers.agreement import CONTROL
-
-Tables = Mapping[str, pd.DataFrame]
+from mhaprune.tables import UNINFORMED, Tables
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette, which survives the common forms of colour blindness."""
@@ -62,6 +59,10 @@ class Plot:
         """The figure as a file, byte for byte the same for the same tables; its text is text."""
         return self._render("svg", {"Date": None})
 
+    def named(self, name: str) -> Plot:
+        """The same figure under another name."""
+        return replace(self, name=name)
+
     def __repr__(self) -> str:
         return self.alt or self.caption
 
@@ -76,20 +77,22 @@ class Plot:
         return buffer.getvalue()
 
 
+Figures = tuple[Callable[[Tables], Plot | Iterable[Plot] | None], ...]
+"""Functions from tables to figures; None where the tables cannot fill one."""
+
+
+def draw(figures: Figures, tables: Tables) -> Iterator[Plot]:
+    """Every figure that these tables can fill, in the project's style."""
+    for figure in figures:
+        with matplotlib.rc_context(STYLE):
+            drawn = figure(tables)
+            plots = [drawn] if isinstance(drawn, Plot) else list(drawn or ())
+        yield from plots
+
+
 def line_style(i: int) -> dict[str, Any]:
     """The colour and marker of the i-th line of a figure."""
     return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
-
-
-def candidates(frame: pd.DataFrame) -> list[str]:
-    """Scorers that give one order of the heads, in the order of the table."""
-    return [name for name in frame["scorer"].unique() if name not in controls(frame)]
-
-
-def controls(frame: pd.DataFrame) -> list[str]:
-    """Scorers that draw several orders."""
-    draws = frame.groupby("scorer", sort=False)["draw"].nunique()
-    return list(draws.index[draws > 1])
 
 
 def errors(frame: pd.DataFrame, column: str) -> np.ndarray:
@@ -99,7 +102,7 @@ def errors(frame: pd.DataFrame, column: str) -> np.ndarray:
 
 def ceiling(highest: pd.Series, families: pd.Series) -> float:
     """Where an axis may end for the scorers that are no control; one far above would crowd them at its other end."""
-    return 1.15 * max(highest[families != CONTROL].max(), 1.0) if (families != CONTROL).any() else np.inf
+    return 1.15 * max(highest[families != UNINFORMED].max(), 1.0) if (families != UNINFORMED).any() else np.inf
 
 
 def draw_band(axes: Axes, curves: pd.DataFrame, x: str = "heads_removed") -> None:
@@ -138,17 +141,6 @@ def legend_above(figure: Figure, of: Axes | Sequence[Artist]) -> None:
     figure.legend(handles, labels, loc="outside upper center", ncols=columns_of(len(labels), columns))
 
 
-def write_cells(
-    axes: Axes, image: AxesImage, values: np.ndarray, write: Callable[[float], str], size: float = 9
-) -> None:
-    """A number in every cell of a heat map, black on light and white on dark; what is NaN stays empty."""
-    shades = np.asarray(image.to_rgba(np.ma.asarray(image.get_array())))[..., :3] @ (0.3, 0.59, 0.11)
-    for (row, column), value in np.ndenumerate(values):
-        if not np.isnan(value):
-            colour = "black" if shades[row, column] > 0.45 else "white"
-            axes.text(column, row, write(value), ha="center", va="center", fontsize=size, color=colour)
-
-
 def number(value: float, decimals: int) -> str:
     """With a real minus sign, and none before a zero; a dash where there is none."""
     return "–" if np.isnan(value) else f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")
@@ -157,71 +149,3 @@ def number(value: float, decimals: int) -> str:
 def power_of_ten(exponent: int) -> str:
     """10 to that power, in one line of text."""
     return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
-LABEL_SIZE = 9.5
-_DIRECTIONS = np.array(
-    [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1), (0.5, 1), (-0.5, 1), (0.5, -1), (-0.5, -1)]
-)
-_DISTANCES = np.array((7, 12, 18, 26, 36, 50, 70, 95, 125))  # pixels
-
-
-def label_points(axes: Axes, names: list[str], x: np.ndarray, y: np.ndarray, y_errors: np.ndarray) -> None:
-    """Write each name by its point, off names and points and, where possible, bars and 0; farther off, on a line.
-
-    Call it last: what is free can be seen only once the layout stands, so it is fixed from here on.
-    """
-    figure = axes.figure.get_figure(root=True)
-    assert figure is not None
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    pixels = axes.transData.transform
-    points = pixels(np.c_[x, y])
-    marks = np.hstack([points - 6, points + 6])
-    bars = np.hstack([pixels(np.c_[x, y - y_errors[0]]) - 1, pixels(np.c_[x, y + y_errors[1]]) + 1])
-    zero = pixels((x[0], 0))[1]
-    bars = np.vstack([bars, (axes.bbox.x0, zero - 1, axes.bbox.x1, zero + 1)])
-    sizes = [_text_size(figure, name) + 5 for name in names]
-    boxes = np.full((len(names), 4), -1e9)  # far away: not placed yet
-    off = np.zeros(len(names))
-    directions, distances = np.repeat(_DIRECTIONS, len(_DISTANCES), axis=0), np.tile(_DISTANCES, len(_DIRECTIONS))
-    for i in range(len(names)):
-        centres = points[i] + directions * (sizes[i] / 2 + distances[:, None])
-        places = np.hstack([centres - sizes[i] / 2, centres + sizes[i] / 2])
-        lines = points[i] + np.linspace(0.15, 1, 20)[:, None, None] * (centres - points[i])
-        outside = (places[:, :2] < axes.bbox.min).any(axis=1) | (places[:, 2:] > axes.bbox.max).any(axis=1)
-        cost = distances + 1000 * (outside + _overlaps(places, boxes) + _overlaps(places, marks))
-        gaps = _gaps(places, points)
-        cost += 20 * _overlaps(places, bars) + 50 * (gaps.min(axis=1) < gaps[:, i] - 1)  # nearer to another point
-        cost += 60 * (_crossings(lines, boxes) + _crossings(lines, np.delete(marks, i, axis=0)))
-        best = cost.argmin()
-        boxes[i], off[i] = places[best], distances[best]
-    leader = {"arrowstyle": "-", "linewidth": 0.7, "color": CONTROL_COLOUR, "shrinkA": 0, "shrinkB": 3}
-    style: Any = {"fontsize": LABEL_SIZE, "ha": "center", "va": "center", "textcoords": "offset points"}
-    for i, name in enumerate(names):
-        offset = ((boxes[i, :2] + boxes[i, 2:]) / 2 - points[i]) * 72 / figure.dpi
-        axes.annotate(name, (x[i], y[i]), tuple(offset), arrowprops=leader if off[i] > _DISTANCES[0] else None, **style)
-
-
-def _text_size(figure: Figure, words: str) -> np.ndarray:
-    text = figure.text(0.5, 0.5, words, fontsize=LABEL_SIZE)
-    size = np.asarray(text.get_window_extent().size)
-    text.remove()
-    return size
-
-
-def _overlaps(places: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """With how many of the boxes each place overlaps; both are rows of left, bottom, right, top."""
-    return ((places[:, None, :2] < boxes[:, 2:]) & (boxes[:, :2] < places[:, None, 2:])).all(axis=2).sum(axis=1)
-
-
-def _gaps(places: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """How far each point is from each place: places × points."""
-    beside = np.maximum(places[:, None, :2] - points, points - places[:, None, 2:])
-    return np.linalg.norm(np.maximum(beside, 0), axis=2)
-
-
-def _crossings(lines: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Through how many of the boxes each line runs; lines are points × lines × 2."""
-    within = (lines[:, :, None] > boxes[:, :2]) & (lines[:, :, None] < boxes[:, 2:])
-    return within.all(axis=3).any(axis=0).sum(axis=1)

@@ -9,13 +9,7 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.statistics import kendall, kendall_interval, overlap, overlap_interval, spearman, spearman_interval
-
-HEAD = ["site", "layer", "head"]
-"""The columns that name a head."""
-REFERENCE = "ablation"
-"""The scorer that the others are compared with."""
-CONTROL = "control"
-"""The family of scorers that know nothing: among them nothing is chosen, and they are drawn grey."""
+from mhaprune.tables import REFERENCE
 
 
 def rank_agreement(heads: pd.DataFrame) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -12,17 +12,13 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 
-from mhaprune.cache import data_digest, source_digest
+from mhaprune.cache import Remember, data_digest, source_digests
 from mhaprune.data import Examples
 from mhaprune.heads import HeadId
-from mhaprune.scorers.agreement import HEAD
 from mhaprune.scorers.base import Budgeted, Scorer, Scores, TrainedGates
 from mhaprune.store import describe
 from mhaprune.subject import Subject
-
-Make = Callable[[dict[str, Any] | None, Callable[[dict[str, Any]], None]], dict[str, Any]]
-Remember = Callable[[str, dict[str, Any], Make], dict[str, Any]]
-"""What was computed before for this model: its kind, what decides it beside the model, how it is made (`Cache.get`)."""
+from mhaprune.tables import HEAD
 
 
 class Scored(NamedTuple):
@@ -73,13 +69,12 @@ class Scoring:
             return {**vars(scores), "seconds": seconds}
 
         if isinstance(scorer, TrainedGates) and self.remember is not None:
-            modules = (type(scorer).__module__, "mhaprune.scorers.gate_training", "mhaprune.scorers.base")
             what = {
                 "scorer": describe(scorer),
                 "seed": self.seed,
                 "heads": [str(head) for head in self.subject.grid],
                 "scored_on": data_digest(self.examples),
-                "scored_with": [source_digest(module) for module in modules],
+                "scored_with": source_digests(type(scorer).__module__),
             }
             content = dict(self.remember("gates", what, make))
         else:

@@ -13,13 +13,13 @@ import torch
 from conftest import LEARNT, TINY_ABLATE, TINY_SPEED, compose, run_script
 from mhaprune.config import ConfigError, build
 from mhaprune.data import shift_right
-from mhaprune.experiments.base import Study
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import measure
 from mhaprune.model.checkpoint import exported, load, to_bytes
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.store import RunFolder
 from mhaprune.tasks.base import Splits
+from mhaprune.trained import Study
 
 GONE = ("encoder_self.0.0", "decoder_self.0.1", "cross.0.0")
 

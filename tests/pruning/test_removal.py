@@ -11,7 +11,8 @@ from mhaprune.data import Examples
 from mhaprune.heads import HeadMask, Site
 from mhaprune.measure import measure
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.removal import Plan, ProofFailed, make_plans, prune, smallest_bite, time_removed
+from mhaprune.pruning.plans import Plan, make_plans
+from mhaprune.pruning.removal import ProofFailed, prune, smallest_bite, time_removed
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Budgeted, Scores

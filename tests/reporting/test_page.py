@@ -3,10 +3,12 @@ from __future__ import annotations
 import re
 
 import pandas as pd
+from mhaprune.figures import draw
+from mhaprune.report import answers
 from test_plots import all_tables
 
-from mhaprune.figures import draw
-from mhaprune.report import INITIAL_GATE, answers, check_answers, render
+from mhaprune.reporting.page import check_answers, render
+from mhaprune.tables import INITIAL_GATE
 
 
 def summary() -> pd.DataFrame:

@@ -12,10 +12,11 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+from mhaprune.figures import draw
 
 from conftest import ROOT
-from mhaprune.figures import draw
-from mhaprune.reporting.plots import STYLE, Plot, label_points
+from mhaprune.reporting.labels import label_points
+from mhaprune.reporting.plots import STYLE, Plot
 
 
 def pruning_table(seed: int = 0) -> pd.DataFrame:

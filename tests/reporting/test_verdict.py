@@ -13,8 +13,9 @@ from matplotlib.patches import FancyBboxPatch
 
 from legible import check_legible
 from mhaprune.reporting.head_map import heads_that_matter
-from mhaprune.reporting.plots import STYLE, Plot, Tables
+from mhaprune.reporting.plots import STYLE, Plot
 from mhaprune.reporting.verdict import verdict
+from mhaprune.tables import Tables
 
 HEADS = [("encoder_self", 0, 0), ("encoder_self", 0, 1), ("decoder_self", 0, 0), ("cross", 0, 0), ("cross", 0, 10)]
 SCORES = {"ablation": [0.5, -0.001, 0.02, 2.5, 0.0], "gate": [1.0, 0.2, 0.3, 3.0, 0.5]}

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from test_oracle import Game, numbered
 from torch import Tensor
 
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.racing import Racing
 from mhaprune.tasks.base import Splits
-from test_oracle import Game, numbered
 
 EXAMPLES, HEADS = 200, 7
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from mhaprune.cache import Cache, weights_digest
+from mhaprune.cache import Cache, Remember, weights_digest
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure import Diverged
@@ -18,7 +18,7 @@ from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.random import Random
-from mhaprune.scorers.scoring import Remember, Scoring, heads_table
+from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.scorers.shapley import Shapley
 from mhaprune.scorers.subset import Subset
 from mhaprune.subject import Subject

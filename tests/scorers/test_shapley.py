@@ -9,6 +9,7 @@ from math import factorial
 
 import pytest
 import torch
+from test_oracle import ONE, Game
 from torch import Tensor
 
 from mhaprune.data import Examples
@@ -18,7 +19,6 @@ from mhaprune.model.transformer import Seq2Seq, Transformer
 from mhaprune.scorers.shapley import Shapley
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from test_oracle import ONE, Game
 
 Value = Callable[[frozenset[int]], float]
 

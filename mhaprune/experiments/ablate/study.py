@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isnan, nan
+from typing import ClassVar
 
 import pandas as pd
 
-from mhaprune.experiments.base import Findings, Study, WithinTolerance, the_one
-from mhaprune.heads import HeadGrid
-from mhaprune.pruning.removal import make_plans, proofs, prune, time_removed
-from mhaprune.report import INITIAL_GATE
-from mhaprune.schedules.base import Schedule
+from mhaprune.experiments.ablate import words
+from mhaprune.experiments.ablate.figures import accuracy_curves, accuracy_latency, compare_runs
+from mhaprune.experiments.base import Findings, Setup, WithinTolerance, the_one
+from mhaprune.pruning.plans import make_plans
+from mhaprune.pruning.removal import proofs, prune, time_removed
+from mhaprune.reporting.plots import Figures
+from mhaprune.reporting.shared_figures import agreement, compare_curves, head_scores, training_curve
+from mhaprune.reporting.verdict import Verdict
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.agreement import rank_agreement, with_reference
-from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.statistics import spearman
+from mhaprune.tables import GATE, INITIAL_GATE, Tables
+from mhaprune.trained import Study
 
 
 @dataclass(frozen=True)
@@ -33,14 +38,31 @@ class Ablate(WithinTolerance):
 
     budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 
+    figures: ClassVar[Figures] = (
+        accuracy_curves,
+        head_scores,
+        agreement,
+        accuracy_latency,
+        training_curve,
+    )
+    figures_over_runs: ClassVar[Figures] = (compare_curves, compare_runs)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_budgets(self.budgets)
 
-    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
-        schedule = the_one(schedules)
-        heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
-        if not scorers:
+    @classmethod
+    def say(cls, tables: Tables) -> Iterator[str]:
+        return words.say(tables)
+
+    @classmethod
+    def head_map(cls, tables: Tables) -> Verdict:
+        return words.head_map(tables)
+
+    def check(self, setup: Setup) -> None:
+        schedule = the_one(setup.schedules)
+        heads_to_remove(self.budgets, len(setup.grid), len(schedule.smallest(setup.grid).removed))
+        if not setup.scorers:
             raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
 
     def __call__(self, study: Study) -> Findings:
@@ -54,13 +76,13 @@ class Ablate(WithinTolerance):
         )
         pruning = pruning.merge(latency, how="left", on=[name for name in latency if name in pruning])
         heads = heads_table(scoring, study.scorers)
-        agreement = pd.concat([rank_agreement(heads), initial_gates(study.history)], ignore_index=True)
+        alike = pd.concat([rank_agreement(heads), initial_gates(study.history)], ignore_index=True)
         return Findings(
             {
-                "summary": summary_table(pruning, agreement, self.tolerance),
+                "summary": summary_table(pruning, alike, self.tolerance),
                 "heads": heads,
                 "pruning": pruning,
-                "agreement": agreement,
+                "agreement": alike,
                 "latency": latency,
                 "training": study.history,
             },
@@ -70,7 +92,7 @@ class Ablate(WithinTolerance):
 
 def initial_gates(history: pd.DataFrame) -> pd.DataFrame:
     """How far the learned gates still are what they started from: a row of `agreement`, none if they started equal."""
-    gates = history.filter(like="gate_")
+    gates = history.filter(like=GATE)
     rho = spearman(gates.iloc[0], gates.iloc[-1]) if gates.shape[1] else nan
     return pd.DataFrame([] if isnan(rho) else [{"scorer": "gate", "other": INITIAL_GATE, "spearman": rho}])
 

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.experiments.anatomy.scaling import with_and_without
-from mhaprune.experiments.anatomy.walkthrough import Call, walk
+from mhaprune.experiments.anatomy.walkthrough import LayerCall, walk
 from mhaprune.experiments.examples import tokens
 from mhaprune.heads import HeadId, Site
 from mhaprune.model.attention import MultiHeadAttention, causal_bias
@@ -20,7 +20,7 @@ from mhaprune.subject import Subject
 from mhaprune.tasks.base import Task
 
 
-def call_in(subject: Seq2Seq, head: HeadId, example: Examples, report: Examples) -> Call:
+def call_in(subject: Seq2Seq, head: HeadId, example: Examples, report: Examples) -> LayerCall:
     """The call of a head's layer while the model writes an example, in a batch with the longest of the first 64 of the
     report split: a shorter one is padded."""
     some = report[:64]
@@ -31,20 +31,20 @@ def call_in(subject: Seq2Seq, head: HeadId, example: Examples, report: Examples)
     bias = subject.bias(batch.source)
     if head.site is Site.DECODER_SELF:
         bias = causal_bias(query.shape[1], key.shape[1], query.dtype, query.device)[None, None]
-    return Call(subject.attention_sublayers()[head.block].attention, query, key, key, bias)
+    return LayerCall(subject.attention_sublayers()[head.block].attention, query, key, key, bias)
 
 
-def call_of_other_sizes(subject: Seq2Seq) -> Call:
+def call_of_other_sizes(subject: Seq2Seq) -> LayerCall:
     """A layer of fresh weights whose queries, keys and values have sizes of their own; always the same."""
     width, heads = subject.config.d_model, subject.config.num_heads
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layer = MultiHeadAttention(width, heads, qdim=width + 2, kdim=width + 4, vdim=width + 6)
         query, key, value = torch.randn(2, 4, width + 2), torch.randn(2, 6, width + 4), torch.randn(2, 6, width + 6)
-    return Call(layer, query, key, value)
+    return LayerCall(layer, query, key, value)
 
 
-def scaling_here(subject: Seq2Seq, task: Task, call: Call, head: HeadId, example: Examples) -> pd.DataFrame:
+def scaling_here(subject: Seq2Seq, task: Task, call: LayerCall, head: HeadId, example: Examples) -> pd.DataFrame:
     """What the division does to the middle query of the call's first example: a row per key that it may look at."""
     place = place_in_block(subject, head)
     steps = {step.name: step.value for step in walk(call)}

@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from mhaprune.experiments.explain.figures import SIGNS
-from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, Tables, legend_above, number, write_cells
-from mhaprune.reporting.verdict import SITE_LABELS
+from mhaprune.reporting.heat_map import write_cells
+from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, legend_above, number
+from mhaprune.tables import HEAD, HeadName, Tables, block_label
 
 LAYOUT = (
     ("query input", "queries", "queries, split"),
@@ -57,9 +58,9 @@ def life_of_the_tensors(tables: Tables) -> Plot | None:
             axes.set_title(f"{step['step']}. {name}", loc="left", fontweight="bold")
             axes.set_xlabel(f"{step['formula']}\n{step['axes']} = {step['shape']}", fontsize=9, loc="left")
     site, layer, number_ = head["site"], head["layer"], head["head"]
-    figure.suptitle(f"One call of {SITE_LABELS[site]} {layer}, as head {number_} goes through it", fontsize=12)
+    figure.suptitle(f"One call of {block_label(site, layer)}, as head {number_} goes through it", fontsize=12)
     caption = (
-        f"The life of the tensors: one real call of {SITE_LABELS[site]} {layer}, the first example of the batch and,"
+        f"The life of the tensors: one real call of {block_label(site, layer)}, the first example of the batch and,"
         f" once the heads are apart, head {number_} (framed before). Rows are positions, columns features or, of scores"
         " and weights, keys; where the example ends, padding follows. Brighter is higher, each picture in its own scale"
         " but 10 to 12 in one and 14 and 16 in one; white is where attention is forbidden. Under each its formula and"
@@ -107,7 +108,7 @@ def scaling(tables: Tables) -> Plot | None:
         axes.grid(visible=False, axis="x")
     after.set_ylim(0, 1.03)
     where = f"at query {head['query']}, “{SIGNS.get(str(head['token']), head['token'])}”"
-    before.set_title(f"{SITE_LABELS[head['site']]} {head['layer']}.{head['head']}, {where}", loc="left")
+    before.set_title(f"{HeadName(*head[HEAD]).label}, {where}", loc="left")
     after.set_title("the same query", loc="left")
     for axes, column, what in (
         (entropy, "entropy", "entropy of the weights (nats)"),
@@ -133,7 +134,7 @@ def scaling(tables: Tables) -> Plot | None:
     legend_above(figure, entropy)
     caption = (
         "Why scores are divided by √d_head. Above: the scores and weights of one query of"
-        f" {SITE_LABELS[head['site']]} {head['layer']}.{head['head']} on the example, with and without the division."
+        f" {HeadName(*head[HEAD]).label} on the example, with and without the division."
         " Below: with components drawn from a standard normal distribution, scores spread by √d_head; undivided,"
         " softmax gives all to one key, and what it passes back goes to 0. Medians and quartiles of"
         f" {table['draws'].iloc[0]} queries."

@@ -29,7 +29,7 @@ class Step(NamedTuple):
     value: Tensor
 
 
-class Call(NamedTuple):
+class LayerCall(NamedTuple):
     """A layer and what it is called with: query (B, T, qdim), key (B, U, kdim), value (B, U, vdim), and a `bias` to be
     added to the scores, which broadcasts to (B, 1, T, U)."""
 
@@ -39,15 +39,15 @@ class Call(NamedTuple):
     value: Tensor
     bias: Tensor | None = None
 
-    def double(self) -> Call:
+    def double(self) -> LayerCall:
         """The same in float64."""
         layer, query, key, value, bias = self
         inputs = query.double(), key.double(), value.double()
-        return Call(copy.deepcopy(layer).double(), *inputs, None if bias is None else bias.double())
+        return LayerCall(copy.deepcopy(layer).double(), *inputs, None if bias is None else bias.double())
 
 
 @torch.no_grad()
-def walk(call: Call) -> list[Step]:
+def walk(call: LayerCall) -> list[Step]:
     """Every step from the inputs to the output (B, T, D). A layer without a learned gate has one of ones."""
     layer, query, key, value, bias = call
     H, K = layer.num_heads, layer.head_dim
@@ -84,7 +84,7 @@ def walk(call: Call) -> list[Step]:
 
 
 @torch.no_grad()
-def head_by_head(call: Call) -> Tensor:
+def head_by_head(call: LayerCall) -> Tensor:
     """The output (B, T, D) of as many independent attentions as there are heads, each with projections of its own
     (query (qdim, K), key (kdim, K), value (vdim, K), output (K, D)), one after the other and added up: what one wide
     projection comes to."""
@@ -107,7 +107,7 @@ def head_by_head(call: Call) -> Tensor:
 
 
 @torch.no_grad()
-def largest_difference(call: Call) -> float:
+def largest_difference(call: LayerCall) -> float:
     """In float64: how far the output of the layer is from that of the steps, and from that of the heads one by one; NaN
     where one of them is."""
     call = call.double()

@@ -10,23 +10,24 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mhaprune.reporting.heat_map import heat_map
+from mhaprune.reporting.labels import label_points
 from mhaprune.reporting.plots import (
+    COLOURS,
     CONTROL_COLOUR,
     Plot,
-    Tables,
     ceiling,
     columns_of,
     draw_band,
     errors,
-    label_points,
     legend_above,
     line_style,
     number,
     panels,
     power_of_ten,
-    write_cells,
 )
-from mhaprune.scorers.agreement import CONTROL
+from mhaprune.statistics import student_interval
+from mhaprune.tables import UNINFORMED, Tables
 
 MOST_LINES = 6
 """More curves in one panel cannot be told apart."""
@@ -45,7 +46,7 @@ def method_curves(tables: Tables) -> Plot | None:
     label = f"heads removed, of {int(pruning['heads_total'].max())}"
     grid = panels(figure, len(groups), columns, label, "exact match", sharex=True, sharey=True)
     for axes, (title, names) in zip(grid, groups.items(), strict=True):
-        for _, curves in pruning[pruning["family"] == CONTROL].groupby("scorer", sort=False):
+        for _, curves in pruning[pruning["family"] == UNINFORMED].groupby("scorer", sort=False):
             draw_band(axes, curves)
         if len(oracle):
             best: Any = {"color": "black", "linewidth": 2, "label": best_subset(oracle)}
@@ -66,7 +67,7 @@ def method_curves(tables: Tables) -> Plot | None:
     shared = [line for line in grid[0].get_lines() if line.get_label() in limits]
     legend_above(figure, shared)
     beside = ["the best choice of heads in black"] if len(oracle) else []
-    beside += ["random ones in grey (mean and range)"] if (pruning["family"] == CONTROL).any() else []
+    beside += ["random ones in grey (mean and range)"] if (pruning["family"] == UNINFORMED).any() else []
     caption = (
         "Exact match on the report split after the lowest-scored heads were removed;"
         f" {', '.join([*beside, 'bars are 95 % intervals over examples'])}."
@@ -88,18 +89,15 @@ def regret_map(tables: Tables) -> Plot | None:
     figure = Figure(figsize=(1.8 + width + 2.6, 1.2 + 0.31 * rows))
     left, right = figure.subplots(1, 2, width_ratios=[width, 2.4])
     values = regrets.to_numpy(float)
-    judged = values[(methods["family"] != CONTROL).to_numpy()]  # the control would take all the contrast
+    judged = values[(methods["family"] != UNINFORMED).to_numpy()]  # the control would take all the contrast
     worst = np.nanmax(judged, initial=1.0)
-    image = left.imshow(values, cmap="cividis_r", aspect="auto", vmin=0, vmax=worst)
-    write_cells(left, image, values, partial(number, decimals=0))
-    left.grid(visible=False)
-    left.set(xticks=range(regrets.shape[1]), xticklabels=regrets.columns, xlabel=f"heads removed, of {total}")
-    left.set(yticks=range(rows), yticklabels=regrets.index)
-    left.set_title("regret in exact match (points)")
+    names: Any = {"rows": regrets.index, "columns": regrets.columns}
+    heat_map(left, values, **names, write=partial(number, decimals=0), cmap="cividis_r", vmin=0, vmax=worst)
+    left.set(xlabel=f"heads removed, of {total}", title="regret in exact match (points)")
     end = ceiling(100 * methods[f"{REGRET}_high"], methods["family"])
     means, bars = 100 * methods[REGRET], 100 * errors(methods, REGRET)
     for row, (mean, family) in enumerate(zip(means, methods["family"], strict=True)):
-        style: Any = {"color": CONTROL_COLOUR if family == CONTROL else "black", "markersize": 4, "elinewidth": 1}
+        style: Any = {"color": CONTROL_COLOUR if family == UNINFORMED else "black", "markersize": 4, "elinewidth": 1}
         right.errorbar(mean, row, xerr=bars[:, [row]], marker="o", **style)
         if mean > end:
             right.set_xlim(right=end)
@@ -136,7 +134,7 @@ def quality_cost(tables: Tables) -> Plot | None:
     y, bars = np.where(above, top, y), np.where(above, 0.0, bars)
     axes.axhline(0, color="black", linewidth=1.2, label=best_subset(tables.get("oracle", pd.DataFrame())))
     families = list(methods["family"].unique())
-    known = [family for family in families if family != CONTROL]
+    known = [family for family in families if family != UNINFORMED]
     for family in families:
         mine = (methods["family"] == family).to_numpy()
         style = line_style(known.index(family)) if family in known else {"color": CONTROL_COLOUR, "marker": "x"}
@@ -201,11 +199,8 @@ def agreement_matrix(tables: Tables) -> Plot | None:
     figure = Figure(figsize=(2.6 + max(size, 1.6), 1.9 + max(size, 1.2)))
     axes = figure.add_subplot()
     # cividis runs from blue over grey to yellow: what is near 0 has no colour, and in grey print more is lighter
-    image = axes.imshow(values, cmap="cividis", vmin=-1, vmax=1, aspect="auto")
-    write_cells(axes, image, values, lambda rho: number(rho, 2).replace("0.", "."))
-    axes.set(xticks=range(len(names)), yticks=range(len(names)), yticklabels=names)
-    axes.set_xticklabels(names, rotation=90)
-    axes.grid(visible=False)
+    image = heat_map(axes, values, rows=names, columns=names, write=_correlation, vmin=-1, vmax=1)
+    axes.tick_params(axis="x", rotation=90)
     for i in range(1, len(names)):
         if families[names[i]] != families[names[i - 1]]:
             axes.axhline(i - 0.5, color="white", linewidth=2)
@@ -219,6 +214,10 @@ def agreement_matrix(tables: Tables) -> Plot | None:
     return Plot("agreement", caption, figure)
 
 
+def _correlation(rho: float) -> str:
+    return number(rho, 2).replace("0.", ".")
+
+
 def best_subset(oracle: pd.DataFrame) -> str:
     """What the best choice of heads is called: the best there is only where all were tried."""
     exact = oracle.empty or (oracle["kind"] == "exact").all()
@@ -227,7 +226,7 @@ def best_subset(oracle: pd.DataFrame) -> str:
 
 def _panels_of(methods: pd.DataFrame) -> dict[str, list[str]]:
     """Panel titles and the scorers in them: families, those of one scorer together, none of more than `MOST_LINES`."""
-    methods = methods[methods["family"] != CONTROL]
+    methods = methods[methods["family"] != UNINFORMED]
     if len(methods) <= MOST_LINES:
         return {"": list(methods["scorer"])}
     families = {family: list(names) for family, names in methods.groupby("family", sort=False)["scorer"]}
@@ -242,3 +241,42 @@ def _panels_of(methods: pd.DataFrame) -> dict[str, list[str]]:
             numbered = f"{title} ({part} of {len(starts)})" if len(starts) > 1 else title
             parts[numbered] = names[start : start + MOST_LINES]
     return parts
+
+
+def compare_methods(tables: Tables) -> Plot | None:
+    """How far every scorer stays behind the best subset: a dot per run, a mark and an interval for their mean."""
+    if "methods" not in tables:
+        return None
+    methods = tables["methods"].dropna(subset=["regret_sequence_accuracy"])
+    by_scorer = methods.groupby("scorer", sort=False)
+    chosen = by_scorer["choose_sequence_accuracy"].mean().sort_values(ascending=False, kind="stable")
+    names, labels = list(chosen.index), list(methods["label"].unique())
+    means = 100 * by_scorer["regret_sequence_accuracy"].mean()[names]
+    intervals = np.array([student_interval(100 * by_scorer.get_group(n)["regret_sequence_accuracy"]) for n in names])
+    figure = Figure(figsize=(7.5, 1.5 + 0.3 * len(names)))
+    axes = figure.add_subplot()
+    rows = range(len(names))
+    axes.scatter(means, rows, marker="|", s=220, linewidth=2.5, color="black", label="mean, 95 % interval over runs")
+    axes.hlines(rows, intervals[:, 0], intervals[:, 1], color="black", linewidth=1)
+    told_apart = len(labels) <= len(COLOURS) - 1  # black is the mean's
+    for i, (label, run) in enumerate(methods.groupby("label", sort=False)):
+        shift = 0.5 * ((i + 0.5) / len(labels) - 0.5)  # equal runs would hide each other
+        style = line_style(i) if told_apart else {"color": CONTROL_COLOUR, "marker": "o"}
+        places = [names.index(name) + shift for name in run["scorer"]]
+        name = label if told_apart else "one run" if i == 0 else None
+        axes.scatter(100 * run["regret_sequence_accuracy"], places, s=24, linewidth=0, zorder=3, label=name, **style)
+    end = ceiling(100 * methods["regret_sequence_accuracy"], methods["family"])
+    for row, mean in enumerate(means):
+        if mean > end:
+            axes.set_xlim(right=end)
+            axes.annotate(f"{number(mean, 1)} →", (end, row), ha="right", va="center", color="#555555")
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set(yticks=rows, yticklabels=names, ylim=(len(names) - 0.4, -0.6))
+    axes.set_xlabel("mean regret in exact match (percentage points, lower is better)")
+    legend_above(figure, axes)
+    caption = (
+        "How much exact match each scorer's choice of heads loses to the best subset, on average over the budgets:"
+        " a small mark per run, a bar for their mean with its 95 % interval over runs; on top what does best on the"
+        " choose splits. A control far outside is given in words."
+    )
+    return Plot("methods", caption, figure)

@@ -11,7 +11,7 @@ import numpy as np
 
 from mhaprune.heads import HeadMask
 from mhaprune.pruning.oracle import OBJECTIVES
-from mhaprune.pruning.removal import Plan
+from mhaprune.pruning.plans import Plan
 from mhaprune.statistics import area_weights, bootstrap_interval
 from mhaprune.subject import Outcome
 

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 import torch
 
-from mhaprune.experiments.base import Experiment, Findings, Study, the_one
+from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
+from mhaprune.experiments.compare import words
+from mhaprune.experiments.compare.figures import (
+    agreement_matrix,
+    compare_methods,
+    method_curves,
+    quality_cost,
+    regret_map,
+)
 from mhaprune.experiments.compare.regret import Regrets, with_interval
-from mhaprune.heads import HeadGrid
 from mhaprune.measure import measure_masks
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
-from mhaprune.pruning.removal import Plan, make_plans, proofs, prune, whom_to_ask
-from mhaprune.schedules.base import Schedule
+from mhaprune.pruning.plans import Plan, make_plans, whom_to_ask
+from mhaprune.pruning.removal import proofs, prune
+from mhaprune.reporting.plots import Figures
+from mhaprune.reporting.shared_figures import compare_curves, head_scores, training_curve
+from mhaprune.reporting.verdict import Verdict
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
-from mhaprune.scorers.agreement import CONTROL, REFERENCE, rank_agreement, with_reference
+from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.base import Scorer, TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table, settings_text
 from mhaprune.statistics import CONFIDENCE, prunable, sign_flip_p, spearman
 from mhaprune.store import option_name
+from mhaprune.tables import REFERENCE, UNINFORMED, Tables
+from mhaprune.trained import Study
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,16 @@ class Compare(Experiment):
     beam_width: int = 8
     tolerance_nats: float = 0.01
 
+    figures: ClassVar[Figures] = (
+        method_curves,
+        regret_map,
+        quality_cost,
+        agreement_matrix,
+        head_scores,
+        training_curve,
+    )
+    figures_over_runs: ClassVar[Figures] = (compare_methods, compare_curves)
+
     def __post_init__(self) -> None:
         check_budgets(self.budgets)
         if self.beam_width < 1:
@@ -48,8 +70,23 @@ class Compare(Experiment):
         if self.tolerance_nats < 0:
             raise ValueError(f"tolerance_nats={self.tolerance_nats}: must be 0 or more")
 
-    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
-        schedule = the_one(schedules)
+    @classmethod
+    def say(cls, tables: Tables) -> Iterator[str]:
+        return words.say(tables)
+
+    @classmethod
+    def say_over_runs(cls, tables: Tables) -> Iterator[str]:
+        yield from words.over_runs(tables["methods"])
+        yield from super().say_over_runs(tables)
+
+    @classmethod
+    def head_map(cls, tables: Tables) -> Verdict | None:
+        return words.head_map(tables)
+
+    def check(self, setup: Setup) -> None:
+        grid, scorers, schedule = setup.grid, setup.scorers, the_one(setup.schedules)
+        if setup.task.score < 4:
+            raise ValueError(f"task.score={setup.task.score}: halves of the split need 4 or more examples")
         heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
         if schedule.asks() == "never":
             raise ValueError(
@@ -57,7 +94,7 @@ class Compare(Experiment):
             )
         if not self._choices(len(grid)):
             raise ValueError(f"experiment.budgets={list(self.budgets)}: none of them leaves a choice between heads")
-        if all(scorer.family == CONTROL for scorer in scorers.values()):
+        if all(scorer.family == UNINFORMED for scorer in scorers.values()):
             raise ValueError(
                 f"scorer={list(scorers)}: must name at least one scorer beside a control, for example scorer=[ablation]"
             )
@@ -68,8 +105,6 @@ class Compare(Experiment):
 
     def __call__(self, study: Study) -> Findings:
         subject, splits = study.subject, study.splits
-        if len(splits.score) < 4:
-            raise ValueError(f"task.score={len(splits.score)}: halves of the split need 4 or more examples")
         budgets = heads_to_remove(self.budgets, len(subject.grid))
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
         plans = list(make_plans(scoring, study.scorers, the_one(study.schedules), removing(budgets, subject.grid)))
@@ -124,7 +159,7 @@ class Compare(Experiment):
         scorers = {
             name: scorer
             for name, scorer in study.scorers.items()
-            if not isinstance(scorer, TrainedGates) and scorer.family != CONTROL
+            if not isinstance(scorer, TrainedGates) and scorer.family != UNINFORMED
         }
         if not scorers:
             return {"leak": nan, "leak_low": nan, "leak_high": nan}
@@ -211,7 +246,7 @@ def winner_table(methods: pd.DataFrame, regrets: Regrets, heads: pd.DataFrame, t
     The margin's interval is a bootstrap's; whether it is noise is for the sign-flip test to say, which stays honest
     where only a few examples differ.
     """
-    order = best_first(methods[methods["family"] != CONTROL])
+    order = best_first(methods[methods["family"] != UNINFORMED])
     best = order.iloc[0]
     row: dict[str, Any] = {"winner": best["scorer"]}
     row |= {name: best[name] for name in order if name.startswith("regret_")}

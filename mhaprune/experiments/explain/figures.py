@@ -12,9 +12,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.reporting.plots import Plot, Tables, number, write_cells
-from mhaprune.reporting.verdict import SITE_LABELS
-from mhaprune.scorers.agreement import HEAD
+from mhaprune.reporting.heat_map import heat_map
+from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, columns_of, legend_above, number, panels
+from mhaprune.tables import HEAD, SITES, Tables, block_label, blocks_in, named
 
 WEIGHTS: Any = {"cmap": "Blues", "vmin": 0, "vmax": 1}
 """One scale for all attention weights; the darker, the more, also without colour."""
@@ -74,11 +74,11 @@ def _maps_of(attention: pd.DataFrame, looks: pd.DataFrame, example: pd.Series, n
         bar.set_label("attention weight")
         bar.outline.set_visible(False)
     said = f"{example['source']} → {example['answer']}"
-    title = textwrap.fill(f"{SITE_LABELS[site]} attention: {said}", int(11 * figure.get_figwidth()))
+    title = textwrap.fill(f"{SITES[site]} attention: {said}", int(11 * figure.get_figwidth()))
     figure.suptitle(title, fontsize=11)
     wrong = isinstance(example["right_answer"], str) and example["answer"] != example["right_answer"]
     caption = (
-        f"Where every head of {SITE_LABELS[site]} attention looks while the model answers {said}"
+        f"Where every head of {SITES[site]} attention looks while the model answers {said}"
         f"{' (wrong: it is ' + str(example['right_answer']) + ')' if wrong else ''}. One colour scale from 0 to 1 for"
         f" all; a row is {'a token of the source' if site == 'encoder_self' else 'the token that is written there'},"
         f" and its weights add up to 1. Above each its score and the pattern, if any, that it follows on the score"
@@ -154,11 +154,11 @@ def head_profiles(tables: Tables) -> Plot | None:
     figure = Figure(figsize=(6.4 + 0.46 * len(columns), 0.95 + 0.235 * len(looks)))
     axes, words = figure.subplots(1, 2, sharey=True, width_ratios=[0.46 * len(columns), 4.9])
     mass, chance = masses
-    image = axes.imshow(np.maximum(mass - chance, 0), **WEIGHTS, aspect="auto")
-    write_cells(axes, image, mass, lambda share: f"{100 * share:.0f}")
-    axes.set_xticks(range(len(columns)), columns, fontsize=9)
-    labels = [f"{SITE_LABELS[head.site]} {head.layer}.{head.head}" for head in looks.itertuples()]
-    axes.set_yticks(range(len(looks)), labels, fontsize=9)
+    names: Any = {"rows": [head.label for head in named(looks)], "columns": columns}
+    heat_map(
+        axes, np.maximum(mass - chance, 0), **names, write=lambda share: f"{100 * share:.0f}", written=mass, **WEIGHTS
+    )
+    axes.tick_params(labelsize=9)
     for side in (axes, words):
         side.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
         side.grid(visible=False)
@@ -194,3 +194,37 @@ def head_profiles(tables: Tables) -> Plot | None:
 
 COLUMNS = ("i−2", "i−1", "i", "i+1", "i+2", "n−i−1", "n−i", "n−i+1", "first", "last", "end", "=read", "=write")
 PLACES = (0.4, 1.2, 2.0, 2.9)
+
+
+def gates_from_other_starts(tables: Tables) -> Plot | None:
+    """Where the gates of each block go from other starts, beside those that the model has."""
+    if "starts" not in tables:
+        return None
+    starts, agreement = tables["starts"], tables["gates"].set_index("gates")
+    blocks = blocks_in(starts)
+    columns = columns_of(len(blocks), 3)
+    lines = -(-len(blocks) // columns)
+    figure = Figure(figsize=(1 + 2.6 * columns, 0.9 + 1.9 * lines))
+    grid = panels(figure, len(blocks), columns, "head", "gate", sharey=True)
+    numbers = sorted(starts["start"].unique())
+    for axes, (site, layer) in zip(grid, blocks, strict=True):
+        mine = starts[(starts["site"] == site) & (starts["layer"] == layer)]
+        own = mine[mine["start"] == numbers[0]]
+        axes.plot(own["head"], own["gate_own"], "_", color="black", markersize=22, mew=2.5, label="as trained")
+        for i, start in enumerate(numbers):
+            run = mine[mine["start"] == start]
+            x = run["head"] + 0.24 * (i - (len(numbers) - 1) / 2)
+            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+            axes.vlines(x, run["gate_start"], run["gate_end"], linewidth=1, color=colour)
+            axes.plot(x, run["gate_start"], marker, color=colour, mfc="white", label=f"start {start}")
+            axes.plot(x, run["gate_end"], marker, color=colour, label=f"end {start}")
+        axes.set(title=block_label(site, layer), xticks=sorted(mine["head"].unique()))
+        axes.margins(x=0.15)
+    legend_above(figure, grid[0])
+    rhos = [number(agreement.loc[f"weights held still, start {n}", "spearman_with_own"], 2) for n in numbers]
+    caption = (
+        "Do learned gates depend on where they start? From other starts (open marks), all weights held still, they go"
+        " to the filled ones; black bars are those of the model. The gates of a block keep their sum. Rank correlation"
+        f" of the ends with the model's own over all heads: {', '.join(rhos)}."
+    )
+    return Plot("gates", caption, figure)

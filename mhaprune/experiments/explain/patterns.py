@@ -20,9 +20,9 @@ from torch import Tensor
 from mhaprune.data import EOS, PAD, Examples, shift_right
 from mhaprune.heads import HeadId, Site
 from mhaprune.measure import BATCH_SIZE
-from mhaprune.scorers.agreement import HEAD
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.subject import AttentionMap, Subject
+from mhaprune.tables import HEAD
 
 LARGEST = 0.5
 """A head is named after a pattern if for most queries its largest weight falls there ..."""

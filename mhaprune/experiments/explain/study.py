@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import nan
 from typing import Any, ClassVar
@@ -12,11 +12,10 @@ import pandas as pd
 from torch import Tensor
 
 from mhaprune.data import Examples
-from mhaprune.experiments.anatomy.calls import call_in, call_of_other_sizes, place_in_block, scaling_here
-from mhaprune.experiments.anatomy.scaling import scaling_table
-from mhaprune.experiments.anatomy.walkthrough import Call, largest_difference, steps_table, values_table, walk
-from mhaprune.experiments.base import Experiment, Findings, Study
-from mhaprune.experiments.examples import attention_table, examples_table, heads_named, show
+from mhaprune.experiments.base import Experiment, Findings, Setup
+from mhaprune.experiments.examples import attention_table, check_examples, examples_table, heads_named, show, sources
+from mhaprune.experiments.explain import words
+from mhaprune.experiments.explain.figures import attention_maps, gates_from_other_starts, head_profiles
 from mhaprune.experiments.explain.gate_starts import from_other_starts
 from mhaprune.experiments.explain.patterns import observe
 from mhaprune.experiments.explain.without_each import close_each, closed_table, turned_wrong
@@ -24,13 +23,16 @@ from mhaprune.heads import HeadGrid, HeadId, HeadMask, Site
 from mhaprune.measure import all_open, measure
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.removal import MAX_DIFFERENCE, ProofFailed, Removal, proofs
-from mhaprune.schedules.base import Schedule
-from mhaprune.scorers.agreement import HEAD, REFERENCE, rank_agreement
-from mhaprune.scorers.base import Scorer
+from mhaprune.pruning.removal import EquivalenceCheck, proofs
+from mhaprune.reporting.plots import Figures
+from mhaprune.reporting.shared_figures import agreement, training_curve
+from mhaprune.reporting.verdict import Verdict
+from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.statistics import prunable, spearman
 from mhaprune.subject import Subject
+from mhaprune.tables import GATE, HEAD, REFERENCE, Tables
+from mhaprune.trained import Study
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,15 @@ class Explain(Experiment):
     start_steps: int = 100
     retrain: bool = False
     tolerance_nats: float = 0.01
-    head_dims: tuple[int, ...] = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
     reads_example: ClassVar[bool] = True
+    figures: ClassVar[Figures] = (
+        head_profiles,
+        attention_maps,
+        agreement,
+        gates_from_other_starts,
+        training_curve,
+    )
 
     def __post_init__(self) -> None:
         if min(self.examples, default=0) < 0:
@@ -66,26 +74,38 @@ class Explain(Experiment):
                 raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more")
         if self.start_steps < 1:
             raise ValueError(f"start_steps={self.start_steps}: must be 1 or more")
-        if not self.head_dims or min(self.head_dims) < 1:
-            raise ValueError(f"head_dims={list(self.head_dims)}: must be one or more sizes, each 1 or more")
 
-    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
-        if REFERENCE not in scorers:
-            raise ValueError(f"scorer=[{','.join(scorers)}]: must name ablation, which says what heads are worth")
+    @classmethod
+    def say(cls, tables: Tables) -> Iterator[str]:
+        return words.say(tables)
+
+    @classmethod
+    def say_over_runs(cls, tables: Tables) -> Iterator[str]:
+        yield from words.over_runs(tables["looks"])
+        yield from super().say_over_runs(tables)
+
+    @classmethod
+    def head_map(cls, tables: Tables) -> Verdict:
+        return words.head_map(tables)
+
+    def check(self, setup: Setup) -> None:
+        if REFERENCE not in setup.scorers:
+            raise ValueError(f"scorer=[{','.join(setup.scorers)}]: must name ablation, which says what heads are worth")
+        if setup.example is not None and self.examples:
+            raise ValueError(f"experiment.examples={list(self.examples)}: an example of your own is shown already")
+        check_examples("examples", self.examples, setup.task)
+        if self.retrain and not isinstance(setup.gate, Softmax):
+            raise ValueError(
+                "experiment.retrain=True: the model has no learned gates to start otherwise, gate=softmax has"
+            )
         try:
             for name in self.heads:
-                heads_named(name, grid)
+                heads_named(name, setup.grid)
         except ValueError as error:
             raise ValueError(f"experiment.{error}") from None
 
     def __call__(self, study: Study) -> Findings:
         subject, report = study.subject, study.splits.report
-        if study.example is not None and self.examples:
-            raise ValueError(f"experiment.examples={list(self.examples)}: an example of your own is shown already")
-        if max(self.examples, default=0) >= len(report):
-            raise ValueError(
-                f"experiment.examples={list(self.examples)}: the report split has examples 0 to {len(report) - 1}"
-            )
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
         heads = heads_table(scoring, study.scorers)
         seen = observe(subject, study.splits.score)
@@ -93,14 +113,9 @@ class Explain(Experiment):
         looks = looks_table(subject, seen.looks, heads, closed_table(subject.grid.heads, closed), self.tolerance_nats)
         looks["without_prunable"] = without_prunable(subject, looks, report)
         chosen = [head for name in self.heads for head in heads_named(name, subject.grid)] or list(subject.grid)
-        scores = dict(zip(subject.grid, heads["score"][: len(subject.grid)], strict=True))
-        followed = max(chosen, key=scores.__getitem__)
-        shown = [show(subject, study.task, *pair) for pair in self._sources(study)]
-        call = call_in(subject, followed, shown[0].batch, report)
-        steps = walk(call)
-        other, place = call_of_other_sizes(subject), place_in_block(subject, followed)
-        removal = Removal(subject, report)
-        removal.prove(HeadMask(subject.grid).without(followed))
+        shown = [show(subject, study.task, *pair) for pair in sources(study, self.examples or (0,))]
+        equivalence = EquivalenceCheck(subject, report)
+        equivalence.prove(HeadMask(subject.grid).without(*chosen))
         tables = {
             "looks": looks,
             "wrong": turned_wrong(subject, study.task, report, closed, chosen, self.shown),
@@ -109,39 +124,15 @@ class Explain(Experiment):
             "agreement": rank_agreement(heads),
             "patterns": seen.patterns,
             "attention": attention_table(subject, study.task, shown, chosen),
-            "tensors": pd.concat(
-                [
-                    steps_table(str(followed.block), steps),
-                    steps_table("a layer with sizes of its own", walk(other)),
-                ]
-            ),
-            "values": values_table(steps, place).assign(**head_columns(followed), place=place),
-            "scaling": scaling_table(self.head_dims),
-            "scaling_here": scaling_here(subject, study.task, call, followed, shown[0].batch),
             **self._gates(study, heads),
             "training": study.history,
         }
-        difference = proved_equal(call, other)
-        proved = {"max_difference_masked_removed": removal.worst, "max_difference_wide_independent": difference}
-        return Findings(tables, proved | proofs(subject, report))
-
-    def _sources(self, study: Study) -> Iterator[tuple[Sequence[str], Sequence[str] | None]]:
-        """Sources to show with what is right, where that is known."""
-        if study.example is not None:
-            yield study.example, study.task.answer(study.example)
-            return
-        decode, report = study.task.vocabulary.decode, study.splits.report
-        for number in self.examples or (0,):
-            yield decode(report.source[number].tolist()), decode(report.target[number].tolist())
+        return Findings(tables, {"max_difference_masked_removed": equivalence.worst} | proofs(subject, report))
 
     def _gates(self, study: Study, heads: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """Tables `starts` and `gates`, of a model that has some: where they go from other starts, head by head; and how
         the ranking by gates agrees with that of the start, of the model's own gates and of ablation."""
         own_N = study.subject.learned_gates()
-        if self.retrain and not isinstance(study.gate, Softmax):
-            raise ValueError(
-                "experiment.retrain=True: the model has no learned gates to start otherwise, gate=softmax has"
-            )
         if own_N is None:
             return {}
         own = numbers(own_N)
@@ -166,16 +157,6 @@ class Explain(Experiment):
         return {"gates": pd.DataFrame(rows), **tables}
 
 
-def proved_equal(*calls: Call) -> float:
-    """The largest difference between a layer's output and that of its heads one by one; raises `ProofFailed`."""
-    difference = float(np.max([largest_difference(call) for call in calls]))
-    if not difference <= MAX_DIFFERENCE:
-        raise ProofFailed(
-            f"a layer and its heads one by one differ by {difference:.3g}, allowed is {MAX_DIFFERENCE:g} in float64"
-        )
-    return difference
-
-
 def numbers(values: Tensor | None) -> np.ndarray:
     assert values is not None
     return values.detach().double().cpu().numpy()
@@ -183,7 +164,7 @@ def numbers(values: Tensor | None) -> np.ndarray:
 
 def first_gates(history: pd.DataFrame, subject: Subject) -> np.ndarray:
     """What the gates of a model were before its training."""
-    return history.loc[0, [f"gate_{head}" for head in subject.grid]].to_numpy(float)
+    return history.loc[0, [f"{GATE}{head}" for head in subject.grid]].to_numpy(float)
 
 
 def ranking(name: str, gates: np.ndarray, start: np.ndarray, ablation: np.ndarray) -> dict[str, Any]:

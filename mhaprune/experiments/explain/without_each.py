@@ -15,10 +15,10 @@ from mhaprune.data import Examples
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import all_open, measure_masks
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.scorers.agreement import HEAD
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.statistics import wilson_interval
 from mhaprune.subject import Outcome
+from mhaprune.tables import HEAD
 from mhaprune.tasks.base import Task
 
 

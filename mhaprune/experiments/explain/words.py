@@ -7,14 +7,21 @@ from math import isnan
 
 import pandas as pd
 
-from mhaprune.reporting.plots import Tables, number
-from mhaprune.scorers.agreement import HEAD
+from mhaprune.reporting.plots import number
+from mhaprune.reporting.verdict import Verdict, prunable_alone
+from mhaprune.tables import HEAD, HeadName, Tables
 
 NAMED = 3
 """So many of the heads that matter most are spoken of one by one."""
 
 
-def looks_headline(looks: pd.DataFrame) -> str:
+def say(tables: Tables) -> Iterator[str]:
+    """The heads that matter most, what they do, and what breaks without them."""
+    yield _headline(tables["looks"])
+    yield from _details(tables)
+
+
+def _headline(looks: pd.DataFrame) -> str:
     """The head that matters most, and by how much."""
     there = looks[~looks["removed"]].sort_values("rank")
     best = there.iloc[0]
@@ -25,8 +32,8 @@ def looks_headline(looks: pd.DataFrame) -> str:
     )
 
 
-def looks_details(tables: Tables) -> Iterator[str]:
-    """What the most important heads do and what breaks without them, what gates are owed to, and scaling."""
+def _details(tables: Tables) -> Iterator[str]:
+    """What the most important heads do and what breaks without them, and what gates are owed to."""
     looks = tables["looks"].query("not removed").sort_values("rank")
     wrong = tables["wrong"].drop_duplicates(HEAD).set_index(HEAD)
     patterns = tables["patterns"].set_index(HEAD)
@@ -47,10 +54,22 @@ def looks_details(tables: Tables) -> Iterator[str]:
         yield f"{line}: an even mean over the sequence can be what a model needs." if matter else f"{line}."
     if "gates" in tables:
         yield from _gates(tables["gates"])
-    yield _scaling(tables["scaling"])
 
 
-def looks_over_runs(looks: pd.DataFrame) -> Iterator[str]:
+def head_map(tables: Tables) -> Verdict:
+    """The heads that matter each on its own, with what they look at."""
+    looks = tables["looks"]
+    heads = looks[[*HEAD, "score", "name"]].assign(stays=~(looks["removed"] | looks["prunable"]))
+    scorer = looks["scorer"].dropna().iloc[0]
+    heads["name"] = heads["name"].astype(object).fillna("").mask(looks["removed"], "removed")
+    there = ~looks["removed"]
+    others = int((looks["prunable"] & there).sum())
+    more = f" All {others} closed at once leave {looks['without_prunable'].iloc[0]:.2f} exact match." if others else ""
+    verdict = prunable_alone(heads[there], scorer, looks["tolerance"].iloc[0], more)
+    return verdict._replace(heads=heads)  # with the tiles of heads that are gone already
+
+
+def over_runs(looks: pd.DataFrame) -> Iterator[str]:
     """Over the runs of each task: what the head looks at that matters most."""
     for task, mine in looks[~looks["removed"].astype(bool)].groupby("task", sort=False):
         best = mine.sort_values("rank", kind="stable").drop_duplicates("label")
@@ -60,17 +79,6 @@ def looks_over_runs(looks: pd.DataFrame) -> Iterator[str]:
             without = " ".join(number(share, 2) for share in best["sequence_accuracy"])
             line = f"Over {len(best)} runs on {task} the head that matters most follows {counts}"
             yield f"{line}; exact match without it: {without}."
-
-
-def _scaling(scaling: pd.DataFrame) -> str:
-    largest = scaling["head_dim"].max()
-    table = scaling.set_index(["head_dim", "scaled"])
-    with_it, without = table.loc[(largest, True)], table.loc[(largest, False)]
-    return (
-        f"Dividing scores by √d_head keeps softmax soft: with random queries at d_head {largest} its weights have"
-        f" {with_it['entropy']:.2f} nats of entropy with it and {without['entropy']:.2g} without, its derivative a norm"
-        f" of {with_it['gradient']:.2f} and {without['gradient']:.2g} (medians)."
-    )
 
 
 def _answers(examples: pd.DataFrame) -> Iterator[str]:
@@ -107,8 +115,8 @@ def _gates(gates: pd.DataFrame) -> Iterator[str]:
         yield f"{line}."
 
 
-def _name(head: pd.Series) -> str:
-    return f"{head['site']}.{head['layer']}.{head['head']}"
+def _name(head: pd.Series) -> HeadName:
+    return HeadName(*head[HEAD])
 
 
 def _look(head: pd.Series, patterns: pd.DataFrame) -> str:

@@ -10,21 +10,20 @@ import pandas as pd
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from mhaprune.recoveries import NOTHING
+from mhaprune.experiments.prune.words import fewest_heads
+from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.plots import (
     COLOURS,
     CONTROL_COLOUR,
     Plot,
-    Tables,
     columns_of,
     errors,
     legend_above,
     line_style,
     number,
     panels,
-    write_cells,
 )
-from mhaprune.reporting.verdict import SITE_LABELS
+from mhaprune.tables import BLOCK, NOTHING, SITES, Tables, block_label, block_order, blocks_in, head_names
 
 SIZES = "heads kept (every size that was measured)"
 
@@ -82,7 +81,7 @@ def survivors(tables: Tables) -> Plot | None:
         ):
             choices[f"{way},\n{recovery}"] = mine
     ways, place = list(choices), _places(own)
-    blocks = list(dict.fromkeys(head.rsplit(".", 1)[0] for kept in own["kept"] for head in _names(kept)))
+    blocks = {(head.site, head.layer) for kept in own["kept"] for head in head_names(kept)}
     if not blocks:
         return None
     columns = columns_of(len(ways), 4)
@@ -91,13 +90,12 @@ def survivors(tables: Tables) -> Plot | None:
     for axes, way in zip(grid, ways, strict=True):
         mine = choices[way]
         x, bottom = [place[kept] for kept in mine["heads_kept"]], np.zeros(len(mine))
-        for block in sorted(blocks, key=_block_order):
+        for block in sorted(blocks, key=lambda block: block_order(*block)):
             counts = np.array(
-                [sum(h.rsplit(".", 1)[0] == block for h in _names(kept)) for kept in mine["kept"]], dtype=float
+                [sum(head[:2] == block for head in head_names(kept)) for kept in mine["kept"]], dtype=float
             )
-            axes.bar(
-                x, counts, 0.85, bottom, color=_shade(block), edgecolor="white", linewidth=0.5, label=_label(block)
-            )
+            style: Any = {"color": _shade(*block), "edgecolor": "white", "linewidth": 0.5, "label": block_label(*block)}
+            axes.bar(x, counts, 0.85, bottom, **style)
             bottom += counts
         axes.set_title(way)
         axes.set(xticks=range(len(place)), xticklabels=list(place))
@@ -110,26 +108,22 @@ def survivors(tables: Tables) -> Plot | None:
     return Plot("survivors", caption, figure)
 
 
-def removal_order(tables: Tables) -> Plot | None:
+def order_of_removal(tables: Tables) -> Plot | None:
     """At which step every head goes: site and layer × head, a panel per schedule."""
     if "order" not in tables:
         return None
     order = tables["order"]
-    rows = order[["site", "layer"]].drop_duplicates()
-    rows = rows.sort_values(["site", "layer"], key=lambda c: c.map(list(SITE_LABELS).index) if c.name == "site" else c)
+    rows = sorted(blocks_in(order), key=lambda block: block_order(*block))
     heads, ways = sorted(order["head"].unique()), list(_ways(order).unique())
     columns = columns_of(len(ways), 4)
     width = max(0.42 * len(heads), 1.9)
     figure = Figure(figsize=(1.4 + width * columns, 0.6 + (0.6 + 0.32 * len(rows)) * -(-len(ways) // columns)))
     for axes, way in zip(panels(figure, len(ways), columns, "head"), ways, strict=True):
-        mine = order[_ways(order) == way].pivot_table(index=["site", "layer"], columns="head", values="step")
-        values = mine.reindex(index=pd.MultiIndex.from_frame(rows), columns=heads).to_numpy(float)
-        image = axes.imshow(values, cmap="cividis", aspect="auto", vmin=1, vmax=order["step"].max())
-        write_cells(axes, image, values, partial(number, decimals=0))
+        mine = order[_ways(order) == way].pivot_table(index=BLOCK, columns="head", values="step")
+        values = mine.reindex(index=rows, columns=heads).to_numpy(float)
+        names: Any = {"rows": [block_label(*row) for row in rows], "columns": heads}
+        heat_map(axes, values, **names, write=partial(number, decimals=0), vmin=1, vmax=order["step"].max())
         axes.set_title(way)
-        labels = [_label(f"{site}.{layer}") for site, layer in rows.itertuples(index=False)]
-        axes.set(xticks=range(len(heads)), xticklabels=heads, yticks=range(len(rows)), yticklabels=labels)
-        axes.grid(visible=False)
     caption = (
         "The order of removal: the step at which each head goes, 1 first; the brighter, the later. Empty cells stay to"
         " the end."
@@ -142,7 +136,7 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
     if "groups" not in tables or "smallest" not in tables:
         return None
     own = tables["smallest"][~tables["smallest"]["control"]]
-    best = own.sort_values(["heads_kept", "choose_sequence_accuracy"], ascending=[True, False], kind="stable").iloc[0]
+    best = fewest_heads(own)
     groups = tables["groups"]
     groups = groups[(groups["schedule"] == best["schedule"]) & (groups["scorer"] == best["scorer"])]
     groups = groups[groups["recovery"].isin(own["recovery"])]
@@ -157,11 +151,8 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
         mine = groups[groups["recovery"] == name]
         values = mine.pivot_table(index="group", columns="heads_kept", values="sequence_accuracy")
         values = 100 * values.reindex(index=kinds, columns=sizes).to_numpy(float)
-        image = axes.imshow(values, cmap="cividis", aspect="auto", vmin=0, vmax=100)
-        write_cells(axes, image, values, partial(number, decimals=0))
+        heat_map(axes, values, rows=kinds, columns=sizes, write=partial(number, decimals=0), vmin=0, vmax=100)
         axes.set_title(_title(name))
-        axes.set(xticks=range(len(sizes)), xticklabels=sizes, yticks=range(len(kinds)), yticklabels=kinds)
-        axes.grid(visible=False)
     caption = (
         f"Exact match in percent on every kind of example of the report split, heads chosen by {_way_of(best)}: what"
         " suffers first, and what training brings back."
@@ -216,22 +207,7 @@ def _places(table: pd.DataFrame) -> dict[int, int]:
     return {int(kept): i for i, kept in enumerate(sorted(table["heads_kept"].unique(), reverse=True))}
 
 
-def _names(kept: Any) -> list[str]:
-    return kept.split() if isinstance(kept, str) else []
-
-
-def _block_order(block: str) -> tuple[int, int]:
-    site, layer = block.split(".")
-    return list(SITE_LABELS).index(site), int(layer)
-
-
-def _label(block: str) -> str:
-    site, layer = block.split(".")
-    return f"{SITE_LABELS[site]} {layer}"
-
-
-def _shade(block: str) -> tuple[float, ...]:
+def _shade(site: str, layer: int) -> tuple[float, ...]:
     """The colour of a site, lighter from layer to layer."""
-    site, layer = _block_order(block)
-    share = 0.75 ** int(layer)
-    return tuple(1 - share * (1 - channel) for channel in to_rgb(COLOURS[site]))
+    share = 0.75**layer
+    return tuple(1 - share * (1 - channel) for channel in to_rgb(COLOURS[list(SITES).index(site)]))

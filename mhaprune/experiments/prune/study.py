@@ -10,24 +10,35 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
+from mhaprune.cache import Make
 from mhaprune.data import Examples
 from mhaprune.evaluation import by_group, groups_of
-from mhaprune.experiments.base import Findings, Study, WithinTolerance
+from mhaprune.experiments.base import Findings, Setup, WithinTolerance
+from mhaprune.experiments.prune import words
+from mhaprune.experiments.prune.figures import (
+    accuracy_by_group,
+    compare_smallest,
+    order_of_removal,
+    recovery_curves,
+    survivors,
+)
 from mhaprune.experiments.prune.trials import Recovering, Trial
-from mhaprune.heads import HeadGrid
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.costs import Costs
-from mhaprune.pruning.removal import PROOF_BATCH, Plan, make_plans, proofs, time_removed
-from mhaprune.recoveries import NOTHING
+from mhaprune.pruning.plans import Plan, make_plans
+from mhaprune.pruning.removal import PROOF_BATCH, proofs, time_removed
 from mhaprune.recoveries.base import Lesson, left_digest
+from mhaprune.reporting.plots import Figures
+from mhaprune.reporting.shared_figures import training_curve
+from mhaprune.reporting.verdict import Verdict
 from mhaprune.schedules.base import Schedule, Stepwise
 from mhaprune.schedules.budgets import Budget, check_budgets, heads_to_remove, in_heads, removing, resolve
 from mhaprune.scorers.base import Budgeted, Scorer
-from mhaprune.scorers.scoring import Make, Scoring
+from mhaprune.scorers.scoring import Scoring
+from mhaprune.tables import BEST_OF_SIZE, NOTHING, Tables
+from mhaprune.trained import Study
 
 WAY = ["schedule", "scorer", "recovery"]
-BEST = "best of each size"
-"""What a table calls the schedule and scorer of a control."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +56,28 @@ class Prune(WithinTolerance):
     budgets: tuple[int | float | str, ...] = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 
     recovers: ClassVar[bool] = True
+    figures: ClassVar[Figures] = (recovery_curves, survivors, order_of_removal, accuracy_by_group, training_curve)
+    figures_over_runs: ClassVar[Figures] = (compare_smallest,)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_budgets(self.budgets)
 
-    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
+    @classmethod
+    def say(cls, tables: Tables) -> Iterator[str]:
+        return words.say(tables)
+
+    @classmethod
+    def say_over_runs(cls, tables: Tables) -> Iterator[str]:
+        yield from words.over_runs(tables["smallest"])
+        yield from super().say_over_runs(tables)
+
+    @classmethod
+    def head_map(cls, tables: Tables) -> Verdict:
+        return words.head_map(tables)
+
+    def check(self, setup: Setup) -> None:
+        grid, scorers, schedules = setup.grid, setup.scorers, setup.schedules
         if not schedules:
             raise ValueError("schedule=[]: must name at least one schedule, for example schedule=[greedy]")
         for name, schedule in schedules.items():
@@ -205,7 +232,7 @@ def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
         blank = dict.fromkeys(
             ("sequence_accuracy_low", "sequence_accuracy_high"), nan
         )  # that of one draw is not theirs
-        yield (BEST, BEST, recovery), mine.assign(**means, **blank).drop_duplicates("heads_kept")
+        yield (BEST_OF_SIZE, BEST_OF_SIZE, recovery), mine.assign(**means, **blank).drop_duplicates("heads_kept")
 
 
 def _choice(one: Trial) -> tuple[float, float]:

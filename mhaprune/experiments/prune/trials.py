@@ -9,15 +9,17 @@ from typing import Any, NamedTuple
 import pandas as pd
 from tqdm import tqdm
 
+from mhaprune.cache import Remember
+from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.heads import HeadMask
-from mhaprune.measure import accuracy_columns, measure
+from mhaprune.measure import measure
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.removal import Plan, Removal, choose_columns, plan_columns, size_columns
-from mhaprune.recoveries import NOTHING
+from mhaprune.pruning.plans import Plan, plan_columns
+from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.recoveries.base import Lesson, Recovery, recover
 from mhaprune.schedules.budgets import Budget
-from mhaprune.scorers.scoring import Remember
 from mhaprune.subject import Outcome
+from mhaprune.tables import NOTHING
 
 
 class Way(NamedTuple):
@@ -52,11 +54,11 @@ class Recovering:
 
     def after(self, plans: Sequence[Plan]) -> Iterator[Trial]:
         """Every plan as its heads leave it, then after each recovery that comes at the end."""
-        dense, removal = self.lesson.dense, Removal(self.lesson.dense, self.lesson.splits.report)
+        dense, equivalence = self.lesson.dense, EquivalenceCheck(self.lesson.dense, self.lesson.splits.report)
         ends = {name: one for name, one in self.recoveries.items() if not one.between and not one.control}
         for plan in tqdm(plans, "recovering", disable=None, leave=False):
-            removal.prove(plan.mask)
-            self.worst = max(self.worst, removal.worst)
+            equivalence.prove(plan.mask)
+            self.worst = max(self.worst, equivalence.worst)
             for name in (NOTHING, *ends):
                 known = self._done.get((name, plan.mask))
                 if known is None:
@@ -79,9 +81,9 @@ class Recovering:
                     plan=last.plan._replace(budget=plan.budget), columns=last.columns | {"budget": plan.budget}
                 )
                 continue
-            removal = Removal(left, self.lesson.splits.report)
-            removal.prove(plan.mask)
-            self.worst = max(self.worst, removal.worst)
+            equivalence = EquivalenceCheck(left, self.lesson.splits.report)
+            equivalence.prove(plan.mask)
+            self.worst = max(self.worst, equivalence.worst)
             whole = plan._replace(mask=HeadMask(dense.grid, frozenset(dense.grid) - frozenset(plan.mask.kept)))
             smaller = left.without(plan.mask)
             recovery = name if whole.mask.removed else NOTHING

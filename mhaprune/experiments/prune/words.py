@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import nan
 from typing import Any
 
 import pandas as pd
 
-from mhaprune.recoveries import NOTHING
-from mhaprune.reporting.plots import Tables
-from mhaprune.reporting.verdict import fewest_heads
+from mhaprune.reporting.verdict import Verdict
+from mhaprune.tables import HEAD, NOTHING, Tables, block_order, head_names
 
 
-def smallest_headline(smallest: pd.DataFrame) -> str:
+def say(tables: Tables) -> Iterator[str]:
+    """How few heads are enough, which they are, and what each recovery needs."""
+    yield _headline(tables["smallest"])
+    yield from _details(tables)
+
+
+def _headline(smallest: pd.DataFrame) -> str:
     """The fewest heads of any way, beside the control of that size."""
     best = _best(smallest)
     total, dense = int(best["heads_total"]), best["dense_sequence_accuracy"]
@@ -40,12 +46,12 @@ def smallest_headline(smallest: pd.DataFrame) -> str:
     )
 
 
-def smallest_details(tables: Tables) -> Iterator[str]:
+def _details(tables: Tables) -> Iterator[str]:
     """Which heads they are, what each recovery needs, and what went wrong."""
     smallest, noted = tables["smallest"], tables["recovery"].query("note != ''")
     best = _best(smallest)
     if 0 < best["heads_kept"] < best["heads_total"]:
-        yield f"They are (site.layer.head, counted from 0): {str(best['kept']).replace(' ', ', ')}."
+        yield f"They are (site.layer.head, counted from 0): {', '.join(map(str, head_names(best['kept'])))}."
     parts = []
     for _, rows in smallest.groupby("recovery", sort=False):
         row = fewest_heads(rows)
@@ -55,7 +61,26 @@ def smallest_details(tables: Tables) -> Iterator[str]:
         yield f"{name} failed for {len(rows)} of the models ({note})."
 
 
-def smallest_over_runs(smallest: pd.DataFrame) -> Iterator[str]:
+def head_map(tables: Tables) -> Verdict:
+    """The heads of the smallest model that is good enough."""
+    smallest = tables["smallest"]
+    best = fewest_heads(smallest[~smallest["control"]])
+    stays = dict.fromkeys(head_names(best["removed"]), False) | dict.fromkeys(head_names(best["kept"]), True)
+    order = sorted(stays, key=lambda name: (*block_order(name.site, name.layer), name.head))
+    heads = pd.DataFrame(order, columns=HEAD).assign(score=nan, name="", stays=[stays[name] for name in order])
+    title = f"{int(best['heads_kept'])} of {len(heads)} heads are enough: {best['sequence_accuracy']:.2f} exact match"
+    if best["recovery"] != NOTHING and not head_names(best["note"]):
+        title += f" after {best['recovery']}"
+    return Verdict(heads, "", title, "Empty tiles are heads that were removed together; blue ones stay.")
+
+
+def fewest_heads(smallest: pd.DataFrame) -> pd.Series:
+    """The smallest model; of equals the best on the choose split."""
+    order = smallest.sort_values(["heads_kept", "choose_sequence_accuracy"], ascending=[True, False], kind="stable")
+    return order.iloc[0]
+
+
+def over_runs(smallest: pd.DataFrame) -> Iterator[str]:
     """Over the runs of each task: the fewest heads of any way, with each kind of training and without."""
     for task, mine in smallest.groupby("task", sort=False):
         labels = mine["label"].unique()

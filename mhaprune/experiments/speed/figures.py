@@ -9,18 +9,17 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from mhaprune.reporting.labels import label_points
 from mhaprune.reporting.plots import (
     COLOURS,
     CONTROL_COLOUR,
     Plot,
-    Tables,
-    candidates,
     columns_of,
-    label_points,
     legend_above,
     line_style,
     panels,
 )
+from mhaprune.tables import Tables, candidates
 
 WHAT_LABELS = {"encoder": "encoder", "decoder": "decoder, KV cache", "both": "encoder and decoder"}
 PART_COLOURS = {"attention": COLOURS[0], "feed_forward": COLOURS[5], "rest": CONTROL_COLOUR}

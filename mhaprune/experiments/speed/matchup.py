@@ -16,7 +16,8 @@ from mhaprune.experiments.speed.profile import ATTENTION, time_parts
 from mhaprune.experiments.speed.workloads import Workload
 from mhaprune.heads import HeadMask
 from mhaprune.model.transformer import Seq2Seq, Transformer
-from mhaprune.timing import CONTROL, COPIES, DENSE, in_turn, ratios, taking_turns
+from mhaprune.tables import DENSE, DENSE_AGAIN
+from mhaprune.timing import COPIES, in_turn, ratios, taking_turns
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PROGRAMS = 10_000
@@ -41,7 +42,7 @@ class Contest:
         self.masks, self.device, self.vocabulary_size, self.compiled = masks, device, vocabulary_size, compiled
         fresh = partial(shape, vocabulary_size)
         dense = fresh()
-        makers: dict[str, Callable[[], Seq2Seq]] = {DENSE: fresh, CONTROL: fresh}
+        makers: dict[str, Callable[[], Seq2Seq]] = {DENSE: fresh, DENSE_AGAIN: fresh}
         for mask in masks:
             mine = HeadMask(dense.grid, mask.removed & frozenset(dense.grid))
             makers[_removed(mask)] = partial(dense.without, mine)
@@ -84,7 +85,7 @@ class Contest:
                 "tokens_per_s": 1000 * tokens / milliseconds,
                 **_ratio("speedup", times, DENSE, mine),
                 **_ratio("built_ratio", times, mine, built),
-                **_ratio("aa_ratio", times, DENSE, CONTROL),
+                **_ratio("aa_ratio", times, DENSE, DENSE_AGAIN),
                 "flop_ratio": dense_flops / work.count_flops(self.models[mine][0], batch),
                 "parameters": self.models[mine][0].count_parameters(),
                 "peak_mb": peaks[mine] / 1e6,

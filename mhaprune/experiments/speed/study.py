@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pandas as pd
 from tqdm import tqdm
 
-from mhaprune.experiments.base import Experiment, Findings, Study, the_one
+from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
+from mhaprune.experiments.speed import words
+from mhaprune.experiments.speed.figures import accuracy_milliseconds, speedup_curves, time_by_part
 from mhaprune.experiments.speed.matchup import PRECISIONS, Contest
 from mhaprune.experiments.speed.workloads import Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
 from mhaprune.model.transformer import Seq2Seq, Transformer
-from mhaprune.pruning.removal import make_plans, proofs, prune, time_removed
-from mhaprune.schedules.base import Schedule
+from mhaprune.pruning.plans import make_plans
+from mhaprune.pruning.removal import proofs, prune, time_removed
+from mhaprune.reporting.plots import Figures
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
-from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring
-from mhaprune.timing import CONTROL, device_name
+from mhaprune.tables import DENSE_AGAIN, Tables
+from mhaprune.timing import device_name
+from mhaprune.trained import Study
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class Speed(Experiment):
     dtype: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
 
+    figures: ClassVar[Figures] = (speedup_curves, accuracy_milliseconds, time_by_part)
+
     def __post_init__(self) -> None:
         check_budgets(self.budgets)
         for share in self.shares:
@@ -62,8 +68,12 @@ class Speed(Experiment):
         if self.rounds < 1:
             raise ValueError(f"rounds={self.rounds}: must be 1 or more")
 
-    def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
-        schedule = the_one(schedules)
+    @classmethod
+    def say(cls, tables: Tables) -> Iterator[str]:
+        return words.say(tables)
+
+    def check(self, setup: Setup) -> None:
+        grid, scorers, schedule = setup.grid, setup.scorers, the_one(setup.schedules)
         heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
         if not scorers and schedule.asks() != "never":
             raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
@@ -131,7 +141,7 @@ class Speed(Experiment):
         parts = []
         for batch_size in dict.fromkeys(min(size, len(report)) for size in self.batch_sizes):
             latency = time_removed(cast, first, report[:batch_size], self.rounds)
-            floor = latency[latency["scorer"] == CONTROL].iloc[0]
+            floor = latency[latency["scorer"] == DENSE_AGAIN].iloc[0]
             both = pruning.merge(latency, on=[name for name in latency if name in pruning])
             both["on_front"] = on_front(both["latency_ms"], both["choose_sequence_accuracy"])
             both[["aa_ratio", "aa_ratio_q1", "aa_ratio_q3"]] = floor[["speedup", "speedup_q1", "speedup_q3"]].tolist()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 import pandas as pd
+
+from mhaprune.tables import Tables
 
 WHAT = {
     "encoder": "the encoder",
@@ -13,7 +15,13 @@ WHAT = {
 }
 
 
-def speed_headline(sizes: pd.DataFrame) -> str:
+def say(tables: Tables) -> Iterator[str]:
+    """What removal brings at which size, against which limits, and what the trained model can afford."""
+    yield _headline(tables["sizes"])
+    yield from _details(tables)
+
+
+def _headline(sizes: pd.DataFrame) -> str:
     """What about half of the heads brings where it brings most and where least, beside the floor."""
     off_half = (sizes["model_heads_removed"] / sizes["model_heads"] - 0.5).abs()
     rows = sizes[off_half == off_half.min()]
@@ -28,7 +36,7 @@ def speed_headline(sizes: pd.DataFrame) -> str:
     return f"{line}."
 
 
-def speed_details(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+def _details(tables: Tables) -> list[str]:
     """Removal against the built limit, the most that heads can bring, and what the trained model can afford."""
     if "speed" not in tables:
         return []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mhaprune.experiments.anatomy import walkthrough
 from mhaprune.experiments.anatomy.walkthrough import (
-    Call,
+    LayerCall,
     head_by_head,
     largest_difference,
     steps_table,
@@ -23,7 +23,7 @@ from mhaprune.model.gates import Softmax
 
 
 @pytest.fixture
-def calls() -> dict[str, Call]:
+def calls() -> dict[str, LayerCall]:
     """Self-attention with padding, causal, and sizes that differ, with unequal gates; float64."""
     torch.manual_seed(0)
     layer = MultiHeadAttention(8, 4, gate=Softmax(init="rand")).double()
@@ -36,14 +36,14 @@ def calls() -> dict[str, Call]:
     causal = causal_bias(6, 6, torch.double, torch.device("cpu"))[None, None]
     sizes = [torch.randn(2, 4, 5), torch.randn(2, 6, 7), torch.randn(2, 6, 3)]
     return {
-        "padded": Call(layer, x, x, x, padding),
-        "causal": Call(layer, x, x, x, causal),
-        "sizes of its own": Call(other, *(tensor.double() for tensor in sizes)),
+        "padded": LayerCall(layer, x, x, x, padding),
+        "causal": LayerCall(layer, x, x, x, causal),
+        "sizes of its own": LayerCall(other, *(tensor.double() for tensor in sizes)),
     }
 
 
 @pytest.mark.parametrize("which", ["padded", "causal", "sizes of its own"])
-def test_steps_layer_and_heads_one_by_one_are_the_same(calls: dict[str, Call], which: str) -> None:
+def test_steps_layer_and_heads_one_by_one_are_the_same(calls: dict[str, LayerCall], which: str) -> None:
     call = calls[which]
     output, _ = call.layer(call.query, call.key, call.value, attn_mask=call.bias)
     torch.testing.assert_close(walk(call)[-1].value, output)
@@ -52,14 +52,16 @@ def test_steps_layer_and_heads_one_by_one_are_the_same(calls: dict[str, Call], w
 
 
 @pytest.mark.parametrize("name", ["walk", "head_by_head"])
-def test_each_way_is_held_against_the_layer(calls: dict[str, Call], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_each_way_is_held_against_the_layer(
+    calls: dict[str, LayerCall], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """With one of the two on another value, only that one differs."""
     plain = getattr(walkthrough, name)
     monkeypatch.setattr(walkthrough, name, lambda call: plain(call._replace(value=call.value + 1)))
     assert largest_difference(calls["padded"]) > 1e-3
 
 
-def test_a_query_that_may_look_at_nothing_and_a_layer_without_biases(calls: dict[str, Call]) -> None:
+def test_a_query_that_may_look_at_nothing_and_a_layer_without_biases(calls: dict[str, LayerCall]) -> None:
     call = calls["padded"]
     assert call.bias is not None
     nothing = call.bias.expand(-1, -1, 6, -1).clone()
@@ -69,7 +71,7 @@ def test_a_query_that_may_look_at_nothing_and_a_layer_without_biases(calls: dict
     assert largest_difference(call._replace(layer=bare)) < 1e-12
 
 
-def test_a_difference_is_noticed(calls: dict[str, Call], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_is_noticed(calls: dict[str, LayerCall], monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer that forgets to divide by the root of the head's size."""
 
     def undivided(self: MultiHeadAttention, query: Tensor, *arguments: object, **named: object) -> object:
@@ -85,7 +87,7 @@ def test_the_worked_example_of_the_textbooks() -> None:
     torch.manual_seed(1)
     X = torch.randn(3, 6, 8, dtype=torch.double)
     layer = MultiHeadAttention(8, 4, bias=False).double()
-    steps = {step.name: step.value for step in walk(Call(layer, X, X, X))}
+    steps = {step.name: step.value for step in walk(LayerCall(layer, X, X, X))}
     assert steps["queries"].shape == (3, 6, 8)
     assert steps["queries, split"].shape == (3, 4, 6, 2)
     assert steps["scores"].shape == steps["weights"].shape == (3, 4, 6, 6)
@@ -112,7 +114,7 @@ def test_the_worked_example_of_the_textbooks() -> None:
     torch.testing.assert_close(layer(X, X, X)[0], torch.stack(outputs))
 
 
-def test_the_table_gives_every_shape_in_symbols_and_numbers(calls: dict[str, Call]) -> None:
+def test_the_table_gives_every_shape_in_symbols_and_numbers(calls: dict[str, LayerCall]) -> None:
     call = calls["sizes of its own"]
     table = steps_table("own", walk(call)).set_index("tensor")
     sizes = {"B": 2, "T": 4, "U": 6, "H": 4, "K": 2, "D": 8, "H·K": 8, "qdim": 5, "kdim": 7, "vdim": 3, "1": 1}
@@ -121,7 +123,7 @@ def test_the_table_gives_every_shape_in_symbols_and_numbers(calls: dict[str, Cal
     assert list(table["step"]) == list(range(1, len(table) + 1))
 
 
-def test_the_values_are_those_of_the_first_example_and_the_head(calls: dict[str, Call]) -> None:
+def test_the_values_are_those_of_the_first_example_and_the_head(calls: dict[str, LayerCall]) -> None:
     steps = walk(calls["causal"])
     values = values_table(steps, head=2)
     for number, step in enumerate(steps, 1):

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from mhaprune.report import answers
 from scipy import stats
 
 from conftest import LEARNT, TINY_COMPARE, compose, judged
@@ -16,8 +17,7 @@ from mhaprune.experiments.compare.study import winner_table
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.measure import measure
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.removal import Plan
-from mhaprune.report import answers
+from mhaprune.pruning.plans import Plan
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation

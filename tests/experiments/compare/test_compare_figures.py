@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.text import Text
+from mhaprune.figures import draw
 from test_plots import text_of
 
 from legible import check_legible
-from mhaprune.figures import draw
 from mhaprune.reporting.plots import Plot
 
 FAMILIES = {

@@ -6,7 +6,7 @@ import torch
 
 from mhaprune.experiments.compare.regret import Regrets, with_interval
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
-from mhaprune.pruning.removal import Plan
+from mhaprune.pruning.plans import Plan
 from mhaprune.statistics import bootstrap_interval
 from mhaprune.subject import Outcome
 

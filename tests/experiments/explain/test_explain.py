@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from mhaprune.figures import draw
+from mhaprune.report import answers
 
 from conftest import LEARNT, TINY, TINY_EXPLAIN, compose, run_script
 from legible import check_legible
@@ -20,17 +22,16 @@ from mhaprune.data import Examples, shift_right
 from mhaprune.experiments.examples import attention_table, examples_table, show
 from mhaprune.experiments.explain.gate_starts import from_other_starts
 from mhaprune.experiments.explain.study import Explain
-from mhaprune.figures import draw
 from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.gates import Softmax
 from mhaprune.pruning.removal import ProofFailed
-from mhaprune.report import answers
-from mhaprune.reporting.plots import Plot, Tables
+from mhaprune.reporting.plots import Plot
 from mhaprune.run import Run
 from mhaprune.scorers.entropy import Entropy
 from mhaprune.statistics import spearman
 from mhaprune.store import RunFolder
+from mhaprune.tables import Tables
 from mhaprune.tasks.sort import Sort
 
 SETTINGS = ("experiment=explain", *LEARNT, *TINY_EXPLAIN)

@@ -19,7 +19,6 @@ from conftest import LEARNT, compose
 from mhaprune.config import ConfigError, build
 from mhaprune.data import PAD, Examples
 from mhaprune.evaluation import by_group
-from mhaprune.experiments.base import Study
 from mhaprune.experiments.prune import trials as recovering
 from mhaprune.experiments.prune.study import choose_next, first_plans, removal_order, smallest_table
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
@@ -38,6 +37,7 @@ from mhaprune.scorers.scoring import Scoring
 from mhaprune.scorers.subset import Subset
 from mhaprune.store import RunFolder, read_status
 from mhaprune.subject import Outcome
+from mhaprune.trained import Study
 from mhaprune.training import cross_entropy
 
 RECOVERIES = "recovery=[fine_tune,fine_tune_between,from_scratch]"

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from mhaprune.figures import draw, draw_comparison
+from mhaprune.report import answers
 
 from legible import check_legible
 from mhaprune.experiments.prune.figures import (
@@ -17,9 +19,7 @@ from mhaprune.experiments.prune.figures import (
     removal_order,
     survivors,
 )
-from mhaprune.figures import draw, draw_comparison
-from mhaprune.report import answers
-from mhaprune.reporting.plots import Tables
+from mhaprune.tables import Tables
 
 HEADS = ["encoder_self.0.0", "encoder_self.0.1", "decoder_self.0.0", "decoder_self.0.1", "cross.0.0", "cross.0.1"]
 EXACT = {"nothing": {6: 1.0, 4: 0.9, 1: 0.1}, "tune": {6: 1.0, 4: 0.99, 1: 0.5}, "between": {6: 1.0, 4: 0.97, 1: 0.7}}

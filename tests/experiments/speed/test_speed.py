@@ -7,14 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from mhaprune.figures import draw
+from mhaprune.report import answers
 from test_plots import text_of
 
 from conftest import TINY, TINY_SEQUENCES, TINY_SPEED, compose
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
-from mhaprune.figures import draw
 from mhaprune.model.transformer import Transformer
-from mhaprune.report import answers
 from mhaprune.store import RunFolder, read_status
 
 Frames = Mapping[str, pd.DataFrame]

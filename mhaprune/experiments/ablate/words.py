@@ -1,0 +1,79 @@
+"""What `experiment=ablate` found, in sentences and as a map of the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from mhaprune.reporting.verdict import Verdict, scored
+from mhaprune.tables import INITIAL_GATE, REFERENCE, Tables, head_names, named
+
+
+def say(tables: Tables) -> Iterator[str]:
+    """How many heads can go, which they are, and how the scorers agree."""
+    yield _headline(tables["summary"])
+    yield from _details(tables)
+
+
+def largest_budget(summary: pd.DataFrame) -> pd.Series:
+    """Of the scorers the one by which most heads can go; of equals the best on the choose split."""
+    return summary.sort_values(["heads_removed", "choose_sequence_accuracy"], ascending=False, kind="stable").iloc[0]
+
+
+def head_map(tables: Tables) -> Verdict:
+    """The heads of the largest budget, removed together."""
+    best = largest_budget(tables["summary"])
+    names = set(tables["heads"]["scorer"])
+    heads = scored(tables["heads"], REFERENCE if REFERENCE in names else best["scorer"])
+    gone = set(head_names(best["removed"]))
+    heads["stays"] = [head not in gone for head in named(heads)]
+    title = f"{len(gone)} of {len(heads)} heads can go: {best['sequence_accuracy']:.2f} exact match is left"
+    if not gone:
+        title = f"None of {len(heads)} heads can go at the budgets tried"
+    meaning = f"Empty tiles are heads that were removed together, as chosen by {best['scorer']}; blue ones stay."
+    scorer = "" if heads["score"].isna().all() else REFERENCE if REFERENCE in names else best["scorer"]
+    return Verdict(heads, scorer, title, meaning)
+
+
+def _headline(summary: pd.DataFrame) -> str:
+    """How many heads can go, and what that brings."""
+    best = largest_budget(summary)
+    total, dense = int(best["heads_total"]), best["dense_sequence_accuracy"]
+    if best["heads_removed"] == 0:
+        return (
+            f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense:.2f} exact match."
+        )
+    equals = summary.loc[summary["heads_removed"] == best["heads_removed"], "scorer"]
+    return (
+        f"{int(best['heads_removed'])} of {total} heads can go at {best['sequence_accuracy']:.2f} exact match"
+        f" ({dense:.2f} with all), as chosen by {best['scorer']}{' and by others' if len(equals) > 1 else ''};"
+        f" greedy decoding is then {best['speedup']:.2f}× as fast"
+        f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f})."
+    )
+
+
+def _details(tables: Tables) -> Iterator[str]:
+    rows = tables["summary"].to_dict("records")
+    best = largest_budget(tables["summary"])
+    if best["heads_removed"] > 0:
+        names = ", ".join(map(str, head_names(best["removed"])))
+        yield f"They are (site.layer.head, counted from 0): {names}. All others are kept."
+    parts = [
+        f"{int(row['heads_removed']) or 'none'} by {row['scorer']}"
+        + (f" (at {row['sequence_accuracy']:.2f})" if row["heads_removed"] else "")
+        for row in rows
+    ]
+    yield (
+        f"The largest budget within {best['tolerance']:g} of exact match on the choose split, scorer by scorer:"
+        f" {', '.join(parts)}."
+    )
+    rhos = [
+        f"{row['scorer']} at ρ = {row['spearman_with_ablation']:.2f}"
+        for row in tables["summary"].dropna(subset=["spearman_with_ablation"]).to_dict("records")
+    ]
+    if rhos:
+        yield f"Agreement with ablation over the heads (Spearman): {', '.join(rhos)}."
+    for row in tables.get("agreement", pd.DataFrame()).to_dict("records"):
+        if row["other"] == INITIAL_GATE:
+            yield f"The learned gates against what they started from: Spearman ρ = {row['spearman']:.2f}."

@@ -1,0 +1,44 @@
+"""A matrix of numbers as colours, with the numbers in the cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.image import AxesImage
+
+
+def heat_map(
+    axes: Axes,
+    values: np.ndarray,
+    *,
+    rows: Sequence[object] = (),
+    columns: Sequence[object] = (),
+    write: Callable[[float], str] | None = None,
+    written: np.ndarray | None = None,
+    **colours: Any,
+) -> AxesImage:
+    """Draw `values` with a name for every row and column and, with `write`, a number in every cell.
+
+    The numbers are those of `written`, by default the values. `colours` go to `imshow`.
+    """
+    image = axes.imshow(values, **{"cmap": "cividis", "aspect": "auto", **colours})
+    if write is not None:
+        write_cells(axes, image, values if written is None else written, write)
+    axes.set_xticks(range(len(columns)), list(map(str, columns)))
+    axes.set_yticks(range(len(rows)), list(map(str, rows)))
+    axes.grid(visible=False)
+    return image
+
+
+def write_cells(
+    axes: Axes, image: AxesImage, values: np.ndarray, write: Callable[[float], str], size: float = 9
+) -> None:
+    """A number in every cell of a heat map, black on light and white on dark; what is NaN stays empty."""
+    shades = np.asarray(image.to_rgba(np.ma.asarray(image.get_array())))[..., :3] @ (0.3, 0.59, 0.11)
+    for (row, column), value in np.ndenumerate(values):
+        if not np.isnan(value):
+            colour = "black" if shades[row, column] > 0.45 else "white"
+            axes.text(column, row, write(value), ha="center", va="center", fontsize=size, color=colour)

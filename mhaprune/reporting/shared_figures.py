@@ -1,0 +1,168 @@
+"""Figures that several experiments draw from tables of the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import floor, log10
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from mhaprune.reporting.heat_map import heat_map
+from mhaprune.reporting.plots import (
+    COLOURS,
+    MARKERS,
+    Plot,
+    columns_of,
+    legend_above,
+    line_style,
+    number,
+    panels,
+    power_of_ten,
+)
+from mhaprune.scorers.agreement import with_reference
+from mhaprune.tables import BLOCK, GATE, HEAD, REFERENCE, SITES, HeadName, Tables, block_label, blocks_in, candidates
+
+
+def head_scores(tables: Tables) -> Plot | None:
+    """Heat maps of the scores: site and layer × head, a panel and a colour scale per scorer."""
+    heads = tables.get("heads", pd.DataFrame(columns=["scorer", "draw"]))
+    names = candidates(heads)
+    if not names:
+        return None
+    rows = blocks_in(heads)
+    labels = [block_label(*row) for row in rows]
+    heads_of_row = sorted(heads["head"].unique())
+    width = max(0.44 * len(heads_of_row), 1.75) + 0.15
+    columns = columns_of(len(names), max(1, min(4, int(14 / width))))
+    figure = Figure(figsize=(1.3 + width * columns, 0.5 + (0.6 + 0.3 * len(rows)) * -(-len(names) // columns)))
+    for axes, name in zip(panels(figure, len(names), columns, "head"), names, strict=True):
+        table = heads[heads["scorer"] == name].pivot_table(index=BLOCK, columns="head", values="score")
+        values = table.reindex(index=rows, columns=heads_of_row).to_numpy(float)
+        exponent, decimals = _unit(values)
+        values = values / 10.0**exponent
+        heat_map(axes, values, rows=labels, columns=heads_of_row, write=partial(number, decimals=decimals))
+        axes.set_title(f"{name}\n× {power_of_ten(exponent)}" if exponent else name)
+    caption = (
+        "Importance of every head, by its site and layer; each scorer in its own colour scale and, where its title"
+        " says so, in powers of ten. Brighter is more important."
+    )
+    return Plot("heads", caption, figure)
+
+
+def _unit(values: np.ndarray) -> tuple[int, int]:
+    """The power of ten and the decimals in which the largest of the values shows three digits."""
+    largest = float(np.nanmax(np.abs(values), initial=0.0))
+    size = floor(log10(largest)) if 0 < largest < np.inf else 0
+    return (0, 2 - max(size, 0)) if -1 <= size <= 2 else (size, 2)
+
+
+def agreement(tables: Tables) -> Plot | None:
+    """Every scorer against ablation, head by head, with Spearman's rank correlation."""
+    if "heads" not in tables or "agreement" not in tables:
+        return None
+    heads, pairs = tables["heads"], tables["agreement"]
+    names = candidates(heads)
+    if REFERENCE not in names or len(names) < 2:
+        return None
+    others = [name for name in names if name != REFERENCE]
+    reference = heads[heads["scorer"] == REFERENCE].set_index(HEAD)
+    columns = columns_of(len(others), 4)
+    figure = Figure(figsize=(1.2 + 3.4 * columns, 3.6 * -(-len(others) // columns)))
+    grid = panels(figure, len(others), columns, "", "ablation: rise of the loss (nats)", sharey=True)
+    for axes, name in zip(grid, others, strict=True):
+        scores = heads[heads["scorer"] == name].set_index(HEAD)["score"]
+        for i, site in enumerate(SITES):
+            if site in scores.index.get_level_values("site"):
+                x, y = scores.loc[[site]], reference.loc[[site]]
+                style: Any = {"color": COLOURS[i], "fmt": MARKERS[i], "markersize": 5, "elinewidth": 1}
+                axes.errorbar(x, y["score"], 1.96 * y["stderr"], label=SITES[site], **style)
+        rho = with_reference(pairs, name)["spearman"]
+        axes.set(title=f"Spearman ρ = {rho:.2f}", xlabel=f"{name} score")
+        axes.set_yscale("symlog", linthresh=_linear_range(reference["score"]))
+        axes.tick_params(labelbottom=True)
+    grid[0].legend(loc="best")
+    caption = (
+        "Each head's score against what closing it really costs"
+        " (logarithmic above the first tick; bars are 95 % intervals)."
+    )
+    return Plot("agreement", caption, figure)
+
+
+def training_curve(tables: Tables) -> Plot | None:
+    """Loss and held-out accuracy over training and, where there are gates, their way."""
+    if "training" not in tables:
+        return None
+    training = tables["training"]
+    gates = {HeadName.parse(name.removeprefix(GATE)): name for name in training if name.startswith(GATE)}
+    blocks = list(dict.fromkeys((head.site, head.layer) for head in gates))
+    figure = Figure(figsize=(7, 3 + 2.3 * -(-len(blocks) // 3)))
+    parts: Any = figure.subfigures(2, 1, height_ratios=[3, 2.3 * -(-len(blocks) // 3)]) if blocks else [figure]
+    axes = parts[0].add_subplot()
+    axes.plot(training["step"], training["loss"], color=COLOURS[0], label="training loss")
+    axes.plot(training["step"], training["valid_loss"], color=COLOURS[0], linestyle="--", label="held-out loss")
+    axes.set(xlabel="step", ylabel="loss (nats per token)", yscale="log")
+    right = axes.twinx()
+    right.plot(training["step"], training["valid_sequence_accuracy"], color=COLOURS[1], label="held-out exact match")
+    right.set(ylabel="exact match", ylim=(-0.03, 1.03))
+    right.spines["right"].set_visible(True)
+    right.grid(visible=False)
+    lines = [*axes.get_lines(), *right.get_lines()]
+    axes.legend(lines, [line.get_label() for line in lines], loc="center right")
+    if blocks:
+        _draw_gates(parts[1], training, gates, blocks)
+    return Plot(
+        "training",
+        "Training: loss and held-out accuracy" + ("; below, every head's gate over training." if blocks else "."),
+        figure,
+    )
+
+
+def _draw_gates(
+    figure: Any, training: pd.DataFrame, gates: Mapping[HeadName, str], blocks: Sequence[tuple[str, int]]
+) -> None:
+    grid = panels(figure, len(blocks), min(3, len(blocks)), "step", "gate", sharex=True, sharey=True)
+    for axes, block in zip(grid, blocks, strict=True):
+        columns = [(head, column) for head, column in gates.items() if head[:2] == block]
+        for i, (head, column) in enumerate(columns):
+            line: Any = {"color": COLOURS[i % len(COLOURS)], "linestyle": ("-", "--", "-.", ":")[i % 4]}
+            axes.plot(training["step"], training[column], label=f"head {head.head}", **line)
+        axes.set_title(block_label(*block))
+    grid[0].legend(ncols=2, loc="best")
+
+
+def _linear_range(values: pd.Series) -> float:
+    """Where a symmetric logarithmic axis should turn linear: around the smaller of the scores."""
+    return float(max(values.abs().quantile(0.25), 1e-6))
+
+
+def compare_curves(tables: Tables) -> Plot | None:
+    """Exact match against the share of heads removed: a panel per scorer, a line per run."""
+    if "pruning" not in tables:
+        return None
+    pruning = tables["pruning"]
+    names, labels = list(pruning["scorer"].unique()), list(pruning["label"].unique())
+    columns = columns_of(len(names), 2 if len(names) <= 4 else 4)
+    width, height = (3.6, 2.9) if columns <= 2 else (2.5, 2.1)
+    figure = Figure(figsize=(1 + width * columns, 0.6 + height * -(-len(names) // columns)))
+    grid = panels(figure, len(names), columns, "share of heads removed", "exact match", sharex=True, sharey=True)
+    for axes, name in zip(grid, names, strict=True):
+        for label, run in pruning[pruning["scorer"] == name].groupby("label", sort=False):
+            means = run.groupby("fraction_removed")["sequence_accuracy"].agg(["min", "mean", "max"])
+            style = line_style(labels.index(label))
+            axes.plot(means.index, means["mean"], label=label, markersize=4, **style)
+            if run["draw"].nunique() > 1:
+                shade = {"color": style["color"], "alpha": 0.12, "linewidth": 0}
+                axes.fill_between(means.index, means["min"], means["max"], **shade)
+        axes.set(ylim=(-0.03, 1.03), xticks=(0, 0.25, 0.5, 0.75, 1), xticklabels=("0", "", "0.5", "", "1"))
+        axes.set_title(name, fontsize=10 if columns > 2 else 12)
+    lines = {line.get_label(): line for axes in grid for line in axes.get_lines()}
+    legend_above(figure, [lines[label] for label in labels])
+    caption = (
+        "Exact match on the report split against the share of heads removed, by scorer and run;"
+        " bands span the draws of a control."
+    )
+    return Plot("comparison", caption, figure)

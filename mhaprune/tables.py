@@ -1,0 +1,121 @@
+"""The contract between studies and figures: how tables call their columns, their special rows and the heads.
+
+No torch in here: figures, words and the collection of many runs work on tables alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import pandas as pd
+
+Tables = Mapping[str, pd.DataFrame]
+"""Tidy tables by name: one row per measurement."""
+
+HEAD = ["site", "layer", "head"]
+"""The columns that name a head."""
+BLOCK = HEAD[:2]
+"""The columns that name a block, one attention layer."""
+LABEL = "label"
+"""The column that tells runs apart, where there are several."""
+QUALITY = "sequence_accuracy"
+"""The column of what a model is judged by: exact match."""
+CHOOSE_QUALITY = f"choose_{QUALITY}"
+"""The same on the split on which choices are made, never reported."""
+ENDS = ("", "_low", "_high")
+"""A number and the ends of its 95 % interval: the endings of its three columns."""
+QUARTILES = ("", "_q1", "_q3")
+"""A median and its quartiles."""
+
+DENSE = "dense"
+"""The row of the model with all its heads."""
+DENSE_AGAIN = "dense again"
+"""The row of the same model timed a second time, the A/A control: its ratio to `DENSE` is noise."""
+NOTHING = "nothing"
+"""The recovery of a model that is as the removal has left it."""
+REFERENCE = "ablation"
+"""The scorer that others are compared with."""
+UNINFORMED = "control"
+"""The family of scorers that know nothing of the model: nothing is chosen among them, and they are drawn in grey."""
+GATE = "gate_"
+"""How the columns of gates begin in a table of training; the name of the head follows."""
+INITIAL_GATE = "gate before training"
+"""What a table of agreement calls the gates at step 0."""
+BEST_OF_SIZE = "best of each size"
+"""The schedule and scorer of a model that was trained from scratch in the best shape of its size."""
+
+SITES = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
+"""The sites of the project's own model in their order, and what figures call them."""
+
+
+class HeadName(NamedTuple):
+    """A head as tables name it; it prints as `encoder_self.0.3`."""
+
+    site: str
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self))
+
+    @property
+    def label(self) -> str:
+        """As figures and sentences call it."""
+        return f"{block_label(self.site, self.layer)}.{self.head}"
+
+    @classmethod
+    def parse(cls, text: str) -> HeadName:
+        """Read `encoder_self.0.3` back; a site may contain dots itself. Raises ValueError on anything else."""
+        site, layer, head = text.rsplit(".", 2)
+        return cls(site, int(layer), int(head))
+
+
+def block_label(site: str, layer: int) -> str:
+    """A block as figures call it: `encoder self 0`."""
+    return f"{SITES.get(site, site)} {layer}"
+
+
+def block_order(site: str, layer: int) -> tuple[int, str, int]:
+    """The place of a block in the order of the model."""
+    known = list(SITES)
+    return (known.index(site) if site in known else len(known), site, layer)
+
+
+def head_names(cell: object) -> list[HeadName]:
+    """The heads that a cell lists with blanks between them; an empty cell comes back from a file as NaN."""
+    return [HeadName.parse(name) for name in cell.split()] if isinstance(cell, str) else []
+
+
+def join_names(heads: Iterable[object]) -> str:
+    """What `head_names` reads back; an empty text for no heads."""
+    return " ".join(map(str, heads))
+
+
+def named(heads: pd.DataFrame) -> list[HeadName]:
+    """The heads of the rows of a table, in their order."""
+    return [HeadName(str(site), int(layer), int(head)) for site, layer, head in heads[HEAD].itertuples(index=False)]
+
+
+def blocks_in(heads: pd.DataFrame) -> list[tuple[str, int]]:
+    """The blocks of the rows of a table, each once, in the order of the table."""
+    return list(heads[BLOCK].drop_duplicates().itertuples(index=False, name=None))
+
+
+def candidates(frame: pd.DataFrame) -> list[str]:
+    """The scorers with one order of the heads, in the order of the table."""
+    repeated = repeated_draws(frame)
+    return [name for name in frame["scorer"].unique() if name not in repeated]
+
+
+def repeated_draws(frame: pd.DataFrame) -> list[str]:
+    """The scorers with several random orders of the heads."""
+    draws = frame.groupby("scorer", sort=False)["draw"].nunique()
+    return list(draws.index[draws > 1])
+
+
+def by_label(tables: Tables) -> Iterator[tuple[str, Tables]]:
+    """The tables of several runs, run by run."""
+    labels = dict.fromkeys(label for frame in tables.values() if LABEL in frame for label in frame[LABEL])
+    for label in labels:
+        yield str(label), {name: frame[frame[LABEL] == label] for name, frame in tables.items() if LABEL in frame}
