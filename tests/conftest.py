@@ -15,17 +15,20 @@ import hydra
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mhaprune.command_line import plain
-from mhaprune.data import Examples
+from mhaprune.data import Examples, shift_right
 from mhaprune.heads import HeadMask
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq, Transformer
 from mhaprune.schedules.base import Judge
+from mhaprune.subject import Fallback
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "mhaprune"
 TINY = (
     "model.d_model=16",
     "model.num_heads=2",
@@ -89,7 +92,7 @@ def one_thread() -> None:
 def few_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are most of the time of a small run: only tests marked `figures` let it draw."""
     if "figures" not in request.keywords:
-        monkeypatch.setattr("mhaprune.run.draw", lambda tables: [])
+        monkeypatch.setattr("mhaprune.run.plots", lambda kind, tables: [])
 
 
 @pytest.fixture(scope="session")
@@ -141,6 +144,14 @@ def bias_lost_with_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
         return pruned
 
     monkeypatch.setattr(Seq2Seq, "without", faulty)
+
+
+def loss_of_one(
+    model: Seq2Seq, source: Tensor, target: Tensor, gates: Tensor | None = None, fallback: Fallback | None = None
+) -> Tensor:
+    """The mean cross-entropy of one example without any padding."""
+    source, target = source[source != 0][None], target[target != 0][None]
+    return F.cross_entropy(model(source, shift_right(target), gates, fallback)[0], target[0])
 
 
 def judged(model: Seq2Seq, scores_N: Tensor) -> Judge:

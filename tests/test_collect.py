@@ -6,10 +6,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from test_plots import pruning_table
-from test_report import summary
 
 from conftest import run_script
+from made_tables import pruning_table, summary
 from mhaprune.collect import collect
 from mhaprune.store import RunFolder, read_status
 

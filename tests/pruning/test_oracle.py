@@ -1,18 +1,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
+from games import ONE, Game, numbered
 from mhaprune.cache import Cache
-from mhaprune.data import EOS, Examples
-from mhaprune.heads import Block, HeadGrid, HeadMask, Site
+from mhaprune.data import Examples
+from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq, Transformer
@@ -23,32 +22,6 @@ from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 
 Table = dict[tuple[int, ...], float]
-
-
-class Game:
-    """A subject of so many heads that is nothing but its loss: of examples known by their number, (B,), under gates
-    (B, N). It counts how often each set of heads was removed."""
-
-    def __init__(self, num_heads: int, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.grid, self.loss = HeadGrid.full([Block(Site.CROSS, 0)], num_heads), loss
-        self.runs: Counter[tuple[int, ...]] = Counter()
-
-    def evaluate(self, batch: Examples, gates: Tensor, fallback: None = None) -> Outcome:
-        gates_BN = gates.expand(len(batch), -1)
-        loss = self.loss(batch.source[:, 0], gates_BN)
-        self.runs[tuple((gates_BN[0] == 0).nonzero().flatten().tolist())] += 1
-        return Outcome(loss, torch.zeros_like(loss), torch.zeros_like(loss))
-
-    def output_weights(self) -> dict[Block, Tensor]:
-        return {block: torch.zeros(len(self.grid), 1, 1).double() for block in self.grid.blocks}
-
-    def learned_gates(self) -> None:
-        return None
-
-
-def numbered(numbers: range) -> Examples:
-    """Examples for a `Game`: sources of one token, the number, which must not be 0."""
-    return Examples(torch.tensor(numbers)[:, None], torch.full((len(numbers), 1), EOS))
 
 
 def table_game(num_heads: int, planted: Table) -> Game:
@@ -67,7 +40,6 @@ BEAMS: Table = {(0,): 0.1, (3,): 0.2, (0, 1): 0.1, (3, 4): 0.2, (0, 1, 2): 0.3, 
 """The best three heads are behind the second best head, and no exchange leads there from the best head."""
 WINDING: Table = {(0,): 0.1, (0, 1): 0.1, (0, 1, 2): 0.8, (0, 2, 3): 0.5, (1, 2, 4): 0.3, (2, 4, 5): 0.1}
 """The best three heads are behind the best exchange of the first three, not behind the first that is better."""
-ONE = numbered(range(1, 2))
 
 
 @pytest.fixture

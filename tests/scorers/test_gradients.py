@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_scorers import loss_of_one
 from torch import Tensor
 
+from conftest import loss_of_one
 from mhaprune.data import Examples
 from mhaprune.heads import Block
 from mhaprune.measure import gate_gradients, measure

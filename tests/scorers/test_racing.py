@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from test_oracle import Game, numbered
 from torch import Tensor
 
+from games import Game, numbered
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.racing import Racing

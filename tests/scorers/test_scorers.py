@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mhaprune.data import Examples, shift_right
+from conftest import loss_of_one
+from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.measure import measure
 from mhaprune.model.transformer import Seq2Seq
@@ -30,14 +31,6 @@ from mhaprune.scorers.subset import Subset
 from mhaprune.scorers.taylor import Taylor
 from mhaprune.subject import Fallback
 from mhaprune.tasks.base import Splits
-
-
-def loss_of_one(
-    model: Seq2Seq, source: Tensor, target: Tensor, gates: Tensor | None = None, fallback: Fallback | None = None
-) -> Tensor:
-    """The mean cross-entropy of one example without any padding."""
-    source, target = source[source != 0][None], target[target != 0][None]
-    return F.cross_entropy(model(source, shift_right(target), gates, fallback)[0], target[0])
 
 
 def ablation_by_hand(model: Seq2Seq, examples: Examples, fallback: Fallback | None) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,9 @@ from math import factorial
 
 import pytest
 import torch
-from test_oracle import ONE, Game
 from torch import Tensor
 
+from games import ONE, Game
 from mhaprune.data import Examples
 from mhaprune.measure import measure
 from mhaprune.model.gates import Softmax

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_oracle import Game, numbered
 from torch import Tensor
 
 from conftest import judged
+from games import Game, numbered
 from mhaprune.data import PAD, Examples
 from mhaprune.heads import HeadId
 from mhaprune.model.transformer import Seq2Seq

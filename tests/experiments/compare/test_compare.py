@@ -7,13 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from mhaprune.report import answers
 from scipy import stats
 
 from conftest import LEARNT, TINY_COMPARE, compose, judged
 from mhaprune.config import ConfigError, build
+from mhaprune.experiments.compare import words
 from mhaprune.experiments.compare.regret import Regrets
-from mhaprune.experiments.compare.study import winner_table
+from mhaprune.experiments.compare.study import Compare, winner_table
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.measure import measure
 from mhaprune.model.transformer import Seq2Seq
@@ -175,7 +175,7 @@ def test_the_answer_names_winner_margin_and_leak(tables: Mapping[str, pd.DataFra
         margin_p=0.004, verdict="ahead", leak=0.004, leak_low=-0.001, leak_high=0.008, prunable_heads=3, heads_total=6,
         prunable_tolerance=0.01,
     )  # fmt: skip
-    lines = answers({"winner": winner})
+    lines = list(Compare.say({"winner": winner}))
     assert lines[0] == (
         "fisher chooses best: on average over the budgets its heads cost 0.4 points of exact match against the best"
         " subset (95 % interval -0.1 to 0.9); taylor comes next, 1.2 points behind (0.2 to 2.0, sign-flip p = 0.004),"
@@ -183,12 +183,14 @@ def test_the_answer_names_winner_margin_and_leak(tables: Mapping[str, pd.DataFra
     )
     assert lines[1].startswith("3 of 6 heads are prunable one at a time")
     assert lines[2].endswith("would have been reported 0.4 points of exact match higher (-0.1 to +0.8).")
-    assert answers({"winner": winner.assign(verdict="undecided")})[0].endswith("which is within the noise.")
-    behind = answers({"winner": winner.assign(verdict="behind", margin=-0.012)})[0]
+    assert next(iter(Compare.say({"winner": winner.assign(verdict="undecided")}))).endswith(
+        "which is within the noise."
+    )
+    behind = next(iter(Compare.say({"winner": winner.assign(verdict="behind", margin=-0.012)})))
     assert "taylor, second on the choose split, does better by 1.2 points on the report split" in behind
-    alone = answers({"winner": winner.assign(runner_up=None)})[0]
+    alone = next(iter(Compare.say({"winner": winner.assign(runner_up=None)})))
     assert alone.endswith("(95 % interval -0.1 to 0.9).")
-    assert "reported 0.4 points of exact match lower" in answers({"winner": winner.assign(leak=-0.004)})[2]
+    assert "reported 0.4 points of exact match lower" in list(Compare.say({"winner": winner.assign(leak=-0.004)}))[2]
 
 
 def test_over_runs_the_best_is_chosen_on_the_choose_splits_of_its_task() -> None:
@@ -200,7 +202,7 @@ def test_over_runs_the_best_is_chosen_on_the_choose_splits_of_its_task() -> None
         for scorer, chosen, regret in (("a", 0.7, 0.02), ("b", 0.8, 0.03), ("random", 0.9, 0.0), ("once", 0.99, 0.0))
         if scorer != "once" or seed == 0
     )
-    (line,) = answers({"methods": runs})
+    (line,) = words.over_runs(runs)
     low, high = student_interval([0.03, 0.031, 0.032])
     assert line == (
         f"Over 3 runs on sort b chooses best: its heads cost 3.1 points ({100 * low:.1f} to {100 * high:.1f}) of exact"

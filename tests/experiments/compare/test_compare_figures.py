@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.text import Text
-from mhaprune.figures import draw
-from test_plots import text_of
 
 from legible import check_legible
+from made_tables import text_of
+from mhaprune.experiments.base import plots
+from mhaprune.experiments.compare.study import Compare
 from mhaprune.reporting.plots import Plot
 
 FAMILIES = {
@@ -126,11 +127,11 @@ def method_tables(scorers: tuple[str, ...] = EVERY, heads: int = 24, seed: int =
 
 
 def drawn(tables: dict[str, pd.DataFrame]) -> dict[str, Plot]:
-    return {plot.name: plot for plot in draw(tables)}
+    return {plot.name: plot for plot in plots(Compare, tables)}
 
 
 def one(tables: dict[str, pd.DataFrame], name: str) -> Plot:
-    return next(plot for plot in draw(tables) if plot.name == name)
+    return next(plot for plot in plots(Compare, tables) if plot.name == name)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -146,7 +147,7 @@ def test_every_figure_is_drawn_in_order_and_no_word_is_clipped_or_covered(case: 
 
 def test_the_same_tables_give_the_same_bytes() -> None:
     some = (*EVERY[::7], "random")
-    for first, second in zip(draw(method_tables(some)), draw(method_tables(some)), strict=True):
+    for first, second in zip(plots(Compare, method_tables(some)), plots(Compare, method_tables(some)), strict=True):
         assert first.svg == second.svg, first.name
     assert one(crowded(0), "cost").png == one(crowded(0), "cost").png
 

@@ -8,17 +8,18 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from mhaprune.figures import draw, draw_comparison
-from mhaprune.report import answers
 
 from legible import check_legible
+from mhaprune.experiments.base import plots
 from mhaprune.experiments.prune.figures import (
     accuracy_by_group,
     compare_smallest,
+    order_of_removal,
     recovery_curves,
-    removal_order,
     survivors,
 )
+from mhaprune.experiments.prune.study import Prune
+from mhaprune.reporting.plots import draw
 from mhaprune.tables import Tables
 
 HEADS = ["encoder_self.0.0", "encoder_self.0.1", "decoder_self.0.0", "decoder_self.0.1", "cross.0.0", "cross.0.1"]
@@ -68,10 +69,10 @@ def titles(figure: Figure) -> list[str]:
 
 
 def test_a_run_draws_them_all_and_other_tables_none(tables: Tables) -> None:
-    assert [plot.name for plot in draw(tables)] == ["matter", "recovery", "survivors", "order", "groups"]
-    for figure in (recovery_curves, survivors, removal_order, accuracy_by_group, compare_smallest):
+    assert [plot.name for plot in plots(Prune, tables)] == ["matter", "recovery", "survivors", "order", "groups"]
+    for figure in (recovery_curves, survivors, order_of_removal, accuracy_by_group, compare_smallest):
         assert figure({}) is None
-    for plot in draw(tables):
+    for plot in plots(Prune, tables):
         check_legible(plot)
         assert plot.caption.endswith(".")
 
@@ -86,7 +87,7 @@ def test_no_word_is_clipped_or_covered_however_many_there_are(
     every = [own.assign(schedule=name, scorer="greedy" if name == "greedy" else "ablation_mean") for name in schedules]
     table = pd.concat([*every, tables["recovery"][tables["recovery"]["control"]]])
     order = pd.concat([tables["order"].assign(schedule=name) for name in schedules])
-    for plot in draw({**tables, "recovery": table, "order": order}):
+    for plot in plots(Prune, {**tables, "recovery": table, "order": order}):
         check_legible(plot)
 
 
@@ -125,7 +126,7 @@ def test_survivors_are_counted_block_by_block_and_equal_choices_shown_once(table
 
 
 def test_the_order_stands_where_the_heads_do(tables: Tables) -> None:
-    plot = removal_order(tables)
+    plot = order_of_removal(tables)
     assert plot is not None
     (axes,) = plot.figure.axes
     np.testing.assert_array_equal(axes.images[0].get_array(), [[1, 2], [3, 4], [5, 6]])
@@ -151,9 +152,9 @@ def test_runs_are_compared_task_by_task(tables: Tables) -> None:
     assert titles(plot.figure) == ["sort", "copy"]
     assert [len(axes.collections) for axes in plot.figure.axes] == [2, 1]
     assert len(plot.figure.axes[0].get_yticklabels()) == 6
-    assert [drawn.name for drawn in draw_comparison(combined)] == ["smallest"]
+    assert [drawn.name for drawn in draw(Prune.figures_over_runs, combined)] == ["smallest"]
     combined["smallest"].loc[combined["smallest"]["label"] == "seed=1", "heads_kept"] = 3
-    over, *each = answers(combined)
+    over, *each = Prune.say_over_runs(combined)
     assert over == (
         "Of 6 heads sort needs, run by run: 4, 3 without any training afterwards; 4, 3 after tune; 4, 3 after between."
     )
@@ -162,7 +163,7 @@ def test_runs_are_compared_task_by_task(tables: Tables) -> None:
 
 def test_the_answer_names_the_fewest_heads_and_the_control(tables: Tables) -> None:
     tables["smallest"].loc[tables["smallest"]["recovery"] == "tune", "choose_sequence_accuracy"] = 0.995
-    first, which, ways = answers(tables)
+    first, which, ways = Prune.say(tables)
     assert first == (
         "4 of 6 heads are enough for 0.990 exact match (1.000 with all), chosen by one_shot with ablation and trained"
         " for 30 steps more (tune); trained from scratch for as long in all the best shape of that size reaches 0.850"
@@ -171,7 +172,7 @@ def test_the_answer_names_the_fewest_heads_and_the_control(tables: Tables) -> No
     assert which.endswith("decoder_self.0.0, decoder_self.0.1, cross.0.0, cross.0.1.")
     assert "4 without any training afterwards (at 0.900, one_shot with ablation), 4 after tune" in ways
     whole = tables["smallest"].assign(heads_kept=6, heads_removed=0)
-    (none, _) = answers({**tables, "smallest": whole})
+    (none, _) = Prune.say({**tables, "smallest": whole})
     assert none.startswith("None of 6 heads can go within 0.01 of the dense model's 1.000 exact match")
     failed = tables["recovery"].assign(note=["diverged"] * 3 + [""] * (len(tables["recovery"]) - 3))
-    assert answers({**tables, "recovery": failed})[-1] == "nothing failed for 3 of the models (diverged)."
+    assert list(Prune.say({**tables, "recovery": failed}))[-1] == "nothing failed for 3 of the models (diverged)."

@@ -7,12 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from mhaprune.figures import draw
-from mhaprune.report import answers
-from test_plots import text_of
 
 from conftest import TINY, TINY_SEQUENCES, TINY_SPEED, compose
+from made_tables import text_of
 from mhaprune.config import ConfigError, build
+from mhaprune.experiments.base import plots
 from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
 from mhaprune.model.transformer import Transformer
 from mhaprune.store import RunFolder, read_status
@@ -161,7 +160,7 @@ OFF = {"q1": -0.02, "q3": 0.03}
 
 
 def test_the_first_sentence_says_where_half_of_the_heads_brings_most_and_least() -> None:
-    lines = answers(made_up())
+    lines = list(Speed.say(made_up()))
     assert lines[0] == (
         "With 3 of 6 heads removed greedy decoding with its encoder pass is 2.80× as fast at d_model 24, batch 3, 4 → 5"
         " tokens (quartiles 2.78–2.83; the dense model against itself quartiles 0.98–1.03), and least at d_model 16,"
@@ -182,11 +181,11 @@ def test_the_first_sentence_says_where_half_of_the_heads_brings_most_and_least()
 
 def test_of_several_runs_there_is_a_sentence_each() -> None:
     both = {name: pd.concat([frame.assign(label=f"seed={i}") for i in (0, 1)]) for name, frame in made_up().items()}
-    assert [line.split(":")[0] for line in answers(both)] == ["seed=0", "seed=1"]
+    assert [line.split(":")[0] for line in Speed.say_over_runs(both)] == ["seed=0", "seed=1"]
 
 
 def test_figures_are_labelled_and_mark_the_front() -> None:
-    plots = {plot.name: plot for plot in draw(made_up())}
+    plots = {plot.name: plot for plot in plots(Speed, made_up())}
     assert list(plots) == ["speedup", "tradeoff", "parts"]
     assert len(plots["speedup"].figure.axes) == 6
     for words in ("heads removed, of 6", "d_model 24", "dense against itself", "a model built so", "speed-up (×)"):
@@ -196,14 +195,14 @@ def test_figures_are_labelled_and_mark_the_front() -> None:
     assert "−0" not in text_of(plots["tradeoff"]), "dense is slower and no better"
     for words in ("50%", "feed-forward", "8 ms", "d_model 16, batch 3", "share of the time"):
         assert words in text_of(plots["parts"])
-    again = {plot.name: plot for plot in draw(made_up())}
+    again = {plot.name: plot for plot in plots(Speed, made_up())}
     assert all(again[name].svg == plot.svg for name, plot in plots.items())
 
 
 def test_lengths_are_named_where_they_differ() -> None:
     speed = made_up()["speed"]
     longer = speed.assign(source_length=40, target_length=50 * (speed["what"] != "encoder"))
-    (plot, *_) = draw(made_up() | {"speed": pd.concat([speed, longer], ignore_index=True)})
+    (plot, *_) = plots(Speed, made_up() | {"speed": pd.concat([speed, longer], ignore_index=True)})
     assert "batch 3, 4 → 5 tokens" in text_of(plot)
     assert "batch 3, 40 → 50 tokens" in text_of(plot)
 

@@ -12,20 +12,25 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyBboxPatch
 
 from legible import check_legible
+from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.experiments.base import Experiment
+from mhaprune.experiments.compare.study import Compare
+from mhaprune.experiments.explain.study import Explain
+from mhaprune.experiments.prune.study import Prune
 from mhaprune.reporting.head_map import heads_that_matter
 from mhaprune.reporting.plots import STYLE, Plot
-from mhaprune.reporting.verdict import verdict
 from mhaprune.tables import Tables
 
 HEADS = [("encoder_self", 0, 0), ("encoder_self", 0, 1), ("decoder_self", 0, 0), ("cross", 0, 0), ("cross", 0, 10)]
 SCORES = {"ablation": [0.5, -0.001, 0.02, 2.5, 0.0], "gate": [1.0, 0.2, 0.3, 3.0, 0.5]}
 
 
-def drawn(tables: Tables) -> Plot:
+def drawn(case: str) -> Plot:
+    kind, tables, *_ = CASES[case]
+    verdict = kind.head_map(tables)
+    assert verdict is not None
     with matplotlib.rc_context(STYLE):
-        plot = heads_that_matter(tables)
-    assert plot is not None
-    return plot
+        return heads_that_matter(verdict)
 
 
 def scored(*names: str) -> pd.DataFrame:
@@ -63,24 +68,28 @@ def looks() -> pd.DataFrame:
     return table.assign(prunable=[False, True, False, False, False], name=["everywhere", "", None, "itself", None])
 
 
-CASES: dict[str, tuple[Tables, str, set[int]]] = {
+CASES: dict[str, tuple[type[Experiment], Tables, str, set[int]]] = {
     "ablate": (
+        Ablate,
         {"summary": summary(**GONE), "heads": scored("gate", "ablation")},
         "2 of 5 heads can go: 0.98 exact match is left",
         {0, 2, 3},
     ),
     "nothing can go": (
+        Ablate,
         {"summary": summary(), "heads": scored("gate")},
         "None of 5 heads can go at the budgets tried",
         {0, 1, 2, 3, 4},
     ),
     "prune": (
+        Prune,
         {"smallest": pd.DataFrame([SMALLEST, SMALLEST | {"control": True, "heads_kept": 1}])},
         "2 of 5 heads are enough: 0.97 exact match after fine_tune",
         {0, 3},
     ),
-    "explain": ({"looks": looks()}, "1 of 4 heads are prunable, one at a time", {0, 2, 3}),
+    "explain": (Explain, {"looks": looks()}, "1 of 4 heads are prunable, one at a time", {0, 2, 3}),
     "compare": (
+        Compare,
         {"winner": pd.DataFrame({"prunable_tolerance": [0.01]}), "heads": scored("gate", "ablation")},
         "2 of 5 heads are prunable, one at a time",
         {0, 2, 3},
@@ -90,14 +99,14 @@ CASES: dict[str, tuple[Tables, str, set[int]]] = {
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_what_stays_is_filled_and_what_can_go_is_empty(case: str) -> None:
-    tables, title, stay = CASES[case]
-    found = verdict(tables)
+    kind, tables, title, stay = CASES[case]
+    found = kind.head_map(tables)
     assert found is not None
     assert found.title == title
     names = list(found.heads[["site", "layer", "head"]].itertuples(index=False, name=None))
     assert names == HEADS, "in the order of the model"
     assert set(found.heads.index[found.heads["stays"]].map(list(found.heads.index).index)) == stay
-    plot = drawn(tables)
+    plot = drawn(case)
     check_legible(plot)
     tiles = [patch for patch in plot.figure.axes[0].patches if isinstance(patch, FancyBboxPatch)]
     assert {i for i, tile in enumerate(tiles) if tile.get_facecolor() != to_rgba("none")} == stay
@@ -109,18 +118,17 @@ def test_what_stays_is_filled_and_what_can_go_is_empty(case: str) -> None:
 
 
 def test_the_darker_the_more_it_costs() -> None:
-    plot = drawn(CASES["ablate"][0])
+    plot = drawn("ablate")
     light = [sum(tile.get_facecolor()[:3]) for tile in plot.figure.axes[0].patches]  # type: ignore[attr-defined]
     assert light[3] < light[0] < light[2]
 
 
 def test_removed_heads_say_so_and_others_what_they_follow() -> None:
-    plot = drawn(CASES["explain"][0])
+    plot = drawn("explain")
     words = [text.get_text() for text in plot.figure.axes[0].texts]
     assert words == ["0.500\neverywhere", "−0.001", "0.020", "2.500\nitself", "removed"]
 
 
-def test_of_tables_that_speak_of_no_single_head_there_is_no_map() -> None:
-    unscored = {"winner": CASES["compare"][0]["winner"], "heads": scored("gate")}
-    for tables in ({}, {"accuracy": pd.DataFrame()}, unscored):
-        assert heads_that_matter(tables) is None
+def test_without_a_score_by_ablation_a_comparison_has_no_map() -> None:
+    _, tables, *_ = CASES["compare"]
+    assert Compare.head_map({"winner": tables["winner"], "heads": scored("gate")}) is None

@@ -1,0 +1,114 @@
+"""The figures of one run of `experiment=ablate`, and of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from made_tables import all_tables, pruning_table, text_of
+from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.reporting.plots import Plot, draw
+from mhaprune.tables import Tables
+
+
+def drawn(tables: Tables) -> Iterator[Plot]:
+    return draw(Ablate.figures, tables)
+
+
+def over_runs(tables: Tables) -> dict[str, Plot]:
+    return {plot.name: plot for plot in draw(Ablate.figures_over_runs, tables)}
+
+
+def test_every_figure_is_drawn_labelled_and_says_what_it_shows() -> None:
+    plots = {plot.name: plot for plot in drawn(all_tables())}
+    assert list(plots) == ["accuracy", "heads", "agreement", "latency", "training"]
+    for plot in plots.values():
+        bottom = [axes for axes in plot.figure.axes if (spec := axes.get_subplotspec()) and spec.is_last_row()]
+        assert any(axes.get_xlabel() for axes in bottom), plot.name
+        assert plot.caption.endswith(".")
+        assert plot.png.startswith(b"\x89PNG")
+    assert "heads removed, of 4" in text_of(plots["accuracy"])
+    assert "random (3 draws)" in text_of(plots["accuracy"])
+    assert "Spearman ρ = 0.88" in text_of(plots["agreement"])
+    assert "dense against itself" in text_of(plots["latency"])
+    assert "cross 0" in text_of(plots["heads"])
+    assert "held-out exact match" in text_of(plots["training"])
+
+
+def test_the_heat_map_leaves_removed_heads_empty() -> None:
+    """Head 1 of `cross` does not exist; the numbers that do are all there, each in its own cell."""
+    heads = next(plot for plot in drawn(all_tables()) if plot.name == "heads")
+    values = heads.figure.axes[0].images[0].get_array()
+    assert values is not None
+    np.testing.assert_array_equal(np.isnan(np.ma.filled(values, np.nan)), [[False, False, True], [False, True, False]])
+
+
+def test_the_same_tables_give_the_same_bytes() -> None:
+    for first, second in zip(drawn(all_tables()), drawn(all_tables()), strict=True):
+        assert first.svg == second.svg, first.name
+        assert first.png == second.png, first.name
+
+
+@pytest.mark.parametrize("missing", ["heads", "agreement", "pruning", "latency", "training"])
+def test_what_cannot_be_drawn_is_left_out(missing: str) -> None:
+    tables = all_tables()
+    del tables[missing]
+    names = [plot.name for plot in drawn(tables)]
+    assert 2 <= len(names) < 5
+
+
+def test_a_single_scorer_and_a_model_without_gates_drawn() -> None:
+    tables = all_tables()
+    for name in ("heads", "pruning"):
+        tables[name] = tables[name][tables[name]["scorer"] == "ablation"]
+    tables["agreement"] = tables["agreement"].iloc[:0]
+    tables["training"] = tables["training"][["step", "loss", "valid_loss", "valid_sequence_accuracy"]]
+    assert [plot.name for plot in drawn(tables)] == ["accuracy", "heads", "latency", "training"]
+
+
+def comparison_tables() -> Tables:
+    labels = ("num_heads=2", "num_heads=4")
+    pruning = pd.concat([pruning_table(i).assign(label=label) for i, label in enumerate(labels)])
+    summary = pd.DataFrame(
+        {
+            "label": label,
+            "scorer": scorer,
+            "tolerance": 0.01,
+            "heads_total": 4,
+            "heads_removed": 2,
+            "speedup": 1.3,
+            "spearman_with_ablation": rho,
+        }
+        for label in labels
+        for scorer, rho in (("gate", 0.5), ("ablation", float("nan")))
+    )
+    return {"pruning": pruning, "summary": summary}
+
+
+def test_runs_are_compared() -> None:
+    plots = over_runs(comparison_tables())
+    assert list(plots) == ["comparison", "runs"]
+    for plot in plots.values():
+        assert "num_heads=2" in text_of(plot)
+        assert "num_heads=4" in text_of(plot)
+
+
+def test_a_run_keeps_its_colour_and_its_place_in_the_legend_in_every_panel() -> None:
+    """Also where the first panel's scorer was not run everywhere."""
+    tables = dict(comparison_tables())
+    pruning = tables["pruning"]
+    tables["pruning"] = pruning[~((pruning["label"] == "num_heads=2") & (pruning["scorer"] == "gate"))]
+    figure = over_runs(tables)["comparison"].figure
+    colours = {(line.get_label(), line.get_color()) for axes in figure.axes for line in axes.get_lines()}
+    assert len(colours) == 2
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"num_heads=2", "num_heads=4"}
+
+
+def test_the_same_runs_give_the_same_bytes() -> None:
+    tables = comparison_tables()
+    for first, second in zip(over_runs(tables).values(), over_runs(tables).values(), strict=True):
+        assert first.svg == second.svg, first.name
+        assert first.png == second.png, first.name
