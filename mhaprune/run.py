@@ -22,7 +22,8 @@ from mhaprune.figures import draw
 from mhaprune.heads import HeadGrid
 from mhaprune.model.checkpoint import BROUGHT, SavedModel, load, to_bytes
 from mhaprune.model.gates import Gate
-from mhaprune.model.transformer import Seq2Seq, Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.costs import MEASURED_BY
 from mhaprune.pruning.oracle import CHOSEN_BY
 from mhaprune.recoveries.base import Recovery
@@ -226,7 +227,7 @@ class Run:
 
     def _trained(self, splits: Splits) -> tuple[Seq2Seq, pd.DataFrame]:
         torch.manual_seed(self.seed)
-        model = self.model(len(self.task.vocabulary), self.gate).to(self.device)
+        model = Seq2Seq(self.model, len(self.task.vocabulary), self.gate).to(self.device)
 
         def make(state: dict[str, Any] | None, save: Any) -> dict[str, Any]:
             history = self.training(model, splits.train, splits.valid, self.gate, self.seed, state, save)
@@ -242,7 +243,7 @@ class Run:
 
     def _loaded(self, saved: SavedModel) -> tuple[Seq2Seq, pd.DataFrame]:
         grid = HeadGrid(self.model.blocks, saved.heads)
-        model = self.model(len(self.task.vocabulary), self.gate, grid).to(self.device)
+        model = Seq2Seq(self.model, len(self.task.vocabulary), self.gate, grid).to(self.device)
         try:
             model.load_state_dict(saved.weights)
         except RuntimeError as error:

@@ -20,7 +20,8 @@ from mhaprune.command_line import plain
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.model.gates import Softmax
-from mhaprune.model.transformer import Seq2Seq, Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.base import Judge
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
@@ -115,7 +116,7 @@ def model(task: Sort) -> Seq2Seq:
     config = Transformer(
         d_model=12, num_heads=3, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=16, max_length=16
     )
-    model = config(len(task.vocabulary), Softmax()).double()
+    model = Seq2Seq(config, len(task.vocabulary), Softmax()).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))

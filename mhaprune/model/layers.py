@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from mhaprune.heads import Block
 from mhaprune.model.attention import MultiHeadAttention, Projection
-from mhaprune.model.decoding import KVCache
 from mhaprune.model.gates import Gate
+
+if TYPE_CHECKING:
+    from mhaprune.model.decoding import KVCache
 
 
 @dataclass

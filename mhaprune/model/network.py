@@ -1,4 +1,8 @@
-"""The network: embeddings, encoder, decoder and prediction, of any grid of heads.
+"""The network: its sizes, and what it computes from embeddings to logits, for any grid of heads.
+
+The source of this file is hashed into the cache key of trained models, so a change here trains every model again. It
+therefore holds only what training runs. How a trained network is observed, pruned and decoded is in `transformer.py`,
+which is not part of the key.
 
 Dimensions: B = batch, S = source, T = target, D = d_model, N = all heads, V = vocabulary.
 """
@@ -22,7 +26,7 @@ from mhaprune.subject import Fallback, Gates, Outcome
 
 
 @dataclass(frozen=True)
-class Shape:
+class Transformer:
     """The sizes of an encoder-decoder transformer.
 
     `max_length` is the longest source or target in tokens, end of sequence included. `tie_output` shares the matrix
@@ -69,16 +73,17 @@ class Shape:
 class EncoderDecoder(nn.Module):
     """An encoder-decoder transformer (Vaswani et al. 2017) with layer normalisation before each sublayer (pre-LN).
 
-    In evaluation mode unless it is being trained.
+    It has the heads of `grid`, by default `num_heads` in each block; `gate` makes a learned gate for each block, None
+    makes none. A new network is in evaluation mode.
     """
 
-    config: Shape
+    config: Transformer
     positions: Tensor
     encoder: Sequence[EncoderLayer]
     decoder: Sequence[DecoderLayer]
 
     def __init__(
-        self, config: Shape, vocabulary_size: int, gate: Gate | None = None, grid: HeadGrid | None = None
+        self, config: Transformer, vocabulary_size: int, gate: Gate | None = None, grid: HeadGrid | None = None
     ) -> None:
         super().__init__()
         grid = HeadGrid.full(config.blocks, config.num_heads) if grid is None else grid

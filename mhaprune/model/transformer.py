@@ -1,4 +1,8 @@
-"""The model: its shape, and the network as scorers, schedules, measurements and speed see it.
+"""The network as a `Subject`: how a trained network is observed, pruned and decoded.
+
+It stands apart from `network.py` for one reason: the source of that file is hashed into the cache key of trained
+models, and the source of this file is not. Editing this file retrains nothing. A method that training runs belongs
+there, every other method belongs here.
 
 Dimensions: B = batch, S = source, T = target, U = keys, D = d_model, H = heads of a block, K = head_dim, N = all heads,
 V = vocabulary.
@@ -8,18 +12,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from mhaprune.data import EOS, PAD, Examples, shift_right
-from mhaprune.heads import Block, HeadGrid, HeadMask, Site
+from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.decoding import KVCache, decode_greedily
-from mhaprune.model.gates import Gate
 from mhaprune.model.layers import AttentionSublayer, Call
-from mhaprune.model.network import EncoderDecoder, Shape
+from mhaprune.model.network import EncoderDecoder
 from mhaprune.model.relevance import with_relevance
 from mhaprune.model.shared_prefixes import Branches, depth_first
 from mhaprune.model.surgery import remove_heads
@@ -32,21 +34,12 @@ WAITING_BYTES = 2**28
 """Of the states that such a pass keeps for later, layer by layer; masks that need more go in several passes."""
 
 
-@dataclass(frozen=True)
-class Transformer(Shape):
-    """A `Shape` that, called with the size of a vocabulary, makes a model with fresh weights.
-
-    That has `num_heads` heads in each block or those of another `grid`, of the same size each.
-    """
-
-    def __call__(self, vocabulary_size: int, gate: Gate | None = None, grid: HeadGrid | None = None) -> Seq2Seq:
-        return Seq2Seq(self, vocabulary_size, gate, grid)
-
-
 class Seq2Seq(EncoderDecoder):
-    """The network as a `Subject`: see `subject.py` for what its methods promise."""
+    """The network as a `Subject`: see `subject.py` for what its methods promise.
 
-    config: Transformer
+    `Seq2Seq(config, vocabulary_size, gate, grid)` has fresh weights. `gate` None means no learned gates; `grid` None
+    means all heads of the config.
+    """
 
     @torch.no_grad()
     def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> Outcome:

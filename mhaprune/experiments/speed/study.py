@@ -15,7 +15,8 @@ from mhaprune.experiments.base import Experiment, Findings, Study, the_one
 from mhaprune.experiments.speed.matchup import PRECISIONS, Contest
 from mhaprune.experiments.speed.workloads import Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
-from mhaprune.model.transformer import Seq2Seq, Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import make_plans, proofs, prune, time_removed
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing

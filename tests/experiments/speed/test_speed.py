@@ -13,7 +13,7 @@ from conftest import TINY, TINY_SEQUENCES, TINY_SPEED, compose
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
 from mhaprune.figures import draw
-from mhaprune.model.transformer import Transformer
+from mhaprune.model.network import Transformer
 from mhaprune.report import answers
 from mhaprune.store import RunFolder, read_status
 
