@@ -8,20 +8,16 @@ so that from layer to layer no relevance is lost but what biases and ε take (Al
 
 from __future__ import annotations
 
-import copy
-from typing import TypeVar
-
 import torch
 from torch import Tensor, nn
 
 from mhaprune.model.attention import MultiHeadAttention
+from mhaprune.model.surgery import Module, copied
 
-Model = TypeVar("Model", bound=nn.Module)
 
-
-def with_relevance(model: Model, epsilon: float) -> Model:
+def with_relevance(model: Module, epsilon: float) -> Module:
     """A copy with the same outputs and relevance for gradients; the model itself stays as it is."""
-    model = copy.deepcopy(model)
+    model = copied(model)
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if isinstance(child, nn.LayerNorm):

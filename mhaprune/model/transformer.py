@@ -10,21 +10,22 @@ V = vocabulary.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mhaprune.data import EOS, PAD, Examples, shift_right
 from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.decoding import KVCache, decode_greedily
 from mhaprune.model.layers import AttentionSublayer, Call
 from mhaprune.model.network import EncoderDecoder
 from mhaprune.model.relevance import with_relevance
 from mhaprune.model.shared_prefixes import Branches, depth_first
-from mhaprune.model.surgery import remove_heads
+from mhaprune.model.surgery import copied, remove_heads
 from mhaprune.subject import AttentionMap, Fallback, Outcome
 
 TOKENS_AT_ONCE = 2048
@@ -88,25 +89,21 @@ class Seq2Seq(EncoderDecoder):
             for block, sublayer in self.attention_sublayers().items()
         }
 
-    @torch.no_grad()
     def without(self, mask: HeadMask) -> Self:
-        with torch.device("meta"):  # no initial weights, and no random numbers spent on them
-            smaller = type(self)(self.config, self.output.out_features, None, self.grid.without(mask.removed))
-        smaller.to_empty(device=self.positions.device).to(self.positions.dtype).tie()
-        # Made anew rather than copied: what `copy` puts together is slower to find one's way in.
-        weights = self.state_dict()
-        for name, sublayer in self.named_modules():
-            if isinstance(sublayer, AttentionSublayer):
-                heads = [head for head in self.grid if head.block == sublayer.block]
-                kept = [position for position, head in enumerate(heads) if head not in mask.removed]
-                left = remove_heads(sublayer.attention, kept).state_dict(prefix=f"{name}.attention.")
-                weights = {key: value for key, value in weights.items() if not key.startswith(f"{name}.attention.")}
-                weights |= left
-        smaller.load_state_dict(weights)
-        return smaller.train(self.training)
+        def fewer(module: nn.Module) -> nn.Module | None:
+            return remove_heads(module, kept[module]) if isinstance(module, MultiHeadAttention) else None
+
+        gone = [head in mask.removed for head in self.grid]
+        kept = {
+            sublayer.attention: [n for n, at in enumerate(self.grid.positions(block)) if not gone[at]]
+            for block, sublayer in self.attention_sublayers().items()
+        }
+        smaller = copied(self, replace=fewer)
+        smaller.grid = self.grid.without(mask.removed)
+        return smaller
 
     def in_double(self) -> Self:
-        return copy.deepcopy(self).double()
+        return copied(self, partial(Tensor.to, dtype=torch.float64, copy=True))
 
     def with_relevance(self, epsilon: float) -> Self:
         return with_relevance(self, epsilon)
