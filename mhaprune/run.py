@@ -20,7 +20,7 @@ from mhaprune.cache import Cache, data_digest, source_digest, weights_digest
 from mhaprune.experiments.base import Experiment, Study
 from mhaprune.figures import draw
 from mhaprune.heads import HeadGrid
-from mhaprune.model.checkpoint import BROUGHT, SavedModel, load, to_bytes
+from mhaprune.model.checkpoint import BROUGHT, SavedModel, load, restore, to_bytes
 from mhaprune.model.gates import Gate
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
@@ -242,15 +242,7 @@ class Run:
         return model, pd.DataFrame(content["history"])
 
     def _loaded(self, saved: SavedModel) -> tuple[Seq2Seq, pd.DataFrame]:
-        grid = HeadGrid(self.model.blocks, saved.heads)
-        model = Seq2Seq(self.model, len(self.task.vocabulary), self.gate, grid).to(self.device)
-        try:
-            model.load_state_dict(saved.weights)
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"model_file={self.model_file}: damaged, its weights do not fit ({reason})") from None
-        if weights_digest(model) != saved.digest:
-            raise ValueError(f"model_file={self.model_file}: damaged, its weights are not those that were saved")
+        model = restore(saved, self.model, len(self.task.vocabulary), self.gate, self.device)
         return model, pd.DataFrame(saved.history)
 
     def _recipe(self, splits: Splits) -> dict[str, Any]:
