@@ -16,8 +16,7 @@ from mhaprune.model.gates import Gate
 
 
 def padding_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:
-    """True where a key is padding: lengths (B,) give a `key_padding_mask` (B, U), lengths (B, T) an `attn_mask` (B, T,
-    U)."""
+    """Returns True where a key is padding: (B, U) for lengths (B,), or (B, T, U) for one length per query (B, T)."""
     return torch.arange(num_keys, device=valid_lengths.device) >= valid_lengths.unsqueeze(-1)
 
 
@@ -152,7 +151,7 @@ class MultiHeadAttention(nn.Module):
         """Gate every head, put the heads side by side and project: (B, T, D).
 
         `gates` is (H,), (B, H) or, with one for every query, (B, H, T). `fallback`, which broadcasts to (B, H, T, K),
-        is what a closed gate lets through instead of nothing: a head gives gate·c_n + (1 - gate)·fallback.
+        is what a closed gate lets through instead of nothing: a head's output is gate·c_n + (1 - gate)·fallback.
         """
         scale = self.head_scale()
         if gates is not None:
@@ -195,7 +194,7 @@ def causal_bias(num_queries: int, num_keys: int, dtype: torch.dtype, device: tor
 
 
 class Projection(nn.Linear):
-    """`nn.Linear` with Xavier weights and zero bias; also of width zero, of which torch's own initialisation warns."""
+    """`nn.Linear` with Xavier weights and zero bias; its width may be zero, where torch's own initialisation warns."""
 
     def reset_parameters(self) -> None:
         if self.weight.numel() and not self.weight.is_meta:

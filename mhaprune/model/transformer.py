@@ -29,10 +29,9 @@ from mhaprune.model.surgery import copied, remove_heads
 from mhaprune.subject import AttentionMap, Fallback, Outcome
 
 TOKENS_AT_ONCE = 2048
-"""Tokens that one step of a pass of many masks takes: enough to be worth the call, few enough to stay near the
-processor."""
+"""Tokens in one step of a pass of many masks: enough to be worth a call, few enough for the processor's cache."""
 WAITING_BYTES = 2**28
-"""Of the states that such a pass keeps for later, layer by layer; masks that need more go in several passes."""
+"""Limit for the states that such a pass keeps; masks that need more memory go in several passes."""
 
 
 class Seq2Seq(EncoderDecoder):
@@ -61,7 +60,7 @@ class Seq2Seq(EncoderDecoder):
         return {block: contexts[block] for block in self.grid.blocks}
 
     def attention_inputs(self, batch: Examples) -> dict[Block, tuple[Tensor, Tensor]]:
-        """What the queries, and the keys and values, of every block with heads are made from: (B, T, D), (B, U, D)."""
+        """For every block with heads, what its queries (B, T, D) and its keys and values (B, U, D) are made from."""
         inputs: dict[Block, Tensor] = {}
         self.run(batch.source, shift_right(batch.target), Call(inputs=inputs))
         memory_BSD = self.encode(batch.source)
@@ -121,13 +120,13 @@ class Seq2Seq(EncoderDecoder):
         stop: bool = False,
         use_cache: bool = True,
     ) -> Tensor:
-        """What `decoding.decode_greedily` promises. `use_cache` keeps the keys and values of the positions so far;
+        """What `decoding.decode_greedily` returns. `use_cache` keeps the keys and values of the positions so far;
         without it the whole prefix is run again for every token, with the same result."""
         call = self.call(gates)
         bias = self.bias(source_BS)
         readers = [layer.cross.attention.num_heads > 0 for layer in self.decoder]
         memory: list[tuple[Tensor, Tensor] | None] = [None] * len(readers)
-        if any(readers):  # else nobody is interested in what the encoder says
+        if any(readers):  # else nothing reads the output of the encoder
             memory_BSD = self.encode(source_BS, call)
             pairs = zip(self.decoder, readers, strict=True)
             memory = [layer.cross.project(memory_BSD) if reads else None for layer, reads in pairs]
