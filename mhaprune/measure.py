@@ -6,14 +6,16 @@ Dimensions: E = examples of a split, M = masks, N = all heads, K = head_dim, B =
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from mhaprune.data import PAD, Examples
 from mhaprune.heads import Block
-from mhaprune.subject import Fallback, Outcome, SharesPrefixes, Subject
+from mhaprune.subject import Evaluated, Fallback, Outcome, SharesPrefixes, Subject
 
+Measured = TypeVar("Measured", bound=Evaluated)
 BATCH_SIZE = 128
 BATCH_OF_MASKS = 32
 """Examples in a pass of many masks: it is filled by the masks, and fewer examples mean less padding."""
@@ -29,10 +31,10 @@ class Diverged(RuntimeError):
 
 @torch.no_grad()
 def measure(
-    subject: Subject,
+    subject: Measured,
     examples: Examples,
     gates: Tensor | None = None,
-    replacement: Replacement | None = None,
+    replacement: Callable[[Measured, Examples, Tensor], Fallback] | None = None,
     batch_size: int = BATCH_SIZE,
 ) -> Outcome:
     """The outcome of every example in their order, (E,) each; `gates` (N,) are the same for all of them."""

@@ -10,9 +10,9 @@ import pandas as pd
 import torch
 
 from mhaprune.cache import source_digests
-from mhaprune.experiments.base import Experiment, Setup, plots
+from mhaprune.experiments.base import Experiment, Setup, figures_of
 from mhaprune.model.gates import Gate
-from mhaprune.model.transformer import Transformer
+from mhaprune.model.network import Transformer
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.page import proof_sentences, render
 from mhaprune.schedules.base import Schedule
@@ -103,7 +103,7 @@ class Run:
             folder.write_table(name, self._identified(frame))
         for name, content in findings.files.items():
             folder.write(name, content)
-        figures = list(plots(type(self.experiment), findings.tables))
+        figures = list(figures_of(type(self.experiment), findings.tables))
         folder.write_figures(figures)
         lines = list(self.experiment.say(findings.tables))
         title = f"{option_name(self.experiment)} on {option_name(self.task)}"

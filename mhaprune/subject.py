@@ -59,6 +59,12 @@ Fallback = Mapping[Block, Tensor]
 """What a closed head gives instead of nothing: for each block a tensor that broadcasts to (B, H, T, K)."""
 
 
+class Evaluated(Protocol):
+    """A model that can be measured; training needs no more of it."""
+
+    def evaluate(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome: ...
+
+
 class Subject(Protocol):
     """A model whose heads can be gated, observed and removed."""
 

@@ -19,9 +19,10 @@ import torch
 
 from mhaprune.cache import Cache, Make, Remember, data_digest, source_digests, weights_digest
 from mhaprune.heads import HeadGrid
-from mhaprune.model.checkpoint import BROUGHT, SavedModel, load, to_bytes
+from mhaprune.model.checkpoint import BROUGHT, SavedModel, load, restore, to_bytes
 from mhaprune.model.gates import Gate
-from mhaprune.model.transformer import Seq2Seq, Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
@@ -162,7 +163,7 @@ class Recipe:
     def trained(self, splits: Splits) -> tuple[Seq2Seq, pd.DataFrame]:
         """The model that training ends in, and its history; the same recipe is trained once."""
         torch.manual_seed(self.seed)
-        model = self.model(len(self.task.vocabulary), self.gate).to(self.device)
+        model = Seq2Seq(self.model, len(self.task.vocabulary), self.gate).to(self.device)
 
         def make(state: dict[str, Any] | None, save: Any) -> dict[str, Any]:
             history = self.training(model, splits.train, splits.valid, self.gate, self.seed, state, save)
@@ -189,15 +190,7 @@ class Recipe:
         }
 
     def _loaded(self, saved: SavedModel) -> tuple[Seq2Seq, pd.DataFrame]:
-        grid = HeadGrid(self.model.blocks, saved.heads)
-        model = self.model(len(self.task.vocabulary), self.gate, grid).to(self.device)
-        try:
-            model.load_state_dict(saved.weights)
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"model_file={self.model_file}: damaged, its weights do not fit ({reason})") from None
-        if weights_digest(model) != saved.digest:
-            raise ValueError(f"model_file={self.model_file}: damaged, its weights are not those that were saved")
+        model = restore(saved, self.model, len(self.task.vocabulary), self.gate, self.device)
         return model, pd.DataFrame(saved.history)
 
     @property

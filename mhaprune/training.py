@@ -21,9 +21,9 @@ from tqdm import tqdm
 from mhaprune.data import PAD, Examples
 from mhaprune.measure import Diverged, measure
 from mhaprune.model.gates import Gate, HeadGate
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.model.network import EncoderDecoder
 
-Objective = Callable[[Seq2Seq, Examples], Tensor]
+Objective = Callable[[EncoderDecoder, Examples], Tensor]
 """What training lowers: a number for a batch, penalties of the gates aside."""
 
 
@@ -61,7 +61,7 @@ class Training:
 
     def __call__(
         self,
-        model: Seq2Seq,
+        model: EncoderDecoder,
         train: Examples,
         valid: Examples,
         gate: Gate | None,
@@ -118,7 +118,7 @@ class Training:
         model.eval()
         return pd.DataFrame(rows)
 
-    def optimiser(self, model: Seq2Seq, gate: Gate | None) -> Optimizer:
+    def optimiser(self, model: EncoderDecoder, gate: Gate | None) -> Optimizer:
         """AdamW over the weights and, at a learning rate of their own and without weight decay, the gates."""
         gates = [parameter for gate in head_gates(model) for parameter in gate.parameters()]
         gate_ids = {id(parameter) for parameter in gates}
@@ -138,7 +138,7 @@ class Training:
         progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
-    def _held_out(self, model: Seq2Seq, valid: Examples) -> dict[str, float]:
+    def _held_out(self, model: EncoderDecoder, valid: Examples) -> dict[str, float]:
         model.eval()
         outcome = measure(model, valid)
         gates = model.learned_gates()
@@ -148,7 +148,7 @@ class Training:
         )
 
 
-def cross_entropy(model: Seq2Seq, batch: Examples, label_smoothing: float = 0.0) -> Tensor:
+def cross_entropy(model: EncoderDecoder, batch: Examples, label_smoothing: float = 0.0) -> Tensor:
     """Mean per target token, in nats."""
     logits_BTV = model.logits(batch)
     return F.cross_entropy(
@@ -157,7 +157,7 @@ def cross_entropy(model: Seq2Seq, batch: Examples, label_smoothing: float = 0.0)
 
 
 def training_step(
-    model: Seq2Seq,
+    model: EncoderDecoder,
     batch: Examples,
     optimiser: Optimizer,
     objective: Objective = cross_entropy,
@@ -173,7 +173,7 @@ def training_step(
     return loss.detach()
 
 
-def head_gates(model: Seq2Seq) -> list[HeadGate]:
+def head_gates(model: EncoderDecoder) -> list[HeadGate]:
     """The trainable gates of a model, block by block; empty for a model without."""
     gates = [sublayer.attention.gate for sublayer in model.attention_sublayers().values()]
     return [gate for gate in gates if gate is not None]

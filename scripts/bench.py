@@ -22,8 +22,9 @@ from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.measure import measure, measure_masks
 from mhaprune.model.gates import Softmax
 from mhaprune.model.layers import AttentionSublayer, Call, EncoderLayer, FeedForward, sinusoids
+from mhaprune.model.network import Transformer
 from mhaprune.model.shared_prefixes import Branches, depth_first
-from mhaprune.model.transformer import TOKENS_AT_ONCE, Seq2Seq, Transformer
+from mhaprune.model.transformer import TOKENS_AT_ONCE, Seq2Seq
 from mhaprune.schedules.base import Judge
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.greedy import Greedy
@@ -89,7 +90,7 @@ def training() -> list[Pair]:
     """A training step of ours, gates included, against the same step of torch.nn.Transformer; AdamW and clipping
     alike."""
     config, batch, recipe = Transformer(), random_examples(64, 10), Training()
-    ours = config(VOCABULARY_SIZE, Softmax())
+    ours = Seq2Seq(config, VOCABULARY_SIZE, Softmax())
     peer = TorchSeq2Seq(config)
     ours_optimiser = recipe.optimiser(ours, Softmax())
     peer_optimiser = torch.optim.AdamW(peer.parameters(), lr=recipe.learning_rate, fused=True)
@@ -116,11 +117,11 @@ def removal() -> list[Pair]:
     pairs: list[Pair] = []
     for d_model, length, batch_size in ((64, 10, 64), (256, 128, 8)):
         config = Transformer(d_model=d_model, dim_feedforward=2 * d_model, max_length=length)
-        gated = config(VOCABULARY_SIZE, Softmax())
+        gated = Seq2Seq(config, VOCABULARY_SIZE, Softmax())
         half = HeadMask(gated.grid, frozenset(head for head in gated.grid if head.head % 2))
         removed = [gated.without(half) for _ in range(COPIES)]
         peers = {
-            "built": [config(VOCABULARY_SIZE, grid=removed[0].grid) for _ in range(COPIES)],
+            "built": [Seq2Seq(config, VOCABULARY_SIZE, grid=removed[0].grid) for _ in range(COPIES)],
             "dense": [gated.without(HeadMask(gated.grid)) for _ in range(COPIES)],
         }
         batch = random_examples(batch_size, length)
@@ -137,7 +138,7 @@ def decode() -> list[Pair]:
     pairs: list[Pair] = []
     for d_model, batch_size in ((64, 32), (256, 1), (64, 1)):
         batch = random_examples(batch_size, 64)
-        model = Transformer(d_model=d_model, dim_feedforward=2 * d_model)(VOCABULARY_SIZE)
+        model = Seq2Seq(Transformer(d_model=d_model, dim_feedforward=2 * d_model), VOCABULARY_SIZE)
         ours, peer = (partial(model.decode_greedily, batch.source, 64, use_cache=cached) for cached in (True, False))
         pairs.append((f"decode d_model={d_model} batch_size={batch_size}", ours, peer))
     return pairs
@@ -146,7 +147,7 @@ def decode() -> list[Pair]:
 def ablation() -> list[Pair]:
     """Ablation of all heads with what masks share, against the plain loop of one pass per head: of the default model,
     and of an encoder of 6 layers and 12 heads."""
-    model, examples = Transformer()(VOCABULARY_SIZE, Softmax()), Sort().splits().score
+    model, examples = Seq2Seq(Transformer(), VOCABULARY_SIZE, Softmax()), Sort().splits().score
     default = shared_and_plain(model, examples, each_closed(len(model.grid)))
     encoder, x_BTD = Encoder(num_layers=6, num_heads=12, d_model=192), torch.randn(32, 32, 192)
     gates_MN = each_closed(6 * 12)
@@ -202,7 +203,7 @@ class Encoder(nn.Module):
 
 def oracle() -> list[Pair]:
     """All 4096 masks of a model with 12 heads, on 8 examples, against one mask a pass."""
-    model = Transformer(num_heads=2)(VOCABULARY_SIZE, Softmax())
+    model = Seq2Seq(Transformer(num_heads=2), VOCABULARY_SIZE, Softmax())
     gates = torch.cartesian_prod(*[torch.tensor([1.0, 0.0])] * len(model.grid))
     return [("oracle", *shared_and_plain(model, Sort().splits().choose[:8], gates))]
 
@@ -210,7 +211,7 @@ def oracle() -> list[Pair]:
 def greedy() -> list[Pair]:
     """The greedy schedule from all heads of the default model to none, on 64 examples, against the same with one pass
     per candidate."""
-    model, examples = Transformer()(VOCABULARY_SIZE, Softmax()), Sort().splits().score[:64]
+    model, examples = Seq2Seq(Transformer(), VOCABULARY_SIZE, Softmax()), Sort().splits().score[:64]
 
     def nobody(left: Subject) -> Tensor:
         raise AssertionError("greedy asks no scorer")
@@ -240,7 +241,7 @@ def shapley() -> list[Pair]:
     ShapleyValueSampling. Needs the extra `bench`."""
     from captum.attr import ShapleyValueSampling
 
-    model, examples = Transformer()(VOCABULARY_SIZE, Softmax()), Sort().splits().score[:128]
+    model, examples = Seq2Seq(Transformer(), VOCABULARY_SIZE, Softmax()), Sort().splits().score[:128]
     rounds, num_heads = 8, len(model.grid)
 
     def value(gates: Tensor) -> Tensor:

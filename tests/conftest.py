@@ -21,7 +21,8 @@ from mhaprune.command_line import plain
 from mhaprune.data import Examples, shift_right
 from mhaprune.heads import HeadMask
 from mhaprune.model.gates import Softmax
-from mhaprune.model.transformer import Seq2Seq, Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.base import Judge
 from mhaprune.subject import Fallback
 from mhaprune.tasks.base import Splits
@@ -92,7 +93,7 @@ def one_thread() -> None:
 def few_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are most of the time of a small run: only tests marked `figures` let it draw."""
     if "figures" not in request.keywords:
-        monkeypatch.setattr("mhaprune.run.plots", lambda kind, tables: [])
+        monkeypatch.setattr("mhaprune.run.figures_of", lambda kind, tables: [])
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +119,7 @@ def model(task: Sort) -> Seq2Seq:
     config = Transformer(
         d_model=12, num_heads=3, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=16, max_length=16
     )
-    model = config(len(task.vocabulary), Softmax()).double()
+    model = Seq2Seq(config, len(task.vocabulary), Softmax()).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))

@@ -21,7 +21,7 @@ from conftest import (
 from mhaprune.command_line import described, one_line
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.ablate.study import Ablate
-from mhaprune.experiments.base import plots
+from mhaprune.experiments.base import figures_of
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.store import RunFolder, describe, read_status
 from mhaprune.tasks.sort import Sort
@@ -60,7 +60,7 @@ def test_every_yaml_is_composed_checked_and_run(
     group: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if group == "experiment":  # of the others the same figures forty times would be most of the time
-        monkeypatch.setattr("mhaprune.run.plots", plots)
+        monkeypatch.setattr("mhaprune.run.figures_of", figures_of)
     run = build(compose(*tiny(group, option), f"cache={tmp_path / 'cache'}"))
     with RunFolder(tmp_path / "run").recorded() as folder:
         lines = run(folder)

@@ -12,7 +12,8 @@ from torch import nn
 from mhaprune.data import PAD
 from mhaprune.measure import Diverged
 from mhaprune.model.gates import Softmax
-from mhaprune.model.transformer import Seq2Seq, Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from mhaprune.training import Training, cross_entropy, head_gates, training_step
@@ -24,7 +25,7 @@ RECIPE = Training(steps=7, batch_size=8, warmup_steps=2, evaluate_every=3, check
 def fresh(task: Sort, dropout: float = 0.2) -> Seq2Seq:
     torch.manual_seed(1)
     config = Transformer(d_model=12, num_heads=3, num_encoder_layers=1, num_decoder_layers=1, dropout=dropout)
-    return config(len(task.vocabulary), GATE)
+    return Seq2Seq(config, len(task.vocabulary), GATE)
 
 
 def train(task: Sort, splits: Splits, recipe: Training = RECIPE, **more: Any) -> tuple[Seq2Seq, pd.DataFrame]:

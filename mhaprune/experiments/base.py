@@ -109,7 +109,7 @@ def the_one(schedules: Mapping[str, Schedule]) -> Schedule:
     return next(iter(schedules.values()))
 
 
-def plots(kind: type[Experiment], tables: Tables) -> Iterator[Plot]:
+def figures_of(kind: type[Experiment], tables: Tables) -> Iterator[Plot]:
     """The map of the heads, then every figure that the tables of one run can fill."""
     verdict = kind.head_map(tables)
     if verdict is not None and len(verdict.heads):

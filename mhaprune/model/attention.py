@@ -6,6 +6,7 @@ Dimensions: B = batch, T = queries, U = keys, D = embed_dim, H = heads, K = head
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,23 +16,41 @@ from mhaprune.model.gates import Gate
 
 
 def padding_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:
-    """True where a key is padding: lengths (B,) give a `key_padding_mask` (B, U), lengths (B, T) an `attn_mask` (B, T,
-    U)."""
+    """Returns True where a key is padding: (B, U) for lengths (B,), or (B, T, U) for one length per query (B, T)."""
     return torch.arange(num_keys, device=valid_lengths.device) >= valid_lengths.unsqueeze(-1)
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2) whose heads can be gated, masked and removed.
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2) whose heads can be gated, masked and removed:
 
-    Every head's output is multiplied by one number before the output projection W_O: the product of its learned gate,
-    its entry in the buffer `head_mask` and the `gates` of the call. Query, key and value may have sizes of their own
-    (`qdim`, `kdim`, `vdim`, by default `embed_dim`); `head_dim` is by default `embed_dim // num_heads`. A layer may
-    hold any number of heads, none included: its output is then W_O's bias.
+        out = Σ_n g_n · softmax(Q_n K_nᵀ / √d) V_n O_n + b_O
+
+    Q_n, K_n and V_n are what head n makes of query, key and value; d is `head_dim`. O_n is the slice of the output
+    projection W_O that reads head n, and b_O is its bias. The gate g_n is a product of three numbers: the learned gate
+    of the head, its entry in the buffer `head_mask`, and its entry in the `gates` of the call. Each is 1 by default.
+
+    - `embed_dim`: width of the output.
+    - `num_heads`: number of heads, also 0. The output of a layer without heads is b_O.
+    - `qdim`, `kdim`, `vdim`: widths of query, key and value, each `embed_dim` by default.
+    - `head_dim`: width of one head, by default `embed_dim // num_heads`.
+    - `dropout`: probability of dropping an attention weight in training.
+    - `bias`: whether the four projections have a bias.
+    - `gate`: makes the learned gate of each head; None for a layer without learned gates.
 
     Raises ValueError if `num_heads` does not divide `embed_dim` and no `head_dim` is given.
+
+    It can take the place of the attention in a layer of `torch.nn` that was made with `batch_first=True`: set
+    `self_attn` of an `nn.TransformerEncoderLayer`, and `self_attn` and `multihead_attn` of an
+    `nn.TransformerDecoderLayer`. Stack such layers with `nn.TransformerEncoder(layer, n, enable_nested_tensor=False)`.
     """
 
     head_mask: Tensor
+
+    # Three attributes that layers of torch.nn read of their attention. The last two stand for separate projections
+    # without a joint bias. In evaluation, they keep torch from its fused kernel, which does not know of gates.
+    batch_first: ClassVar[bool] = True
+    in_proj_bias: ClassVar[None] = None
+    _qkv_same_embed_dim: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -73,13 +92,18 @@ class MultiHeadAttention(nn.Module):
         gates: Tensor | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from query (B, T, qdim) to key (B, U, kdim) and value (B, U, vdim); gives (B, T, D) and the weights.
+        """Attend from query (B, T, qdim) to key (B, U, kdim) and value (B, U, vdim); returns (B, T, D) and the weights.
 
-        As in `torch.nn.MultiheadAttention`, True in `key_padding_mask` (B, U) and in a boolean `attn_mask` (T, U),
-        (B, T, U) or (B, H, T, U) means *not* attended to, and a float `attn_mask` is added to the scores; unlike
-        there, `is_causal` alone makes the mask. `gates` is (H,) or (B, H). The weights (B, H, T, U) are computed only
-        if `need_weights`, else None. A query that may attend to nothing gets zeros from every head.
+        As in `torch.nn.MultiheadAttention`, True in `key_padding_mask` (B, U) and in a boolean `attn_mask` means *not*
+        attended to, and a float mask is added to the scores. `attn_mask` is (T, U), (B, T, U), (B·H, T, U) or (B, H,
+        T, U). Unlike there, `is_causal` needs no mask; with one, both hold. `gates` is (H,) or (B, H). The weights (B,
+        H, T, U) are computed only if `need_weights`, else they are None. A query that may attend to nothing receives
+        zeros from every head. Raises ValueError for a query that is not a batch.
         """
+        if query.dim() != 3:
+            raise ValueError(f"query of shape {tuple(query.shape)}: must be (batch, queries, width)")
+        if attn_mask is not None and attn_mask.dim() == 3 and len(attn_mask) != len(query):
+            attn_mask = attn_mask.unflatten(0, (len(query), self.num_heads))
         keys_BHUK, values_BHUK = self.project(key, value)
         bias = attention_bias(key_padding_mask, attn_mask, query.dtype)
         context_BHTK, weights_BHTU = self.attend(
@@ -127,7 +151,7 @@ class MultiHeadAttention(nn.Module):
         """Gate every head, put the heads side by side and project: (B, T, D).
 
         `gates` is (H,), (B, H) or, with one for every query, (B, H, T). `fallback`, which broadcasts to (B, H, T, K),
-        is what a closed gate lets through instead of nothing: a head gives gate·c_n + (1 - gate)·fallback.
+        is what a closed gate lets through instead of nothing: a head's output is gate·c_n + (1 - gate)·fallback.
         """
         scale = self.head_scale()
         if gates is not None:
@@ -170,7 +194,7 @@ def causal_bias(num_queries: int, num_keys: int, dtype: torch.dtype, device: tor
 
 
 class Projection(nn.Linear):
-    """`nn.Linear` with Xavier weights and zero bias; also of width zero, of which torch's own initialisation warns."""
+    """`nn.Linear` with Xavier weights and zero bias; its width may be zero, where torch's own initialisation warns."""
 
     def reset_parameters(self) -> None:
         if self.weight.numel() and not self.weight.is_meta:

@@ -1,11 +1,11 @@
-"""Models as files: weights, shape and task in plain containers, so that reading one runs no code."""
+"""Models as files: weights, sizes and task in plain containers, so that reading one runs no code."""
 
 from __future__ import annotations
 
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from torch import Tensor
 
 from mhaprune.cache import weights_digest
 from mhaprune.data import Examples, shift_right
-from mhaprune.heads import HeadId
+from mhaprune.heads import HeadGrid, HeadId
+from mhaprune.model.gates import Gate
+from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 
-FORMAT, VERSION = "mhaprune model", 1
+FORMAT, VERSION = "mhaprune model", 2
 BROUGHT = ("task", "model", "gate", "training")
 """The settings of a run that a saved model brings with it."""
 KINDS: dict[str, type] = {
@@ -33,20 +35,24 @@ KINDS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What a file holds.
+    """What a file holds."""
 
-    `settings` are the task, model, gate and training as a config has them; `heads` those that are left; `history` the
-    table of the training that came first, `steps_since` how many steps were trained after it; `facts` what run it came
-    from; `digest` a fingerprint of the weights.
-    """
-
+    path: str
+    """Where the file was read; not part of its content."""
     settings: dict[str, Any]
+    """The task, model, gate and training, as a config has them."""
     heads: tuple[HeadId, ...]
+    """The heads that are left."""
     weights: dict[str, Tensor]
+    """The `state_dict` of the model, on the CPU."""
     history: list[dict[str, Any]]
+    """A row for each evaluation during the first training."""
     facts: dict[str, Any]
+    """The identity of the run that saved it."""
     steps_since: int
+    """How many steps it was trained after the first training."""
     digest: str
+    """A fingerprint of the weights."""
 
 
 def to_bytes(
@@ -56,7 +62,7 @@ def to_bytes(
     facts: Mapping[str, Any],
     steps_since: int = 0,
 ) -> bytes:
-    """A file's content."""
+    """Returns the content of a file, which `load` reads back."""
     buffer = io.BytesIO()
     content = {
         "format": FORMAT,
@@ -74,7 +80,7 @@ def to_bytes(
 
 
 def load(path: str) -> SavedModel:
-    """Raises ValueError, one line, for a file that is not there, not whole, not ours or of another version."""
+    """Read a file. Raises ValueError, one line, if it is missing, damaged, of another format or of another version."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -90,23 +96,41 @@ def load(path: str) -> SavedModel:
             f"model_file={path}: saved in version {content.get('version')} of the format, this mhaprune reads {VERSION}"
         )
     try:
-        parts = [content[field.name] for field in fields(SavedModel)]
-        for field, part in zip(fields(SavedModel), parts, strict=True):
-            if not isinstance(part, KINDS[field.name]):
-                raise ValueError(f"{field.name} is a {type(part).__name__}")
+        parts = {name: content[name] for name in KINDS}
+        for name, part in parts.items():
+            if not isinstance(part, KINDS[name]):
+                raise ValueError(f"{name} is a {type(part).__name__}")
         missing = set(BROUGHT) - set(content["settings"])
         if missing or len(content["settings"]) > len(BROUGHT):
             raise ValueError(f"its settings are {', '.join(content['settings'])}, must be {', '.join(BROUGHT)}")
-        return replace(SavedModel(*parts), heads=tuple(map(HeadId.parse, content["heads"])))
-    except KeyError as name:
-        raise ValueError(f"model_file={path}: damaged, {name} is missing") from None
+        return SavedModel(path, **parts | {"heads": tuple(map(HeadId.parse, content["heads"]))})
+    except KeyError as error:
+        raise ValueError(f"model_file={path}: damaged, {error} is missing") from None
     except ValueError as error:
         raise ValueError(f"model_file={path}: damaged, {error}") from None
 
 
+def restore(
+    saved: SavedModel, config: Transformer, vocabulary_size: int, gate: Gate | None = None, device: str = "cpu"
+) -> Seq2Seq:
+    """Returns the model that was saved, built from the objects that `saved.settings` describe.
+
+    Raises ValueError, one line, if the weights do not fit that model or are not those that were saved.
+    """
+    model = Seq2Seq(config, vocabulary_size, gate, HeadGrid(config.blocks, saved.heads)).to(device)
+    try:
+        model.load_state_dict(saved.weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"model_file={saved.path}: damaged, its weights do not fit ({reason})") from None
+    if weights_digest(model) != saved.digest:
+        raise ValueError(f"model_file={saved.path}: damaged, its weights are not those that were saved")
+    return model
+
+
 def exported(model: Seq2Seq, batch: Examples) -> torch.export.ExportedProgram:
-    """The program of source (B, S) and prefix (B, T) to logits (B, T, V), for batches and lengths of any size."""
-    # Copies: a slice of a longer tensor would be part of what the program asks for.
+    """Returns the program from source (B, S) and prefix (B, T) to logits (B, T, V), for any B, S and T."""
+    # Copies: torch.export would require that later inputs are slices of longer tensors too.
     inputs = batch.source.clone(), shift_right(batch.target)
     sizes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     return torch.export.export(model, inputs, dynamic_shapes=(sizes, sizes))

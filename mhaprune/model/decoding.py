@@ -21,7 +21,7 @@ class KVCache:
         self.stored: tuple[Tensor, Tensor] | None = None
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add (B, H, T, K) of the newest positions; gives all of them."""
+        """Add (B, H, T, K) of the newest positions; returns those of all positions."""
         if self.stored is None:
             batch, heads, _, head_dim = keys.shape
             shape = (batch, heads, self.max_tokens, head_dim)
@@ -38,8 +38,8 @@ def decode_greedily(
 ) -> Tensor:
     """The most likely next token, `max_tokens` times: (B, max_tokens), padding after EOS.
 
-    `next_logits` is asked with the tokens so far (B, T), which start with BOS, and gives (B, V). With `stop` it ends as
-    soon as every sequence has.
+    `next_logits` maps the tokens so far (B, T), which start with BOS, to logits (B, V). With `stop`, decoding ends when
+    every sequence has ended.
     """
     tokens_BT = source_BS.new_full((len(source_BS), max_tokens + 1), PAD)
     tokens_BT[:, 0] = BOS

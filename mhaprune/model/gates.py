@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class HeadGate(nn.Module, ABC):
-    """The trained part of a gate: called without arguments it gives the weights (H,) of its block."""
+    """The trained part of a gate: a call without arguments returns the weights (H,) of its block."""
 
     @abstractmethod
     def forward(self) -> Tensor: ...
@@ -27,13 +27,11 @@ class HeadGate(nn.Module, ABC):
 
 @dataclass(frozen=True)
 class Gate(ABC):
-    """What a gate is made from; called with a number of heads it makes one.
-
-    `learning_rate` is the gates' own: at the weights' rate they hardly leave where they started, because the scale of a
-    gate and of the W_O slice behind it are the same function.
-    """
+    """The settings of a gate; a call with a number of heads makes one."""
 
     learning_rate: float = 0.1
+    """Learning rate of the gates alone. At the rate of the weights they hardly move: scaling a gate and scaling the
+    slice of W_O that reads its head are the same function."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.learning_rate < math.inf:
@@ -47,14 +45,15 @@ class Gate(ABC):
 class Softmax(Gate):
     """Softmax over the heads of a block, as in the exercise of d2l.ai's section on multi-head attention.
 
-    `scale=heads` multiplies by H, so that an untrained gate changes nothing; `scale=one` is the exercise as written.
-    `init=zeros` starts all heads equal; `init=rand` is the exercise's `torch.rand`, whose ranking is then largely the
-    ranking of the random draw. `entropy_weight` presses towards few open heads; 0 leaves the gate to the loss alone.
+    With logits a it is g = H·softmax(a) or, with `scale=one`, g = softmax(a).
     """
 
     scale: Literal["heads", "one"] = "heads"
+    """`heads` multiplies by H, so an untrained gate changes nothing; `one` is the exercise as written."""
     init: Literal["zeros", "rand"] = "zeros"
+    """`zeros` starts all heads equal; `rand` is the exercise's `torch.rand`, whose order largely survives training."""
     entropy_weight: float = 0.0
+    """Weight of the entropy of softmax(a) in the loss, which favours few open heads; 0 adds nothing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

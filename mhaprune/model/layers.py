@@ -1,4 +1,4 @@
-"""The layers of a pre-LN transformer: each sublayer adds to its input what it makes of the normalised input.
+"""The layers of a pre-LN transformer: each sublayer normalises its input, transforms it and adds the result.
 
 Dimensions: B = batch, S = source, T = target, U = keys, D = d_model, H = heads of a block, K = head_dim.
 """
@@ -7,31 +7,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from mhaprune.heads import Block
 from mhaprune.model.attention import MultiHeadAttention, Projection
-from mhaprune.model.decoding import KVCache
 from mhaprune.model.gates import Gate
+
+if TYPE_CHECKING:
+    from mhaprune.model.decoding import KVCache
 
 
 @dataclass
 class Call:
-    """What one forward pass does to the heads of each block, and what it should write down about them."""
+    """What one forward pass changes in the heads of each block, and what it records of them.
+
+    A record is a dict that the pass fills, block by block; None records nothing.
+    """
 
     gates: Mapping[Block, Tensor] = field(default_factory=dict)
+    """A number for each head, (H,) or (B, H) or (B, H, T); a block that is missing has all heads open."""
     fallback: Mapping[Block, Tensor] = field(default_factory=dict)
+    """What a closed head lets through instead of nothing; broadcasts to (B, H, T, K)."""
     contexts: dict[Block, Tensor] | None = None
+    """Record: the output of each head before gate and W_O, (B, H, T, K)."""
     weights: dict[Block, Tensor] | None = None
+    """Record: the attention weights, (B, H, T, U)."""
     inputs: dict[Block, Tensor] | None = None
+    """Record: the normalised input of the block, (B, T, D); a block without heads has none."""
 
 
 class AttentionSublayer(nn.Module):
     """x + attention(norm(x)), with the keys and values of the sequence itself or given from outside.
 
-    A block without heads adds the bias of W_O, and spends no time on anything else.
+    A block without heads adds the bias of W_O and computes nothing else.
     """
 
     def __init__(
@@ -131,7 +142,7 @@ class DecoderLayer(nn.Module):
         call: Call,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """`memory` is the encoder's output projected for the cross-attention; None will do where that has no heads."""
+        """`memory` is the encoder's output projected for the cross-attention; None if that has no heads."""
         # No padding mask here: targets are padded on the right, where a causal mask never lets a real position look.
         x_BTD = self.self_attention(x_BTD, call, is_causal=cache is None, cache=cache)
         return self.feed_forward(self.cross(x_BTD, call, keys_values=memory, bias=bias))

@@ -1,4 +1,8 @@
-"""The network: embeddings, encoder, decoder and prediction, of any grid of heads.
+"""The network: its sizes, and what it computes from embeddings to logits, for any grid of heads.
+
+The source of this file is hashed into the cache key of trained models, so a change here trains every model again. It
+therefore holds only what training runs. How a trained network is observed, pruned and decoded is in `transformer.py`,
+which is not part of the key.
 
 Dimensions: B = batch, S = source, T = target, D = d_model, N = all heads, V = vocabulary.
 """
@@ -22,21 +26,25 @@ from mhaprune.subject import Fallback, Gates, Outcome
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The sizes of an encoder-decoder transformer.
-
-    `max_length` is the longest source or target in tokens, end of sequence included. `tie_output` shares the matrix
-    that embeds the target with the one that predicts it (Press & Wolf 2017).
-    """
+class Transformer:
+    """The sizes of an encoder-decoder transformer."""
 
     d_model: int = 64
+    """Width of embeddings and hidden states; even, and a multiple of `num_heads`."""
     num_heads: int = 4
+    """Heads in each attention block."""
     num_encoder_layers: int = 2
+    """Encoder layers, each with one attention block; 0 or more."""
     num_decoder_layers: int = 2
+    """Decoder layers, each with two attention blocks: self-attention and cross-attention."""
     dim_feedforward: int = 128
+    """Hidden width of the feed-forward part of a layer."""
     dropout: float = 0.0
+    """Probability of dropping attention weights, hidden feed-forward values and sublayer outputs in training."""
     tie_output: bool = True
+    """Whether one matrix embeds the target and predicts it (Press & Wolf 2017)."""
     max_length: int = 64
+    """Longest source or target in tokens, with the end of sequence."""
 
     def __post_init__(self) -> None:
         for name in ("d_model", "num_heads", "num_decoder_layers", "dim_feedforward", "max_length"):
@@ -54,6 +62,7 @@ class Shape:
 
     @property
     def blocks(self) -> tuple[Block, ...]:
+        """The attention blocks, in the order of the grid."""
         layers = {
             Site.ENCODER_SELF: self.num_encoder_layers,
             Site.DECODER_SELF: self.num_decoder_layers,
@@ -69,16 +78,17 @@ class Shape:
 class EncoderDecoder(nn.Module):
     """An encoder-decoder transformer (Vaswani et al. 2017) with layer normalisation before each sublayer (pre-LN).
 
-    In evaluation mode unless it is being trained.
+    It has the heads of `grid`, by default `num_heads` in each block; `gate` makes a learned gate for each block, None
+    makes none. A new network is in evaluation mode.
     """
 
-    config: Shape
+    config: Transformer
     positions: Tensor
     encoder: Sequence[EncoderLayer]
     decoder: Sequence[DecoderLayer]
 
     def __init__(
-        self, config: Shape, vocabulary_size: int, gate: Gate | None = None, grid: HeadGrid | None = None
+        self, config: Transformer, vocabulary_size: int, gate: Gate | None = None, grid: HeadGrid | None = None
     ) -> None:
         super().__init__()
         grid = HeadGrid.full(config.blocks, config.num_heads) if grid is None else grid
@@ -114,8 +124,7 @@ class EncoderDecoder(nn.Module):
         self.eval()
 
     def tie(self) -> None:
-        """Let one matrix embed the target and predict it, if that is asked for: moving the parameters one by one unties
-        them."""
+        """Use one matrix to embed the target and to predict it, if the config says so."""
         if self.config.tie_output:
             self.output.weight = self.target_embedding.weight
 
@@ -150,7 +159,7 @@ class EncoderDecoder(nn.Module):
         return Call(gates or {}, fallback or {})
 
     def run(self, source_BS: Tensor, prefix_BT: Tensor, call: Call) -> Tensor:
-        """`forward`, which leaves in `call` what that asks for."""
+        """What `forward` computes; records in `call` what that requests."""
         bias = self.bias(source_BS)
         memory_BSD = self.encode(source_BS, call)
         x_BTD = self.embed(self.target_embedding, prefix_BT)
@@ -167,7 +176,7 @@ class EncoderDecoder(nn.Module):
         return self.encoder_norm(x_BSD)
 
     def bias(self, source_BS: Tensor) -> Tensor:
-        """What keeps attention off the padding of the source, (B, 1, 1, S)."""
+        """(B, 1, 1, S): a term that keeps attention off the padding of the source."""
         return padding_bias(source_BS == PAD, self.positions.dtype)
 
     def embed(self, embedding: nn.Embedding, ids_BT: Tensor, first: int = 0) -> Tensor:

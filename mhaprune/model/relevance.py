@@ -1,27 +1,27 @@
-"""Layer-wise relevance propagation as a backward pass: in a changed copy of a model, gradient × input is relevance.
+"""Layer-wise relevance propagation as an ordinary backward pass.
+
+A copy of the model has its linear layers and normalisations replaced. Its outputs are the same, but its gradients are
+such that gradient × input is relevance. So one `backward` call suffices, and no rule per layer has to be carried
+through the network by hand.
 
 The ε-rule sends the relevance R_j of an output z_j = Σ_i x_i w_ij + b_j to its inputs as x_i w_ij R_j / (z_j + ε sign
 z_j) (Bach et al. 2015, equation 58). Where relevance is written as value times gradient, that is an ordinary gradient
-times z / (z + ε sign z). Attention weights and the spread that a layer normalisation divides by count as constants,
-so that from layer to layer no relevance is lost but what biases and ε take (Ali et al. 2022).
+times z / (z + ε sign z). Attention weights and the spread that a layer normalisation divides by count as constants.
+So from layer to layer only biases and ε take relevance away (Ali et al. 2022).
 """
 
 from __future__ import annotations
-
-import copy
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from mhaprune.model.attention import MultiHeadAttention
+from mhaprune.model.surgery import Module, copied
 
-Model = TypeVar("Model", bound=nn.Module)
 
-
-def with_relevance(model: Model, epsilon: float) -> Model:
+def with_relevance(model: Module, epsilon: float) -> Module:
     """A copy with the same outputs and relevance for gradients; the model itself stays as it is."""
-    model = copy.deepcopy(model)
+    model = copied(model)
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if isinstance(child, nn.LayerNorm):
@@ -43,17 +43,19 @@ class _SameLinear(nn.Linear):
         self.weight, self.bias = linear.weight, linear.bias
 
     def reset_parameters(self) -> None:
-        """There are none of its own."""
+        """Does nothing: the parameters are those of another layer."""
 
 
 class _Constant(_SameLinear):
-    """Queries and keys: what follows from them, the attention weights, receives no relevance."""
+    """Queries and keys: the attention weights, which follow from them, receive no relevance."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).detach()
 
 
 class _EpsilonRule(_SameLinear):
+    """Every other linear map: its gradient is scaled by z / (z + ε sign z), its output is unchanged."""
+
     def __init__(self, linear: nn.Linear, epsilon: float) -> None:
         super().__init__(linear)
         self.epsilon = epsilon
@@ -65,12 +67,14 @@ class _EpsilonRule(_SameLinear):
 
 
 class _NormByConstant(nn.LayerNorm):
+    """A layer normalisation that counts the spread it divides by as a constant."""
+
     def __init__(self, norm: nn.LayerNorm) -> None:
         super().__init__(norm.normalized_shape, norm.eps, device="meta")
         self.weight, self.bias = norm.weight, norm.bias
 
     def reset_parameters(self) -> None:
-        """There are none of its own."""
+        """Does nothing: the parameters are those of another layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         spread = (x.var(dim=-1, keepdim=True, correction=0) + self.eps).sqrt().detach()

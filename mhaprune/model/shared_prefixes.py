@@ -23,16 +23,25 @@ from mhaprune.model.layers import AttentionSublayer
 
 @dataclass(frozen=True)
 class Branches:
-    """Many masks at one point of a model: the distinct hidden states (P, B, T, D) they are in, for every mask which of
-    all masks it is and which state it is in, (M,) each, and in a decoder what they read.
+    """Many masks at one point of a model, with each distinct hidden state stored once.
 
-    Rows are counted on the CPU, so that an accelerator is never waited for.
+    The class exists because scorers measure hundreds of masks on one batch, and most of their computation is the same.
+    Masks that close the same heads up to a point have the same hidden state there. Run mask by mask, that state would
+    be computed for each of them. A `Branches` starts with one state for all masks; at each attention block a state
+    splits only if its masks differ in that block.
+
+    It is immutable: each step of the model returns a new one. The two index arrays are on the CPU, so that finding
+    equal states never waits for an accelerator.
     """
 
     states: Tensor
+    """The distinct hidden states, (P, B, T, D)."""
     masks: np.ndarray
+    """The number of each mask among all masks of the pass, (M,)."""
     rows: np.ndarray
+    """The state of each mask, as a row of `states`, (M,)."""
     memory: Memory | None = None
+    """What the cross-attention reads; None before the decoder."""
 
     @classmethod
     def root(cls, state_BTD: Tensor, num_masks: int) -> Branches:
@@ -44,7 +53,7 @@ class Branches:
         return replace(self, states=function(self.states.flatten(0, 1)).unflatten(0, self.states.shape[:2]))
 
     def remember(self, sublayers: Sequence[AttentionSublayer], state_BTD: Tensor) -> Branches:
-        """From here on all masks are in one state again and those sublayers read the states so far."""
+        """Begin the decoder: all masks share one state again, and `sublayers` read the states so far."""
         keys_values = {}
         for sublayer in sublayers:
             projected = sublayer.project(self.states.flatten(0, 1))
@@ -53,7 +62,7 @@ class Branches:
         return Branches(state_BTD[None], self.masks, np.zeros_like(self.rows), Memory(keys_values, self.rows))
 
     def split(self, at_most: int) -> Iterator[Branches]:
-        """The same in parts of at most so many states."""
+        """The same in parts with at most `at_most` states."""
         for start in range(0, len(self.states), at_most):
             here = (self.rows >= start) & (self.rows < start + at_most)
             memory = self.memory and replace(self.memory, rows=self.memory.rows[here])
@@ -91,16 +100,20 @@ class Branches:
 
 @dataclass(frozen=True)
 class Memory:
-    """The keys and values (Y, B, H, S, K) of every block that reads a memory, and which of them every mask reads
-    (M,)."""
+    """What the cross-attention blocks of the decoder read, with each distinct output of the encoder stored once."""
 
     keys_values: Mapping[Block, tuple[Tensor, Tensor]]
+    """Keys and values of each block, (Y, B, H, S, K) each."""
     rows: np.ndarray
+    """The memory of each mask, as a row of Y, (M,)."""
 
 
 def depth_first(root: Branches, steps: Sequence[Callable[[Branches], Branches]], at_most: int) -> Iterator[Branches]:
-    """The ends of all branches, in parts. Each step is taken with at most so many states at once, and a part is
-    brought to its end before the next one is begun: what is at work stays small and near the processor."""
+    """The ends of all branches, in parts.
+
+    Each step takes at most `at_most` states at once. A part is run to its end before the next one starts, so the
+    states at work are few and stay in the processor's cache.
+    """
     todo = [(0, root)]
     while todo:
         done, branches = todo.pop()
@@ -148,7 +161,8 @@ def _closed(
     gates_CH: np.ndarray,
     fallback: Tensor | None,
 ) -> Tensor:
-    """The states (C, B, T, D) that come of those with all heads open, `origin_C` of which each, by closing heads."""
+    """The states (C, B, T, D) with heads closed, each computed from the row `origin_C` of the states with all heads
+    open."""
     child_X, head_X = (gates_CH != 1).nonzero()
     if len(child_X) == 0:
         return _take(open_PBTD, origin_C)

@@ -1,4 +1,8 @@
-"""The model: its shape, and the network as scorers, schedules, measurements and speed see it.
+"""The network as a `Subject`: how a trained network is observed, pruned and decoded.
+
+It stands apart from `network.py` for one reason: the source of that file is hashed into the cache key of trained
+models, and the source of this file is not. Editing this file retrains nothing. A method that training runs belongs
+there, every other method belongs here.
 
 Dimensions: B = batch, S = source, T = target, U = keys, D = d_model, H = heads of a block, K = head_dim, N = all heads,
 V = vocabulary.
@@ -6,47 +10,36 @@ V = vocabulary.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mhaprune.data import EOS, PAD, Examples, shift_right
-from mhaprune.heads import Block, HeadGrid, HeadMask, Site
+from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.decoding import KVCache, decode_greedily
-from mhaprune.model.gates import Gate
 from mhaprune.model.layers import AttentionSublayer, Call
-from mhaprune.model.network import EncoderDecoder, Shape
+from mhaprune.model.network import EncoderDecoder
 from mhaprune.model.relevance import with_relevance
 from mhaprune.model.shared_prefixes import Branches, depth_first
-from mhaprune.model.surgery import remove_heads
+from mhaprune.model.surgery import copied, remove_heads
 from mhaprune.subject import AttentionMap, Fallback, Outcome
 
 TOKENS_AT_ONCE = 2048
-"""Tokens that one step of a pass of many masks takes: enough to be worth the call, few enough to stay near the
-processor."""
+"""Tokens in one step of a pass of many masks: enough to be worth a call, few enough for the processor's cache."""
 WAITING_BYTES = 2**28
-"""Of the states that such a pass keeps for later, layer by layer; masks that need more go in several passes."""
-
-
-@dataclass(frozen=True)
-class Transformer(Shape):
-    """A `Shape` that, called with the size of a vocabulary, makes a model with fresh weights.
-
-    That has `num_heads` heads in each block or those of another `grid`, of the same size each.
-    """
-
-    def __call__(self, vocabulary_size: int, gate: Gate | None = None, grid: HeadGrid | None = None) -> Seq2Seq:
-        return Seq2Seq(self, vocabulary_size, gate, grid)
+"""Limit for the states that such a pass keeps; masks that need more memory go in several passes."""
 
 
 class Seq2Seq(EncoderDecoder):
-    """The network as a `Subject`: see `subject.py` for what its methods promise."""
+    """The network as a `Subject`: see `subject.py` for what its methods promise.
 
-    config: Transformer
+    `Seq2Seq(config, vocabulary_size, gate, grid)` has fresh weights. `gate` None means no learned gates; `grid` None
+    means all heads of the config.
+    """
 
     @torch.no_grad()
     def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> Outcome:
@@ -67,7 +60,7 @@ class Seq2Seq(EncoderDecoder):
         return {block: contexts[block] for block in self.grid.blocks}
 
     def attention_inputs(self, batch: Examples) -> dict[Block, tuple[Tensor, Tensor]]:
-        """What the queries, and the keys and values, of every block with heads are made from: (B, T, D), (B, U, D)."""
+        """For every block with heads, what its queries (B, T, D) and its keys and values (B, U, D) are made from."""
         inputs: dict[Block, Tensor] = {}
         self.run(batch.source, shift_right(batch.target), Call(inputs=inputs))
         memory_BSD = self.encode(batch.source)
@@ -95,25 +88,21 @@ class Seq2Seq(EncoderDecoder):
             for block, sublayer in self.attention_sublayers().items()
         }
 
-    @torch.no_grad()
     def without(self, mask: HeadMask) -> Self:
-        with torch.device("meta"):  # no initial weights, and no random numbers spent on them
-            smaller = type(self)(self.config, self.output.out_features, None, self.grid.without(mask.removed))
-        smaller.to_empty(device=self.positions.device).to(self.positions.dtype).tie()
-        # Made anew rather than copied: what `copy` puts together is slower to find one's way in.
-        weights = self.state_dict()
-        for name, sublayer in self.named_modules():
-            if isinstance(sublayer, AttentionSublayer):
-                heads = [head for head in self.grid if head.block == sublayer.block]
-                kept = [position for position, head in enumerate(heads) if head not in mask.removed]
-                left = remove_heads(sublayer.attention, kept).state_dict(prefix=f"{name}.attention.")
-                weights = {key: value for key, value in weights.items() if not key.startswith(f"{name}.attention.")}
-                weights |= left
-        smaller.load_state_dict(weights)
-        return smaller.train(self.training)
+        def fewer(module: nn.Module) -> nn.Module | None:
+            return remove_heads(module, kept[module]) if isinstance(module, MultiHeadAttention) else None
+
+        gone = [head in mask.removed for head in self.grid]
+        kept = {
+            sublayer.attention: [n for n, at in enumerate(self.grid.positions(block)) if not gone[at]]
+            for block, sublayer in self.attention_sublayers().items()
+        }
+        smaller = copied(self, replace=fewer)
+        smaller.grid = self.grid.without(mask.removed)
+        return smaller
 
     def in_double(self) -> Self:
-        return copy.deepcopy(self).double()
+        return copied(self, partial(Tensor.to, dtype=torch.float64, copy=True))
 
     def with_relevance(self, epsilon: float) -> Self:
         return with_relevance(self, epsilon)
@@ -131,13 +120,13 @@ class Seq2Seq(EncoderDecoder):
         stop: bool = False,
         use_cache: bool = True,
     ) -> Tensor:
-        """What `decoding.decode_greedily` promises. `use_cache` keeps the keys and values of the positions so far;
+        """What `decoding.decode_greedily` returns. `use_cache` keeps the keys and values of the positions so far;
         without it the whole prefix is run again for every token, with the same result."""
         call = self.call(gates)
         bias = self.bias(source_BS)
         readers = [layer.cross.attention.num_heads > 0 for layer in self.decoder]
         memory: list[tuple[Tensor, Tensor] | None] = [None] * len(readers)
-        if any(readers):  # else nobody is interested in what the encoder says
+        if any(readers):  # else nothing reads the output of the encoder
             memory_BSD = self.encode(source_BS, call)
             pairs = zip(self.decoder, readers, strict=True)
             memory = [layer.cross.project(memory_BSD) if reads else None for layer, reads in pairs]

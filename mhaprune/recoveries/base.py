@@ -6,16 +6,18 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
 from mhaprune.cache import Remember, source_digests, weights_digest
 from mhaprune.measure import Diverged
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.store import describe
 from mhaprune.tasks.base import Splits
 from mhaprune.training import Training
+
+if TYPE_CHECKING:
+    from mhaprune.model.transformer import Seq2Seq
 
 State = dict[str, Any]
 

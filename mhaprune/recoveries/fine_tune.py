@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 import torch
@@ -15,8 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mhaprune.data import PAD, Examples
-from mhaprune.model.transformer import Seq2Seq
+from mhaprune.model.network import EncoderDecoder
 from mhaprune.recoveries.base import Lesson, Recovery, State, left_digest
+
+if TYPE_CHECKING:
+    from mhaprune.model.transformer import Seq2Seq
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class FineTune(Recovery):
         return model, training(model, splits.train, splits.valid, None, lesson.seed, state, save, objective)
 
 
-def distil(model: Seq2Seq, batch: Examples, teacher: Seq2Seq, share: float) -> Tensor:
+def distil(model: EncoderDecoder, batch: Examples, teacher: EncoderDecoder, share: float) -> Tensor:
     """(1 - share) · cross-entropy + share · KL(teacher ‖ model), each the mean per target token in nats; the labels are
     not smoothed, the teacher does that."""
     with torch.no_grad():

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
 
 from mhaprune.heads import HeadGrid, HeadId
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Lesson, Recovery, State
+
+if TYPE_CHECKING:
+    from mhaprune.model.transformer import Seq2Seq
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class FromScratch(Recovery):
         seed = 1_000_003 * (lesson.seed + 1) + draw
         torch.manual_seed(seed)
         vocabulary_size, device = left.output.out_features, left.positions.device
-        model = left.config(vocabulary_size, None, grid).to(device)
+        model = type(left)(left.config, vocabulary_size, None, grid).to(device)
         training = replace(lesson.training, steps=lesson.training.steps + lesson.extra_steps)
         splits = lesson.splits
         return model, training(model, splits.train, splits.valid, None, seed, state, save)

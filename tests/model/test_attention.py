@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mhaprune.model.attention import MultiHeadAttention, causal_bias, padding_mask
 from mhaprune.model.gates import Softmax
+from mhaprune.model.surgery import remove_heads
 
 B, T, U, D, H = 3, 5, 7, 12, 4
 
@@ -192,6 +196,85 @@ def test_the_published_walk_through() -> None:
         q, k, v = (x @ p.weight[rows].T + p.bias[rows] for p in (layer.q_proj, layer.k_proj, layer.v_proj))
         heads.append((q @ k.mT / 2**0.5).softmax(-1) @ v)
     torch.testing.assert_close(out, torch.cat(heads, -1) @ layer.out_proj.weight.T + layer.out_proj.bias)
+
+
+def in_torch_layer(kind: str, norm_first: bool = False) -> tuple[nn.Module, nn.Module]:
+    """Two equal layers of torch.nn; in the first one the attention is ours."""
+    make = nn.TransformerEncoderLayer if kind == "encoder" else nn.TransformerDecoderLayer
+    peer = make(D, H, 2 * D, dropout=0.0, batch_first=True, norm_first=norm_first).double()
+    mine = copy.deepcopy(peer)
+    for name in ("self_attn", "multihead_attn")[: 1 if kind == "encoder" else 2]:
+        ours, theirs = twins()
+        setattr(mine, name, ours)
+        setattr(peer, name, theirs)
+    return mine, peer
+
+
+def masks_of_torch_layers() -> dict[str, dict[str, Any]]:
+    causal, padding = causal_bias(T, T, torch.float64, torch.device("cpu")), padding_mask(torch.tensor([5, 2, 3]), T)
+    per_head = torch.rand(B * H, T, T) < 0.4  # torch's kernel knows no float mask but one of 0 and -inf
+    per_head[..., 0] = False
+    return {
+        "no mask": {},
+        "padding": {"src_key_padding_mask": padding},
+        "causal": {"src_mask": causal, "is_causal": True},
+        "boolean causal": {"src_mask": causal.bool()},
+        "both": {"src_mask": causal.bool(), "src_key_padding_mask": padding},
+        "both, as floats": {"src_mask": causal, "src_key_padding_mask": torch.where(padding, -torch.inf, 0.0).double()},
+        "a mask per head": {"src_mask": per_head},
+    }
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("masks", masks_of_torch_layers().values(), ids=masks_of_torch_layers())
+def test_it_stands_in_an_encoder_layer_of_torch(masks: dict[str, Any], norm_first: bool) -> None:
+    mine, peer = in_torch_layer("encoder", norm_first)
+    x = random(B, T, D)
+    for training, grad in ((True, True), (False, True), (False, False)):
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(mine.train(training)(x, **masks), peer.train(training)(x, **masks))
+    stack = nn.TransformerEncoder(mine, 2, enable_nested_tensor=False).eval()
+    with torch.no_grad():
+        masks = {"mask" if name == "src_mask" else name: mask for name, mask in masks.items()}
+        twice = nn.TransformerEncoder(peer, 2, enable_nested_tensor=False).eval()
+        torch.testing.assert_close(stack(x, **masks), twice(x, **masks))
+
+
+def test_it_stands_in_a_decoder_layer_of_torch() -> None:
+    mine, peer = in_torch_layer("decoder")
+    x, memory = random(B, T, D), random(B, U, D)
+    causal = causal_bias(T, T, x.dtype, x.device)
+    padding = torch.where(padding_mask(torch.tensor([7, 1, 4]), U), -torch.inf, 0.0).double()
+    for masks in ({}, {"tgt_mask": causal, "tgt_is_causal": True, "memory_key_padding_mask": padding}):
+        for training in (True, False):
+            with torch.set_grad_enabled(training):
+                torch.testing.assert_close(
+                    mine.train(training)(x, memory, **masks), peer.train(training)(x, memory, **masks)
+                )
+
+
+def test_a_closed_head_is_closed_in_a_layer_of_torch() -> None:
+    """Also in evaluation, where torch's own kernel would compute from the weights and leave the mask out."""
+    mine, peer = in_torch_layer("encoder")
+    x = random(B, T, D)
+    with torch.no_grad():
+        mine.self_attn.head_mask[1] = 0.0
+        peer.self_attn.out_proj.weight.unflatten(1, (H, -1))[:, 1] = 0.0
+        for training in (True, False):
+            closed = mine.train(training)(x)
+            torch.testing.assert_close(closed, peer.train(training)(x))
+        mine.self_attn.head_mask[1] = 1.0
+        assert (mine(x) - closed).abs().max() > 1e-3
+        smaller = remove_heads(mine.self_attn, [0, 2, 3])
+        mine.self_attn = smaller
+        torch.testing.assert_close(mine(x), closed)
+
+
+def test_a_query_that_is_no_batch_is_refused() -> None:
+    ours, _ = twins()
+    x = random(T, D)
+    with pytest.raises(ValueError, match=r"query of shape \(5, 12\): must be \(batch, queries, width\)"):
+        ours(x, x, x)
 
 
 @pytest.mark.parametrize("num_heads", [0, 5])

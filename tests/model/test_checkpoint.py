@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from mhaprune.config import ConfigError, build
 from mhaprune.data import shift_right
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import measure
-from mhaprune.model.checkpoint import exported, load, to_bytes
+from mhaprune.model.checkpoint import exported, load, restore, to_bytes
+from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.store import RunFolder
 from mhaprune.tasks.base import Splits
@@ -117,6 +119,19 @@ def test_what_is_read_is_what_was_saved(study: Study, pruned: Seq2Seq, file: Pat
     assert again.study().subject.grid == pruned.grid
 
 
+def test_a_file_becomes_a_module_in_python(study: Study, pruned: Seq2Seq, file: Path) -> None:
+    saved, batch = load(str(file)), study.splits.report
+    built = pruned.config, len(study.task.vocabulary)
+    again = restore(saved, *built)
+    assert not again.training
+    assert torch.equal(again.logits(batch), pruned.logits(batch))
+    for config, gate in ((replace(pruned.config, dim_feedforward=8), None), (pruned.config, Softmax())):
+        with pytest.raises(ValueError, match=f"model_file={file}: damaged, its weights do not fit"):
+            restore(saved, config, len(study.task.vocabulary), gate)
+    with pytest.raises(ValueError, match=f"model_file={file}: damaged, its weights are not those that were saved"):
+        restore(replace(saved, digest="0"), *built)
+
+
 def test_a_trained_model_keeps_its_gates(cache: Path, tmp_path: Path) -> None:
     run(tmp_path / "train", "experiment=train", *LEARNT, f"cache={cache}")
     path = tmp_path / "train" / "model.pt"
@@ -153,7 +168,7 @@ def test_anything_else_is_refused_in_one_line(file: Path, tmp_path: Path) -> Non
         (b"", "truncated or no saved model at all"),
         (broken({}), "holds something else, must be a model that mhaprune saved"),
         (broken({"content": 1, "recipe": {}}), "holds something else, must be a model that mhaprune saved"),
-        (broken(content, version=2), "saved in version 2 of the format, this mhaprune reads 1"),
+        (broken(content, version=1), "saved in version 1 of the format, this mhaprune reads 2"),
         (broken(content, weights=weights), "damaged, its weights do not fit"),
         (broken(content, weights=shifted), "damaged, its weights are not those that were saved"),
         (broken(content, heads=["elsewhere.0.0"]), "damaged, head='elsewhere.0.0': must read SITE.LAYER.HEAD"),

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mhaprune.model.gates import Softmax
-from mhaprune.model.transformer import Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tasks.sort import Sort
 
 
@@ -45,7 +46,7 @@ def test_where_gates_start_leaves_the_weights_alone(task: Sort) -> None:
     states = []
     for init in ("zeros", "rand"):
         torch.manual_seed(3)
-        model = Transformer(d_model=8, num_heads=2)(len(task.vocabulary), Softmax(init=init))  # type: ignore[arg-type]
+        model = Seq2Seq(Transformer(d_model=8, num_heads=2), len(task.vocabulary), Softmax(init=init))  # type: ignore[arg-type]
         states.append(model.state_dict())
     for name, value in states[0].items():
         assert torch.equal(value, states[1][name]) != name.endswith("gate.logits"), name

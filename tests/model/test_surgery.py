@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+from mhaprune.heads import HeadMask
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.gates import Softmax
-from mhaprune.model.surgery import remove_heads
+from mhaprune.model.network import Transformer
+from mhaprune.model.surgery import copied, remove_heads
+from mhaprune.model.transformer import Seq2Seq
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -13,7 +17,7 @@ from mhaprune.model.surgery import remove_heads
 def test_removed_equals_masked(kept: list[int], bias: bool) -> None:
     layer = MultiHeadAttention(8, 4, kdim=5, vdim=6, bias=bias, gate=Softmax()).double()
     for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter)
+        nn.init.normal_(parameter)
     layer.head_mask[3] = 0.5
     q, k, v = (torch.randn(2, 3, size, dtype=torch.float64) for size in (8, 5, 6))
     gates = torch.zeros(4).index_fill(0, torch.tensor(kept, dtype=torch.long), 1.0)
@@ -50,3 +54,47 @@ def test_an_empty_layer_can_lose_nothing_more() -> None:
     layer, x = MultiHeadAttention(8, 4), torch.randn(2, 3, 8)
     empty = remove_heads(layer, [])
     torch.testing.assert_close(remove_heads(empty, [])(x, x, x)[0], empty(x, x, x)[0])
+
+
+@pytest.mark.parametrize("encoder_layers", [0, 2])
+def test_a_copy_is_the_same_module_and_shares_nothing(encoder_layers: int) -> None:
+    model = Seq2Seq(Transformer(d_model=8, num_heads=2, num_encoder_layers=encoder_layers), 11, Softmax())
+    model.register_forward_hook(lambda *call: pytest.fail("hooks are left behind"))
+    state = torch.get_rng_state()
+    copy = copied(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert repr(copy) == repr(model)
+    assert {id(module) for module in model.modules()}.isdisjoint(id(module) for module in copy.modules())
+    assert copy.output.weight is copy.target_embedding.weight
+    mine, other = model.state_dict(), copy.state_dict()
+    assert list(mine) == list(other)
+    for name in mine:
+        assert torch.equal(mine[name], other[name])
+        assert mine[name].data_ptr() != other[name].data_ptr()
+    tokens = torch.tensor([[3, 4]])
+    copy(tokens, tokens)
+
+
+def test_what_is_left_is_built_like_a_network_without_those_heads() -> None:
+    """Down to the memory of its weights, so that neither is faster to run."""
+    model = Seq2Seq(Transformer(d_model=12, num_heads=3), 11, Softmax())
+    mask = HeadMask(model.grid, frozenset(head for n, head in enumerate(model.grid) if n % 3 < n // 5))
+    left, built = model.without(mask), Seq2Seq(model.config, 11, None, model.grid.without(mask.removed))
+    assert set(left.grid.sizes) == {0, 1, 2, 3}
+    assert left.grid == built.grid
+    assert repr(left) == repr(built)
+    for (name, mine), (other, theirs) in zip(left.state_dict().items(), built.state_dict().items(), strict=True):
+        assert (name, mine.shape, mine.stride()) == (other, theirs.shape, theirs.stride())
+        assert mine.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
+    for mine, theirs in zip(left.modules(), built.modules(), strict=True):
+        assert vars(mine).keys() == vars(theirs).keys()
+
+
+def test_a_double_of_a_double_is_a_copy_too() -> None:
+    model = Seq2Seq(Transformer(d_model=8, num_heads=2), 11)
+    first = model.in_double()
+    second = first.in_double()
+    for old, once, twice in zip(model.parameters(), first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(old.double(), once)
+        assert torch.equal(once, twice)
+        assert once.data_ptr() != twice.data_ptr()

@@ -9,7 +9,8 @@ from mhaprune.data import BOS, EOS, PAD, Examples, shift_right
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.gates import Softmax
 from mhaprune.model.layers import sinusoids
-from mhaprune.model.transformer import Seq2Seq, Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 
 
 def removals(model: Seq2Seq) -> dict[str, HeadMask]:
@@ -161,7 +162,7 @@ def test_the_future_is_not_seen(model: Seq2Seq, batch: Examples) -> None:
 
 def test_flops_equal_what_torch_counts(batch: Examples) -> None:
     config = Transformer(d_model=12, num_heads=3, num_encoder_layers=2, num_decoder_layers=1, dim_feedforward=20)
-    model = config(11, Softmax())
+    model = Seq2Seq(config, 11, Softmax())
     for subject in (model, model.without(HeadMask(model.grid).without(*model.grid.heads[:4]))):
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             subject.train().logits(batch)
@@ -169,13 +170,14 @@ def test_flops_equal_what_torch_counts(batch: Examples) -> None:
 
 
 def test_tied_and_untied_output() -> None:
-    tied, untied = (Transformer(d_model=8, num_heads=2, tie_output=tie)(11) for tie in (True, False))
+    tied, untied = (Seq2Seq(Transformer(d_model=8, num_heads=2, tie_output=tie), 11) for tie in (True, False))
     assert tied.output.weight is tied.target_embedding.weight
     assert untied.count_parameters() - tied.count_parameters() == 11 * 8
 
 
 def test_a_model_without_gates_has_no_gate_parameters() -> None:
-    plain, gated = Transformer(d_model=8, num_heads=2)(11), Transformer(d_model=8, num_heads=2)(11, Softmax())
+    config = Transformer(d_model=8, num_heads=2)
+    plain, gated = Seq2Seq(config, 11), Seq2Seq(config, 11, Softmax())
     assert plain.learned_gates() is None
     gates = gated.learned_gates()
     assert gates is not None
@@ -185,7 +187,7 @@ def test_a_model_without_gates_has_no_gate_parameters() -> None:
 
 def test_a_model_without_encoder_layers_runs(batch: Examples) -> None:
     config = Transformer(d_model=8, num_heads=2, num_encoder_layers=0, num_decoder_layers=1)
-    assert config(11).logits(batch).shape == (*batch.target.shape, 11)
+    assert Seq2Seq(config, 11).logits(batch).shape == (*batch.target.shape, 11)
 
 
 def test_sinusoids_follow_the_paper() -> None:
@@ -195,7 +197,7 @@ def test_sinusoids_follow_the_paper() -> None:
 
 
 def test_a_sequence_that_is_too_long_is_refused() -> None:
-    model = Transformer(d_model=8, num_heads=2, max_length=4)(11)
+    model = Seq2Seq(Transformer(d_model=8, num_heads=2, max_length=4), 11)
     with pytest.raises(ValueError, match="max_length=4: the model has no position for a sequence of 5 tokens"):
         model(torch.full((1, 5), 3), torch.full((1, 2), 3))
 

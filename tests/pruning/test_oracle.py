@@ -14,7 +14,8 @@ from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
 from mhaprune.model.gates import Softmax
-from mhaprune.model.transformer import Seq2Seq, Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning import oracle
 from mhaprune.pruning.oracle import find_best
 from mhaprune.subject import Outcome
@@ -46,7 +47,7 @@ WINDING: Table = {(0,): 0.1, (0, 1): 0.1, (0, 1, 2): 0.8, (0, 2, 3): 0.5, (1, 2,
 def small(task: Sort) -> Seq2Seq:
     """Six heads: 64 subsets."""
     config = Transformer(d_model=8, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8)
-    return config(len(task.vocabulary), Softmax()).double()
+    return Seq2Seq(config, len(task.vocabulary), Softmax()).double()
 
 
 def test_the_exact_oracle_is_a_plain_loop_over_all_subsets(small: Seq2Seq, splits: Splits) -> None:

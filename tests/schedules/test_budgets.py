@@ -14,7 +14,8 @@ from torch import Tensor
 
 from conftest import judged
 from mhaprune.heads import HeadMask
-from mhaprune.model.transformer import Seq2Seq, Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning import costs as module
 from mhaprune.pruning.costs import Costs, counted
 from mhaprune.schedules.base import Judge
@@ -72,7 +73,7 @@ def test_counted_costs_are_those_of_a_model_without_the_heads(removed: set[int])
     torch.manual_seed(0)
     task = Sort(train=20, valid=2, score=2, choose=2, report=4, num_symbols=5, max_length=6)
     config = Transformer(d_model=12, num_heads=3, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=16)
-    model, batch = config(len(task.vocabulary)), task.splits().report
+    model, batch = Seq2Seq(config, len(task.vocabulary)), task.splits().report
     mask = HeadMask(model.grid, frozenset(model.grid.heads[n] for n in removed))
     smaller = model.without(mask)
     parameters = counted("parameters", model, lambda left: left.count_parameters())

@@ -15,7 +15,8 @@ from games import ONE, Game
 from mhaprune.data import Examples
 from mhaprune.measure import measure
 from mhaprune.model.gates import Softmax
-from mhaprune.model.transformer import Seq2Seq, Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.shapley import Shapley
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
@@ -28,7 +29,7 @@ def small(task: Sort) -> Seq2Seq:
     """Six heads: few enough for all 64 subsets."""
     torch.manual_seed(1)
     config = Transformer(d_model=8, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8)
-    return config(len(task.vocabulary), Softmax()).double()
+    return Seq2Seq(config, len(task.vocabulary), Softmax()).double()
 
 
 def shapley_by_hand(model: Seq2Seq, examples: Examples) -> Tensor:

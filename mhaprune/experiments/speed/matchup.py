@@ -15,7 +15,8 @@ from mhaprune.experiments.speed.memory import model_bytes, peak_bytes
 from mhaprune.experiments.speed.profile import ATTENTION, time_parts
 from mhaprune.experiments.speed.workloads import Workload
 from mhaprune.heads import HeadMask
-from mhaprune.model.transformer import Seq2Seq, Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tables import DENSE, DENSE_AGAIN
 from mhaprune.timing import COPIES, in_turn, ratios, taking_turns
 
@@ -40,7 +41,7 @@ class Contest:
         compiled: bool,
     ) -> None:
         self.masks, self.device, self.vocabulary_size, self.compiled = masks, device, vocabulary_size, compiled
-        fresh = partial(shape, vocabulary_size)
+        fresh = partial(Seq2Seq, shape, vocabulary_size)
         dense = fresh()
         makers: dict[str, Callable[[], Seq2Seq]] = {DENSE: fresh, DENSE_AGAIN: fresh}
         for mask in masks:

@@ -17,7 +17,8 @@ from mhaprune.experiments.speed.figures import accuracy_milliseconds, speedup_cu
 from mhaprune.experiments.speed.matchup import PRECISIONS, Contest
 from mhaprune.experiments.speed.workloads import Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
-from mhaprune.model.transformer import Seq2Seq, Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import make_plans
 from mhaprune.pruning.removal import proofs, prune, time_removed
 from mhaprune.reporting.plots import Figures

@@ -14,7 +14,8 @@ import torch
 
 from mhaprune.data import SPECIAL, Examples
 from mhaprune.heads import HeadGrid, HeadMask, Site
-from mhaprune.model.transformer import Seq2Seq, Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 
 What = Literal["encoder", "decoder", "both"]
 """One pass of the encoder; greedy decoding with a KV cache from what the encoder says; the one after the other, which

@@ -10,7 +10,7 @@ from matplotlib.text import Text
 
 from legible import check_legible
 from made_tables import text_of
-from mhaprune.experiments.base import plots
+from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.compare.study import Compare
 from mhaprune.reporting.plots import Plot
 
@@ -127,11 +127,11 @@ def method_tables(scorers: tuple[str, ...] = EVERY, heads: int = 24, seed: int =
 
 
 def drawn(tables: dict[str, pd.DataFrame]) -> dict[str, Plot]:
-    return {plot.name: plot for plot in plots(Compare, tables)}
+    return {plot.name: plot for plot in figures_of(Compare, tables)}
 
 
 def one(tables: dict[str, pd.DataFrame], name: str) -> Plot:
-    return next(plot for plot in plots(Compare, tables) if plot.name == name)
+    return next(plot for plot in figures_of(Compare, tables) if plot.name == name)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -147,7 +147,9 @@ def test_every_figure_is_drawn_in_order_and_no_word_is_clipped_or_covered(case: 
 
 def test_the_same_tables_give_the_same_bytes() -> None:
     some = (*EVERY[::7], "random")
-    for first, second in zip(plots(Compare, method_tables(some)), plots(Compare, method_tables(some)), strict=True):
+    for first, second in zip(
+        figures_of(Compare, method_tables(some)), figures_of(Compare, method_tables(some)), strict=True
+    ):
         assert first.svg == second.svg, first.name
     assert one(crowded(0), "cost").png == one(crowded(0), "cost").png
 

@@ -17,7 +17,7 @@ from legible import check_legible
 from mhaprune.cache import weights_digest
 from mhaprune.config import build
 from mhaprune.data import Examples, shift_right
-from mhaprune.experiments.base import plots
+from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.examples import attention_table, examples_table, show
 from mhaprune.experiments.explain.gate_starts import from_other_starts
 from mhaprune.experiments.explain.study import Explain
@@ -48,8 +48,8 @@ def tables(run: Run) -> dict[str, pd.DataFrame]:
 
 
 @pytest.fixture(scope="module")
-def plots(tables: Tables) -> dict[str, Plot]:
-    return {plot.name: plot for plot in plots(Explain, tables)}
+def figures_of(tables: Tables) -> dict[str, Plot]:
+    return {plot.name: plot for plot in figures_of(Explain, tables)}
 
 
 def test_everything_is_there_and_can_be_read(tables: Tables, plots: dict[str, Plot]) -> None:
@@ -141,10 +141,10 @@ def test_a_wrong_answer_is_marked(run: Run, tables: Tables) -> None:
     wrong = dict(tables) | {"examples": tables["examples"].assign(right_answer="9 9 9")}
     assert (
         "(wrong: it is 9 9 9)"
-        in next(plot for plot in plots(Explain, wrong) if plot.name == "attention-0-cross").caption
+        in next(plot for plot in figures_of(Explain, wrong) if plot.name == "attention-0-cross").caption
     )
     right = dict(tables) | {"examples": tables["examples"].assign(right_answer=tables["examples"]["answer"])}
-    assert "wrong" not in next(plot for plot in plots(Explain, right) if plot.name == "attention-0-cross").caption
+    assert "wrong" not in next(plot for plot in figures_of(Explain, right) if plot.name == "attention-0-cross").caption
 
 
 def test_an_answer_that_begins_with_padding_or_never_ends(run: Run) -> None:
@@ -258,7 +258,7 @@ def test_removed_heads_are_grey_and_say_so(run: Run, cache: Path, tmp_path: Path
     looks = tables["looks"].set_index(["site", "head"])
     assert looks["removed"].sum() == 3
     assert pd.isna(looks.loc[("decoder_self", 0), "score"])
-    plots = {plot.name: plot for plot in plots(Explain, tables)}
+    plots = {plot.name: plot for plot in figures_of(Explain, tables)}
     assert "attention-0-decoder_self" not in plots, "nobody is left to look"
     first, second = plots["attention-0-encoder_self"].figure.axes[:2]
     assert len(first.images) == 1
@@ -280,7 +280,7 @@ def test_one_layer_or_head_can_be_asked_for(run: Run) -> None:
         assert set(rows) <= asked
     assert len(tables["looks"]) == 6
     assert "starts" not in tables
-    plots = {plot.name: plot for plot in plots(Explain, tables)}
+    plots = {plot.name: plot for plot in figures_of(Explain, tables)}
     left = plots["attention-0-cross"].figure.axes[0]
     assert [text.get_text() for text in left.texts] == ["not asked for"]
     assert "attention-0-decoder_self" not in plots
@@ -290,7 +290,7 @@ def test_what_long_examples_look_like(cache: Path, tmp_path: Path) -> None:
     """Forty symbols, longer than any that was trained: every so many tokens have a name, and all names can be read."""
     settings = [f"cache={cache}", f"example={'012345' * 6}0123", "experiment.heads=[encoder_self.0]"]
     tables = explained(tmp_path, *LEARNT, *settings)
-    plot = next(plot for plot in plots(Explain, tables) if plot.name == "attention-0-encoder_self")
+    plot = next(plot for plot in figures_of(Explain, tables) if plot.name == "attention-0-encoder_self")
     check_legible(plot)
     axes = plot.figure.axes[0]
     assert 8 < len([label for label in axes.get_xticklabels() if label.get_text()]) < 41
@@ -322,7 +322,7 @@ def test_an_example_that_the_task_does_not_know_has_no_right_answer(run: Run, mo
     tables = Explain(starts=0)(study).tables
     assert pd.isna(tables["examples"]["right_answer"].item())
     assert "(no answer is known)" in " ".join(Explain.say(tables))
-    assert "wrong" not in next(plot for plot in plots(Explain, tables) if plot.name == "attention-0-cross").caption
+    assert "wrong" not in next(plot for plot in figures_of(Explain, tables) if plot.name == "attention-0-cross").caption
 
 
 def test_with_retrain_the_model_is_trained_from_other_gates(run: Run) -> None:

@@ -8,7 +8,8 @@ import torch
 
 from mhaprune.experiments.explain import gate_starts
 from mhaprune.experiments.explain.gate_starts import from_other_starts
-from mhaprune.model.transformer import Seq2Seq, Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 
@@ -69,6 +70,7 @@ def test_a_gate_that_is_shut_ends_nothing(model: Seq2Seq, splits: Splits) -> Non
 
 
 def test_a_model_without_gates_has_none_to_start(task: Sort, splits: Splits) -> None:
-    bare = Transformer(d_model=8, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)(len(task.vocabulary))
+    config = Transformer(d_model=8, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+    bare = Seq2Seq(config, len(task.vocabulary))
     with pytest.raises(ValueError, match="gate=none: a model without gates has none to start elsewhere"):
         from_other_starts(bare, splits.train, starts=1, steps=1, seed=0)

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from legible import check_legible
-from mhaprune.experiments.base import plots
+from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.prune.figures import (
     accuracy_by_group,
     compare_smallest,
@@ -69,10 +69,10 @@ def titles(figure: Figure) -> list[str]:
 
 
 def test_a_run_draws_them_all_and_other_tables_none(tables: Tables) -> None:
-    assert [plot.name for plot in plots(Prune, tables)] == ["matter", "recovery", "survivors", "order", "groups"]
+    assert [plot.name for plot in figures_of(Prune, tables)] == ["matter", "recovery", "survivors", "order", "groups"]
     for figure in (recovery_curves, survivors, order_of_removal, accuracy_by_group, compare_smallest):
         assert figure({}) is None
-    for plot in plots(Prune, tables):
+    for plot in figures_of(Prune, tables):
         check_legible(plot)
         assert plot.caption.endswith(".")
 
@@ -87,7 +87,7 @@ def test_no_word_is_clipped_or_covered_however_many_there_are(
     every = [own.assign(schedule=name, scorer="greedy" if name == "greedy" else "ablation_mean") for name in schedules]
     table = pd.concat([*every, tables["recovery"][tables["recovery"]["control"]]])
     order = pd.concat([tables["order"].assign(schedule=name) for name in schedules])
-    for plot in plots(Prune, {**tables, "recovery": table, "order": order}):
+    for plot in figures_of(Prune, {**tables, "recovery": table, "order": order}):
         check_legible(plot)
 
 

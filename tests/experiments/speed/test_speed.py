@@ -11,9 +11,9 @@ import torch
 from conftest import TINY, TINY_SEQUENCES, TINY_SPEED, compose
 from made_tables import text_of
 from mhaprune.config import ConfigError, build
-from mhaprune.experiments.base import plots
+from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
-from mhaprune.model.transformer import Transformer
+from mhaprune.model.network import Transformer
 from mhaprune.store import RunFolder, read_status
 
 Frames = Mapping[str, pd.DataFrame]
@@ -185,7 +185,7 @@ def test_of_several_runs_there_is_a_sentence_each() -> None:
 
 
 def test_figures_are_labelled_and_mark_the_front() -> None:
-    plots = {plot.name: plot for plot in plots(Speed, made_up())}
+    plots = {plot.name: plot for plot in figures_of(Speed, made_up())}
     assert list(plots) == ["speedup", "tradeoff", "parts"]
     assert len(plots["speedup"].figure.axes) == 6
     for words in ("heads removed, of 6", "d_model 24", "dense against itself", "a model built so", "speed-up (×)"):
@@ -195,14 +195,14 @@ def test_figures_are_labelled_and_mark_the_front() -> None:
     assert "−0" not in text_of(plots["tradeoff"]), "dense is slower and no better"
     for words in ("50%", "feed-forward", "8 ms", "d_model 16, batch 3", "share of the time"):
         assert words in text_of(plots["parts"])
-    again = {plot.name: plot for plot in plots(Speed, made_up())}
+    again = {plot.name: plot for plot in figures_of(Speed, made_up())}
     assert all(again[name].svg == plot.svg for name, plot in plots.items())
 
 
 def test_lengths_are_named_where_they_differ() -> None:
     speed = made_up()["speed"]
     longer = speed.assign(source_length=40, target_length=50 * (speed["what"] != "encoder"))
-    (plot, *_) = plots(Speed, made_up() | {"speed": pd.concat([speed, longer], ignore_index=True)})
+    (plot, *_) = figures_of(Speed, made_up() | {"speed": pd.concat([speed, longer], ignore_index=True)})
     assert "batch 3, 4 → 5 tokens" in text_of(plot)
     assert "batch 3, 40 → 50 tokens" in text_of(plot)
 

@@ -7,7 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.experiments.speed.workloads import What, Workload, evenly, only, scaled
 from mhaprune.heads import HeadMask, Site
-from mhaprune.model.transformer import Transformer
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 
 SHAPE = Transformer(d_model=12, num_heads=3, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=20)
 WORKLOADS = [Workload("encoder", 3, 7, 0), Workload("decoder", 3, 7, 5), Workload("both", 3, 7, 5)]
@@ -15,7 +16,7 @@ WORKLOADS = [Workload("encoder", 3, 7, 0), Workload("decoder", 3, 7, 5), Workloa
 
 def masks() -> list[HeadMask]:
     """None removed, half, a sixth left, no cross-attention, nothing left."""
-    grid = SHAPE(11).grid
+    grid = Seq2Seq(SHAPE, 11).grid
     cross = HeadMask(grid, frozenset(only(grid, Site.CROSS)))
     return [*(evenly(grid, count) for count in (0, 9, 15)), cross, evenly(grid, 18)]
 
@@ -23,7 +24,7 @@ def masks() -> list[HeadMask]:
 @pytest.mark.parametrize("work", WORKLOADS, ids=lambda work: work.what)
 @pytest.mark.parametrize("mask", masks(), ids=lambda mask: f"{len(mask.removed)} removed")
 def test_flops_equal_what_torch_counts(work: Workload, mask: HeadMask) -> None:
-    dense = work.shape(SHAPE)(11)
+    dense = Seq2Seq(work.shape(SHAPE), 11)
     model = dense.without(HeadMask(dense.grid, mask.removed & frozenset(dense.grid)))
     batch = work.batch(11, torch.device("cpu"))
     with torch.no_grad(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -41,18 +42,18 @@ def test_batches_have_their_size_and_no_special_symbols() -> None:
 
 @pytest.mark.parametrize(("what", "heads"), [("encoder", 6), ("decoder", 12), ("both", 18)])
 def test_a_part_has_its_own_heads(what: What, heads: int) -> None:
-    assert len(Workload(what, 1, 1, 1).grid(SHAPE(11).grid)) == heads
+    assert len(Workload(what, 1, 1, 1).grid(Seq2Seq(SHAPE, 11).grid)) == heads
 
 
 def test_a_decoder_alone_has_the_decoder_of_the_whole() -> None:
-    decoder, whole = WORKLOADS[1].shape(SHAPE)(11), SHAPE(11)
+    decoder, whole = Seq2Seq(WORKLOADS[1].shape(SHAPE), 11), Seq2Seq(SHAPE, 11)
     assert len(decoder.encoder) == 0
     names = [name for name, _ in decoder.named_parameters()]
     assert names == [name for name, _ in whole.named_parameters() if not name.startswith("encoder.")]
 
 
 def test_heads_go_evenly() -> None:
-    grid = SHAPE(11).grid
+    grid = Seq2Seq(SHAPE, 11).grid
     for count in range(len(grid) + 1):
         left = grid.without(evenly(grid, count).removed).sizes
         assert sum(left) == len(grid) - count
