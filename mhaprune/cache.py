@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import inspect
 import io
 import logging
 import pickle
@@ -81,11 +80,8 @@ def weights_digest(model: nn.Module) -> str:
 NOT_HASHED = {
     "mhaprune.cache": "finds what was computed and computes nothing",
     "mhaprune.store": "names and writes files",
-    "mhaprune.tables": "names rows and columns",
-    "mhaprune.ranges": "refuses settings; those that it lets pass are part of the recipe",
     "mhaprune.tasks.base": "decides the examples, whose contents are part of the recipe",
     "mhaprune.timing": "only tells the name of the device",
-    "mhaprune.model.transformer": "observes, prunes and decodes a trained network; what depends on it names it",
     "mhaprune.model.decoding": "decodes, which training does not",
 }
 """Modules that others import and that decide no result of theirs, each with the reason."""
@@ -113,7 +109,8 @@ def _source(module: str) -> tuple[str, tuple[str, ...]]:
     It is read once per process: it should be that of the code that runs, also when the file is edited during a sweep.
     """
     loaded = importlib.import_module(module)
-    tree = _without_docstrings(ast.parse(inspect.getsource(loaded)))
+    assert loaded.__file__ is not None
+    tree = _without_docstrings(ast.parse(Path(loaded.__file__).read_text()))
     package = module.split(".")[0]
     imported: dict[str, None] = {}
     for node in _runtime_nodes(tree):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 from conftest import run_script
 from made_tables import pruning_table, summary
 from mhaprune.collect import collect
-from mhaprune.store import RunFolder, read_status
+from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.experiments.train import Train
+from mhaprune.store import RunFolder, read_status, target
 
 
 def make_run(path: Path, **identity: Any) -> None:
     with RunFolder(path).recorded() as folder:
-        folder.note(kind="run", identity={"run": "abc", "task": "sort", **identity})
+        folder.note(kind="run", experiment=target(Ablate()), identity={"run": "abc", "task": "sort", **identity})
         folder.write_table("pruning", pruning_table().assign(run="abc"))
         folder.write_table("summary", summary().assign(tolerance=0.01))
 
@@ -64,6 +67,39 @@ def test_failed_and_unfinished_runs_are_named_and_left_out(tmp_path: Path) -> No
     assert [Path(folder).name for folder in runs["folder"]] == ["0", "1", "2", "10"]
     assert len(pd.read_csv(tmp_path / "out" / "pruning.csv")) == 2 * len(pruning_table())
     assert len(read_status(tmp_path / "out")["failed"]) == 2
+
+
+def test_runs_of_an_older_or_unknown_kind_are_named_in_a_line_each(tmp_path: Path) -> None:
+    make_run(tmp_path / "new", num_heads=2)
+    for name, experiment in (("old", None), ("foreign", "elsewhere.study.Study"), ("gone", "mhaprune.nowhere.Study")):
+        make_run(tmp_path / name, num_heads=4)
+        status = {key: value for key, value in read_status(tmp_path / name).items() if key != "experiment"}
+        status |= {} if experiment is None else {"experiment": experiment}
+        (tmp_path / name / "status.json").write_text(json.dumps(status))
+    lines = collect([tmp_path], tmp_path / "out")
+    *left_out, compared = lines
+    assert sorted(line.split(" is not in here, ")[1].split(" (")[0].rstrip(".") for line in left_out) == [
+        "of an experiment that is not installed, elsewhere.study.Study",
+        "of an experiment that is not installed, mhaprune.nowhere.Study",
+        "too old: its status names no experiment, run it again",
+    ]
+    assert compared.startswith("num_heads=2: 9 of 24 heads can go")
+    assert "elsewhere" not in sys.modules
+
+
+def test_every_experiment_says_and_draws_what_its_own_runs_found(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", num_heads=2)
+    with RunFolder(tmp_path / "b").recorded() as folder:
+        folder.note(kind="run", experiment=target(Train()), identity={"run": "x", "task": "sort", "num_heads": 4})
+        row = {f"{name}{end}": 0.5 for name in ("sequence_accuracy", "token_accuracy") for end in ("", "_low", "_high")}
+        folder.write_table("accuracy", pd.DataFrame([row]))
+        folder.write_table("pruning", pd.DataFrame({"steps": [1]}))
+    lines = collect([tmp_path], tmp_path / "out")
+    assert lines[0].startswith("num_heads=2: 9 of 24")
+    assert lines[1].startswith("num_heads=4: 0.500 exact match")
+    names = {path.stem for path in (tmp_path / "out").glob("*.csv")}
+    assert names == {"runs", "ablate-pruning", "ablate-summary", "train-accuracy", "train-pruning"}
+    assert (tmp_path / "out" / "figures" / "ablate-runs.png").exists()
 
 
 def test_equal_runs_are_told_apart_by_their_folders(tmp_path: Path) -> None:
