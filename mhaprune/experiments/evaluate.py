@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from mhaprune.evaluation import evaluate
 from mhaprune.experiments.base import Experiment, Findings, Study
 from mhaprune.model.checkpoint import exported
+from mhaprune.ranges import Ge
 
 
 @dataclass(frozen=True)
 class Evaluate(Experiment):
-    """Accuracy on the report split, on every kind of example, and the first `examples` with what the model answers.
+    """Accuracy on the report split and on every kind of example, and the first examples of the split."""
 
-    With `export` the run also writes `model.pt2`, the program of `torch.export` from source and prefix to logits.
-    """
-
-    examples: int = 20
+    examples: Annotated[int, Ge(1)] = 20
+    """Number of examples of the report split to show with the model's answers."""
     export: bool = False
-
-    def __post_init__(self) -> None:
-        if self.examples < 1:
-            raise ValueError(f"examples={self.examples}: must be 1 or more")
+    """Whether to write `model.pt2` too, the program of `torch.export` from source and prefix to logits."""
 
     def __call__(self, study: Study) -> Findings:
         report, files = study.splits.report, {}

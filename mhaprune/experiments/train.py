@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from mhaprune.evaluation import evaluate
 from mhaprune.experiments.base import Experiment, Findings, Study
+from mhaprune.ranges import Ge
 
 
 @dataclass(frozen=True)
 class Train(Experiment):
-    """The training curve, the accuracy on the report split, the first `examples` of it with what the model answers; and
-    the model itself, as `model.pt`."""
+    """The training curve, the accuracy on the report split, its first examples, and the model itself, as `model.pt`."""
 
-    examples: int = 20
-
-    def __post_init__(self) -> None:
-        if self.examples < 1:
-            raise ValueError(f"examples={self.examples}: must be 1 or more")
+    examples: Annotated[int, Ge(1)] = 20
+    """Number of examples of the report split to show with the model's answers."""
 
     def __call__(self, study: Study) -> Findings:
         tables = evaluate(study.subject, study.task, study.splits.report, self.examples)

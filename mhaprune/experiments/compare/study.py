@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,7 @@ from mhaprune.heads import HeadGrid
 from mhaprune.measure import measure_masks
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning.removal import Plan, make_plans, proofs, prune, whom_to_ask
+from mhaprune.ranges import Ge
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.agreement import CONTROL, REFERENCE, rank_agreement, with_reference
@@ -30,23 +31,24 @@ from mhaprune.store import option_name
 class Compare(Experiment):
     """Scorers × budgets × oracle: tables `winner`, `methods`, `heads`, `pruning`, `oracle`, `agreement` and `training`.
 
-    `budgets` are fractions of all heads (0.25) or numbers of heads (6). The oracle is the best subset on the *choose*
-    split, of all up to 16 heads (`exact`), else of those that a beam search of `beam_width` with swaps and the scorers
-    come upon (`beam`); `auto` takes the first that it can. Regret is what a scorer's subset loses against it on the
-    *report* split. A head is prunable if at 95 % confidence its ablation costs less than `tolerance_nats`.
+    The oracle is the best subset of heads on the *choose* split. Regret is what a scorer's subset loses against the
+    oracle's on the *report* split. A head is prunable if at 95 % confidence its ablation costs less than
+    `tolerance_nats`.
     """
 
     budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+    """How many heads to remove: shares of all heads (0.25) or numbers of heads (6)."""
     oracle: Literal["auto", "exact", "beam"] = "auto"
-    beam_width: int = 8
-    tolerance_nats: float = 0.01
+    """Which subsets compete: all of them (`exact`, for up to 16 heads), or those that the scorers and a beam search
+    with swaps find (`beam`). `auto` is `exact` where that is possible."""
+    beam_width: Annotated[int, Ge(1)] = 8
+    """Number of subsets that the beam search keeps at each step."""
+    tolerance_nats: Annotated[float, Ge(0)] = 0.01
+    """The largest cost of a prunable head, in nats of mean loss."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_budgets(self.budgets)
-        if self.beam_width < 1:
-            raise ValueError(f"beam_width={self.beam_width}: must be 1 or more")
-        if self.tolerance_nats < 0:
-            raise ValueError(f"tolerance_nats={self.tolerance_nats}: must be 0 or more")
 
     def check(self, grid: HeadGrid, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule]) -> None:
         schedule = the_one(schedules)
