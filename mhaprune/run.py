@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
@@ -13,6 +13,7 @@ from mhaprune.cache import source_digests
 from mhaprune.experiments.base import Experiment, Setup, figures_of
 from mhaprune.model.gates import Gate
 from mhaprune.model.network import Transformer
+from mhaprune.ranges import Checked, Within
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.page import proof_sentences, render
 from mhaprune.schedules.base import Schedule
@@ -25,35 +26,45 @@ from mhaprune.training import Training
 
 
 @dataclass(frozen=True)
-class Run:
-    """Nothing is computed until the call. `gate` None trains a model without gates; `cache` is a folder; `model_file`
-    brings a trained model, of which `task`, `model`, `gate` and `training` then say what it is; `example` is a source
-    of one's own, for the experiment to look at (a number is a text of digits)."""
+class Run(Checked):
+    """Everything that decides a run. Construction checks it all; nothing is trained until the call."""
 
     task: Task
+    """What the model learns."""
     model: Transformer
+    """The sizes of the model."""
     training: Training
+    """How the model is trained."""
     experiment: Experiment
+    """What is done with the trained model."""
     schedule: dict[str, Schedule] = field(default_factory=dict)
+    """The ways to choose which heads go, by name."""
     scorer: dict[str, Scorer] = field(default_factory=dict)
+    """The ways to score heads, by name."""
     recovery: dict[str, Recovery] = field(default_factory=dict)
+    """The ways to train a pruned model, by name."""
     gate: Gate | None = None
-    seed: int = 0
+    """The learned gates of the heads. None trains a model without gates."""
+    seed: Annotated[int, Within(0, 2**32 - 1)] = 0
+    """Fixes the weights at the start of training and all later random draws. The task has its own seed."""
     device: str = "cpu"
-    num_threads: int = 1
+    """Where tensors are: `cpu`, `cuda` or, for example, `cuda:1`."""
+    num_threads: Annotated[int, Within(1, 1024)] = 1
+    """Number of processor threads for tensor operations."""
     cache: str = "results/cache"
+    """The folder of what was computed before."""
     model_file: str | None = None
+    """A trained model to load. `task`, `model`, `gate` and `training` then describe that model."""
     example: str | int | None = None
+    """A source of the user's own, for the experiment to look at. A number is read as a text of digits."""
 
     def __post_init__(self) -> None:
-        if self.num_threads < 1:
-            raise ValueError(f"num_threads={self.num_threads}: must be 1 or more")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must be 0 or more")
+        super().__post_init__()
         gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         allowed = ["cpu", *(["cuda", *gpus] if gpus else [])]
         if self.device not in allowed:
             raise ValueError(f"device={self.device}: not to be had on this machine, allowed is {' or '.join(allowed)}")
+        self._recipe.check_memory()
         grid = self._recipe.grid
         if self.recovery and not self.experiment.recovers:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import shlex
 import subprocess
@@ -32,6 +33,9 @@ from mhaprune.timing import device_name
 from mhaprune.training import Training
 
 log = logging.getLogger(__name__)
+
+LARGE = ("d_model", "num_encoder_layers", "num_decoder_layers", "dim_feedforward", "max_length", "train")
+"""The settings that decide how much memory a model and its examples take."""
 
 
 class Save(Protocol):
@@ -96,6 +100,20 @@ class Recipe:
     def trained_seed(self) -> int:
         """The seed of the training; for a model from a file not that of this run."""
         return self.seed if self.saved is None else int(self.saved.facts.get("seed", self.seed))
+
+    def check_memory(self) -> None:
+        """Raise ValueError for a model or examples that this machine cannot hold, by an estimate."""
+        have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        model = self.model.bytes_to_train(len(self.task.vocabulary))
+        for key, needed in (("model", model), ("task", self.task.bytes_of_examples())):
+            if needed > have:
+                sizes = ", ".join(
+                    f"{name}={value}" for name, value in vars(getattr(self, key)).items() if name in LARGE
+                )
+                raise ValueError(
+                    f"{key} with {sizes}: takes about {needed / 2**30:.3g} GiB, must be at most the {have / 2**30:.3g} GiB"
+                    " of this machine"
+                )
 
     def read_sources(self) -> None:
         """Digest the sources that decide the model now, before they may be edited."""

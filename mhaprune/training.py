@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
@@ -22,42 +22,34 @@ from mhaprune.data import PAD, Examples
 from mhaprune.measure import Diverged, measure
 from mhaprune.model.gates import Gate, HeadGate
 from mhaprune.model.network import EncoderDecoder
+from mhaprune.ranges import Checked, Ge, Gt, Lt
 
 Objective = Callable[[EncoderDecoder, Examples], Tensor]
 """What training lowers: a number for a batch, penalties of the gates aside."""
 
 
 @dataclass(frozen=True)
-class Training:
-    """AdamW (Loshchilov & Hutter 2019) with linear warm-up and cosine decay to zero, gradients clipped by norm.
+class Training(Checked):
+    """AdamW (Loshchilov & Hutter 2019) with linear warm-up and cosine decay to zero, gradients clipped by norm."""
 
-    `steps` counts optimiser steps. Every `evaluate_every` of them the held-out accuracy and the gates are written
-    down, every `checkpoint_every` the state is saved, so that an interrupted training goes on and ends in the same
-    bits.
-    """
-
-    steps: int = 1000
-    batch_size: int = 64
-    learning_rate: float = 3e-3
-    warmup_steps: int = 100
-    weight_decay: float = 1.0
-    clip_norm: float = 1.0
-    label_smoothing: float = 0.0
-    evaluate_every: int = 100
-    checkpoint_every: int = 500
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "evaluate_every", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
-        for name in ("warmup_steps", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more")
-        for name in ("learning_rate", "clip_norm"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)}: must be above 0 and finite")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing={self.label_smoothing}: must be at least 0 and below 1")
+    steps: Annotated[int, Ge(1)] = 1000
+    """Number of optimiser steps."""
+    batch_size: Annotated[int, Ge(1)] = 64
+    """Number of examples per step."""
+    learning_rate: Annotated[float, Gt(0)] = 3e-3
+    """The highest learning rate of the weights, after warm-up. Gates have their own."""
+    warmup_steps: Annotated[int, Ge(0)] = 100
+    """Number of first steps in which the learning rate rises."""
+    weight_decay: Annotated[float, Ge(0)] = 1.0
+    """The factor λ of AdamW. Gates do not decay."""
+    clip_norm: Annotated[float, Gt(0)] = 1.0
+    """The largest norm of all gradients together. A longer gradient is scaled down to it."""
+    label_smoothing: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Share of the target probability that is spread evenly over all symbols."""
+    evaluate_every: Annotated[int, Ge(1)] = 100
+    """Number of steps between two rows of the history: loss, held-out accuracy, gates."""
+    checkpoint_every: Annotated[int, Ge(1)] = 500
+    """Number of steps between two saved states. A training that is resumed ends in the same bits."""
 
     def __call__(
         self,

@@ -134,7 +134,7 @@ def test_a_loss_that_is_not_finite_ends_the_training(task: Sort, splits: Splits)
         ({"steps": 0}, "steps=0: must be 1 or more"),
         ({"warmup_steps": -1}, "warmup_steps=-1: must be 0 or more"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: must be above 0 and finite"),
-        ({"label_smoothing": 1.0}, "label_smoothing=1.0: must be at least 0 and below 1"),
+        ({"label_smoothing": 1.0}, "label_smoothing=1.0: must be 0 or more and below 1"),
     ],
 )
 def test_a_recipe_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:

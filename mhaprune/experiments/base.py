@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import pandas as pd
 
 from mhaprune.heads import HeadGrid
 from mhaprune.model.gates import Gate
+from mhaprune.ranges import Checked, Ge, Within
 from mhaprune.reporting.head_map import heads_that_matter
 from mhaprune.reporting.plots import Figures, Plot, draw
 from mhaprune.reporting.verdict import Verdict
@@ -23,12 +24,14 @@ from mhaprune.trained import Study
 
 @dataclass(frozen=True)
 class Findings:
-    """Tidy tables by name, from which figures and words are made; `checks` are proofs, for `status.json`; `files` are
-    what else the run writes."""
+    """What an experiment returns. It writes nothing itself."""
 
     tables: dict[str, pd.DataFrame]
+    """Tidy tables by name. Figures and sentences are made from them."""
     checks: dict[str, float] = field(default_factory=dict)
+    """Proofs by name, for `status.json`."""
     files: dict[str, bytes] = field(default_factory=dict)
+    """Contents of further files, by their path in the run folder."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Experiment(ABC):
+class Experiment(Checked, ABC):
     """A study of one trained model, with the figures, the sentences and the map of heads that its tables become.
 
     `run` and `collect` ask the experiment for them, so a table may have any name, and no other module knows it.
@@ -87,19 +90,17 @@ class Experiment(ABC):
 
 @dataclass(frozen=True)
 class WithinTolerance(Experiment):
-    """A study of what can go at a loss of at most `tolerance` of exact match, and how fast the model is then: a latency
-    is that of one greedy decoding of `latency_batch` examples, `latency_rounds` times in turn with the dense model."""
+    """A study of which heads can go at a small loss of exact match, and how fast the model is then.
 
-    tolerance: float = 0.01
-    latency_batch: int = 32
-    latency_rounds: int = 20
+    A latency is the time of one greedy decoding, in turn with the dense model.
+    """
 
-    def __post_init__(self) -> None:
-        for name in ("latency_batch", "latency_rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
-        if not 0 <= self.tolerance <= 1:
-            raise ValueError(f"tolerance={self.tolerance}: must be from 0 to 1")
+    tolerance: Annotated[float, Within(0, 1)] = 0.01
+    """The largest loss of exact match, as a difference of two shares: 0.01 is one percentage point."""
+    latency_batch: Annotated[int, Ge(1)] = 32
+    """Number of examples of one decoding."""
+    latency_rounds: Annotated[int, Ge(1)] = 20
+    """Number of decodings of each model."""
 
 
 def the_one(schedules: Mapping[str, Schedule]) -> Schedule:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
 from mhaprune.evaluation import evaluate, say_accuracy
 from mhaprune.experiments.base import Experiment, Findings
 from mhaprune.model.checkpoint import exported
+from mhaprune.ranges import Ge
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import training_curve
 from mhaprune.tables import Tables
@@ -20,19 +21,14 @@ from mhaprune.trained import Study
 
 @dataclass(frozen=True)
 class Evaluate(Experiment):
-    """Accuracy on the report split, on every kind of example, and the first `examples` with what the model answers.
+    """Accuracy on the report split and on every kind of example, and the first examples of the split."""
 
-    With `export` the run also writes `model.pt2`, the program of `torch.export` from source and prefix to logits.
-    """
-
-    examples: int = 20
+    examples: Annotated[int, Ge(1)] = 20
+    """Number of examples of the report split to show with the model's answers."""
     export: bool = False
+    """Whether to write `model.pt2` too, the program of `torch.export` from source and prefix to logits."""
 
     figures: ClassVar[Figures] = (training_curve,)
-
-    def __post_init__(self) -> None:
-        if self.examples < 1:
-            raise ValueError(f"examples={self.examples}: must be 1 or more")
 
     def __call__(self, study: Study) -> Findings:
         report, files = study.splits.report, {}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from mhaprune.evaluation import evaluate, say_accuracy
 from mhaprune.experiments.base import Experiment, Findings
+from mhaprune.ranges import Ge
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import training_curve
 from mhaprune.tables import Tables
@@ -16,16 +17,12 @@ from mhaprune.trained import Study
 
 @dataclass(frozen=True)
 class Train(Experiment):
-    """The training curve, the accuracy on the report split, the first `examples` of it with what the model answers; and
-    the model itself, as `model.pt`."""
+    """The training curve, the accuracy on the report split, its first examples, and the model itself, as `model.pt`."""
 
-    examples: int = 20
+    examples: Annotated[int, Ge(1)] = 20
+    """Number of examples of the report split to show with the model's answers."""
 
     figures: ClassVar[Figures] = (training_curve,)
-
-    def __post_init__(self) -> None:
-        if self.examples < 1:
-            raise ValueError(f"examples={self.examples}: must be 1 or more")
 
     def __call__(self, study: Study) -> Findings:
         tables = evaluate(study.subject, study.task, study.splits.report, self.examples)

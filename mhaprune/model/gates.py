@@ -5,13 +5,14 @@ Dimensions: H = heads of one block.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
+
+from mhaprune.ranges import Checked, Ge
 
 
 class HeadGate(nn.Module, ABC):
@@ -26,16 +27,12 @@ class HeadGate(nn.Module, ABC):
 
 
 @dataclass(frozen=True)
-class Gate(ABC):
+class Gate(Checked, ABC):
     """The settings of a gate; a call with a number of heads makes one."""
 
-    learning_rate: float = 0.1
+    learning_rate: Annotated[float, Ge(0)] = 0.1
     """Learning rate of the gates alone. At the rate of the weights they hardly move: scaling a gate and scaling the
     slice of W_O that reads its head are the same function."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate={self.learning_rate}: must be 0 or more")
 
     @abstractmethod
     def __call__(self, num_heads: int) -> HeadGate: ...
@@ -52,13 +49,8 @@ class Softmax(Gate):
     """`heads` multiplies by H, so an untrained gate changes nothing; `one` is the exercise as written."""
     init: Literal["zeros", "rand"] = "zeros"
     """`zeros` starts all heads equal; `rand` is the exercise's `torch.rand`, whose order largely survives training."""
-    entropy_weight: float = 0.0
+    entropy_weight: Annotated[float, Ge(0)] = 0.0
     """Weight of the entropy of softmax(a) in the loss, which favours few open heads; 0 adds nothing."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.entropy_weight < math.inf:
-            raise ValueError(f"entropy_weight={self.entropy_weight}: must be 0 or more")
 
     def __call__(self, num_heads: int) -> SoftmaxGate:
         return SoftmaxGate(num_heads, self)

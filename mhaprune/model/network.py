@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,43 +22,38 @@ from mhaprune.heads import Block, HeadGrid, Site
 from mhaprune.model.attention import Projection, padding_bias
 from mhaprune.model.gates import Gate
 from mhaprune.model.layers import AttentionSublayer, Call, DecoderLayer, EncoderLayer, FeedForward, sinusoids
+from mhaprune.ranges import Checked, Ge, Lt, Within
 from mhaprune.subject import Fallback, Gates, Outcome
 
 
 @dataclass(frozen=True)
-class Transformer:
+class Transformer(Checked):
     """The sizes of an encoder-decoder transformer."""
 
-    d_model: int = 64
+    d_model: Annotated[int, Within(2, 2**16)] = 64
     """Width of embeddings and hidden states; even, and a multiple of `num_heads`."""
-    num_heads: int = 4
+    num_heads: Annotated[int, Ge(1)] = 4
     """Heads in each attention block."""
-    num_encoder_layers: int = 2
-    """Encoder layers, each with one attention block; 0 or more."""
-    num_decoder_layers: int = 2
+    num_encoder_layers: Annotated[int, Within(0, 1000)] = 2
+    """Encoder layers, each with one attention block; may be 0."""
+    num_decoder_layers: Annotated[int, Within(1, 1000)] = 2
     """Decoder layers, each with two attention blocks: self-attention and cross-attention."""
-    dim_feedforward: int = 128
+    dim_feedforward: Annotated[int, Ge(1)] = 128
     """Hidden width of the feed-forward part of a layer."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Probability of dropping attention weights, hidden feed-forward values and sublayer outputs in training."""
     tie_output: bool = True
     """Whether one matrix embeds the target and predicts it (Press & Wolf 2017)."""
-    max_length: int = 64
+    max_length: Annotated[int, Ge(1)] = 64
     """Longest source or target in tokens, with the end of sequence."""
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "num_heads", "num_decoder_layers", "dim_feedforward", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
-        if self.num_encoder_layers < 0:
-            raise ValueError(f"num_encoder_layers={self.num_encoder_layers}: must be 0 or more")
+        super().__post_init__()
         if self.d_model % 2:
             raise ValueError(f"d_model={self.d_model}: must be even, sines and cosines share it")
         if self.d_model % self.num_heads:
             allowed = ", ".join(str(h) for h in range(1, self.d_model + 1) if self.d_model % h == 0)
             raise ValueError(f"num_heads={self.num_heads}: must divide d_model={self.d_model}, so one of {allowed}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout}: must be at least 0 and below 1")
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -69,6 +64,14 @@ class Transformer:
             Site.CROSS: self.num_decoder_layers,
         }
         return tuple(Block(site, layer) for site, count in layers.items() for layer in range(count))
+
+    def bytes_to_train(self, vocabulary_size: int) -> int:
+        """An estimate of the memory for weights, gradients and both moments of the optimiser, in float32."""
+        layers = self.num_encoder_layers + 2 * self.num_decoder_layers
+        feed_forwards = self.num_encoder_layers + self.num_decoder_layers
+        weights = 4 * layers * self.d_model**2 + 2 * feed_forwards * self.d_model * self.dim_feedforward
+        weights += 3 * vocabulary_size * self.d_model
+        return 16 * weights + 4 * self.max_length * self.d_model
 
     @property
     def head_dim(self) -> int:

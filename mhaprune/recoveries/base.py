@@ -12,6 +12,7 @@ import pandas as pd
 
 from mhaprune.cache import Remember, source_digests, weights_digest
 from mhaprune.measure import Diverged
+from mhaprune.ranges import Checked
 from mhaprune.store import describe
 from mhaprune.tasks.base import Splits
 from mhaprune.training import Training
@@ -24,20 +25,22 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a recovery has at hand: the model before heads were removed, how it was trained, and on what.
-
-    `extra_steps` is the most that any recovery of the run trains on top of that.
-    """
+    """What a recovery trains with: the model before heads were removed, how it was trained, and on what."""
 
     dense: Seq2Seq
+    """The model before heads were removed."""
     training: Training
+    """How the dense model was trained."""
     splits: Splits
+    """The examples of the task."""
     seed: int
+    """The seed of the run."""
     extra_steps: int = 0
+    """The largest number of steps that a model of the run is trained for beyond `training`."""
 
 
 @dataclass(frozen=True)
-class Recovery(ABC):
+class Recovery(Checked, ABC):
     """A way to train what is left."""
 
     @property

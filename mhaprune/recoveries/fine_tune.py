@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pandas as pd
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from mhaprune.data import PAD, Examples
 from mhaprune.model.network import EncoderDecoder
+from mhaprune.ranges import Ge, Gt, Within
 from mhaprune.recoveries.base import Lesson, Recovery, State, left_digest
 
 if TYPE_CHECKING:
@@ -24,27 +24,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FineTune(Recovery):
-    """`steps` of the training that the model came from, at a peak `learning_rate` of its own, warmed up and decayed to
-    zero again; the rest of its settings stay.
+    """The pruned model is trained on, with the settings of the dense model's training except for those below.
 
-    `when=after` fine-tunes every pruned model from the weights it was left with. `when=between` goes through the
-    budgets: the heads that go next are chosen on the model as it was fine-tuned before (Molchanov et al. 2017, figure
-    1). `distillation` is the share of the objective that asks for the dense model's probabilities instead of the
-    target (Hinton et al. 2015, at temperature 1).
+    The learning rate warms up and decays to zero again. With `when=after` every pruned model starts from the weights
+    that pruning left. With `when=between` the model of one budget is fine-tuned before the heads for the next budget
+    are chosen on it (Molchanov et al. 2017, figure 1).
     """
 
-    steps: int = 300
-    learning_rate: float = 1e-3
+    steps: Annotated[int, Ge(1)] = 300
+    """Number of optimiser steps."""
+    learning_rate: Annotated[float, Gt(0)] = 1e-3
+    """The highest learning rate, after warm-up."""
     when: Literal["after", "between"] = "after"
-    distillation: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps={self.steps}: must be 1 or more")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate={self.learning_rate}: must be above 0 and finite")
-        if not 0 <= self.distillation <= 1:
-            raise ValueError(f"distillation={self.distillation}: must be from 0 to 1")
+    """Whether to fine-tune after all heads are removed, or between two budgets."""
+    distillation: Annotated[float, Within(0, 1)] = 0.0
+    """The share of `distil` in the objective (Hinton et al. 2015, at temperature 1). 0 trains on the target alone."""
 
     @property
     def extra_steps(self) -> int:

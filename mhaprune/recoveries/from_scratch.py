@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
 import torch
 
 from mhaprune.heads import HeadGrid, HeadId
+from mhaprune.ranges import Ge
 from mhaprune.recoveries.base import Lesson, Recovery, State
 
 if TYPE_CHECKING:
@@ -18,17 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FromScratch(Recovery):
-    """A model built with as many heads in each block as are left, its weights random, trained for as many steps as the
-    dense model and its fine-tuning together (Voita et al. 2019, section 6.3; Liu et al. 2019); `draws` of them.
+    """A model of the pruned shape, trained from random weights (Voita et al. 2019, section 6.3; Liu et al. 2019).
 
-    It has no learned gates: those of the pruned model are folded into its weights too.
+    It has as many heads in each block as the pruned model, and trains for as many steps as the dense model and its
+    fine-tuning together. It has no learned gates, because those of the pruned model are folded into its weights too.
     """
 
-    draws: int = 3
-
-    def __post_init__(self) -> None:
-        if self.draws < 1:
-            raise ValueError(f"draws={self.draws}: must be 1 or more")
+    draws: Annotated[int, Ge(1)] = 3
+    """Number of models to train, each from other random weights."""
 
     @property
     def control(self) -> bool:

@@ -9,32 +9,36 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 from tqdm import tqdm
 
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
+from mhaprune.ranges import Checked, Ge
 from mhaprune.schedules.budgets import Budget
 from mhaprune.subject import Subject
 
 
 @dataclass(frozen=True)
 class Judge:
-    """What a schedule may ask about a subject, all of it answered on the *score* split.
+    """What a schedule may measure about a subject.
 
-    `score` gives (N,) for the subject or a copy of it with heads removed; `loss` the mean loss in nats under each of
-    many masks, (M,). `whole` are the heads before any were removed, by default the subject's.
+    It exists so that a schedule cannot choose heads on any split but *score*: it sees no examples, only these answers.
     """
 
     subject: Subject
+    """The model that heads are chosen from."""
     score: Callable[[Subject], Tensor]
+    """Returns the score of every head, (N,), of the subject or of a copy of it with heads removed."""
     loss: Callable[[Sequence[HeadMask]], Tensor]
+    """Returns the mean loss in nats under each mask, (M,)."""
     whole: HeadGrid | None = None
+    """The heads before any were removed. None means those of the subject."""
 
 
 @dataclass(frozen=True)
-class Schedule(ABC):
+class Schedule(Checked, ABC):
     """A way to choose which heads go."""
 
     @abstractmethod
@@ -52,18 +56,12 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class Stepwise(Schedule):
-    """A schedule that removes one head after the other.
-
-    `scope=global` compares all heads of the model, `per_block` those of the blocks that have most of theirs left.
-    Every block keeps at least `keep_at_least` heads.
-    """
+    """A schedule that removes one head after the other."""
 
     scope: Literal["global", "per_block"] = "global"
-    keep_at_least: int = 0
-
-    def __post_init__(self) -> None:
-        if self.keep_at_least < 0:
-            raise ValueError(f"keep_at_least={self.keep_at_least}: must be 0 or more heads of each block")
+    """Which heads compete: all of the model, or those of the blocks that have the largest share of their heads left."""
+    keep_at_least: Annotated[int, Ge(0)] = 0
+    """Number of heads that stay in every block."""
 
     @abstractmethod
     def path(self, judge: Judge) -> Iterator[HeadMask]:

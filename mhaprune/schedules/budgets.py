@@ -15,13 +15,16 @@ UNITS = ("heads", "parameters", "flops", "ms")
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model costs, as a sum: `floor` without any head and, for each block that has heads left, something for the
-    `block` and something for each `head` of it."""
+    """What a model costs: floor + Σ (block_b + n_b · head_b) over the blocks b that have n_b > 0 heads left."""
 
     unit: str
+    """One of `UNITS`."""
     floor: float
+    """The cost of the model without heads."""
     block: Mapping[Block, float]
+    """The cost of each block that has heads left, whatever their number."""
     head: Mapping[Block, float]
+    """The cost of one head of each block."""
 
     def __call__(self, mask: HeadMask) -> float:
         kept = Counter(head.block for head in mask.kept)
@@ -35,11 +38,14 @@ class Cost:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a model may cost at most; a number of heads to remove is its own `name`, any other the text it came from."""
+    """What a model may cost at most."""
 
     name: str
+    """The number of heads to remove, or the text that the budget was read from."""
     limit: float
+    """The highest cost, in the unit of `cost`."""
     cost: Cost
+    """How the cost of a model is counted."""
 
     def met_by(self, mask: HeadMask) -> bool:
         return self.cost(mask) <= self.limit + 1e-9 * abs(self.limit)

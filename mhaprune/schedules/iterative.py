@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from mhaprune.heads import HeadMask
+from mhaprune.ranges import Ge
 from mhaprune.schedules.base import Judge, Stepwise
 
 
 @dataclass(frozen=True)
 class Iterative(Stepwise):
-    """The `every` heads of lowest score go, then the model without them is scored anew (Molchanov et al. 2017, figure
-    1): heads that stand in for each other are not all taken for idle."""
+    """The heads of lowest score go, then the model without them is scored again (Molchanov et al. 2017, figure 1).
 
-    every: int = 1
+    A single scoring can take two heads for idle that replace each other. The second scoring sees that one is gone.
+    """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.every < 1:
-            raise ValueError(f"every={self.every}: must be 1 or more heads between two scorings")
+    every: Annotated[int, Ge(1)] = 1
+    """Number of heads to remove between two scorings."""
 
     def asks(self) -> Literal["again"]:
         return "again"

@@ -14,10 +14,14 @@ from mhaprune.schedules.budgets import Budget
 
 @dataclass(frozen=True)
 class Swap(Schedule):
-    """What `start` chooses at a budget, bettered by the one exchange that lowers the loss most, again and again until
-    none does. `scope` and `keep_at_least` of `start` hold for it too."""
+    """The choice of another schedule, improved by exchanges.
+
+    Each exchange removes one kept head and brings back one removed head. The exchange that lowers the loss most is
+    made, until none lowers it.
+    """
 
     start: Stepwise
+    """The schedule that makes the first choice. Its `scope` and `keep_at_least` hold for the exchanges too."""
 
     def asks(self) -> Literal["once", "again", "never"]:
         return self.start.asks()

@@ -19,18 +19,19 @@ from mhaprune.subject import Fallback, Subject
 class Ablation(Scorer):
     """Mean loss with the head closed minus mean loss with all open (Michel et al. 2019, section 3).
 
-    `replace=zero` puts nothing in the place of the head's output, `mean` its mean over all tokens of the split,
-    `resample` its output on another example drawn at random, position by position. `renormalise` gives the share of
-    the closed head in its block's learned gate to the open ones. The difference is taken example by example, so its
-    standard error is that of a paired comparison.
+    The difference is taken example by example, so its standard error is that of a paired comparison.
     """
 
     family: ClassVar[str] = "ablation"
 
     replace: Literal["zero", "mean", "resample"] = "zero"
+    """What stands in the place of the head's output: nothing, its mean over all tokens of the split, or its output on
+    another example, which is drawn at random, position by position."""
     renormalise: bool = False
+    """Whether the open heads of the block share out the learned gate of the closed head."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.renormalise and self.replace != "zero":
             raise ValueError(
                 f"renormalise=True: what a closed head gives up is shared out, so replace=zero, not {self.replace}"

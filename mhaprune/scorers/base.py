@@ -5,16 +5,16 @@ Dimensions: N = all heads of the subject, R = draws.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
+from mhaprune.ranges import Checked, Ge, Gt
 from mhaprune.subject import Subject
 
 TokenValues = Sequence[tuple[Tensor, Tensor]]
@@ -23,16 +23,16 @@ TokenValues = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Scores:
-    """Importance of every head, higher = more important, and what it cost.
-
-    `values` is (R, N); R is 1 for all methods but those that draw at random. `stderr`, (R, N), is the standard error
-    where a score is a mean, over examples unless the scorer says otherwise. Passes are over the whole split.
-    """
+    """Importance of every head, higher = more important, and what it cost."""
 
     values: Tensor
+    """(R, N). R is above 1 only for a control that draws at random."""
     stderr: Tensor | None = None
+    """(R, N): the standard error of a score that is a mean, over examples unless the scorer says otherwise."""
     forward_passes: float = 0.0
+    """Number of forward passes over the whole split."""
     backward_passes: float = 0.0
+    """Number of backward passes over the whole split."""
 
     @classmethod
     def mean_over_examples(cls, values_EN: Tensor, forward_passes: float, backward_passes: float = 0.0) -> Scores:
@@ -71,7 +71,7 @@ NEEDS_GATES = (
 
 
 @dataclass(frozen=True)
-class Scorer(ABC):
+class Scorer(Checked, ABC):
     """A way to score heads. It sees the model through the `Subject` protocol only, and only the *score* split."""
 
     family: ClassVar[str]
@@ -91,14 +91,13 @@ class Scorer(ABC):
 
 @dataclass(frozen=True)
 class Budgeted(Scorer):
-    """A scorer that is told how many heads are to stay, and is asked anew for every budget.
-
-    `keep` is a whole number of heads or a share of them.
-    """
+    """A scorer that needs to know how many heads stay. It runs again for every budget."""
 
     keep: int | float = 0.5
+    """How many heads stay: a whole number of heads (6) or a share of all heads (0.5)."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.keep <= 0 or (isinstance(self.keep, float) and not self.keep <= 1):
             raise ValueError(
                 f"keep={self.keep}: a share must be above 0.0 and at most 1.0, a number of heads 1 or more"
@@ -121,21 +120,13 @@ class Budgeted(Scorer):
 
 @dataclass(frozen=True)
 class TrainedGates(Budgeted):
-    """A scorer that trains a gate per head on the frozen model; what came of it is kept in the cache.
-
-    `steps` of Adam at `learning_rate`, each on `batch_size` examples.
-    """
+    """A scorer that trains one gate per head with Adam on the frozen model. Its scores are kept in the cache."""
 
     family: ClassVar[str] = "trained"
 
-    steps: int = 300
-    batch_size: int = 32
-    learning_rate: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate={self.learning_rate}: must be above 0 and finite")
+    steps: Annotated[int, Ge(1)] = 300
+    """Number of optimiser steps."""
+    batch_size: Annotated[int, Ge(1)] = 32
+    """Number of examples per step."""
+    learning_rate: Annotated[float, Gt(0)] = 0.1
+    """The learning rate of Adam. It stays the same."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
+from mhaprune.ranges import Gt
 from mhaprune.scorers.base import Scores, TrainedGates
 from mhaprune.scorers.gate_training import train_gates
 from mhaprune.subject import Subject
@@ -22,22 +24,18 @@ FIRST_MULTIPLIER = 1e-3
 
 @dataclass(frozen=True)
 class HardConcrete(TrainedGates):
-    """P(gate open) after training L0 gates on the frozen model (Louizos et al. 2018; for heads Voita et al. 2019), its
-    mean over the second half of the steps.
+    """P(gate open) after training L0 gates on the frozen model (Louizos et al. 2018; for heads Voita et al. 2019).
 
-    A gate is s = σ((log u - log(1-u) + a) / β), u uniform, stretched to [-0.1, 1.1], clipped to [0, 1]. What is asked
-    for is `keep`, because the weight of a penalty would mean something else for every model: the expected number of
-    open gates in excess, and half its square, are multiplied by what rises while there are too many and falls while
-    there are too few (an augmented Lagrangian, after Wang et al. 2020). The number asked for falls from all heads to
-    `keep` over the first half of the steps.
+    A gate is s = σ((log u - log(1-u) + a) / β), u uniform, stretched to [-0.1, 1.1], clipped to [0, 1]. The score is
+    the mean of P(s > 0) over the second half of the steps.
+
+    The loss has the penalty λ · (x + x²/2), where x is the expected number of open gates minus the number wanted. λ
+    rises while x > 0 and falls while x < 0 (an augmented Lagrangian, after Wang et al. 2020). The number wanted falls
+    from all heads to `keep` over the first half of the steps. A fixed λ would mean something else for every model.
     """
 
-    multiplier_rate: float = 0.02
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.multiplier_rate < math.inf:
-            raise ValueError(f"multiplier_rate={self.multiplier_rate}: must be above 0 and finite")
+    multiplier_rate: Annotated[float, Gt(0)] = 0.02
+    """How fast λ changes: each step multiplies it by exp(`multiplier_rate` · x)."""
 
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
         num_heads = len(subject.grid)

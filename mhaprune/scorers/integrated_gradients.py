@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from tqdm import tqdm
 
 from mhaprune.data import Examples
 from mhaprune.measure import all_open, gate_gradients
+from mhaprune.ranges import Ge
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
 
 
 @dataclass(frozen=True)
 class IntegratedGradients(Scorer):
-    """-∫₀¹ ∂ℓ/∂ξ_n dα along gates α·1, by the midpoint rule with `steps` points (Sundararajan et al. 2017; on attention
-    Hao et al. 2021).
+    """-∫₀¹ ∂ℓ/∂ξ_n dα along gates α·1 (Sundararajan et al. 2017; on attention Hao et al. 2021).
 
-    The scores of all heads sum to what the loss falls by from all closed to all open.
+    The scores of all heads sum to the loss with all closed minus the loss with all open.
     """
 
     family: ClassVar[str] = "gradient"
 
-    steps: int = 20
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps={self.steps}: must be 1 or more")
+    steps: Annotated[int, Ge(1)] = 20
+    """Number of points of the midpoint rule."""
 
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
         open_N = all_open(subject, 1)[0]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
 from mhaprune.data import PAD, Examples
 from mhaprune.measure import BATCH_SIZE, all_open
+from mhaprune.ranges import Gt, Lt
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
 
@@ -24,11 +25,8 @@ class Lrp(Scorer):
 
     family: ClassVar[str] = "attention"
 
-    epsilon: float = 1e-3
-
-    def __post_init__(self) -> None:
-        if not 0 < self.epsilon < 1:
-            raise ValueError(f"epsilon={self.epsilon}: must be above 0 and below 1")
+    epsilon: Annotated[float, Gt(0), Lt(1)] = 1e-3
+    """The ε of the ε-rule. It keeps small denominators away from zero."""
 
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
         relevant, shares = subject.with_relevance(self.epsilon), []

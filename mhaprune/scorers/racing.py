@@ -4,39 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
 from mhaprune.measure import all_open, measure_masks
+from mhaprune.ranges import Ge, Gt, Lt
 from mhaprune.scorers.base import Budgeted, Scores
 from mhaprune.subject import Subject
 
 
 @dataclass(frozen=True)
 class Racing(Budgeted):
-    """Ablation on growing batches, from which a head drops out once its side of the budget is settled (Maron & Moore
-    1994; Bubeck et al. 2013).
+    """Ablation on growing batches. A head drops out once it is settled whether it stays or goes (Maron & Moore 1994;
+    Bubeck et al. 2013).
 
-    The first round takes `first` examples, each next one as many as all
-    before it. After a round those heads are settled that differ from enough of the other contested heads, by a
-    one-sided normal bound on the paired difference of their ablations; `confidence` is that of a single comparison.
-    So heads far from the budget are scored on fewer examples; the order across the budget is that of the decisions.
+    Each round takes as many examples as all rounds before it. Then two contested heads are compared by a one-sided
+    normal bound on the paired difference of their ablations. A head is settled when it differs from enough of the
+    others. So heads far from the budget are scored on fewer examples. Scores are raised where they must be, so that
+    each head that stays scores higher than each head that goes.
     """
 
     family: ClassVar[str] = "ablation"
 
-    confidence: float = 0.99
-    first: int = 32
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.5 < self.confidence < 1:
-            raise ValueError(f"confidence={self.confidence}: must be above 0.5 and below 1")
-        if self.first < 2:
-            raise ValueError(f"first={self.first}: must be 2 or more examples")
+    confidence: Annotated[float, Gt(0.5), Lt(1)] = 0.99
+    """The confidence of a single comparison of two heads."""
+    first: Annotated[int, Ge(2)] = 32
+    """Number of examples of the first round."""
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:

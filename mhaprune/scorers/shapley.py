@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from mhaprune.data import Examples
 from mhaprune.measure import all_open, measure_masks
+from mhaprune.ranges import Ge, Gt, Lt
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.statistics import bernstein_bound
 from mhaprune.subject import Subject
@@ -24,26 +25,19 @@ class Shapley(Scorer):
     """Shapley value of the head in the game v(S) = -mean loss with only the heads S open, by sampled permutations
     (Castro et al. 2009; for attention heads Held & Yang 2022).
 
-    Permutations come in antithetic pairs, one and its reverse. Sampling ends with the last pair that fits into
-    `evaluations` of v, or once `bound` holds for every head: the half-width in nats of an empirical Bernstein bound
-    (Audibert et al. 2009) with the range of contributions seen so far, at `confidence` for all heads and looks
-    together; 0 samples on to the end. The scores sum to v(all) - v(none). The standard error is that of the
-    sampling, over pairs.
+    Permutations come in antithetic pairs, one and its reverse. The scores sum to v(all) - v(none). The standard error
+    is that of the sampling, over pairs.
     """
 
     family: ClassVar[str] = "game"
 
-    evaluations: int = 1000
-    bound: float = 0.0
-    confidence: float = 0.95
-
-    def __post_init__(self) -> None:
-        if self.evaluations < 1:
-            raise ValueError(f"evaluations={self.evaluations}: must be 1 or more")
-        if self.bound < 0:
-            raise ValueError(f"bound={self.bound}: must be 0 or more nats")
-        if not 0 < self.confidence < 1:
-            raise ValueError(f"confidence={self.confidence}: must be above 0 and below 1")
+    evaluations: Annotated[int, Ge(1)] = 1000
+    """The largest number of evaluations of v. Sampling ends with the last pair that fits into it."""
+    bound: Annotated[float, Ge(0)] = 0.0
+    """Sampling ends sooner once every head is known to ± `bound` nats, by an empirical Bernstein bound (Audibert et al.
+    2009) with the range of the contributions seen. 0 uses all evaluations."""
+    confidence: Annotated[float, Gt(0), Lt(1)] = 0.95
+    """The confidence of that bound, for all heads and looks together."""
 
     def check(self, num_heads: int, gated: bool) -> None:
         fewest = 2 + 2 * (num_heads - 1)

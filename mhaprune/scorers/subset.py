@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
+from mhaprune.ranges import Gt
 from mhaprune.scorers.base import Scores, TrainedGates
 from mhaprune.scorers.gate_training import train_gates
 from mhaprune.subject import Subject
@@ -17,19 +19,20 @@ from mhaprune.subject import Subject
 class Subset(TrainedGates):
     """The logit of the head after differentiable subset pruning of the frozen model (Li, Cotterell & Sachan 2021).
 
-    `keep` heads are drawn by a relaxed Gumbel top-k (Xie & Ermon 2019) whose temperature falls log-linearly from
-    `start_temperature` to `end_temperature`; at the end those of the highest logits stay.
+    A relaxed Gumbel top-k (Xie & Ermon 2019) draws `keep` heads. Its temperature falls log-linearly. At the end the
+    heads with the highest logits stay.
     """
 
-    start_temperature: float = 1.0
-    end_temperature: float = 0.1
+    start_temperature: Annotated[float, Gt(0)] = 1.0
+    """The temperature at the first step."""
+    end_temperature: Annotated[float, Gt(0)] = 0.1
+    """The temperature at the last step. The lower it is, the closer the gates are to 0 and 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.end_temperature <= self.start_temperature:
+        if self.end_temperature > self.start_temperature:
             raise ValueError(
-                f"end_temperature={self.end_temperature}: must be above 0 and at most start_temperature="
-                f"{self.start_temperature}"
+                f"end_temperature={self.end_temperature}: must be at most start_temperature={self.start_temperature}"
             )
 
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
 from mhaprune.measure import BATCH_SIZE, all_open, by_length, gate_gradients
+from mhaprune.ranges import Ge
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
 
@@ -19,20 +20,17 @@ class Taylor(Scorer):
     """|∂ℓ/∂ξ_n| at open gates, the first-order estimate of an ablation (Michel et al. 2019, equation 2; Molchanov et
     al. 2017).
 
-    `level` says what the absolute value is taken of: the derivative for every `token` the head writes to, summed over
-    the tokens of an example (the code of Michel et al.); that of every `example` (their paper); or the mean over a
-    `batch` of `batch_size` examples (most re-implementations), in which examples cancel. From one level to the next
-    the score of a head can only fall.
+    Derivatives of different sign cancel where they are summed before the absolute value is taken. So the score of a
+    head can only fall from level `token` to `example` to `batch`.
     """
 
     family: ClassVar[str] = "gradient"
 
     level: Literal["token", "example", "batch"] = "token"
-    batch_size: int = 32
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: must be 1 or more")
+    """What the absolute value is taken of: the derivative for every token that the head writes to (the code of Michel
+    et al.), for every example (their paper), or its mean over a batch (most re-implementations)."""
+    batch_size: Annotated[int, Ge(1)] = 32
+    """Number of examples of a batch, for level `batch`."""
 
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
         if self.level == "token":

@@ -6,45 +6,49 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 from mhaprune.data import Examples, Vocabulary, pad
+from mhaprune.ranges import Checked, Ge, Within
 
 Pair = tuple[Sequence[str], Sequence[str]]
+HeldOut = Annotated[int, Ge(2)]
+"""How many examples a split has that is not trained on. A standard error needs two."""
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Five disjoint splits: heads are scored on `score`, choices made on `choose`, numbers reported on `report`."""
+    """Five disjoint splits, so that no number is reported on examples that a choice was made on."""
 
     train: Examples
+    """The model is trained on these."""
     valid: Examples
+    """The accuracy during training is measured on these."""
     score: Examples
+    """Heads are scored on these."""
     choose: Examples
+    """Choices between pruned models are made on these."""
     report: Examples
+    """The numbers in tables and figures are measured on these."""
 
     def items(self) -> Iterator[tuple[str, Examples]]:
         return ((f.name, getattr(self, f.name)) for f in fields(self))
 
 
 @dataclass(frozen=True)
-class Task(ABC):
-    """A sequence-to-sequence task with fixed splits.
+class Task(Checked, ABC):
+    """A sequence-to-sequence task with fixed splits (see `Splits` for what each is for)."""
 
-    `seed` fixes the examples and is not the seed of the run, so that models of different seeds are scored and
-    reported on the same examples. `score`, `choose` and `report` are numbers of examples; `valid` is what training
-    watches.
-    """
-
-    seed: int = 0
-    valid: int = 512
-    score: int = 512
-    choose: int = 512
-    report: int = 512
-
-    def __post_init__(self) -> None:
-        for name in ("valid", "score", "choose", "report"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 2 or more examples")
+    seed: Annotated[int, Ge(0)] = 0
+    """Fixes the examples. It is not the seed of the run: models of different seeds share the same examples."""
+    valid: HeldOut = 512
+    """Number of examples that are measured during training."""
+    score: HeldOut = 512
+    """Number of examples that heads are scored on."""
+    choose: HeldOut = 512
+    """Number of examples that choices are made on."""
+    report: HeldOut = 512
+    """Number of examples that results are reported on."""
 
     @property
     @abstractmethod
@@ -86,6 +90,10 @@ class Task(ABC):
         encode = self.vocabulary.encode
         return Examples(pad([encode(source) for source, _ in pairs]), pad([encode(target) for _, target in pairs]))
 
+    def bytes_of_examples(self) -> int:
+        """An estimate of the memory that the splits take while they are made; 0 for a task that reads its examples."""
+        return 0
+
     @property
     def held_out(self) -> dict[str, int]:
         """How many examples each split but `train` takes."""
@@ -94,21 +102,21 @@ class Task(ABC):
 
 @dataclass(frozen=True)
 class SequenceTask(Task):
-    """A task on generated sequences: `min_length` to `max_length` symbols out of `num_symbols`, no sequence twice."""
+    """A task on sequences that are drawn at random, none of them twice."""
 
-    num_symbols: int = 10
-    min_length: int = 2
-    max_length: int = 10
-    train: int = 20000
+    num_symbols: Annotated[int, Within(2, len(ALPHABET))] = 10
+    """Number of different symbols: the digits, then the letters."""
+    min_length: Annotated[int, Ge(1)] = 2
+    """Number of symbols of the shortest sequences."""
+    max_length: Annotated[int, Within(1, 4096)] = 10
+    """Number of symbols of the longest sequences."""
+    train: Annotated[int, Ge(1)] = 20000
+    """Number of examples to train on."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 2 <= self.num_symbols <= len(ALPHABET):
-            raise ValueError(f"num_symbols={self.num_symbols}: must be from 2 to {len(ALPHABET)}")
-        if not 1 <= self.min_length <= self.max_length:
-            raise ValueError(f"min_length={self.min_length}: must be from 1 to max_length={self.max_length}")
-        if self.train < 1:
-            raise ValueError(f"train={self.train}: must be 1 or more examples")
+        if self.min_length > self.max_length:
+            raise ValueError(f"min_length={self.min_length}: must be at most max_length={self.max_length}")
         needed = self.train + sum(self.held_out.values())
         possible = sum(self.num_symbols**length for length in range(self.min_length, self.max_length + 1))
         if needed > possible // 2:
@@ -117,6 +125,12 @@ class SequenceTask(Task):
                 f" at most {possible // 2} are drawn from {self.num_symbols} symbols"
                 f" and lengths {self.min_length} to {self.max_length}"
             )
+
+    def bytes_of_examples(self) -> int:
+        # Two tensors of int64, and the tuples and lists of Python that they are made from.
+        return (self.train + sum(self.held_out.values())) * (
+            2 * 8 * (self.max_length + 1) + 2 * 60 * self.max_length + 400
+        )
 
     @abstractmethod
     def transform(self, source: Sequence[int]) -> Sequence[int]:

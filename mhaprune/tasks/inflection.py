@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Annotated
 
 from mhaprune.data import Vocabulary
-from mhaprune.tasks.base import Pair, Splits, Task
+from mhaprune.ranges import Ge
+from mhaprune.tasks.base import HeldOut, Pair, Splits, Task
 
 MEANINGS = {
     "noun0": "plural",
@@ -34,14 +36,19 @@ FORMS = {"noun": ("noun0",), "verb": ("verb0", "verb1", "verb2", "verb3"), "adj"
 class Inflection(Task):
     """walk verb3 -> walks. The splits share no lemma, so no form of a reported word was seen in training.
 
-    Kept are lemmas and forms of plain letters, `max_letters` at most; of several forms the first.
+    Lemmas and forms consist of the letters a to z. Where a lemma has several forms, the first is kept.
     """
 
-    valid: int = 1000
-    score: int = 1000
-    choose: int = 1000
-    report: int = 1000
-    max_letters: int = 16
+    valid: HeldOut = 1000
+    """Number of examples that are measured during training."""
+    score: HeldOut = 1000
+    """Number of examples that heads are scored on."""
+    choose: HeldOut = 1000
+    """Number of examples that choices are made on."""
+    report: HeldOut = 1000
+    """Number of examples that results are reported on."""
+    max_letters: Annotated[int, Ge(1)] = 16
+    """Number of letters of the longest words that are kept."""
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -148,7 +148,7 @@ def test_sampling_ends_once_the_bound_holds_for_all_heads_and_looks(enough: int,
     ("make", "message"),
     [
         (lambda: Shapley(evaluations=0), "evaluations=0: must be 1 or more"),
-        (lambda: Shapley(bound=-1.0), "bound=-1.0: must be 0 or more nats"),
+        (lambda: Shapley(bound=-1.0), "bound=-1.0: must be 0 or more and finite"),
         (lambda: Shapley(confidence=1.0), "confidence=1.0: must be above 0 and below 1"),
     ],
 )

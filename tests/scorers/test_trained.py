@@ -145,6 +145,11 @@ def test_the_rate_of_the_multiplier_must_be_positive_and_finite(rate: float) -> 
         HardConcrete(multiplier_rate=rate)
 
 
+def test_the_temperature_must_not_rise() -> None:
+    with pytest.raises(ValueError, match="end_temperature=2.0: must be at most start_temperature=1.0"):
+        Subset(end_temperature=2.0)
+
+
 def test_the_model_is_not_trained(planted: tuple[Seq2Seq, Examples]) -> None:
     model, examples = planted
     before = {name: value.clone() for name, value in model.state_dict().items()}

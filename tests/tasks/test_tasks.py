@@ -69,8 +69,8 @@ def test_more_sequences_than_there_are_is_refused() -> None:
     ("settings", "message"),
     [
         ({"num_symbols": 1}, "num_symbols=1: must be from 2 to 36"),
-        ({"min_length": 0}, "min_length=0: must be from 1 to max_length=10"),
-        ({"min_length": 11}, "min_length=11: must be from 1 to max_length=10"),
+        ({"min_length": 0}, "min_length=0: must be 1 or more"),
+        ({"min_length": 11}, "min_length=11: must be at most max_length=10"),
         ({"train": 0}, "train=0: must be 1 or more"),
         ({"report": 1}, "report=1: must be 2 or more"),
     ],

@@ -29,14 +29,14 @@ from mhaprune.trained import Study
 class Ablate(WithinTolerance):
     """Scorers × budgets: tables `summary`, `heads`, `pruning`, `agreement`, `latency` and `training`.
 
-    `budgets` are fractions of all heads (0.25) or numbers of heads (6). The summary names, for every scorer, the
-    largest budget that loses at most `tolerance` of exact match on the *choose* split, and what is left of it on the
-    *report* split. A latency is that of one greedy decoding of `latency_batch` examples, `latency_rounds` times in
-    turn with the dense model. Of a scorer that draws several times the first draw is treated like any other scorer,
-    the rest are a control: accuracy only. A schedule that asks no scorer stands among them in its own name.
+    The summary names, for every scorer, the largest budget that loses at most `tolerance` of exact match on the
+    *choose* split, and what is left of it on the *report* split. Where a scorer draws several times, its first draw is
+    treated like any other scorer; the further draws are a control, and only their accuracy is measured. A schedule that
+    uses no scorer has a row under its own name.
     """
 
     budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+    """How many heads to remove: shares of all heads (0.25) or numbers of heads (6)."""
 
     figures: ClassVar[Figures] = (
         accuracy_curves,

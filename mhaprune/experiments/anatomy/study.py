@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.examples import check_examples, examples_table, heads_named, show, sources
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.pruning.removal import MAX_DIFFERENCE, EquivalenceCheck, ProofFailed, proofs
+from mhaprune.ranges import Ge, Sizes
 from mhaprune.reporting.plots import Figures
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.tables import Tables
@@ -35,19 +36,13 @@ class Anatomy(Experiment):
 
     head: str | None = None
     """The head to follow, for example `cross.1.2`; by default the first one that is left in cross-attention."""
-    example: int = 0
+    example: Annotated[int, Ge(0)] = 0
     """The example of the report split to answer, counted from 0; an `example` of the run goes first."""
-    head_dims: tuple[int, ...] = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+    head_dims: Sizes = (2, 4, 8, 16, 32, 64, 128, 256, 512)
     """The sizes of a head at which scores are compared with and without the division by √d_head."""
 
     reads_example: ClassVar[bool] = True
     figures: ClassVar[Figures] = (life_of_the_tensors, scaling)
-
-    def __post_init__(self) -> None:
-        if self.example < 0:
-            raise ValueError(f"example={self.example}: must be 0 or more")
-        if not self.head_dims or min(self.head_dims) < 1 or max(self.head_dims) > LARGEST_HEAD:
-            raise ValueError(f"head_dims={list(self.head_dims)}: must be one or more sizes from 1 to {LARGEST_HEAD}")
 
     @classmethod
     def say(cls, tables: Tables) -> Iterator[str]:
@@ -92,10 +87,6 @@ class Anatomy(Experiment):
         if len(found) > 1:
             raise ValueError(f"experiment.head={self.head}: names a layer, must name one head such as {found[0]}")
         return found[0]
-
-
-LARGEST_HEAD = 2**16
-"""Beyond it the random queries and keys would take gigabytes."""
 
 
 def proved_equal(*calls: LayerCall) -> float:

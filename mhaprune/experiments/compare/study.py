@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ from mhaprune.measure import measure_masks
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning.plans import Plan, make_plans, whom_to_ask
 from mhaprune.pruning.removal import proofs, prune
+from mhaprune.ranges import Ge
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import compare_curves, head_scores, training_curve
 from mhaprune.reporting.verdict import Verdict
@@ -42,16 +43,20 @@ from mhaprune.trained import Study
 class Compare(Experiment):
     """Scorers × budgets × oracle: tables `winner`, `methods`, `heads`, `pruning`, `oracle`, `agreement` and `training`.
 
-    `budgets` are fractions of all heads (0.25) or numbers of heads (6). The oracle is the best subset on the *choose*
-    split, of all up to 16 heads (`exact`), else of those that a beam search of `beam_width` with swaps and the scorers
-    come upon (`beam`); `auto` takes the first that it can. Regret is what a scorer's subset loses against it on the
-    *report* split. A head is prunable if at 95 % confidence its ablation costs less than `tolerance_nats`.
+    The oracle is the best subset of heads on the *choose* split. Regret is what a scorer's subset loses against the
+    oracle's on the *report* split. A head is prunable if at 95 % confidence its ablation costs less than
+    `tolerance_nats`.
     """
 
     budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+    """How many heads to remove: shares of all heads (0.25) or numbers of heads (6)."""
     oracle: Literal["auto", "exact", "beam"] = "auto"
-    beam_width: int = 8
-    tolerance_nats: float = 0.01
+    """Which subsets compete: all of them (`exact`, for up to 16 heads), or those that the scorers and a beam search
+    with swaps find (`beam`). `auto` is `exact` where that is possible."""
+    beam_width: Annotated[int, Ge(1)] = 8
+    """Number of subsets that the beam search keeps at each step."""
+    tolerance_nats: Annotated[float, Ge(0)] = 0.01
+    """The largest cost of a prunable head, in nats of mean loss."""
 
     figures: ClassVar[Figures] = (
         method_curves,
@@ -64,11 +69,8 @@ class Compare(Experiment):
     figures_over_runs: ClassVar[Figures] = (compare_methods, compare_curves)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_budgets(self.budgets)
-        if self.beam_width < 1:
-            raise ValueError(f"beam_width={self.beam_width}: must be 1 or more")
-        if self.tolerance_nats < 0:
-            raise ValueError(f"tolerance_nats={self.tolerance_nats}: must be 0 or more")
 
     @classmethod
     def say(cls, tables: Tables) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import nan
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,7 @@ from mhaprune.measure import all_open, measure
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import EquivalenceCheck, proofs
+from mhaprune.ranges import Ge
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import agreement, training_curve
 from mhaprune.reporting.verdict import Verdict
@@ -37,25 +38,28 @@ from mhaprune.trained import Study
 
 @dataclass(frozen=True)
 class Explain(Experiment):
-    """What the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`,
-    `examples`, `attention`, `tensors`, `values`, `scaling`, `scaling_here`, `gates`, `starts` and `training`.
+    """What the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`, `examples`, `attention`,
+    `gates`, `starts` and `training`.
 
-    Attention is shown while the model answers the `example` of the run or `examples` of the report split, counted from
-    0; without either its first. `heads` names the heads (`cross.1.2`) and layers (`cross.1`) to look at, by
-    default all; the call of one is followed step by step, the only one that is named or else the most important. Of
-    each head the first `shown` examples are listed that turn wrong without it. Gates are trained from other `starts`
-    for `start_steps`, the weights held still; with `retrain` the whole model is, from gates that start otherwise. A
-    head is prunable if at 95 % confidence its ablation costs less than `tolerance_nats`. `head_dims` are the sizes at
-    which scores are compared with and without division by the root of d_head.
+    Attention is shown while the model answers an example. A head is prunable if at 95 % confidence its ablation costs
+    less than `tolerance_nats`.
     """
 
-    examples: tuple[int, ...] = ()
+    examples: tuple[Annotated[int, Ge(0)], ...] = ()
+    """Which examples of the report split to show, counted from 0. Without any, the run's own `example` is shown, or
+    else the first of the split."""
     heads: tuple[str, ...] = ()
-    shown: int = 3
-    starts: int = 2
-    start_steps: int = 100
+    """The heads (`cross.1.2`) and layers (`cross.1`) to look at. Without any, all heads."""
+    shown: Annotated[int, Ge(0)] = 3
+    """Number of examples to list for each head, of those that turn wrong without it."""
+    starts: Annotated[int, Ge(0)] = 2
+    """Number of other starts from which the gates are trained, while the weights stay as they are."""
+    start_steps: Annotated[int, Ge(1)] = 100
+    """Number of training steps from each start."""
     retrain: bool = False
-    tolerance_nats: float = 0.01
+    """Whether to train the whole model again too, from gates with another start."""
+    tolerance_nats: Annotated[float, Ge(0)] = 0.01
+    """The largest cost of a prunable head, in nats of mean loss."""
 
     reads_example: ClassVar[bool] = True
     figures: ClassVar[Figures] = (
@@ -65,15 +69,6 @@ class Explain(Experiment):
         gates_from_other_starts,
         training_curve,
     )
-
-    def __post_init__(self) -> None:
-        if min(self.examples, default=0) < 0:
-            raise ValueError(f"examples={list(self.examples)}: must be numbers of examples, from 0 on")
-        for name in ("shown", "starts", "tolerance_nats"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more")
-        if self.start_steps < 1:
-            raise ValueError(f"start_steps={self.start_steps}: must be 1 or more")
 
     @classmethod
     def say(cls, tables: Tables) -> Iterator[str]:

@@ -46,14 +46,14 @@ class Prune(WithinTolerance):
     """Schedules × scorers × recoveries × budgets: tables `smallest`, `recovery`, `order`, `groups`, `latency`, `costs`,
     `recovery_training` and `training`; and the model of every line of `smallest` that has lost heads, in `models/`.
 
-    `budgets` are fractions of all heads (0.25), numbers of heads (6) to remove, or texts that say what may be left
-    (`12 heads`, `40000 parameters`, `1e6 flops`, `2.5 ms`); ms and the latencies are those of one greedy decoding of
-    `latency_batch` examples, `latency_rounds` times in turn. `smallest` names, for each way, the smallest model that
-    loses at most `tolerance` of the dense model's exact match on the *choose* split, and what is left of it on the
-    *report* split. Controls among the recoveries take the shape of what does best at each budget.
+    `smallest` names, for each way, the smallest model that loses at most `tolerance` of the dense model's exact match
+    on the *choose* split, and what is left of it on the *report* split. A control among the recoveries takes the shape
+    of the best model at each budget.
     """
 
     budgets: tuple[int | float | str, ...] = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+    """How many heads to remove: shares of all heads (0.25) or numbers of heads (6). A text says what may be left: `12
+    heads`, `40000 parameters`, `1e6 flops` or `2.5 ms`, the time of one decoding as for a latency."""
 
     recovers: ClassVar[bool] = True
     figures: ClassVar[Figures] = (recovery_curves, survivors, order_of_removal, accuracy_by_group, training_curve)

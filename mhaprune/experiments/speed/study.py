@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pandas as pd
 from tqdm import tqdm
@@ -21,6 +21,7 @@ from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import make_plans
 from mhaprune.pruning.removal import proofs, prune, time_removed
+from mhaprune.ranges import Ge, Sizes, Within
 from mhaprune.reporting.plots import Figures
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.scoring import Scoring
@@ -34,40 +35,38 @@ class Speed(Experiment):
     """Sizes × shares of the heads: tables `sizes`, `speed`, `parts`, `tradeoff`, `pruning` and
     `training`.
 
-    Time does not depend on what the weights are. So every one of `d_models` is timed on fresh models of random weights,
-    with the layers and heads of the run's own model and its feed-forward in proportion, at every one of `batch_sizes`
-    and of the lengths (in tokens). `shares` of all their heads are taken away, evenly from all blocks. Dense models,
-    the same again (A/A), models with heads removed and models built without them take turns for `rounds` rounds. With
-    `compile` their layers go through torch.compile.
+    Time does not depend on the values of the weights. So each size is timed on fresh models with random weights, which
+    have the layers and heads of the run's own model and its feed-forward in proportion. Four models take turns: a dense
+    model, the same again (A/A), one with heads removed, and one built without them.
 
-    What that is worth is seen on the trained model: at `budgets`, fractions or numbers of heads, its heads go as the
-    schedule and the scorers say, and `tradeoff` holds exact match beside milliseconds of a greedy decoding, both in
-    `dtype` and not compiled.
+    The trained model shows what that is worth. Its heads go as the schedule and the scorers choose, and `tradeoff`
+    holds exact match beside the milliseconds of a greedy decoding, both in `dtype` and not compiled.
     """
 
-    d_models: tuple[int, ...] = (64, 256, 512)
-    batch_sizes: tuple[int, ...] = (1, 32)
-    source_lengths: tuple[int, ...] = (10,)
-    target_lengths: tuple[int, ...] = (10,)
-    shares: tuple[float, ...] = (0.25, 0.5, 0.8333, 1.0)
+    d_models: Sizes = (64, 256, 512)
+    """The widths of the fresh models."""
+    batch_sizes: Sizes = (1, 32)
+    """The numbers of examples of one call."""
+    source_lengths: Sizes = (10,)
+    """The lengths of the sources, in tokens."""
+    target_lengths: Sizes = (10,)
+    """The lengths of the targets, in tokens."""
+    shares: tuple[Annotated[float, Within(0, 1)], ...] = (0.25, 0.5, 0.8333, 1.0)
+    """The shares of all heads to remove from the fresh models, evenly from all blocks."""
     budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
-    rounds: int = 20
+    """How many heads to remove from the trained model: shares of all heads (0.25) or numbers of heads (6)."""
+    rounds: Annotated[int, Ge(1)] = 20
+    """Number of rounds in which each model is timed once."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """The type of weights and activations."""
     compile: bool = False
+    """Whether the layers of the fresh models go through torch.compile."""
 
     figures: ClassVar[Figures] = (speedup_curves, accuracy_milliseconds, time_by_part)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_budgets(self.budgets)
-        for share in self.shares:
-            if not 0 <= share <= 1:
-                raise ValueError(f"shares={share}: must be from 0 to 1, of all heads of a model")
-        for name in ("d_models", "batch_sizes", "source_lengths", "target_lengths"):
-            values = getattr(self, name)
-            if not values or min(values) < 1 or len(set(values)) < len(values):
-                raise ValueError(f"{name}={list(values)}: must be one or more numbers from 1 on, none of them twice")
-        if self.rounds < 1:
-            raise ValueError(f"rounds={self.rounds}: must be 1 or more")
 
     @classmethod
     def say(cls, tables: Tables) -> Iterator[str]:

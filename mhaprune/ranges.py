@@ -1,0 +1,108 @@
+"""Ranges as data: `steps: Annotated[int, Ge(1)]` says what a field takes, and `Checked` refuses everything else.
+
+A range is anything that answers `value in range` and whose text completes the sentence "must be ...".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class Ge:
+    bound: float
+
+    def __contains__(self, value: float) -> bool:
+        return value >= self.bound
+
+    def __str__(self) -> str:
+        return f"{self.bound} or more"
+
+
+@dataclass(frozen=True)
+class Gt:
+    bound: float
+
+    def __contains__(self, value: float) -> bool:
+        return value > self.bound
+
+    def __str__(self) -> str:
+        return f"above {self.bound}"
+
+
+@dataclass(frozen=True)
+class Lt:
+    bound: float
+
+    def __contains__(self, value: float) -> bool:
+        return value < self.bound
+
+    def __str__(self) -> str:
+        return f"below {self.bound}"
+
+
+@dataclass(frozen=True)
+class Within:
+    """Both ends are allowed."""
+
+    least: float
+    most: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.most
+
+    def __str__(self) -> str:
+        return f"from {self.least} to {self.most}"
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """For a list as a whole."""
+
+    def __contains__(self, values: tuple[object, ...]) -> bool:
+        return 0 < len(values) == len(set(values))
+
+    def __str__(self) -> str:
+        return "one or more values, all different"
+
+
+Sizes = Annotated[tuple[Annotated[int, Within(1, 2**16)], ...], Distinct()]
+"""The sizes at which something is measured. The bound is far above any useful size: more would only fill the memory."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A dataclass that checks its ranges at construction, so that a wrong setting stops a run before it starts.
+
+    Raises ValueError with the field, its value and what is allowed. A subclass that compares fields with each other
+    does so in its own `__post_init__`, after this one.
+    """
+
+    def __post_init__(self) -> None:
+        cls: type = type(self)
+        hints = _hints(cls)
+        for field in fields(self):
+            check(field.name, getattr(self, field.name), hints[field.name])
+
+
+def check(name: str, value: Any, hint: Any) -> None:
+    """Raise ValueError unless `value` is in the ranges of `hint`, and each item of a tuple in those of the items."""
+    if get_origin(hint) is Annotated:
+        hint, *ranges = get_args(hint)
+        allowed = " and ".join(map(str, ranges))
+        finite = True
+        if isinstance(value, float) and all(math.inf in one for one in ranges):
+            allowed, finite = f"{allowed} and finite", math.isfinite(value)
+        if not finite or not all(value in one for one in ranges):
+            raise ValueError(f"{name}={list(value) if isinstance(value, tuple) else value}: must be {allowed}")
+    if get_origin(hint) is tuple:
+        for i, item in enumerate(value):
+            check(f"{name}[{i}]", item, get_args(hint)[0])
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)

@@ -1,0 +1,126 @@
+"""Every range that a field of the package names is kept, and the checker says what is allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import math
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, get_args, get_type_hints
+
+import pytest
+
+import mhaprune
+from conftest import compose
+from mhaprune.config import build
+from mhaprune.ranges import Checked, Distinct, Ge, Gt, Lt, Within
+from mhaprune.run import Run
+
+
+@dataclass(frozen=True)
+class Base(Checked):
+    count: Annotated[int, Ge(1)] = 1
+    rate: Annotated[float, Gt(0)] = 1.0
+    decay: Annotated[float, Ge(0)] = 0.0
+    share: Annotated[float, Ge(0), Lt(1)] = 0.0
+    anything: float = 0.0
+
+
+@dataclass(frozen=True)
+class Derived(Base):
+    count: Annotated[int, Within(2, 4)] = 2
+    places: tuple[Annotated[int, Ge(0)], ...] = ()
+    sizes: Annotated[tuple[Annotated[int, Ge(1)], ...], Distinct()] = (1,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"count": 1}, "count=1: must be from 2 to 4"),
+        ({"count": 5}, "count=5: must be from 2 to 4"),
+        ({"rate": 0.0}, "rate=0.0: must be above 0 and finite"),
+        ({"rate": math.inf}, "rate=inf: must be above 0 and finite"),
+        ({"rate": math.nan}, "rate=nan: must be above 0 and finite"),
+        ({"decay": math.inf}, "decay=inf: must be 0 or more and finite"),
+        ({"share": 1.0}, "share=1.0: must be 0 or more and below 1"),
+        ({"share": math.nan}, "share=nan: must be 0 or more and below 1"),
+        ({"places": (3, -1)}, "places[1]=-1: must be 0 or more"),
+        ({"sizes": (0,)}, "sizes[0]=0: must be 1 or more"),
+        ({"sizes": ()}, "sizes=[]: must be one or more values, all different"),
+        ({"sizes": (2, 2)}, "sizes=[2, 2]: must be one or more values, all different"),
+    ],
+)
+def test_a_value_outside_its_range_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011 (the whole message is compared)
+        Derived(**settings)
+    assert str(error.value) == message
+
+
+def test_a_value_inside_its_range_is_not() -> None:
+    Base(count=1, rate=1e-300, decay=0.0, share=0.999, anything=math.nan)
+    Derived(count=4, places=(0, 0), sizes=(2, 1))
+    with pytest.raises(ValueError, match="^count=0: must be 1 or more$"):
+        Base(count=0)
+
+
+def checked(base: type = Checked) -> Iterator[type]:
+    """The classes of the package that are checked and can be made."""
+    for found in pkgutil.walk_packages(mhaprune.__path__, "mhaprune."):
+        importlib.import_module(found.name)
+    for cls in base.__subclasses__():
+        yield from checked(cls)
+        if cls.__module__.startswith("mhaprune.") and not inspect.isabstract(cls):
+            yield cls
+
+
+def outside(hint: Any) -> Iterator[Any]:
+    """Values that the ranges in a type hint exclude, each as close to its bound as its type allows."""
+    kind, *ranges = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+    if ranges and kind is float:
+        yield from (math.nan, math.inf)
+    for one in ranges:
+        match one:
+            case Ge(bound):
+                yield bound - 1 if kind is int else math.nextafter(bound, -math.inf)
+            case Gt(bound) | Lt(bound):
+                yield kind(bound)
+            case Within(least, most):
+                yield least - 1 if kind is int else math.nextafter(least, -math.inf)
+                yield most + 1 if kind is int else math.nextafter(most, math.inf)
+            case Distinct():
+                yield from ((), (1, 1))
+            case _:
+                pytest.fail(f"{one} is no range that this test knows")
+    for inner in get_args(kind):
+        yield from ((bad,) if kind.__origin__ is tuple else bad for bad in outside(inner))
+
+
+def annotated_fields() -> list[Any]:
+    found = []
+    for cls in checked():
+        hints = get_type_hints(cls, include_extras=True)
+        for field in dataclasses.fields(cls):
+            bad = list(outside(hints[field.name]))
+            assert bool(bad) == ("Annotated" in str(hints[field.name]))
+            found += [pytest.param(cls, field.name, value, id=f"{cls.__name__}.{field.name}={value}") for value in bad]
+    return found
+
+
+@pytest.mark.parametrize(("cls", "name", "bad"), annotated_fields())
+def test_every_annotated_field_of_the_package_is_checked(cls: Any, name: str, bad: Any) -> None:
+    make = partial(dataclasses.replace, build(compose())) if cls is Run else cls
+    with pytest.raises(ValueError, match=rf"^{name}(\[0\])?=.*: must be "):
+        make(**{name: bad})
+
+
+@pytest.mark.parametrize("cls", list(checked()), ids=lambda cls: cls.__name__)
+def test_a_field_that_is_given_another_default_keeps_its_range(cls: type) -> None:
+    hints = get_type_hints(cls, include_extras=True)
+    for base in cls.__mro__[1:]:
+        for name in inspect.get_annotations(base):
+            old = get_type_hints(base, include_extras=True)[name]
+            assert hints[name] == old or "Annotated" not in str(old), name
