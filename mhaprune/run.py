@@ -78,7 +78,7 @@ class Run(Checked):
                 " experiment=evaluate"
             )
         # What is left of a model has its gates folded into its weights.
-        again = any(schedule.asks() == "again" for schedule in self.schedule.values())
+        again = any(schedule.scoring == "repeated" for schedule in self.schedule.values())
         again |= any(recovery.between for recovery in self.recovery.values())
         gated = self.gate is not None and not again
         for name, scorer in self.scorer.items():

@@ -111,8 +111,8 @@ class Recipe:
                     f"{name}={value}" for name, value in vars(getattr(self, key)).items() if name in LARGE
                 )
                 raise ValueError(
-                    f"{key} with {sizes}: takes about {needed / 2**30:.3g} GiB, must be at most the {have / 2**30:.3g} GiB"
-                    " of this machine"
+                    f"{key} with {sizes}: takes about {needed / 2**30:.3g} GiB, must be at most"
+                    f" {have / 2**30:.3g} GiB, the memory of this machine"
                 )
 
     def read_sources(self) -> None:

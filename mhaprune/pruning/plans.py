@@ -43,7 +43,7 @@ def make_plans(
     `name` is that of the schedule, by default its option's; of a scorer that draws several times the first `draws` are
     taken, by default all; `whole` are the heads before any were removed, by default the subject's.
     """
-    subject, how, again = scoring.subject, name or option_name(schedule), schedule.asks() == "again"
+    subject, how, again = scoring.subject, name or option_name(schedule), schedule.scoring == "repeated"
 
     def loss(masks: Sequence[HeadMask]) -> Tensor:
         gates_MN = torch.stack([mask.gates(scoring.examples.source.device) for mask in masks])
@@ -61,7 +61,7 @@ def make_plans(
     def nobody(left: Subject) -> Tensor:
         raise AssertionError(f"schedule={how} promised to ask no scorer")
 
-    if schedule.asks() == "never":
+    if schedule.scoring == "none":
         masks = schedule(Judge(subject, nobody, loss, whole), budgets)
         yield from (Plan(how, 0, how, mask, budget.name) for budget, mask in zip(budgets, masks, strict=True))
         return

@@ -41,9 +41,10 @@ class Judge:
 class Schedule(Checked, ABC):
     """A way to choose which heads go."""
 
+    @property
     @abstractmethod
-    def asks(self) -> Literal["once", "again", "never"]:
-        """How often scorers have a say: for the whole model, again for what is left of it, or not at all."""
+    def scoring(self) -> Literal["once", "repeated", "none"]:
+        """Whether it uses scores of the whole model, scores of every smaller model on its way as well, or no scores."""
 
     @abstractmethod
     def smallest(self, grid: HeadGrid) -> HeadMask:

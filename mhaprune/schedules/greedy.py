@@ -15,8 +15,9 @@ class Greedy(Stepwise):
     """Step by step that head goes without which the loss is least, measured together with all that are gone already
     (backward elimination, Marill & Green 1963). No scorer has a say."""
 
-    def asks(self) -> Literal["never"]:
-        return "never"
+    @property
+    def scoring(self) -> Literal["none"]:
+        return "none"
 
     def path(self, judge: Judge) -> Iterator[HeadMask]:
         mask = HeadMask(judge.subject.grid)

@@ -21,8 +21,9 @@ class Iterative(Stepwise):
     every: Annotated[int, Ge(1)] = 1
     """Number of heads to remove between two scorings."""
 
-    def asks(self) -> Literal["again"]:
-        return "again"
+    @property
+    def scoring(self) -> Literal["repeated"]:
+        return "repeated"
 
     def path(self, judge: Judge) -> Iterator[HeadMask]:
         mask = HeadMask(judge.subject.grid)

@@ -14,7 +14,8 @@ from mhaprune.schedules.base import Judge, Stepwise
 class OneShot(Stepwise):
     """The heads of lowest score in the whole model go, of equals the first (Michel et al. 2019, section 4)."""
 
-    def asks(self) -> Literal["once"]:
+    @property
+    def scoring(self) -> Literal["once"]:
         return "once"
 
     def path(self, judge: Judge) -> Iterator[HeadMask]:

@@ -23,8 +23,9 @@ class Swap(Schedule):
     start: Stepwise
     """The schedule that makes the first choice. Its `scope` and `keep_at_least` hold for the exchanges too."""
 
-    def asks(self) -> Literal["once", "again", "never"]:
-        return self.start.asks()
+    @property
+    def scoring(self) -> Literal["once", "repeated", "none"]:
+        return self.start.scoring
 
     def smallest(self, grid: HeadGrid) -> HeadMask:
         return self.start.smallest(grid)

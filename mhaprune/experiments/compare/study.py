@@ -90,7 +90,7 @@ class Compare(Experiment):
         if setup.task.score < 4:
             raise ValueError(f"task.score={setup.task.score}: halves of the split need 4 or more examples")
         heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
-        if schedule.asks() == "never":
+        if schedule.scoring == "none":
             raise ValueError(
                 f"schedule={option_name(schedule)}: asks no scorer, so there is nothing to compare; one_shot does"
             )

@@ -38,8 +38,8 @@ from mhaprune.trained import Study
 
 @dataclass(frozen=True)
 class Explain(Experiment):
-    """What the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`, `examples`, `attention`,
-    `gates`, `starts` and `training`.
+    """What the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`, `examples`,
+    `attention`, `gates`, `starts` and `training`.
 
     Attention is shown while the model answers an example. A head is prunable if at 95 % confidence its ablation costs
     less than `tolerance_nats`.

@@ -81,7 +81,7 @@ class Prune(WithinTolerance):
         if not schedules:
             raise ValueError("schedule=[]: must name at least one schedule, for example schedule=[greedy]")
         for name, schedule in schedules.items():
-            if not scorers and schedule.asks() != "never":
+            if not scorers and schedule.scoring != "none":
                 raise ValueError(f"scorer=[]: schedule={name} needs at least one scorer, for example scorer=[ablation]")
             counts, _ = in_heads(self.budgets, len(grid))
             heads_to_remove(counts, len(grid), len(schedule.smallest(grid).removed))
@@ -142,7 +142,7 @@ def first_plans(
         steps = range(len(schedule.smallest(grid).removed) + 1)
         more = [budget for budget in removing(steps, grid) if budget.name not in known]
     yield from make_plans(scoring, others, schedule, [*budgets, *more], name, draws=1)
-    if schedule.asks() != "never":
+    if schedule.scoring != "none":
         yield from make_plans(scoring, told, schedule, budgets, name, draws=1)
 
 

@@ -75,7 +75,7 @@ class Speed(Experiment):
     def check(self, setup: Setup) -> None:
         grid, scorers, schedule = setup.grid, setup.scorers, the_one(setup.schedules)
         heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
-        if not scorers and schedule.asks() != "never":
+        if not scorers and schedule.scoring != "none":
             raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
         # A pruned model has lost some of them, but each still has the number it was made with.
         self._check_widths(max((head.head + 1 for head in grid), default=1))
