@@ -129,7 +129,7 @@ def test_the_digest_is_that_of_the_code_that_runs(tmp_path: Path, monkeypatch: p
 
 
 def test_what_a_module_imports_is_digested_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by way of others, within the package; not what only a type checker sees, nor what is named as an exception."""
+    """Also by way of others, within the package; not what only a type checker sees, nor a named exception."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "closed_package").mkdir()
     sources = {

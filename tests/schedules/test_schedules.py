@@ -113,7 +113,11 @@ def test_an_exchange_leaves_every_block_what_it_must_keep(model: Seq2Seq) -> Non
         assert sum(head.block == first for head in mask.removed) == gone
 
 
-@pytest.mark.parametrize("schedule", [OneShot, Iterative, Greedy, lambda **how: Swap(OneShot(**how))], ids=str)
+@pytest.mark.parametrize(
+    "schedule",
+    [OneShot, Iterative, Greedy, lambda **how: Swap(OneShot(**how))],
+    ids=["one_shot", "iterative", "greedy", "swap"],
+)
 def test_blocks_are_treated_alike_and_keep_what_they_must(judge: Judge, schedule: type[Schedule]) -> None:
     grid = judge.subject.grid
     for removed, mask in zip((6, 12), schedule(scope="per_block")(judge, removing([6, 12], grid)), strict=True):

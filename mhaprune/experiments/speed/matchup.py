@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from math import nan
 from random import Random
 from typing import Any
 
 import pandas as pd
 import torch
 
-from mhaprune.experiments.speed.memory import model_bytes, peak_bytes
 from mhaprune.experiments.speed.profile import ATTENTION, time_parts
 from mhaprune.experiments.speed.workloads import Workload
 from mhaprune.heads import HeadMask
@@ -61,13 +61,13 @@ class Contest:
     def speed(self, work: Workload, rounds: int) -> pd.DataFrame:
         """A row per mask. Ratios are taken round by round, and stand with their quartiles: `speedup` is dense over
         removed, `built_ratio` removed over built, `aa_ratio` dense over itself; `flop_ratio` is what `speedup` would
-        be if time went by operations. Memory is the weights and the most that a call holds beside them."""
+        be if time went by operations. `peak_mb` is the most that a call holds on a GPU beside the weights."""
         batch = work.batch(self.vocabulary_size, self.device)
         calls = {name: [work.call(model, batch) for model in models] for name, models in self.models.items()}
         with self._compiling():
             turns = {name: taking_turns(copies) for name, copies in calls.items()}
             times = in_turn(turns, rounds, COPIES, self.device)
-            peaks = {name: self._peak_bytes(name, copies[0]) for name, copies in calls.items()}
+            peaks = {name: peak_bytes(copies[0], self.device) for name, copies in calls.items()}
         dense_flops = work.count_flops(self.models[DENSE][0], batch)
         tokens = work.batch_size * (work.target_length or work.source_length)
         rows = []
@@ -117,16 +117,23 @@ class Contest:
     def _identity(self, work: Workload) -> dict[str, Any]:
         return {**vars(work), "timed_d_model": self.models[DENSE][0].config.d_model}
 
-    def _peak_bytes(self, name: str, call: Callable[[], object]) -> int:
-        with torch.no_grad():
-            return model_bytes(self.models[name][0]) + peak_bytes(call, self.device)
-
     def _compiling(self) -> AbstractContextManager[Any]:
         if not self.compiled:
             return nullcontext()
         import torch._dynamo  # slow to import, and needed by nobody else
 
         return torch._dynamo.config.patch(recompile_limit=PROGRAMS, accumulated_recompile_limit=PROGRAMS)
+
+
+def peak_bytes(call: Callable[[], object], device: torch.device) -> float:
+    """The most bytes that a GPU held at any moment of one call, beyond what it held before; NaN on a CPU."""
+    if device.type != "cuda":
+        return nan
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    with torch.no_grad():
+        call()
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def _ratio(name: str, times: pd.DataFrame, ours: str, peer: str) -> dict[str, float]:

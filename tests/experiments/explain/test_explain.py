@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import LEARNT, TINY, TINY_EXPLAIN, compose, run_script
+from conftest import LEARNT, ROOT, TINY, TINY_EXPLAIN, compose, run_script
 from legible import check_legible
 from mhaprune.cache import weights_digest
 from mhaprune.config import build
@@ -48,14 +48,14 @@ def tables(run: Run) -> dict[str, pd.DataFrame]:
 
 
 @pytest.fixture(scope="module")
-def figures_of(tables: Tables) -> dict[str, Plot]:
+def plots(tables: Tables) -> dict[str, Plot]:
     return {plot.name: plot for plot in figures_of(Explain, tables)}
 
 
 def test_everything_is_there_and_can_be_read(tables: Tables, plots: dict[str, Plot]) -> None:
     assert list(plots) == [
         *("matter", "patterns", "attention-0-encoder_self", "attention-0-decoder_self", "attention-0-cross"),
-        *("agreement", "gates", "training", "tensors", "scaling"),
+        *("agreement", "gates", "training"),
     ]
     for plot in plots.values():
         check_legible(plot)
@@ -215,7 +215,7 @@ def test_attention_weights_are_made_for_nothing_but_where_they_are_looked_at(
         return plain(self, *arguments, **named)
 
     monkeypatch.setattr(MultiHeadAttention, "attend", counted)
-    scorers = sorted(path.stem for path in (Path(__file__).parents[1] / "conf" / "scorer").glob("*.yaml"))
+    scorers = sorted(path.stem for path in (ROOT / "conf" / "scorer").glob("*.yaml"))
     few = [f"scorer.{name}.steps=2" for name in ("subset", "hard_concrete")]
     study = build(
         compose(
