@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
@@ -16,6 +17,8 @@ from mhaprune.model.network import Transformer
 from mhaprune.ranges import Checked, Within
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.page import proof_sentences, render
+from mhaprune.reporting.plots import Plot
+from mhaprune.places import results_folder
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
@@ -23,6 +26,33 @@ from mhaprune.store import RunFolder, describe, fingerprint, option_name, target
 from mhaprune.tasks.base import Task
 from mhaprune.trained import Recipe, Study
 from mhaprune.training import Training
+
+
+@dataclass(frozen=True, repr=False)
+class Results:
+    """What a run found: what its folder holds, for a notebook."""
+
+    title: str
+    tables: dict[str, pd.DataFrame]
+    """Tidy tables by name; every row says which run it came from."""
+    figures: dict[str, Plot]
+    """Figures by name; a notebook shows them."""
+    sentences: list[str]
+    """The findings in words, the most important one first."""
+    checks: dict[str, float]
+    """The proofs of the run."""
+    files: dict[str, bytes]
+    """What else a run folder would hold, for example saved models."""
+    found: dict[str, pd.DataFrame]
+    """The tables without the columns that name the run."""
+
+    def page(self, facts: Mapping[str, Any] | None = None) -> str:
+        """The report as one self-contained HTML page."""
+        proofs = proof_sentences(self.checks)
+        return render(self.title, self.sentences, self.figures.values(), self.found, facts or {}, proofs)
+
+    def __repr__(self) -> str:
+        return "\n".join([self.title, *self.sentences])
 
 
 @dataclass(frozen=True)
@@ -51,10 +81,12 @@ class Run(Checked):
     """Where tensors are: `cpu`, `cuda` or, for example, `cuda:1`."""
     num_threads: Annotated[int, Within(1, 1024)] = 1
     """Number of processor threads for tensor operations."""
-    cache: str = "results/cache"
+    cache: str = field(default_factory=lambda: str(results_folder() / "cache"))
     """The folder of what was computed before."""
     model_file: str | None = None
     """A trained model to load. `task`, `model`, `gate` and `training` then describe that model."""
+    plugins: tuple[str, ...] = ()
+    """Packages whose plug-ins the settings may name, beside mhaprune's own."""
     example: str | int | None = None
     """A source of the user's own, for the experiment to look at. A number is read as a text of digits."""
 
@@ -104,20 +136,17 @@ class Run(Checked):
         }
 
     def __call__(self, folder: RunFolder) -> list[str]:
-        """Train or load, run the experiment, write tables, figures and report; returns the findings in sentences."""
+        """Run the experiment and write tables, figures and report; returns the findings in sentences."""
         folder.note(experiment=target(self.experiment), identity=self.identity)
         environment = self._recipe.environment()
         folder.write_json("environment.json", environment)
-        findings = self.experiment(self.study())
-        folder.note(checks=findings.checks)
-        for name, frame in findings.tables.items():
-            folder.write_table(name, self._identified(frame))
-        for name, content in findings.files.items():
+        results = self.results()
+        folder.note(checks=results.checks)
+        for name, frame in results.tables.items():
+            folder.write_table(name, frame)
+        for name, content in results.files.items():
             folder.write(name, content)
-        figures = list(figures_of(type(self.experiment), findings.tables))
-        folder.write_figures(figures)
-        lines = list(self.experiment.say(findings.tables))
-        title = f"{option_name(self.experiment)} on {option_name(self.task)}"
+        folder.write_figures(results.figures.values())
         facts = {
             "command": environment["command"],
             "folder": folder.path,
@@ -125,10 +154,23 @@ class Run(Checked):
             **self.identity,
             **environment["versions"],
         }
-        page = render(title, lines, figures, findings.tables, facts, proof_sentences(findings.checks))
-        folder.write("report.html", page.encode())
-        folder.note(findings=lines)
-        return lines
+        folder.write("report.html", results.page(facts).encode())
+        folder.note(findings=results.sentences)
+        return results.sentences
+
+    def results(self) -> Results:
+        """Train or load the model and run the experiment; writes nothing but the cache."""
+        findings = self.experiment(self.study())
+        figures = {plot.name: plot for plot in figures_of(type(self.experiment), findings.tables)}
+        return Results(
+            title=f"{option_name(self.experiment)} on {option_name(self.task)}",
+            tables={name: self._identified(frame) for name, frame in findings.tables.items()},
+            figures=figures,
+            sentences=list(self.experiment.say(findings.tables)),
+            checks=findings.checks,
+            files=findings.files,
+            found=findings.tables,
+        )
 
     def study(self) -> Study:
         """The trained model and all that an experiment may do with it."""

@@ -1,0 +1,8 @@
+"""python -m mhaprune experiment=ablate"""
+
+import sys
+
+from mhaprune.command_line import main
+
+if __name__ == "__main__":
+    sys.exit(main())

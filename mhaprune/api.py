@@ -1,0 +1,66 @@
+"""mhaprune from Python: run an experiment, and bring a saved model back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.command_line import described
+from mhaprune.config import task_of
+from mhaprune.data import pad
+from mhaprune.heads import HeadGrid
+from mhaprune.model.checkpoint import load as read
+from mhaprune.model.transformer import Seq2Seq
+from mhaprune.run import Results
+from mhaprune.store import RunFolder
+from mhaprune.tasks.base import Task
+
+
+def run(*overrides: str, folder: str | Path | None = None) -> Results:
+    """What `scripts/run.py` does with these arguments, for example `run("experiment=ablate", "task=sort")`.
+
+    Without a `folder` nothing is written but the cache. Raises ValueError, one line, for settings that cannot be.
+    """
+    described_run = described(*overrides)
+    if folder is None:
+        return described_run.results()
+    with RunFolder(folder).recorded() as recorded:
+        recorded.note(kind="run", overrides=list(overrides))
+        return described_run(recorded)
+
+
+class Loaded(nn.Module):
+    """A saved model with the task that it was trained on. Called with source and prefix it returns logits."""
+
+    def __init__(self, network: Seq2Seq, task: Task) -> None:
+        super().__init__()
+        self.network, self.task = network, task
+
+    @property
+    def grid(self) -> HeadGrid:
+        """The heads that are left."""
+        return self.network.grid
+
+    def forward(self, source_BS: Tensor, prefix_BT: Tensor, gates: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) of what follows each position of the prefix; `gates` (N,) or (B, N), 1 is open."""
+        return self.network(source_BS, prefix_BT, gates)
+
+    def decode(self, *sources: str) -> str | list[str]:
+        """The model's answer to a source as a person types it (`"3 1 2"`); a list of answers for several sources.
+
+        Raises ValueError, one line, for a source that the task cannot read.
+        """
+        words: list[Sequence[str]] = [self.task.read(source) for source in sources]
+        ids_BS = pad([self.task.vocabulary.encode(symbols) for symbols in words]).to(self.network.positions.device)
+        said = self.network.decode_greedily(ids_BS, self.network.config.max_length, stop=True)
+        shown = [self.task.show(source, target) for source, target in zip(ids_BS.tolist(), said.tolist(), strict=True)]
+        answers = [text.rpartition(" -> ")[2] for text in shown]
+        return answers[0] if len(answers) == 1 else answers
+
+
+def load(path: str | Path, device: torch.device | str = "cpu") -> Loaded:
+    """A model that `experiment=train` or `experiment=prune` saved. Raises ValueError, one line, for any other file."""
+    return Loaded(*task_of(read(str(path)), device))
