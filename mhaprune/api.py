@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.command_line import described
-from mhaprune.config import task_of
+from mhaprune.config import restored
 from mhaprune.data import pad
 from mhaprune.heads import HeadGrid
 from mhaprune.model.checkpoint import load as read
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.run import Results
+from mhaprune.running import Results
 from mhaprune.store import RunFolder
 from mhaprune.tasks.base import Task
 
@@ -63,4 +63,4 @@ class Loaded(nn.Module):
 
 def load(path: str | Path, device: torch.device | str = "cpu") -> Loaded:
     """A model that `experiment=train` or `experiment=prune` saved. Raises ValueError, one line, for any other file."""
-    return Loaded(*task_of(read(str(path)), device))
+    return Loaded(*restored(read(str(path)), device))

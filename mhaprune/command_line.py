@@ -1,4 +1,7 @@
-"""Hydra in, `Run` out: what `scripts/run.py` does. The only module that knows Hydra."""
+"""Hydra in, `Run` out: what `scripts/run.py`, `mhaprune` and `python -m mhaprune` do. The only module that knows Hydra.
+
+Torch and pandas are imported only where a run begins: help and typing errors must be quick.
+"""
 
 from __future__ import annotations
 
@@ -6,48 +9,72 @@ import gc
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from mhaprune.collect import RUN, collect
-from mhaprune.config import ConfigError, build
-from mhaprune.model.checkpoint import BROUGHT
-from mhaprune.run import Run
-from mhaprune.store import RunFolder
+from mhaprune.places import conf_folder, results_folder
+from mhaprune.refusals import composition_error, one_line, unreadable
+
+if TYPE_CHECKING:
+    from mhaprune.running import Run
 
 log = logging.getLogger(__name__)
 
 OmegaConf.register_new_resolver("pid", os.getpid, use_cache=True, replace=True)
+OmegaConf.register_new_resolver("results", lambda name: str(results_folder() / name), replace=True)
+
+BROUGHT = ("task", "model", "gate", "training")
+"""The settings that a `model_file` brings with it."""
 
 
+@hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
 def execute(config: DictConfig) -> None:
-    """What `scripts/run.py` does in its output folder; the folder's status and log say how it ended."""
-    folder = RunFolder(HydraConfig.get().runtime.output_dir)
+    """One job: build the run, do it in its output folder, and say how it ended in the folder's status and log."""
+    from mhaprune.store import RunFolder, read_status
+
+    hydra_config = HydraConfig.get()
+    overrides = _texts(hydra_config.overrides.task)
+    output = Path(hydra_config.runtime.output_dir)
+    single = hydra_config.mode == RunMode.RUN
+    refused = single
     try:
-        with folder.recorded():
-            folder.note(kind=RUN, overrides=list(HydraConfig.get().overrides.task))
-            lines = _build(config, list(HydraConfig.get().overrides.task))(folder)
+        if single:  # a job of a sweep is refused in its folder, where the report of the sweep looks for it
+            run = _build(config, overrides)
+            refused = False
+        with RunFolder(output).recorded() as folder:
+            folder.note(kind="run", overrides=overrides)
+            results = (run if single else _build(config, overrides))(folder)
     except BaseException as error:
-        # Hydra's launchers lose a job's traceback, so its own log must have it; the terminal gets a line from `main`.
-        for handler in logging.getLogger().handlers:
-            if isinstance(handler, logging.FileHandler):
-                handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "failed", (), sys.exc_info()))
-        if HydraConfig.get().mode == RunMode.RUN:
+        _log_traceback()
+        if refused and not read_status(output):
+            _forget(output)
+        if single:
             raise RunFailed(error) from error
         raise
-    for line in lines:
+    for line in results.sentences:
         log.info("%s", line)
     log.info("all of it is in %s, start with report.html", folder.path)
+
+
+def _texts(overrides: Any) -> list[str]:
+    """As they were typed: an override may name a setting that is not there."""
+    texts = OmegaConf.to_container(overrides, resolve=False)
+    assert isinstance(texts, list)
+    return list(map(str, texts))
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
@@ -57,24 +84,44 @@ def plain(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
-    """Raises ConfigError where a setting is given that `model_file` brings with it: it would not be used."""
-    for override in overrides if config.get("model_file") is not None else ():
-        if re.split(r"[.=@]", override.lstrip("+~"))[0] in BROUGHT:
-            raise ConfigError(f"{override}: model_file brings its own {', '.join(BROUGHT)}, leave this out")
-    return build(plain(config))
-
-
 def described(*overrides: str) -> Run:
-    """The run that `scripts/run.py` would do with these arguments, for scripts that study it in their own way.
+    """The run that the command line would do with these arguments.
 
     Raises ValueError, one line, for arguments that it would refuse.
     """
+    search = _search_path(overrides)
     try:
-        with hydra.initialize_config_dir(str(_conf()), version_base="1.3"):
-            return _build(hydra.compose("config", overrides=list(overrides)), overrides)
-    except HydraException as error:
-        raise ValueError(one_line(error)) from None
+        with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+            return _build(hydra.compose("config", overrides=[*overrides, *search]), overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(_said(error, overrides)) from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code.
+
+    An error is one line on the terminal, with HYDRA_FULL_ERROR=1 a traceback; the log of the run always has it. After
+    a multirun the tables of its jobs are combined in its folder, also when jobs failed or it was interrupted.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    traceback_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    failure: BaseException | None = None
+    SweepFolder.root = None
+    with _as_hydra_needs_it(arguments):
+        try:
+            execute()
+        except RunFailed as error:
+            failure = error.__cause__
+        except (Exception, KeyboardInterrupt) as error:
+            failure = error
+    if SweepFolder.root is not None:
+        failure = _combine(SweepFolder.root) or failure
+    if failure is None:
+        return 0
+    if traceback_wanted:
+        raise failure
+    print(f"error: {_said(failure, arguments)}", file=sys.stderr)
+    return 130 if isinstance(failure, KeyboardInterrupt) else 1
 
 
 class RunFailed(BaseException):
@@ -90,84 +137,108 @@ class SweepFolder(Callback):
         SweepFolder.root = Path(config.hydra.sweep.dir)
 
 
-def main(script: Callable[[], None]) -> int:
-    """Call a `hydra.main` function; gives the exit code.
+def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
+    """Raises ConfigError where a setting is given that `model_file` brings with it: it would not be used."""
+    values = plain(config)
+    from mhaprune.config import ConfigError, build
 
-    An error is one line on the terminal, with HYDRA_FULL_ERROR=1 a traceback; the log of the run always has it. After
-    a multirun the tables of its jobs are combined in its folder, also when jobs failed or it was interrupted.
-    """
-    traceback_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra hand its exceptions on instead of printing them
+    for override in overrides if config.get("model_file") is not None else ():
+        if re.split(r"[.=@]", override.lstrip("+~"))[0] in BROUGHT:
+            raise ConfigError(f"{override}: model_file brings its own {', '.join(BROUGHT)}, leave this out")
     gc.freeze()  # what the imports have made stays: no collection need look through it again
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    failure: BaseException | None = None
+    return build(values)
+
+
+def _combine(root: Path) -> ValueError | None:
+    """Combine the jobs of a sweep; returns what could not be combined."""
+    from mhaprune.collect import collect
+
     try:
-        script()
-    except RunFailed as error:
-        failure = error.__cause__
-    except (Exception, KeyboardInterrupt) as error:
-        failure = error
-    if SweepFolder.root is not None:
-        try:
-            for line in collect([SweepFolder.root], SweepFolder.root, "Sweep"):
-                print(line)
-            print(f"all of it is in {SweepFolder.root}, start with report.html")
-        except ValueError as error:
-            failure = failure or error
-    if failure is None:
-        return 0
-    if traceback_wanted:
-        raise failure
-    print(f"error: {one_line(failure)}", file=sys.stderr)
-    return 130 if isinstance(failure, KeyboardInterrupt) else 1
-
-
-def one_line(error: BaseException) -> str:
-    """An error as a user should read it: key, value and what is allowed."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted; the same command goes on from what was cached"
-    if isinstance(error, HydraException) and (composition := _composition_error(str(error))):
-        return composition
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}; hydra.run.dir and cache must name folders that can be written"
-    text = " ".join(str(error).split())
-    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text} (HYDRA_FULL_ERROR=1 shows where)"
-
-
-def _composition_error(text: str) -> str | None:
-    """What Hydra says in several lines of a key or option that is not there, in one; None if it speaks of others."""
-    if found := re.search(r"Could not (?:load|find) 'hydra/launcher/(.+?)'", text):
-        return f"launch={found[1]}: this launcher is not installed, joblib comes with: pip install -e '.[parallel]'"
-    if found := re.search(r"Could not (?:load|find) '(.+)/(.+?)'", text):
-        options = sorted(path.stem for path in (_conf() / found[1]).glob("*.yaml"))
-        return f"{found[1]}={found[2]}: no such option, allowed are {', '.join(options)}"
-    if found := re.search(r"Ambiguous value for argument '(.+?)'", text):
-        return f"{found[1]}: commas ask for a sweep, which needs -m; a list stands in brackets, a text in quotes"
-    if "LexerNoViableAlt" in text or "mismatched input" in text or "token recognition" in text:
-        given = " ".join(text.splitlines()[0].removeprefix("LexerNoViableAltException: ").split())
-        return f"{given}: cannot be read; a text with blanks or signs stands in quotes, KEY='...'"
-    if found := re.search(r"Could not override '(.+?)'", text):
-        parents = found[1].split(".")[:-1]
-        given = next((argument for argument in sys.argv if argument.startswith(f"{found[1]}=")), found[1])
-        node: Any = _composed()
-        for parent in parents:
-            if not isinstance(node, DictConfig) or node.get(parent) is None:
-                return f"{given}: {parent} is not among what is chosen, see --help for the options"
-            node = node[parent]
-        allowed = [str(name) for name in node if name != "_target_"] if isinstance(node, DictConfig) else []
-        return f"{given}: no such key, allowed are {', '.join(allowed) or 'none'}"
+        for line in collect([root], root, "Sweep"):
+            print(line)
+    except ValueError as error:
+        return error
+    print(f"all of it is in {root}, start with report.html")
     return None
 
 
-def _composed() -> DictConfig:
+@contextmanager
+def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
+    """Hydra reads `sys.argv` and the environment; afterwards they, and the log's handlers, are as they were."""
+    before, variables, handlers = sys.argv, dict(os.environ), list(logging.getLogger().handlers)
+    flags = [argument for argument in arguments if argument in ("-m", "--multirun")]  # argparse wants them first
+    rest = [argument for argument in arguments if argument not in flags]
+    sys.argv = [before[0], *flags, *rest, *_search_path(arguments)]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra hand its exceptions on instead of printing them
+    terminated = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        sys.argv = before
+        os.environ.clear()
+        os.environ.update(variables)
+        signal.signal(signal.SIGTERM, terminated)
+        for handler in logging.getLogger().handlers:
+            if handler not in handlers:
+                handler.close()
+        logging.getLogger().handlers[:] = handlers
+
+
+def _search_path(arguments: Sequence[str]) -> list[str]:
+    """Where Hydra finds the YAML files of plug-ins: in the folder `conf` of their packages."""
+    from mhaprune.plugins import conf_packages
+
+    packages = conf_packages(argument.partition("=")[2] for argument in arguments if argument.startswith("plugins="))
+    return [f"hydra.searchpath=[{','.join(f'pkg://{name}' for name in packages)}]"] if packages else []
+
+
+def _log_traceback() -> None:
+    """Hydra's launchers lose a job's traceback, so its own log must have it; the terminal gets a line from `main`."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "failed", (), sys.exc_info()))
+
+
+def _forget(output: Path) -> None:
+    """Remove the folder that Hydra made for a run that was refused, and the folders above that are empty now."""
+    for handler in logging.getLogger().handlers:
+        handler.close()
+    for name in (".hydra", "run.log"):
+        path = output / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for folder in (output, *output.parents):
+        if folder == results_folder().resolve() or not folder.is_dir() or any(folder.iterdir()):
+            return
+        folder.rmdir()
+
+
+def _said(error: BaseException, arguments: Sequence[str]) -> str:
+    if isinstance(error, HydraException | OmegaConfBaseException | ValueError):
+        chain = [error, *filter(None, [error.__cause__, error.__context__])]
+        text = "\n".join(str(part) for part in chain)
+        for argument in arguments:
+            if not argument.startswith("-") and not _parses(argument):
+                return unreadable(argument)
+        said = composition_error(text, arguments, conf_folder(), lambda: _composed(arguments))
+        if said is not None:
+            return said
+    return " ".join(str(error).split()) if isinstance(error, HydraException) else one_line(error)
+
+
+def _parses(argument: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(argument)
+    except HydraException:
+        return False
+    return True
+
+
+def _composed(arguments: Sequence[str]) -> Mapping[str, Any]:
     """The config with the options of the command line chosen, but none of its settings; of a sweep the default."""
-    chosen = [argument for argument in sys.argv[1:] if (_conf() / argument.partition("=")[0]).is_dir()]
-    with hydra.initialize_config_dir(str(_conf()), version_base="1.3"):
+    chosen = [argument for argument in arguments if (conf_folder() / argument.partition("=")[0]).is_dir()]
+    with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
         try:
-            return hydra.compose("config", overrides=chosen)
+            config = hydra.compose("config", overrides=chosen)
         except HydraException:
-            return hydra.compose("config")
-
-
-def _conf() -> Path:
-    return Path(sys.argv[0]).resolve().parents[1] / "conf"
+            config = hydra.compose("config")
+    return plain(config)

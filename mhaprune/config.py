@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
-from mhaprune.model.checkpoint import load
-from mhaprune.plugins import allowed, find_class
-from mhaprune.run import Run
+import torch
+
+from mhaprune.model.checkpoint import SavedModel, load, restore
+from mhaprune.model.gates import Gate as GateConfig
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
+from mhaprune.plugins import allow, allowed, find_class
+from mhaprune.running import Run
+from mhaprune.scorers.base import Scorer
+from mhaprune.tasks.base import Task
+
+log = logging.getLogger(__name__)
 
 
 class ConfigError(ValueError):
@@ -21,15 +31,44 @@ class ConfigError(ValueError):
 def build(config: Mapping[str, Any]) -> Run:
     """The `Run` that a config of plain values describes; raises `ConfigError` for anything else.
 
-    `model_file` says itself what task it was trained on, and how; whatever the config says of that is not used. The
-    dataclasses are constructed here, in the same recursion that checks them: a config can name nothing outside the
-    package.
+    A `model_file` says itself what task it was trained on, and how; what the config says about that is not used. The
+    dataclasses are constructed here, in the same recursion that checks them. So a config can name nothing outside this
+    package and its plug-ins.
     """
+    plugins = config.get("plugins", ())
+    if isinstance(plugins, list | tuple) and all(isinstance(name, str) for name in plugins):
+        allow(plugins)
     if isinstance(file := config.get("model_file"), str):
-        config = {**config, **load(file).settings}
+        config = _with_what_a_file_brings(config, load(file))
     run = _construct(Run, config, "")
     assert isinstance(run, Run)
     return run
+
+
+def restored(saved: SavedModel, device: torch.device | str = "cpu") -> tuple[Seq2Seq, Task]:
+    """A saved model as a module, and the task that it was trained on."""
+    parts = {name: _build(kind, saved.settings[name], name) for name, kind in BUILT_FROM.items()}
+    task = parts["task"]
+    return restore(saved, parts["model"], len(task.vocabulary), parts["gate"], str(device)), task
+
+
+BUILT_FROM = {"task": Task, "model": Transformer, "gate": GateConfig | None}
+
+
+def _with_what_a_file_brings(config: Mapping[str, Any], saved: SavedModel) -> dict[str, Any]:
+    """The config with the file's task and model, without scorers that need the gates which a pruned model has lost."""
+    scorers = config.get("scorer")
+    if saved.settings["gate"] is None and isinstance(scorers, Mapping):
+        targets = {
+            name: settings.get("_target_") for name, settings in scorers.items() if isinstance(settings, Mapping)
+        }
+        classes = {name: find_class(Scorer, target) for name, target in targets.items() if isinstance(target, str)}
+        dropped = [name for name, found in classes.items() if found is not None and found.needs_gates]
+        kept = {name: settings for name, settings in scorers.items() if name not in dropped}
+        if dropped and kept:
+            log.warning("model_file has no learned gates, so scorer=[%s] is left out", ",".join(dropped))
+            scorers = kept
+    return {**config, "scorer": scorers, **saved.settings}
 
 
 def _build(kind: Any, value: Any, key: str) -> Any:

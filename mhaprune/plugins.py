@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 ENTRY_POINTS = "mhaprune.plugins"
@@ -25,6 +27,19 @@ def allow(packages: Iterable[str]) -> None:
                 f"plugins={package}: cannot be imported ({error}), must name an installed package"
             ) from None
         _allowed.add(package)
+
+
+def conf_packages(listed: Iterable[str]) -> list[str]:
+    """The folders `conf` of plug-ins, as packages: of `plugins=[a,b]` on the command line and of installed ones."""
+    names = [name.strip() for text in listed for name in text.strip("[]\"'").split(",")]
+    names += [point.value.split(":")[0] for point in entry_points(group=ENTRY_POINTS)]
+    found = []
+    for name in dict.fromkeys(filter(None, names)):
+        with suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(name)
+            folders = spec.submodule_search_locations if spec is not None else None
+            found += [f"{name}.conf" for folder in list(folders or ())[:1] if (Path(folder) / "conf").is_dir()]
+    return found
 
 
 def allowed() -> list[str]:

@@ -131,7 +131,7 @@ class Recipe:
         torch.set_num_threads(self.num_threads)
         if self.device != "cpu":
             torch.cuda.set_device(self.device if ":" in self.device else "cuda:0")
-        splits = self.splits()
+        splits = self.splits
         for source, target in zip(splits.report.source[:2].tolist(), splits.report.target[:2].tolist(), strict=True):
             log.info("%s, for example: %s", option_name(self.task), self.task.show(source, target))
         model, history = self.trained(splits) if self.saved is None else self._loaded(self.saved)
@@ -167,6 +167,7 @@ class Recipe:
             example=example,
         )
 
+    @cached_property
     def splits(self) -> Splits:
         """The examples of the task, where the model computes."""
         splits = self.task.splits()
@@ -177,6 +178,11 @@ class Recipe:
                 f" {longest} tokens, so {longest} or more"
             )
         return Splits(**{name: examples.to(self.device) for name, examples in splits.items()})
+
+    def untrained(self) -> Seq2Seq:
+        """A model of the same heads and sizes with random weights: what it costs is known before it is trained."""
+        with torch.random.fork_rng(devices=[]):
+            return Seq2Seq(self.model, len(self.task.vocabulary), None, self.grid)
 
     def trained(self, splits: Splits) -> tuple[Seq2Seq, pd.DataFrame]:
         """The model that training ends in, and its history; the same recipe is trained once."""

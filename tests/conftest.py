@@ -93,7 +93,7 @@ def one_thread() -> None:
 def few_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are most of the time of a small run: only tests marked `figures` let it draw."""
     if "figures" not in request.keywords:
-        monkeypatch.setattr("mhaprune.run.figures_of", lambda kind, tables: [])
+        monkeypatch.setattr("mhaprune.running.figures_of", lambda kind, tables: [])
 
 
 @pytest.fixture(scope="session")

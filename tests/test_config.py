@@ -60,10 +60,10 @@ def test_every_yaml_is_composed_checked_and_run(
     group: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if group == "experiment":  # of the others the same figures forty times would be most of the time
-        monkeypatch.setattr("mhaprune.run.figures_of", figures_of)
+        monkeypatch.setattr("mhaprune.running.figures_of", figures_of)
     run = build(compose(*tiny(group, option), f"cache={tmp_path / 'cache'}"))
     with RunFolder(tmp_path / "run").recorded() as folder:
-        lines = run(folder)
+        lines = run(folder).sentences
     assert lines
     status = read_status(tmp_path / "run")
     assert status["status"] == "done"

@@ -18,7 +18,7 @@ import mhaprune
 from conftest import compose
 from mhaprune.config import build
 from mhaprune.ranges import Checked, Distinct, Ge, Gt, Lt, Within
-from mhaprune.run import Run
+from mhaprune.running import Run
 
 
 @dataclass(frozen=True)

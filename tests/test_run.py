@@ -209,7 +209,7 @@ def test_what_was_computed_for_other_weights_is_not_taken(tmp_path: Path, monkey
     """The same recipe may end in other bits on another machine."""
     made = []
     for weights in ("here", "here", "elsewhere"):
-        monkeypatch.setattr("mhaprune.run.weights_digest", lambda model, weights=weights: weights)
+        monkeypatch.setattr("mhaprune.running.weights_digest", lambda model, weights=weights: weights)
         study = build(compose(*TINY, *TINY_SEQUENCES, f"cache={tmp_path}")).study()
         study.remember("oracle", {}, lambda state, save, weights=weights: made.append(weights) or {"x": 1})
     assert made == ["here", "elsewhere"]

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pandas as pd
 import pytest
 import torch
-
 from mhaprune.experiments.speed.memory import peak_bytes
+
 from mhaprune.experiments.speed.profile import Stopwatch
 from mhaprune.timing import device_name, in_turn, ratios, taking_turns
 

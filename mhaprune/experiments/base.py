@@ -19,7 +19,7 @@ from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.tables import Tables, by_label
 from mhaprune.tasks.base import Task
-from mhaprune.trained import Study
+from mhaprune.trained import Recipe, Study
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,24 @@ class Findings:
 class Setup:
     """What is known of a run before anything is trained."""
 
-    grid: HeadGrid
-    """The heads that the model will have."""
-    task: Task
-    gate: Gate | None
+    recipe: Recipe
     scorers: Mapping[str, Scorer]
     schedules: Mapping[str, Schedule]
     example: Sequence[str] | None = None
     """The symbols of a source that the user typed."""
+
+    @property
+    def grid(self) -> HeadGrid:
+        """The heads that the model will have."""
+        return self.recipe.grid
+
+    @property
+    def task(self) -> Task:
+        return self.recipe.task
+
+    @property
+    def gate(self) -> Gate | None:
+        return self.recipe.gate
 
 
 @dataclass(frozen=True)

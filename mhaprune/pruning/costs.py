@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from mhaprune.cache import Remember, data_digest, source_digests
+from mhaprune.cache import Make, Remember, data_digest, source_digests
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadMask
 from mhaprune.schedules.budgets import Cost
@@ -67,6 +67,11 @@ class Costs:
         named = {str(block): block for block in self.subject.grid.blocks}
         own, head = ({named[row[0]]: row[i] for row in content["blocks"]} for i in (1, 2))
         return Cost("ms", content["floor"], own, head)
+
+
+def no_memory(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
+    """For costs that nothing is measured for."""
+    return make(None, lambda state: None)
 
 
 def counted(unit: str, subject: Subject, count: Callable[[Subject], float]) -> Cost:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from mhaprune.heads import Block, HeadGrid, HeadMask
 
-UNITS = ("heads", "parameters", "flops", "ms")
+COUNTED_UNITS = ("parameters", "flops")
+"""Units that can be counted before a model is trained."""
+UNITS = ("heads", *COUNTED_UNITS, "ms")
 
 
 @dataclass(frozen=True)
@@ -146,4 +148,12 @@ def _amount(budget: str) -> tuple[float, str]:
     found = re.fullmatch(rf"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*({'|'.join(UNITS)})\s*", budget)
     if found is None or found[1].count(".") > 1 or not found[1].strip("."):
         raise ValueError(f"budgets={budget}: a text must be a number and one of {', '.join(UNITS)}")
-    return float(found[1]), found[2]
+    amount, unit = float(found[1]), found[2]
+    if amount <= 0 and unit != "heads":
+        raise ValueError(f"budgets={budget}: must be above 0 {unit}")
+    return amount, unit
+
+
+def unit_of(budget: str) -> str:
+    """What a budget that is a text counts."""
+    return _amount(budget)[1]

@@ -80,6 +80,9 @@ class Scorer(Checked, ABC):
     reads_examples: ClassVar[bool] = True
     """Whether the score depends on the split at all."""
 
+    needs_gates: ClassVar[bool] = False
+    """Whether the score is made from learned gates, which a pruned model has no more."""
+
     @abstractmethod
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores: ...
 

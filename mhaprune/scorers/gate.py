@@ -21,6 +21,7 @@ class Gate(Scorer):
 
     family: ClassVar[str] = "gate"
     reads_examples: ClassVar[bool] = False
+    needs_gates: ClassVar[bool] = True
 
     def check(self, num_heads: int, gated: bool) -> None:
         if not gated:

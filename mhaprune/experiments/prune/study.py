@@ -24,7 +24,7 @@ from mhaprune.experiments.prune.figures import (
 )
 from mhaprune.experiments.prune.trials import Recovering, Trial
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.costs import Costs
+from mhaprune.pruning.costs import Costs, no_memory
 from mhaprune.pruning.plans import Plan, make_plans
 from mhaprune.pruning.removal import PROOF_BATCH, proofs, time_removed
 from mhaprune.recoveries.base import Lesson, left_digest
@@ -32,7 +32,16 @@ from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import training_curve
 from mhaprune.reporting.verdict import Verdict
 from mhaprune.schedules.base import Schedule, Stepwise
-from mhaprune.schedules.budgets import Budget, check_budgets, heads_to_remove, in_heads, removing, resolve
+from mhaprune.schedules.budgets import (
+    COUNTED_UNITS,
+    Budget,
+    check_budgets,
+    heads_to_remove,
+    in_heads,
+    removing,
+    resolve,
+    unit_of,
+)
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.tables import BEST_OF_SIZE, NOTHING, Tables
@@ -83,8 +92,12 @@ class Prune(WithinTolerance):
         for name, schedule in schedules.items():
             if not scorers and schedule.scoring != "none":
                 raise ValueError(f"scorer=[]: schedule={name} needs at least one scorer, for example scorer=[ablation]")
-            counts, _ = in_heads(self.budgets, len(grid))
+            counts, texts = in_heads(self.budgets, len(grid))
             heads_to_remove(counts, len(grid), len(schedule.smallest(grid).removed))
+            if counted_texts := [text for text in texts if unit_of(text) in COUNTED_UNITS]:
+                untrained, report = setup.recipe.untrained(), setup.recipe.splits.report
+                costs = Costs(untrained, report[:PROOF_BATCH], report[:1], 1, no_memory)
+                resolve(counted_texts, schedule.smallest(untrained.grid), costs)
 
     def __call__(self, study: Study) -> Findings:
         subject, splits = study.subject, study.splits

@@ -26,7 +26,7 @@ from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.gates import Softmax
 from mhaprune.pruning.removal import ProofFailed
 from mhaprune.reporting.plots import Plot
-from mhaprune.run import Run
+from mhaprune.running import Run
 from mhaprune.scorers.entropy import Entropy
 from mhaprune.statistics import spearman
 from mhaprune.store import RunFolder

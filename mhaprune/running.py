@@ -14,11 +14,11 @@ from mhaprune.cache import source_digests
 from mhaprune.experiments.base import Experiment, Setup, figures_of
 from mhaprune.model.gates import Gate
 from mhaprune.model.network import Transformer
+from mhaprune.places import results_folder
 from mhaprune.ranges import Checked, Within
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.page import proof_sentences, render
 from mhaprune.reporting.plots import Plot
-from mhaprune.places import results_folder
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
@@ -116,7 +116,7 @@ class Run(Checked):
         for name, scorer in self.scorer.items():
             with naming(name):
                 scorer.check(len(grid), gated)
-        self.experiment.check(Setup(grid, self.task, self.gate, self.scorer, self.schedule, example))
+        self.experiment.check(Setup(self._recipe, self.scorer, self.schedule, example))
         self._recipe.read_sources()
         for plug_in in (*self.scorer.values(), *self.recovery.values()):
             source_digests(type(plug_in).__module__)
@@ -135,8 +135,8 @@ class Run(Checked):
             **{name: getattr(self.model, name) for name in shape},
         }
 
-    def __call__(self, folder: RunFolder) -> list[str]:
-        """Run the experiment and write tables, figures and report; returns the findings in sentences."""
+    def __call__(self, folder: RunFolder) -> Results:
+        """Run the experiment and write its tables, figures and report into the folder."""
         folder.note(experiment=target(self.experiment), identity=self.identity)
         environment = self._recipe.environment()
         folder.write_json("environment.json", environment)
@@ -156,7 +156,7 @@ class Run(Checked):
         }
         folder.write("report.html", results.page(facts).encode())
         folder.note(findings=results.sentences)
-        return results.sentences
+        return results
 
     def results(self) -> Results:
         """Train or load the model and run the experiment; writes nothing but the cache."""

@@ -1,0 +1,82 @@
+"""Errors as a user should read them: one line with the key, its value and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def one_line(error: BaseException) -> str:
+    """Any error in one line."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted; the same command goes on from what was cached"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}; hydra.run.dir and cache must name folders that can be written"
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text} (HYDRA_FULL_ERROR=1 shows where)"
+
+
+def did_you_mean(given: str, allowed: Iterable[str]) -> str:
+    """What is allowed and, where one of it is close to what was given, that first."""
+    names = list(allowed)
+    close = difflib.get_close_matches(given, names, n=1)
+    return f"{f'did you mean {close[0]}? ' if close else ''}allowed are {', '.join(names) or 'none'}"
+
+
+def unreadable(argument: str) -> str:
+    """Why an argument cannot be parsed, and how it must read."""
+    if re.match(r"[\w./@+~]+==", argument):
+        return f"{argument}: has one = too many, must read KEY=VALUE, for example seed=1"
+    if "=" not in argument:
+        return f"{argument}: is no setting, must read KEY=VALUE, for example seed=1"
+    return (
+        f"{argument}: cannot be read; brackets and quotes must close, and a text with signs stands in quotes, KEY='...'"
+    )
+
+
+def composition_error(
+    text: str, arguments: Sequence[str], conf: Path, composed: Callable[[], Mapping[str, Any]]
+) -> str | None:
+    """What Hydra says in several lines about an argument, in one; None for what is not about an argument.
+
+    `composed` returns the config with the options of the command line chosen, but none of its settings.
+    """
+    if "Config group override must be" in text:
+        given = next((argument for argument in arguments if (conf / argument.partition("=")[0]).is_dir()), "a group")
+        given = next((a for a in arguments if (conf / a.partition("=")[0]).is_dir() and a.endswith("=null")), given)
+        options = sorted(path.stem for path in (conf / given.partition("=")[0]).glob("*.yaml"))
+        return f"{given}: must name one of {', '.join(options)}"
+    if found := re.search(r"(?:Could not (?:load|find)|In '.*?': Could not find) '(hydra/[\w/]+?)/(.+?)'", text):
+        return _plug_in_of_hydra(found[1], found[2])
+    if found := re.search(r"Could not (?:load|find) '(.+)/(.+?)'", text):
+        options = sorted(path.stem for path in (conf / found[1]).glob("*.yaml"))
+        return f"{found[1]}={found[2]}: no such option, {did_you_mean(found[2], options)}"
+    if found := re.search(r"Ambiguous value for argument '(.+?)'", text):
+        return f"{found[1]}: commas ask for a sweep, which needs -m; a list stands in brackets, a text in quotes"
+    if found := re.search(r"Could not override '(.+?)'", text):
+        return _unknown_key(found[1], arguments, composed())
+    if found := re.search(r"Interpolation key '(.+?)' not found", text):
+        given = next((argument for argument in arguments if f"${{{found[1]}}}" in argument), f"${{{found[1]}}}")
+        return f"{given}: there is no setting {found[1]}, {did_you_mean(found[1], composed())}"
+    return None
+
+
+def _plug_in_of_hydra(group: str, name: str) -> str:
+    if group == "hydra/launcher":
+        return f"launch={name}: this launcher is not installed, joblib comes with: pip install -e '.[parallel]'"
+    return f"{group}={name}: no such option, allowed is basic; other plug-ins of Hydra must be installed first"
+
+
+def _unknown_key(key: str, arguments: Sequence[str], composed: Mapping[str, Any]) -> str:
+    given = next((argument for argument in arguments if argument.startswith(f"{key}=")), key)
+    node: Any = composed
+    *parents, last = key.split(".")
+    for parent in parents:
+        if not isinstance(node, Mapping) or node.get(parent) is None:
+            return f"{given}: {parent} is not among what is chosen, see --help for the options"
+        node = node[parent]
+    allowed = [str(name) for name in node if name != "_target_"] if isinstance(node, Mapping) else []
+    return f"{given}: no such key, {did_you_mean(last, allowed)}"
