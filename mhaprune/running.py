@@ -126,7 +126,7 @@ class Run(Checked):
         """What every row of every table carries: a fingerprint of the whole run, and what tells runs apart."""
         shape = ("d_model", "num_heads", "num_encoder_layers", "num_decoder_layers", "dim_feedforward")
         saved = self._recipe.saved
-        decisive = {"cache": None, "model_file": saved and saved.digest, "torch": torch.__version__}
+        decisive = {"cache": None, "model_file": saved and saved.digest, "torch": str(torch.__version__)}
         return {
             "run": fingerprint(describe(self) | decisive),
             "task": option_name(self.task),

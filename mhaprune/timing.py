@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import platform
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
 import pandas as pd
 import torch
-from torch.utils.benchmark import timer
 from tqdm import tqdm
 
 COPIES = 4
@@ -38,11 +38,11 @@ def in_turn(
 
 
 def milliseconds(call: Callable[[], object], device: Device = "cpu") -> float:
-    """How long one call takes: on a GPU between two of its own events, else by the timer of torch's benchmarks."""
+    """How long one call takes: on a GPU between two of its own events, else by the clock of torch's benchmarks."""
     if torch.device(device).type != "cuda":
-        begin = timer()
+        begin = time.perf_counter()
         call()
-        return 1000 * (timer() - begin)
+        return 1000 * (time.perf_counter() - begin)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize(device)  # or the first event waits for what was called before
     start.record()

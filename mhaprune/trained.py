@@ -232,7 +232,7 @@ class Recipe:
             "sources": source_digests(*self._modules),
             "num_threads": self.num_threads,
             "device": torch.device(self.device).type,
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
         }
 
 

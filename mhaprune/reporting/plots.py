@@ -73,6 +73,9 @@ class Plot:
     def _render(self, kind: str, metadata: dict[str, None]) -> bytes:
         buffer = io.BytesIO()
         with matplotlib.rc_context(STYLE):
+            if self.figure.get_layout_engine() is not None:  # laid out once for both files, because that takes longest
+                self.figure.draw_without_rendering()
+                self.figure.set_layout_engine("none")
             self.figure.savefig(buffer, format=kind, metadata=metadata, dpi=150)
         return buffer.getvalue()
 
