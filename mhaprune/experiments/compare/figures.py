@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.labels import label_points
 from mhaprune.reporting.plots import (
-    COLOURS,
     CONTROL_COLOUR,
     Plot,
     ceiling,
@@ -26,7 +25,7 @@ from mhaprune.reporting.plots import (
     panels,
     power_of_ten,
 )
-from mhaprune.statistics import student_interval
+from mhaprune.reporting.shared_figures import mean_over_runs
 from mhaprune.tables import UNINFORMED, Tables
 
 MOST_LINES = 6
@@ -247,31 +246,18 @@ def compare_methods(tables: Tables) -> Plot | None:
     """How far every scorer stays behind the best subset: a dot per run, a mark and an interval for their mean."""
     if "methods" not in tables:
         return None
-    methods = tables["methods"].dropna(subset=["regret_sequence_accuracy"])
-    by_scorer = methods.groupby("scorer", sort=False)
-    chosen = by_scorer["choose_sequence_accuracy"].mean().sort_values(ascending=False, kind="stable")
-    names, labels = list(chosen.index), list(methods["label"].unique())
-    means = 100 * by_scorer["regret_sequence_accuracy"].mean()[names]
-    intervals = np.array([student_interval(100 * by_scorer.get_group(n)["regret_sequence_accuracy"]) for n in names])
+    methods = tables["methods"].dropna(subset=[REGRET])
+    methods = methods.assign(points=100 * methods[REGRET])
+    chosen = methods.groupby("scorer", sort=False)["choose_sequence_accuracy"].mean()
+    names = list(chosen.sort_values(ascending=False, kind="stable").index)
     figure = Figure(figsize=(7.5, 1.5 + 0.3 * len(names)))
     axes = figure.add_subplot()
-    rows = range(len(names))
-    axes.scatter(means, rows, marker="|", s=220, linewidth=2.5, color="black", label="mean, 95 % interval over runs")
-    axes.hlines(rows, intervals[:, 0], intervals[:, 1], color="black", linewidth=1)
-    told_apart = len(labels) <= len(COLOURS) - 1  # black is the mean's
-    for i, (label, run) in enumerate(methods.groupby("label", sort=False)):
-        shift = 0.5 * ((i + 0.5) / len(labels) - 0.5)  # equal runs would hide each other
-        style = line_style(i) if told_apart else {"color": CONTROL_COLOUR, "marker": "o"}
-        places = [names.index(name) + shift for name in run["scorer"]]
-        name = label if told_apart else "one run" if i == 0 else None
-        axes.scatter(100 * run["regret_sequence_accuracy"], places, s=24, linewidth=0, zorder=3, label=name, **style)
-    end = ceiling(100 * methods["regret_sequence_accuracy"], methods["family"])
+    means = mean_over_runs(axes, methods, "scorer", "points", names)
+    end = ceiling(methods["points"], methods["family"])
     for row, mean in enumerate(means):
         if mean > end:
             axes.set_xlim(right=end)
             axes.annotate(f"{number(mean, 1)} →", (end, row), ha="right", va="center", color="#555555")
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.set(yticks=rows, yticklabels=names, ylim=(len(names) - 0.4, -0.6))
     axes.set_xlabel("mean regret in exact match (percentage points, lower is better)")
     legend_above(figure, axes)
     caption = (

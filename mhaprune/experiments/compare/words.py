@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.verdict import Verdict, prunable_alone, scored
-from mhaprune.statistics import prunable, student_interval
+from mhaprune.statistics import prunable
 from mhaprune.tables import REFERENCE, UNINFORMED, Tables
 
 
@@ -30,17 +31,13 @@ def over_runs(methods: pd.DataFrame) -> Iterator[str]:
         order = chosen.mean().sort_values(ascending=False, kind="stable").index
         best = regrets[order[0]]
         line = (
-            f"Over {len(chosen)} runs on {task} {order[0]} chooses best: its heads cost {_points(best)} of exact match"
-            " against the best subsets (mean over budgets and runs, 95 % interval over runs)"
+            f"Over {len(chosen)} runs on {task} {order[0]} chooses best: its heads cost"
+            f" {points_over_runs(100 * best)} of exact match against the best subsets"
+            " (mean over budgets and runs, 95 % interval over runs)"
         )
         if len(order) > 1:
-            line += f"; {order[1]} comes next, by {_points(regrets[order[1]] - best)} more"
+            line += f"; {order[1]} comes next, by {points_over_runs(100 * (regrets[order[1]] - best))} more"
         yield f"{line}."
-
-
-def _points(shares: pd.Series) -> str:
-    low, high = student_interval(shares)
-    return f"{100 * shares.mean():.1f} points ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def head_map(tables: Tables) -> Verdict | None:
