@@ -9,8 +9,9 @@ import pandas as pd
 
 from mhaprune.data import Examples
 from mhaprune.measure import measure
-from mhaprune.statistics import bootstrap_interval, wilson_interval
+from mhaprune.statistics import bootstrap_interval, wilson_interval, with_interval
 from mhaprune.subject import Outcome, Subject
+from mhaprune.tables import join_names
 from mhaprune.tasks.base import Task
 
 COUNTED = 16
@@ -20,7 +21,7 @@ COUNTED = 16
 def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict[str, pd.DataFrame]:
     """Tables `accuracy`, `groups`, and `examples`: the first `shown` with what the model answers."""
     outcome = measure(subject, report)
-    heads = {"heads_total": len(subject.grid), "heads": " ".join(map(str, subject.grid))}
+    heads = {"heads_total": len(subject.grid), "heads": join_names(subject.grid)}
     accuracy = heads | accuracy_columns(outcome) | size_columns(subject, report)
     return {
         "accuracy": pd.DataFrame([accuracy]),
@@ -53,9 +54,8 @@ def by_group(outcome: Outcome, groups: Sequence[str]) -> pd.DataFrame:
     rows = []
     for group in sorted(set(groups), key=_natural):
         values: np.ndarray = exact.loc[[group]].to_numpy()
-        low, high = wilson_interval(values)
-        interval = {"sequence_accuracy_low": low, "sequence_accuracy_high": high}
-        rows.append({"group": group, "examples": len(values), "sequence_accuracy": values.mean(), **interval})
+        accuracy = with_interval("sequence_accuracy", values, wilson_interval)
+        rows.append({"group": group, "examples": len(values), **accuracy})
     return pd.DataFrame(rows)
 
 
@@ -69,10 +69,8 @@ def accuracy_columns(outcome: Outcome) -> dict[str, float]:
     """Mean loss, token accuracy and exact match, each with its 95 % interval over examples, `_low` and `_high`."""
     columns: dict[str, float] = {}
     for name, values in outcome._asdict().items():
-        values_E = values.double().cpu().numpy()
         interval = wilson_interval if name == "sequence_accuracy" else bootstrap_interval
-        low, high = interval(values_E)
-        columns |= {name: float(values_E.mean()), f"{name}_low": low, f"{name}_high": high}
+        columns |= with_interval(name, values.double().cpu().numpy(), interval)
     return columns
 
 

@@ -5,14 +5,14 @@ Dimensions: E = examples of a split, M = masks, N = all heads, K = head_dim, B =
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from mhaprune.data import PAD, Examples
-from mhaprune.heads import Block
+from mhaprune.heads import Block, HeadMask
 from mhaprune.subject import Evaluated, Fallback, Outcome, SharesPrefixes, Subject
 
 Measured = TypeVar("Measured", bound=Evaluated)
@@ -61,6 +61,11 @@ def measure_masks(
     return Outcome(*(torch.cat(values, dim=1)[:, order.argsort()] for values in zip(*parts, strict=True)))
 
 
+def measure_removed(subject: Subject, examples: Examples, masks: Sequence[HeadMask]) -> Outcome:
+    """The outcome of every example with the heads of each mask closed: (M, E) each."""
+    return measure_masks(subject, examples, torch.stack([mask.gates(examples.source.device) for mask in masks]))
+
+
 def all_open(subject: Subject, rows: int) -> Tensor:
     """Gates (rows, N) that change nothing, in the precision of the subject and where it computes."""
     weights = next(iter(subject.output_weights().values()))
@@ -91,6 +96,13 @@ def gate_gradients(
         loss = subject.evaluate(batch, gates_BN).loss.sum()
         parts.append(torch.autograd.grad(loss, gates_BN)[0].double())
     return torch.cat(parts)[order.argsort()]
+
+
+@torch.no_grad()
+def head_norms(subject: Subject, batch: Examples) -> list[tuple[Tensor, Tensor]]:
+    """For each block ‖c_n O_n‖₂ of every head and token, (B, H, T), and which tokens count, (B, T)."""
+    outputs, weights, valid = subject.head_outputs(batch), subject.output_weights(), subject.queries(batch)
+    return [((outputs[block] @ weights[block]).norm(dim=-1), valid[block]) for block in outputs]
 
 
 @torch.no_grad()

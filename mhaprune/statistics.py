@@ -40,6 +40,14 @@ def wilson_interval(values_E: np.ndarray) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
+def with_interval(
+    name: str, values_E: np.ndarray, interval: Callable[[np.ndarray], tuple[float, float]] = bootstrap_interval
+) -> dict[str, float]:
+    """The mean over examples and its 95 % interval, in three columns: `name`, `name_low` and `name_high`."""
+    low, high = interval(values_E)
+    return {name: float(values_E.mean()), f"{name}_low": low, f"{name}_high": high}
+
+
 def sign_flip_p(differences_E: np.ndarray, seed: int = 0) -> float:
     """Two-sided p of paired differences whose mean is 0 if signs are chance (Fisher 1935), by random signs.
 

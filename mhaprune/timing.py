@@ -72,6 +72,12 @@ def ratios(times: pd.DataFrame, ours: str, peer: str) -> pd.Series:
     )
 
 
+def ratio_columns(name: str, times: pd.DataFrame, ours: str, peer: str) -> dict[str, float]:
+    """The ratio of `ratios` as three columns of a table: `name`, `name_q1` and `name_q3`."""
+    ratio = ratios(times, ours, peer)
+    return {name: ratio["ratio"], f"{name}_q1": ratio["q1"], f"{name}_q3": ratio["q3"]}
+
+
 def device_name(device: Device) -> str:
     """What the numbers were taken on: the GPU's name, or the processor's where the system tells it."""
     if torch.device(device).type == "cuda":

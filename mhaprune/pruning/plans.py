@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from mhaprune.heads import HeadGrid, HeadMask
-from mhaprune.measure import measure_masks
+from mhaprune.measure import measure_removed
 from mhaprune.schedules.base import Judge, Schedule
 from mhaprune.schedules.budgets import Budget
 from mhaprune.scorers.base import Budgeted, Scorer
@@ -46,8 +45,7 @@ def make_plans(
     subject, how, again = scoring.subject, name or option_name(schedule), schedule.scoring == "repeated"
 
     def loss(masks: Sequence[HeadMask]) -> Tensor:
-        gates_MN = torch.stack([mask.gates(scoring.examples.source.device) for mask in masks])
-        return measure_masks(subject, scoring.examples, gates_MN).loss.double().mean(dim=1)
+        return measure_removed(subject, scoring.examples, masks).loss.double().mean(dim=1)
 
     def judge(name: str, scorer: Scorer, draw: int) -> Judge:
         def score(left: Subject) -> Tensor:

@@ -18,7 +18,7 @@ from mhaprune.pruning.plans import Plan, plan_columns, removed_names
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import DENSE, DENSE_AGAIN
 from mhaprune.tasks.base import Splits
-from mhaprune.timing import in_turn, ratios
+from mhaprune.timing import in_turn, ratio_columns
 
 PROOF_BATCH = 16
 MAX_DIFFERENCE = 1e-9
@@ -134,10 +134,4 @@ def time_removed(subject: Subject, plans: Sequence[Plan], batch: Examples, round
 
 
 def _speed(times: pd.DataFrame, name: str) -> dict[str, float]:
-    ratio = ratios(times, DENSE, name)
-    return {
-        "latency_ms": ratio["peer_ms"],
-        "speedup": ratio["ratio"],
-        "speedup_q1": ratio["q1"],
-        "speedup_q3": ratio["q3"],
-    }
+    return {"latency_ms": times[name].median(), **ratio_columns("speedup", times, DENSE, name)}

@@ -94,6 +94,17 @@ def heads_to_remove(budgets: Sequence[int | float], num_heads: int, most: int | 
     return sorted(counts | {0})
 
 
+def with_a_choice(budgets: Sequence[int | float], num_heads: int) -> list[int]:
+    """The budgets at which some heads go and some stay, as numbers of heads to remove, ascending.
+
+    Raises ValueError if there are none.
+    """
+    counts = [count for count in heads_to_remove(budgets, num_heads) if 0 < count < num_heads]
+    if not counts:
+        raise ValueError(f"experiment.budgets={list(budgets)}: none of them leaves a choice between heads")
+    return counts
+
+
 def in_heads(budgets: Sequence[int | float | str], num_heads: int) -> tuple[list[int | float], list[str]]:
     """Numbers and shares of heads to remove, and the texts that speak of something else than heads.
 

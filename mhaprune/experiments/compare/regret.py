@@ -12,7 +12,7 @@ import numpy as np
 from mhaprune.heads import HeadMask
 from mhaprune.pruning.oracle import OBJECTIVES
 from mhaprune.pruning.plans import Plan
-from mhaprune.statistics import area_weights, bootstrap_interval
+from mhaprune.statistics import area_weights, with_interval
 from mhaprune.subject import Outcome
 
 
@@ -60,9 +60,3 @@ class Regrets:
             for removed in sorted({len(plan.mask.removed) for plan in mine})
         }
         return with_interval("area", np.einsum("b,be->e", area_weights(list(curve)), np.stack(list(curve.values()))))
-
-
-def with_interval(name: str, values_E: np.ndarray) -> dict[str, float]:
-    """The mean and its 95 % interval over examples, in three columns."""
-    low, high = bootstrap_interval(values_E)
-    return {name: float(values_E.mean()), f"{name}_low": low, f"{name}_high": high}

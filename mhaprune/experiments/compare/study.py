@@ -20,8 +20,8 @@ from mhaprune.experiments.compare.figures import (
     quality_cost,
     regret_map,
 )
-from mhaprune.experiments.compare.regret import Regrets, with_interval
-from mhaprune.measure import measure_masks
+from mhaprune.experiments.compare.regret import Regrets
+from mhaprune.measure import measure_removed
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning.plans import Plan, make_plans, whom_to_ask
 from mhaprune.pruning.removal import proofs, prune
@@ -29,11 +29,11 @@ from mhaprune.ranges import Ge
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import compare_curves, head_scores, training_curve
 from mhaprune.reporting.verdict import Verdict
-from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
+from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing, with_a_choice
 from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.base import Scorer, TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table, settings_text
-from mhaprune.statistics import CONFIDENCE, prunable, sign_flip_p, spearman
+from mhaprune.statistics import CONFIDENCE, prunable, sign_flip_p, spearman, with_interval
 from mhaprune.store import option_name
 from mhaprune.tables import REFERENCE, UNINFORMED, Tables
 from mhaprune.trained import Study
@@ -94,8 +94,7 @@ class Compare(Experiment):
             raise ValueError(
                 f"schedule={option_name(schedule)}: asks no scorer, so there is nothing to compare; one_shot does"
             )
-        if not self._choices(len(grid)):
-            raise ValueError(f"experiment.budgets={list(self.budgets)}: none of them leaves a choice between heads")
+        with_a_choice(self.budgets, len(grid))
         if all(scorer.family == UNINFORMED for scorer in scorers.values()):
             raise ValueError(
                 f"scorer={list(scorers)}: must name at least one scorer beside a control, for example scorer=[ablation]"
@@ -148,10 +147,6 @@ class Compare(Experiment):
             {"max_difference_masked_removed": pruned.difference, **proofs(subject, splits.report)},
         )
 
-    def _choices(self, num_heads: int) -> list[int]:
-        """The budgets at which there is something to choose."""
-        return [budget for budget in heads_to_remove(self.budgets, num_heads) if 0 < budget < num_heads]
-
     def _leak(self, study: Study, plans: Sequence[Plan], pruning: pd.DataFrame) -> dict[str, float]:
         """How much more exact match would be reported if scoring and choosing were done on the report split too.
 
@@ -166,7 +161,7 @@ class Compare(Experiment):
         if not scorers:
             return {"leak": nan, "leak_low": nan, "leak_high": nan}
         subject, report = study.subject, study.splits.report
-        budgets = self._choices(len(subject.grid))
+        budgets = with_a_choice(self.budgets, len(subject.grid))
         mixed = list(
             make_plans(
                 Scoring(subject, report, study.seed), scorers, the_one(study.schedules), removing(budgets, subject.grid)
@@ -175,8 +170,7 @@ class Compare(Experiment):
         candidates = best_first(pruning[pruning["scorer"].isin(list(scorers))])
         honest = {k: plans[candidates.index[candidates["heads_removed"] == k][0]].mask for k in budgets}
         masks = list(dict.fromkeys([*(plan.mask for plan in mixed), *honest.values()]))
-        gates_MN = torch.stack([mask.gates(report.source.device) for mask in masks])
-        exact_ME = measure_masks(subject, report, gates_MN).sequence_accuracy.double().cpu().numpy()
+        exact_ME = measure_removed(subject, report, masks).sequence_accuracy.double().cpu().numpy()
         exact = dict(zip(masks, exact_ME, strict=True))
         gains = []
         for k in budgets:

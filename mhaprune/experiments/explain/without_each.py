@@ -16,7 +16,7 @@ from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import all_open, measure_masks
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.scoring import head_columns
-from mhaprune.statistics import wilson_interval
+from mhaprune.statistics import wilson_interval, with_interval
 from mhaprune.subject import Outcome
 from mhaprune.tables import HEAD
 from mhaprune.tasks.base import Task
@@ -35,10 +35,9 @@ def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
     exact_ME, loss_ME = (x.double().cpu().numpy() for x in (closed.sequence_accuracy, closed.loss))
     rows = []
     for head, exact_E, loss_E in zip(heads, exact_ME[1:], loss_ME[1:], strict=True):
-        low, high = wilson_interval(exact_E)
         rows.append(
             head_columns(head)
-            | {"sequence_accuracy": exact_E.mean(), "sequence_accuracy_low": low, "sequence_accuracy_high": high}
+            | with_interval("sequence_accuracy", exact_E, wilson_interval)
             | {"turned_wrong": int((exact_E < exact_ME[0]).sum()), "turned_right": int((exact_E > exact_ME[0]).sum())}
             | {"open_sequence_accuracy": exact_ME[0].mean(), "examples": len(exact_E)}
             | {"loss_rise": (loss_E - loss_ME[0]).mean()}

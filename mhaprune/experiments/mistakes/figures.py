@@ -46,7 +46,9 @@ def compare_costs(tables: Tables) -> Plot | None:
     names, tasks = list(mistakes["mistake"].unique()), list(mistakes["task"].unique())
     figure = Figure(figsize=(2.4 + 4.4 * len(tasks), 1.6 + 0.36 * len(names)))
     for axes, task in zip(panels(figure, len(tasks), len(tasks), COST, sharey=True), tasks, strict=True):
-        mean_over_runs(axes, mistakes[mistakes["task"] == task], "mistake", "cost_points", names)
+        own = mistakes[mistakes["task"] == task]
+        own = own.assign(label=[label.replace(f"task={task}, ", "") for label in own["label"]])  # the title says it
+        mean_over_runs(axes, own, "mistake", "cost_points", names)
         axes.set_title(task)
     legend_above(figure, figure.axes[0])
     caption = (

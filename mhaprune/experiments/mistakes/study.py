@@ -19,7 +19,7 @@ from mhaprune.pruning.plans import make_plans
 from mhaprune.pruning.removal import proofs, prune
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import training_curve
-from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
+from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing, with_a_choice
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.gate import Gate
@@ -68,8 +68,7 @@ class Mistakes(Experiment):
         if schedule.scoring != "once":
             raise ValueError(f"schedule={option_name(schedule)}: must score the heads once, one_shot does")
         heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
-        if not self._choices(len(grid)):
-            raise ValueError(f"experiment.budgets={list(self.budgets)}: none of them leaves a choice between heads")
+        with_a_choice(self.budgets, len(grid))
 
     def __call__(self, study: Study) -> Findings:
         chosen = self._choose(study, study.subject, {"right": RIGHT, **GRADIENT_MISTAKES})
@@ -91,13 +90,9 @@ class Mistakes(Experiment):
         checks = {"max_difference_masked_removed": difference, **proofs(study.subject, study.splits.report)}
         return Findings(tables, checks)
 
-    def _choices(self, num_heads: int) -> list[int]:
-        """The budgets at which there is something to choose."""
-        return [budget for budget in heads_to_remove(self.budgets, num_heads) if 0 < budget < num_heads]
-
     def _choose(self, study: Study, subject: Seq2Seq, scorers: Mapping[str, Scorer]) -> Chosen:
         scoring = Scoring(subject, study.splits.score, study.seed)
-        budgets = removing(self._choices(len(subject.grid)), subject.grid)
+        budgets = removing(with_a_choice(self.budgets, len(subject.grid)), subject.grid)
         pruned = prune(subject, list(make_plans(scoring, scorers, the_one(study.schedules), budgets)), study.splits)
         quality = pruned.table.pivot_table(index=["heads_total", "heads_removed"], columns="scorer", values=QUALITY)
         scores = {name: scoring(name, scorer).scores.values[0] for name, scorer in scorers.items()}

@@ -19,7 +19,7 @@ from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.recoveries.base import Lesson, Recovery, recover
 from mhaprune.schedules.budgets import Budget
 from mhaprune.subject import Outcome
-from mhaprune.tables import NOTHING
+from mhaprune.tables import NOTHING, join_names
 
 
 class Way(NamedTuple):
@@ -118,5 +118,5 @@ class Recovering:
 
 
 def _identity(plan: Plan, way: Way) -> dict[str, Any]:
-    kept = {"kept": " ".join(map(str, plan.mask.kept))}
+    kept = {"kept": join_names(plan.mask.kept)}
     return way._asdict() | kept | {key: value for key, value in plan_columns(plan).items() if key not in Way._fields}

@@ -18,7 +18,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tables import DENSE, DENSE_AGAIN
-from mhaprune.timing import COPIES, in_turn, ratios, taking_turns
+from mhaprune.timing import COPIES, in_turn, ratio_columns, taking_turns
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PROGRAMS = 10_000
@@ -84,9 +84,9 @@ class Contest:
                 "latency_ms_q3": times[mine].quantile(0.75),
                 "sequences_per_s": 1000 * work.batch_size / milliseconds,
                 "tokens_per_s": 1000 * tokens / milliseconds,
-                **_ratio("speedup", times, DENSE, mine),
-                **_ratio("built_ratio", times, mine, built),
-                **_ratio("aa_ratio", times, DENSE, DENSE_AGAIN),
+                **ratio_columns("speedup", times, DENSE, mine),
+                **ratio_columns("built_ratio", times, mine, built),
+                **ratio_columns("aa_ratio", times, DENSE, DENSE_AGAIN),
                 "flop_ratio": dense_flops / work.count_flops(self.models[mine][0], batch),
                 "parameters": self.models[mine][0].count_parameters(),
                 "peak_mb": peaks[mine] / 1e6,
@@ -134,11 +134,6 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> float:
     with torch.no_grad():
         call()
     return torch.cuda.max_memory_allocated(device) - before
-
-
-def _ratio(name: str, times: pd.DataFrame, ours: str, peer: str) -> dict[str, float]:
-    ratio = ratios(times, ours, peer)
-    return {name: ratio["ratio"], f"{name}_q1": ratio["q1"], f"{name}_q3": ratio["q3"]}
 
 
 def _removed(mask: HeadMask) -> str:
