@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import pandas as pd
 
 from mhaprune.heads import HeadGrid
-from mhaprune.model.gates import Gate
+from mhaprune.model.gates import GateConfig
 from mhaprune.ranges import Checked, Ge, Within
 from mhaprune.reporting.head_map import heads_that_matter
 from mhaprune.reporting.plots import Figures, Plot, draw
@@ -41,7 +41,7 @@ class Setup:
     grid: HeadGrid
     """The heads that the model will have."""
     task: Task
-    gate: Gate | None
+    gate: GateConfig | None
     scorers: Mapping[str, Scorer]
     schedules: Mapping[str, Schedule]
     example: Sequence[str] | None = None

@@ -47,11 +47,11 @@ def examples_table(shown: Iterable[Shown], train: Examples) -> pd.DataFrame:
     (`trained_symbols`) there were at most in training."""
     rows = []
     trained = train.source.shape[1] - 1
-    for number, one in enumerate(shown):
-        correct = None if one.right is None else one.answer == one.right
-        words = {"source": one.source, "answer": one.answer, "right_answer": one.right}
-        ended = bool((one.batch.target == EOS).any())
-        lengths = {"ended": ended, "symbols": one.batch.source.shape[1] - 1, "trained_symbols": trained}
+    for number, example in enumerate(shown):
+        correct = None if example.right is None else example.answer == example.right
+        words = {"source": example.source, "answer": example.answer, "right_answer": example.right}
+        ended = bool((example.batch.target == EOS).any())
+        lengths = {"ended": ended, "symbols": example.batch.source.shape[1] - 1, "trained_symbols": trained}
         rows.append({"example": number, **words, "correct": correct, **lengths})
     return pd.DataFrame(rows)
 
@@ -60,16 +60,16 @@ def attention_table(subject: Seq2Seq, task: Task, shown: Iterable[Shown], heads:
     """One row per example, head, query and key: the attention `weight`. `reads` is the token that stands at the query;
     `writes` is what the decoder makes of it, the next one, and None for the encoder."""
     parts = []
-    for number, one in enumerate(shown):
-        source, target = tokens(task, one.batch.source), tokens(task, one.batch.target)
-        prefix = tokens(task, shift_right(one.batch.target))
+    for number, example in enumerate(shown):
+        source, target = tokens(task, example.batch.source), tokens(task, example.batch.target)
+        prefix = tokens(task, shift_right(example.batch.target))
         with torch.no_grad():
-            maps = subject.attention_maps(one.batch)
+            maps = subject.attention_maps(example.batch)
         for block, seen in maps.items():
             reads = source if block.site is Site.ENCODER_SELF else prefix
             keys = prefix if block.site is Site.DECODER_SELF else source
-            mine = [head for head in subject.grid if head.block == block]
-            for head, weights_TU in zip(mine, seen.weights[0].double().cpu().numpy(), strict=True):
+            of_block = [head for head in subject.grid if head.block == block]
+            for head, weights_TU in zip(of_block, seen.weights[0].double().cpu().numpy(), strict=True):
                 if head in heads:
                     places = pd.MultiIndex.from_product([range(len(reads)), range(len(keys))], names=["query", "key"])
                     frame = places.to_frame(index=False)

@@ -33,7 +33,7 @@ class Costs:
             makers: dict[str, Callable[[], Cost]] = {
                 "parameters": lambda: counted(unit, self.subject, lambda left: left.count_parameters()),
                 "flops": lambda: counted(unit, self.subject, self._flops),
-                "ms": self._milliseconds,
+                "ms": self._measured,
             }
             self.known[unit] = makers[unit]()
         return self.known[unit]
@@ -49,9 +49,9 @@ class Costs:
     def _flops(self, left: Subject) -> float:
         return left.count_flops(self.batch) / len(self.batch)
 
-    def _milliseconds(self) -> Cost:
+    def _measured(self) -> Cost:
         def make(state: Any, save: Any) -> dict[str, Any]:
-            cost = milliseconds(self.subject, self.timed, self.rounds)
+            cost = measured(self.subject, self.timed, self.rounds)
             return {"floor": cost.floor, "blocks": [[str(b), cost.block[b], cost.head[b]] for b in cost.head]}
 
         what = {
@@ -73,15 +73,16 @@ def counted(unit: str, subject: Subject, count: Callable[[Subject], float]) -> C
     """By removing one head of each block: the same for all heads of it, and a block itself costs nothing."""
     grid, everything = subject.grid, HeadMask(subject.grid)
     dense = count(subject.without(everything))
-    head = {
+    per_head = {
         block: dense - count(subject.without(everything.without(grid.heads[positions[0]])))
         for block in grid.blocks
         if (positions := grid.positions(block))
     }
-    return Cost(unit, dense - sum(head[one.block] for one in grid), dict.fromkeys(head, 0.0), head)
+    heads = sum(per_head[head.block] for head in grid)
+    return Cost(unit, dense - heads, dict.fromkeys(per_head, 0.0), per_head)
 
 
-def milliseconds(subject: Subject, batch: Examples, rounds: int) -> Cost:
+def measured(subject: Subject, batch: Examples, rounds: int) -> Cost:
     """Of one `predict` of the batch: a sum that says what it costs to have a block at all and each head of it.
 
     The whole model, the model without any head, and for each block that without it and that with one head in it take

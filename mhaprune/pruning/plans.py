@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.measure import measure_removed
-from mhaprune.schedules.base import Judge, Schedule
+from mhaprune.schedules.base import Evidence, Schedule
 from mhaprune.schedules.budgets import Budget
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.scoring import Scoring, naming
@@ -47,45 +47,45 @@ def make_plans(
     def loss(masks: Sequence[HeadMask]) -> Tensor:
         return measure_removed(subject, scoring.examples, masks).loss.double().mean(dim=1)
 
-    def judge(name: str, scorer: Scorer, draw: int) -> Judge:
+    def evidence(name: str, scorer: Scorer, draw: int) -> Evidence:
         def score(left: Subject) -> Tensor:
             if left is subject:
                 return scoring(name, scorer).scores.values[draw]
             with naming(name):
                 return scorer(left, scoring.examples, scoring.seed).values[draw]
 
-        return Judge(subject, score, loss, whole)
+        return Evidence(subject, score, loss, whole)
 
-    def nobody(left: Subject) -> Tensor:
-        raise AssertionError(f"schedule={how} promised to ask no scorer")
+    def no_score(left: Subject) -> Tensor:
+        raise AssertionError(f"schedule={how} uses a score, its `scoring` says none")
 
     if schedule.scoring == "none":
-        masks = schedule(Judge(subject, nobody, loss, whole), budgets)
+        masks = schedule(Evidence(subject, no_score, loss, whole), budgets)
         yield from (Plan(how, 0, how, mask, budget.name) for budget, mask in zip(budgets, masks, strict=True))
         return
     for name, scorer in scorers.items():
         kept = [budget.heads_kept(subject.grid) for budget in budgets]
-        asked = whom_to_ask(scorer, kept, len(subject.grid), again)
-        for one in dict.fromkeys(asked):
-            mine = [budget for budget, other in zip(budgets, asked, strict=True) if other == one]
-            for draw in range(len(scoring(name, one).scores.values))[:draws]:
-                masks = schedule(judge(name, one, draw), mine)
-                yield from (Plan(name, draw, how, mask, budget.name) for budget, mask in zip(mine, masks, strict=True))
+        by_budget = scorers_for(scorer, kept, len(subject.grid), again)
+        for told in dict.fromkeys(by_budget):
+            served = [budget for budget, other in zip(budgets, by_budget, strict=True) if other == told]
+            for draw in range(len(scoring(name, told).scores.values))[:draws]:
+                masks = schedule(evidence(name, told, draw), served)
+                yield from (Plan(name, draw, how, mask, b.name) for b, mask in zip(served, masks, strict=True))
 
 
-def whom_to_ask(scorer: Scorer, kept: Sequence[int], num_heads: int, again: bool = False) -> list[Scorer]:
-    """The scorer that says which heads go, for every number that is to stay: a `Budgeted` one is told that number.
+def scorers_for(scorer: Scorer, kept: Sequence[int], num_heads: int, again: bool = False) -> list[Scorer]:
+    """The scorer for each number of heads to keep: a `Budgeted` scorer is told that number.
 
-    Where none or all go there is no choice, and whoever is asked anyway will do; save where it is asked `again`, down
-    to the last head.
+    Removing no head or every head needs no score, so any scorer serves. A schedule that scores `again` still needs one
+    down to the last head.
     """
     if not isinstance(scorer, Budgeted):
         return [scorer] * len(kept)
     told = {count: scorer.keeping(count) for count in kept if 0 < count < num_heads}
     if again and 0 in kept:
         told[0] = scorer.keeping(1)
-    anybody = next(iter(told.values()), scorer)
-    return [told.get(count, anybody) for count in kept]
+    fallback = next(iter(told.values()), scorer)
+    return [told.get(count, fallback) for count in kept]
 
 
 def plan_columns(plan: Plan) -> dict[str, Any]:

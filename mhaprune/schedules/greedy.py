@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mhaprune.heads import HeadMask
-from mhaprune.schedules.base import Judge, Stepwise
+from mhaprune.schedules.base import Evidence, Stepwise
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Greedy(Stepwise):
     def scoring(self) -> Literal["none"]:
         return "none"
 
-    def path(self, judge: Judge) -> Iterator[HeadMask]:
-        mask = HeadMask(judge.subject.grid)
+    def path(self, evidence: Evidence) -> Iterator[HeadMask]:
+        mask = HeadMask(evidence.subject.grid)
         yield mask
-        while candidates := [mask.without(head) for head in self.removable(judge, mask)]:
-            mask = candidates[int(judge.loss(candidates).argmin())]
+        while candidates := [mask.without(head) for head in self.removable(evidence, mask)]:
+            mask = candidates[int(evidence.loss(candidates).argmin())]
             yield mask

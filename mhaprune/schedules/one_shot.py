@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mhaprune.heads import HeadMask
-from mhaprune.schedules.base import Judge, Stepwise
+from mhaprune.schedules.base import Evidence, Stepwise
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class OneShot(Stepwise):
     def scoring(self) -> Literal["once"]:
         return "once"
 
-    def path(self, judge: Judge) -> Iterator[HeadMask]:
-        mask = HeadMask(judge.subject.grid)
-        score = dict(zip(mask.kept, judge.score(judge.subject).tolist(), strict=True))
+    def path(self, evidence: Evidence) -> Iterator[HeadMask]:
+        mask = HeadMask(evidence.subject.grid)
+        score = dict(zip(mask.kept, evidence.score(evidence.subject).tolist(), strict=True))
         yield mask
-        while candidates := self.removable(judge, mask):
+        while candidates := self.removable(evidence, mask):
             mask = mask.without(min(candidates, key=score.__getitem__))
             yield mask

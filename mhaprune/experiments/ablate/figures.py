@@ -98,9 +98,9 @@ def compare_runs(tables: Tables) -> Plot | None:
     figure = Figure(figsize=(9.5, 1.5 + 0.22 * len(labels) * (1 + len(names))))
     for axes, (title, values) in zip(figure.subplots(1, len(measures), sharey=True), measures.items(), strict=True):
         for i, name in enumerate(names):
-            mine = summary["scorer"] == name
-            places = [labels.index(label) + 0.8 * (i + 0.5) / len(names) - 0.4 for label in summary.loc[mine, "label"]]
-            axes.barh(places, values[mine], height=0.75 / len(names), color=COLOURS[i % len(COLOURS)], label=name)
+            rows = summary["scorer"] == name
+            places = [labels.index(label) + 0.8 * (i + 0.5) / len(names) - 0.4 for label in summary.loc[rows, "label"]]
+            axes.barh(places, values[rows], height=0.75 / len(names), color=COLOURS[i % len(COLOURS)], label=name)
         axes.set(title=title, yticks=range(len(labels)), yticklabels=labels)
         axes.axvline(1.0 if title.startswith("speed") else 0.0, color="black", linewidth=0.8)
     figure.axes[0].invert_yaxis()

@@ -93,16 +93,16 @@ def head_by_head(call: LayerCall) -> Tensor:
     if layer.out_proj.bias is not None:
         output_BTD = output_BTD + layer.out_proj.bias
     for n, gate in enumerate(layer.head_scale()):
-        mine = slice(n * layer.head_dim, (n + 1) * layer.head_dim)
+        part = slice(n * layer.head_dim, (n + 1) * layer.head_dim)
         q_BTK, k_BUK, v_BUK = (
-            F.linear(x, projection.weight[mine], None if projection.bias is None else projection.bias[mine])
+            F.linear(x, projection.weight[part], None if projection.bias is None else projection.bias[part])
             for x, projection in ((call.query, layer.q_proj), (call.key, layer.k_proj), (call.value, layer.v_proj))
         )
         scores_BTU = q_BTK @ k_BUK.mT / math.sqrt(layer.head_dim)
         if call.bias is not None:
             scores_BTU = scores_BTU + call.bias.squeeze(1)
         weights_BTU = scores_BTU.softmax(dim=-1).masked_fill(scores_BTU == -math.inf, 0.0)
-        output_BTD = output_BTD + gate * (weights_BTU @ v_BUK) @ layer.out_proj.weight[:, mine].mT
+        output_BTD = output_BTD + gate * (weights_BTU @ v_BUK) @ layer.out_proj.weight[:, part].mT
     return output_BTD
 
 

@@ -135,10 +135,10 @@ def quality_cost(tables: Tables) -> Plot | None:
     families = list(methods["family"].unique())
     known = [family for family in families if family != UNINFORMED]
     for family in families:
-        mine = (methods["family"] == family).to_numpy()
+        members = (methods["family"] == family).to_numpy()
         style = line_style(known.index(family)) if family in known else {"color": CONTROL_COLOUR, "marker": "x"}
         style |= {"linestyle": "none", "markersize": 6, "elinewidth": 0.8}
-        axes.errorbar(x[mine], y[mine], bars[:, mine], label=family, **style)
+        axes.errorbar(x[members], y[members], bars[:, members], label=family, **style)
     axes.set_xlabel("cost in forward passes (a backward counts two)")
     axes.set_ylabel("mean regret in exact match (percentage points)")
     axes.margins(y=0.08)

@@ -26,8 +26,8 @@ class Regrets:
 
     def of(self, scorer: str) -> list[Plan]:
         """The plans in which there was something to choose."""
-        mine = [plan for plan in self.plans if plan.scorer == scorer]
-        return [plan for plan in mine if 0 < len(plan.mask.removed) < len(plan.mask.grid)]
+        plans = [plan for plan in self.plans if plan.scorer == scorer]
+        return [plan for plan in plans if 0 < len(plan.mask.removed) < len(plan.mask.grid)]
 
     def outcome(self, mask: HeadMask, name: str) -> np.ndarray:
         """(E,)"""
@@ -52,11 +52,11 @@ class Regrets:
 
     def area_columns(self, scorer: str) -> dict[str, float]:
         """The area under the curve of exact match over the heads removed, of several draws that of their mean."""
-        mine = [plan for plan in self.plans if plan.scorer == scorer]
+        plans = [plan for plan in self.plans if plan.scorer == scorer]
         curve = {
             removed: np.mean(
-                [self.outcome(p.mask, "sequence_accuracy") for p in mine if len(p.mask.removed) == removed], 0
+                [self.outcome(p.mask, "sequence_accuracy") for p in plans if len(p.mask.removed) == removed], 0
             )
-            for removed in sorted({len(plan.mask.removed) for plan in mine})
+            for removed in sorted({len(plan.mask.removed) for plan in plans})
         }
         return with_interval("area", np.einsum("b,be->e", area_weights(list(curve)), np.stack(list(curve.values()))))

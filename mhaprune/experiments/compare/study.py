@@ -23,7 +23,7 @@ from mhaprune.experiments.compare.figures import (
 from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.measure import measure_removed
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
-from mhaprune.pruning.plans import Plan, make_plans, whom_to_ask
+from mhaprune.pruning.plans import Plan, make_plans, scorers_for
 from mhaprune.pruning.removal import proofs, prune
 from mhaprune.ranges import Ge
 from mhaprune.reporting.plots import Figures
@@ -230,7 +230,7 @@ def methods_table(
                 **regrets.columns(regrets.of(name)),
                 **{f"spearman_with_ablation{end}": rho.get(f"spearman{end}", nan) for end in ("", "_low", "_high")},
                 "reliability": reliability.get(name, nan),
-                **scoring.cost(whom_to_ask(scorer, list(curve["heads_kept"]), num_heads)),
+                **scoring.cost(scorers_for(scorer, list(curve["heads_kept"]), num_heads)),
             }
         )
     return pd.DataFrame(rows)

@@ -21,9 +21,9 @@ def say(tables: Tables) -> Iterator[str]:
 
 def over_runs(methods: pd.DataFrame) -> Iterator[str]:
     """Over the runs of each task: the scorer that does best on the choose splits, with intervals over runs."""
-    for task, mine in methods[methods["family"] != UNINFORMED].groupby("task", sort=False):
+    for task, runs in methods[methods["family"] != UNINFORMED].groupby("task", sort=False):
         chosen, regrets = (
-            mine.pivot_table(index="label", columns="scorer", values=column, sort=False).dropna(axis="columns")
+            runs.pivot_table(index="label", columns="scorer", values=column, sort=False).dropna(axis="columns")
             for column in ("choose_sequence_accuracy", "regret_sequence_accuracy")
         )
         if len(chosen) < 2 or chosen.shape[1] == 0:
@@ -46,9 +46,9 @@ def head_map(tables: Tables) -> Verdict | None:
     if REFERENCE not in set(scores["scorer"]):
         return None
     heads = scored(scores, REFERENCE)
-    mine = scores[scores["scorer"] == REFERENCE]
+    ablation = scores[scores["scorer"] == REFERENCE]
     tolerance = float(tables["winner"]["prunable_tolerance"].iloc[0])
-    heads["stays"] = ~prunable(mine["score"].to_numpy(), mine["stderr"].to_numpy(), tolerance)
+    heads["stays"] = ~prunable(ablation["score"].to_numpy(), ablation["stderr"].to_numpy(), tolerance)
     return prunable_alone(heads, REFERENCE, tolerance)
 
 

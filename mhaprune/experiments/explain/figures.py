@@ -34,8 +34,8 @@ def attention_maps(tables: Tables) -> Iterator[Plot]:
     if "attention" not in tables:
         return
     attention, examples = tables["attention"], tables["examples"].set_index("example")
-    for (number_, site), mine in attention.groupby(["example", "site"], sort=False):
-        yield _maps_of(mine, tables["looks"], examples.loc[number_], int(number_), str(site))
+    for (number_, site), maps in attention.groupby(["example", "site"], sort=False):
+        yield _maps_of(maps, tables["looks"], examples.loc[number_], int(number_), str(site))
 
 
 def _maps_of(attention: pd.DataFrame, looks: pd.DataFrame, example: pd.Series, number_: int, site: str) -> Plot:
@@ -208,17 +208,17 @@ def gates_from_other_starts(tables: Tables) -> Plot | None:
     grid = panels(figure, len(blocks), columns, "head", "gate", sharey=True)
     numbers = sorted(starts["start"].unique())
     for axes, (site, layer) in zip(grid, blocks, strict=True):
-        mine = starts[(starts["site"] == site) & (starts["layer"] == layer)]
-        own = mine[mine["start"] == numbers[0]]
+        rows = starts[(starts["site"] == site) & (starts["layer"] == layer)]
+        own = rows[rows["start"] == numbers[0]]
         axes.plot(own["head"], own["gate_own"], "_", color="black", markersize=22, mew=2.5, label="as trained")
         for i, start in enumerate(numbers):
-            run = mine[mine["start"] == start]
+            run = rows[rows["start"] == start]
             x = run["head"] + 0.24 * (i - (len(numbers) - 1) / 2)
             colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
             axes.vlines(x, run["gate_start"], run["gate_end"], linewidth=1, color=colour)
             axes.plot(x, run["gate_start"], marker, color=colour, mfc="white", label=f"start {start}")
             axes.plot(x, run["gate_end"], marker, color=colour, label=f"end {start}")
-        axes.set(title=block_label(site, layer), xticks=sorted(mine["head"].unique()))
+        axes.set(title=block_label(site, layer), xticks=sorted(rows["head"].unique()))
         axes.margins(x=0.15)
     legend_above(figure, grid[0])
     rhos = [number(agreement.loc[f"weights held still, start {n}", "spearman_with_own"], 2) for n in numbers]

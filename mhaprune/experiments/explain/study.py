@@ -136,8 +136,8 @@ class Explain(Experiment):
         tables = {}
         if self.starts:
             starts = from_other_starts(study.subject, study.splits.train, self.starts, self.start_steps, study.seed)
-            for start, mine in starts.groupby("start"):
-                end, begin = (mine[f"gate_{when}"].to_numpy() for when in ("end", "start"))
+            for start, path in starts.groupby("start"):
+                end, begin = (path[f"gate_{when}"].to_numpy() for when in ("end", "start"))
                 row = ranking(f"weights held still, start {start}", end, begin, ablation)
                 rows.append(row | {"spearman_with_own": spearman(end, own)})
             tables["starts"] = starts

@@ -71,8 +71,8 @@ def head_map(tables: Tables) -> Verdict:
 
 def over_runs(looks: pd.DataFrame) -> Iterator[str]:
     """Over the runs of each task: what the head looks at that matters most."""
-    for task, mine in looks[~looks["removed"].astype(bool)].groupby("task", sort=False):
-        best = mine.sort_values("rank", kind="stable").drop_duplicates("label")
+    for task, rows in looks[~looks["removed"].astype(bool)].groupby("task", sort=False):
+        best = rows.sort_values("rank", kind="stable").drop_duplicates("label")
         if len(best) > 1:
             names = best["name"].fillna("no clear pattern").replace("", "no clear pattern").value_counts()
             counts = ", ".join(f"“{name}” in {count}" for name, count in names.items())
@@ -122,8 +122,8 @@ def _name(head: pd.Series) -> HeadName:
 def _look(head: pd.Series, patterns: pd.DataFrame) -> str:
     if not isinstance(head["name"], str) or not head["name"]:
         return "follows no clear pattern"
-    mine = patterns[patterns["meaning"] == head["name"]]
-    if mine.empty:
+    rows = patterns[patterns["meaning"] == head["name"]]
+    if rows.empty:
         return f"looks {head['name']} alike"
-    mass, chance = mine.iloc[0][["mass", "chance"]]
+    mass, chance = rows.iloc[0][["mass", "chance"]]
     return f"follows “{head['name']}” with {100 * mass:.0f} % of its attention ({100 * chance:.0f} % by chance)"

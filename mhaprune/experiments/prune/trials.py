@@ -42,7 +42,7 @@ class Trial(NamedTuple):
     reported: Outcome
 
 
-class Recovering:
+class Trials:
     """What can be made of one dense model. Equal masks are recovered and measured once; what trained is kept in the
     cache, so an interrupted run goes on with what is missing."""
 
@@ -55,7 +55,11 @@ class Recovering:
     def after(self, plans: Sequence[Plan]) -> Iterator[Trial]:
         """Every plan as its heads leave it, then after each recovery that comes at the end."""
         dense, equivalence = self.lesson.dense, EquivalenceCheck(self.lesson.dense, self.lesson.splits.report)
-        ends = {name: one for name, one in self.recoveries.items() if not one.between and not one.control}
+        ends = {
+            name: recovery
+            for name, recovery in self.recoveries.items()
+            if not recovery.between and not recovery.control
+        }
         for plan in tqdm(plans, "recovering", disable=None, leave=False):
             equivalence.prove(plan.mask)
             self.worst = max(self.worst, equivalence.worst)
@@ -98,10 +102,10 @@ class Recovering:
         """The shapes of these models, trained by the recoveries that keep nothing else of them."""
         steps = self.lesson.training.steps + self.lesson.extra_steps
         for name, recovery in self.recoveries.items():
-            work = [(one, draw) for one in best for draw in range(recovery.draws)] if recovery.control else []
-            for one, draw in tqdm(work, name, disable=None, leave=False):
-                left = self.lesson.dense.without(one.plan.mask)
-                yield self._recovered(one.plan, name, left, draw, steps)
+            work = [(trial, draw) for trial in best for draw in range(recovery.draws)] if recovery.control else []
+            for trial, draw in tqdm(work, name, disable=None, leave=False):
+                left = self.lesson.dense.without(trial.plan.mask)
+                yield self._recovered(trial.plan, name, left, draw, steps)
 
     def _recovered(self, plan: Plan, name: str, left: Seq2Seq, draw: int, steps: int) -> Trial:
         splits, note, way = self.lesson.splits, "", Way(plan.schedule, plan.scorer, name, draw)

@@ -82,15 +82,15 @@ def fewest_heads(smallest: pd.DataFrame) -> pd.Series:
 
 def over_runs(smallest: pd.DataFrame) -> Iterator[str]:
     """Over the runs of each task: the fewest heads of any way, with each kind of training and without."""
-    for task, mine in smallest.groupby("task", sort=False):
-        labels = mine["label"].unique()
+    for task, runs in smallest.groupby("task", sort=False):
+        labels = runs["label"].unique()
         if len(labels) < 2:
             continue
         parts = []
-        for _, rows in mine.groupby("recovery", sort=False):
+        for _, rows in runs.groupby("recovery", sort=False):
             fewest = rows.groupby("label", sort=False)["heads_kept"].min()
             parts.append(f"{', '.join(map(str, fewest))} {_after(rows.iloc[0])}")
-        yield f"Of {int(mine['heads_total'].max())} heads {task} needs, run by run: {'; '.join(parts)}."
+        yield f"Of {int(runs['heads_total'].max())} heads {task} needs, run by run: {'; '.join(parts)}."
 
 
 def _best(smallest: pd.DataFrame) -> Any:

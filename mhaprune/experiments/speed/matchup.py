@@ -25,7 +25,7 @@ PROGRAMS = 10_000
 """That torch.compile may make of one layer, which has one for every number of heads."""
 
 
-class Contest:
+class Matchup:
     """Several copies of each model take turns; their weights are random.
 
     `masks` are on the grid of the whole model, of which `shape` may have a part.
@@ -45,9 +45,9 @@ class Contest:
         dense = fresh()
         makers: dict[str, Callable[[], Seq2Seq]] = {DENSE: fresh, DENSE_AGAIN: fresh}
         for mask in masks:
-            mine = HeadMask(dense.grid, mask.removed & frozenset(dense.grid))
-            makers[_removed(mask)] = partial(dense.without, mine)
-            makers[_built(mask)] = partial(fresh, grid=dense.grid.without(mine.removed))
+            present = HeadMask(dense.grid, mask.removed & frozenset(dense.grid))
+            makers[_removed(mask)] = partial(dense.without, present)
+            makers[_built(mask)] = partial(fresh, grid=dense.grid.without(present.removed))
         self.models: dict[str, list[Seq2Seq]] = {name: [] for name in makers}
         draw = Random(0)
         for _ in range(COPIES):
@@ -72,24 +72,24 @@ class Contest:
         tokens = work.batch_size * (work.target_length or work.source_length)
         rows = []
         for mask in self.masks:
-            mine, built, grid = _removed(mask), _built(mask), work.grid(mask.grid)
-            milliseconds = times[mine].median()
+            pruned, built, grid = _removed(mask), _built(mask), work.grid(mask.grid)
+            milliseconds = times[pruned].median()
             row = {
                 "model_heads": len(mask.grid),
                 "model_heads_removed": len(mask.removed),
                 "heads_total": len(grid),
                 "heads_removed": len(mask.removed & frozenset(grid)),
                 "latency_ms": milliseconds,
-                "latency_ms_q1": times[mine].quantile(0.25),
-                "latency_ms_q3": times[mine].quantile(0.75),
+                "latency_ms_q1": times[pruned].quantile(0.25),
+                "latency_ms_q3": times[pruned].quantile(0.75),
                 "sequences_per_s": 1000 * work.batch_size / milliseconds,
                 "tokens_per_s": 1000 * tokens / milliseconds,
-                **ratio_columns("speedup", times, DENSE, mine),
-                **ratio_columns("built_ratio", times, mine, built),
+                **ratio_columns("speedup", times, DENSE, pruned),
+                **ratio_columns("built_ratio", times, pruned, built),
                 **ratio_columns("aa_ratio", times, DENSE, DENSE_AGAIN),
-                "flop_ratio": dense_flops / work.count_flops(self.models[mine][0], batch),
-                "parameters": self.models[mine][0].count_parameters(),
-                "peak_mb": peaks[mine] / 1e6,
+                "flop_ratio": dense_flops / work.count_flops(self.models[pruned][0], batch),
+                "parameters": self.models[pruned][0].count_parameters(),
+                "peak_mb": peaks[pruned] / 1e6,
                 "built_peak_mb": peaks[built] / 1e6,
             }
             rows.append(self._identity(work) | row)

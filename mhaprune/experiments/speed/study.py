@@ -14,7 +14,7 @@ from tqdm import tqdm
 from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
 from mhaprune.experiments.speed import words
 from mhaprune.experiments.speed.figures import accuracy_milliseconds, speedup_curves, time_by_part
-from mhaprune.experiments.speed.matchup import PRECISIONS, Contest
+from mhaprune.experiments.speed.matchup import PRECISIONS, Matchup
 from mhaprune.experiments.speed.workloads import Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
 from mhaprune.model.network import Transformer
@@ -99,11 +99,11 @@ class Speed(Experiment):
             for d_model in self.d_models:
                 whole = scaled(subject.config, d_model, longest)
                 for shape in dict.fromkeys(work.shape(whole) for work in workloads):
-                    contest = Contest(shape, len(study.task.vocabulary), masks, device, self.dtype, self.compile)
+                    matchup = Matchup(shape, len(study.task.vocabulary), masks, device, self.dtype, self.compile)
                     for work in workloads:
                         if work.shape(whole) == shape:
-                            speed.append(contest.speed(work, self.rounds))
-                            parts.append(contest.parts(work, self.rounds))
+                            speed.append(matchup.speed(work, self.rounds))
+                            parts.append(matchup.parts(work, self.rounds))
                             progress.update()
         pruning, tradeoff, difference = self.trained(study, subject)
         timed_on = {"device": device_name(device), "dtype": self.dtype}
