@@ -1,4 +1,4 @@
-"""What a model says, how often it is right and how large it is, as tables."""
+"""The answers of a model, how often they are right, and the size of the model, as tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mhaprune.tables import join_names
 from mhaprune.tasks.base import Task
 
 COUNTED = 16
-"""Examples whose floating-point operations are counted; the number is that of one of them."""
+"""Number of examples whose floating-point operations are counted, to report the mean."""
 
 
 def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict[str, pd.DataFrame]:
@@ -31,7 +31,7 @@ def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict
 
 
 def answers(subject: Subject, task: Task, examples: Examples) -> pd.DataFrame:
-    """What greedy decoding makes of each example."""
+    """The answer of greedy decoding to each example."""
     rows = []
     predicted = subject.predict(examples)
     for source, target, answer in zip(
@@ -75,19 +75,19 @@ def accuracy_columns(outcome: Outcome) -> dict[str, float]:
 
 
 def size_columns(subject: Subject, report: Examples) -> dict[str, int]:
-    """Its parameters, and the floating-point operations of an example."""
+    """The number of parameters, and the floating-point operations of an example."""
     batch = report[:COUNTED]
     return {"parameters": subject.count_parameters(), "flops": subject.count_flops(batch) // len(batch)}
 
 
 def choose_columns(subject: Subject, choose: Examples) -> dict[str, float]:
-    """What is looked at to choose between models: no number to report."""
+    """The columns for choosing between models. They are never reported."""
     outcome = measure(subject, choose)
     return {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
 
 
 def say_accuracy(accuracy: pd.DataFrame) -> str:
-    """A table `accuracy` in a sentence."""
+    """The table `accuracy` in a sentence."""
     row = accuracy.iloc[0]
     return (
         f"{row['sequence_accuracy']:.3f} exact match"

@@ -18,11 +18,11 @@ from mhaprune.subject import Evaluated, Fallback, Outcome, SharesPrefixes, Subje
 Measured = TypeVar("Measured", bound=Evaluated)
 BATCH_SIZE = 128
 BATCH_OF_MASKS = 32
-"""Examples in a pass of many masks: it is filled by the masks, and fewer examples mean less padding."""
+"""Number of examples in a pass of many masks. The masks fill the pass, and fewer examples mean less padding."""
 
 Replacement = Callable[[Subject, Examples, Tensor], Fallback]
-"""What the closed heads of a batch give instead of nothing; the tensor (B,) says where in the split its
-examples are."""
+"""What replaces the outputs of closed heads in a batch; the tensor (B,) holds the places of its examples in the
+split."""
 
 
 class Diverged(RuntimeError):
@@ -47,7 +47,7 @@ def measure(
 def measure_masks(
     subject: Subject, examples: Examples, gates: Tensor, replacement: Replacement | None = None
 ) -> Outcome:
-    """The outcome of every example under every row of `gates` (M, N): (M, E) each, as `measure` gives it up to
+    """The outcome of every example under every row of `gates` (M, N): (M, E) each, equal to `measure` up to
     rounding."""
     order, batches = by_length(examples, BATCH_OF_MASKS)
     parts = []
@@ -73,8 +73,8 @@ def all_open(subject: Subject, rows: int) -> Tensor:
 
 
 def by_length(examples: Examples, batch_size: int) -> tuple[Tensor, Iterator[tuple[Examples, Tensor]]]:
-    """The order (E,) of the examples by length, so that little of a batch is padding; and batches in that order, each
-    with where in the split its examples are."""
+    """The order (E,) of the examples by length, so that batches hold little padding; and batches in that order, each
+    with the places of its examples in the split."""
     order = (examples.target != PAD).sum(dim=1).argsort(stable=True)
     return order, ((examples[at], at) for at in order.split(batch_size))
 
@@ -84,7 +84,7 @@ def gate_gradients(
 ) -> Tensor:
     """(E, N): the derivative of each example's loss with respect to every gate, at `gates` (N,), by default all open.
 
-    One backward pass per batch gives them for all its examples: each has a row of gates of its own.
+    One backward pass per batch is enough: each example has its own row of gates.
     """
     order, batches = by_length(examples, batch_size)
     parts = []
@@ -129,9 +129,9 @@ def logit_difference(first: Subject, second: Subject, batch: Examples, gates: Te
 
 @torch.no_grad()
 def greedy_disagreements(subject: Subject, examples: Examples, batch_size: int = BATCH_SIZE) -> int:
-    """How many examples greedy decoding gets right where `sequence_accuracy` says wrong, or the other way round.
+    """The number of examples on which greedy decoding and `sequence_accuracy` disagree.
 
-    The two are the same by induction over the tokens; anything but 0 is a tie broken differently by rounding, or a
+    The two are the same by induction over the tokens. Anything but 0 is a tie broken differently by rounding, or a
     fault.
     """
     disagreements = 0

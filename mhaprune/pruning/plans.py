@@ -1,4 +1,4 @@
-"""Which heads go, by which scorer and schedule, at which budget: plans that nothing has carried out yet."""
+"""Which heads go, by which scorer and schedule, at which budget. A plan removes nothing yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mhaprune.tables import join_names
 
 
 class Plan(NamedTuple):
-    """One mask and how it came about."""
+    """A mask, and the scorer, draw, schedule and budget that it comes from."""
 
     scorer: str
     draw: int
@@ -37,10 +37,10 @@ def make_plans(
     draws: int | None = None,
     whole: HeadGrid | None = None,
 ) -> Iterator[Plan]:
-    """A plan per scorer, draw and budget. Where scorers have no say there is one per budget, in the schedule's name.
+    """A plan per scorer, draw and budget. A schedule that uses no scores makes one plan per budget, in its own name.
 
-    `name` is that of the schedule, by default its option's; of a scorer that draws several times the first `draws` are
-    taken, by default all; `whole` are the heads before any were removed, by default the subject's.
+    `name` is that of the schedule, by default its option's. `draws` limits the draws of a random scorer, by default to
+    all. `whole` is the grid before any heads were removed, by default the subject's.
     """
     subject, how, again = scoring.subject, name or option_name(schedule), schedule.scoring == "repeated"
 
@@ -89,7 +89,7 @@ def scorers_for(scorer: Scorer, kept: Sequence[int], num_heads: int, again: bool
 
 
 def plan_columns(plan: Plan) -> dict[str, Any]:
-    """What says which heads went and why."""
+    """The columns that say which heads went and why."""
     total, removed = len(plan.mask.grid), len(plan.mask.removed)
     return {
         "scorer": plan.scorer,

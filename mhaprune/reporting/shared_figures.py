@@ -96,7 +96,7 @@ def agreement(tables: Tables) -> Plot | None:
 
 
 def training_curve(tables: Tables) -> Plot | None:
-    """Loss and held-out accuracy over training and, where there are gates, their way."""
+    """Loss and held-out accuracy over training and, if the model has gates, their values."""
     if "training" not in tables:
         return None
     training = tables["training"]
@@ -138,7 +138,7 @@ def _draw_gates(
 
 
 def _linear_range(values: pd.Series) -> float:
-    """Where a symmetric logarithmic axis should turn linear: around the smaller of the scores."""
+    """The end of the linear range of a symmetric logarithmic axis: near the smaller scores."""
     return float(max(values.abs().quantile(0.25), 1e-6))
 
 

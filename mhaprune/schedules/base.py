@@ -22,9 +22,10 @@ from mhaprune.subject import Subject
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a schedule may measure about a subject.
+    """What a schedule may read about a subject.
 
-    It exists so that a schedule cannot choose heads on any split but *score*: it sees no examples, only these answers.
+    It exists so that a schedule cannot choose heads on any split but *score*: it sees scores and losses, but no
+    examples.
     """
 
     subject: Subject
@@ -48,11 +49,11 @@ class Schedule(Checked, ABC):
 
     @abstractmethod
     def smallest(self, grid: HeadGrid) -> HeadMask:
-        """A mask with as many heads removed as it can."""
+        """The mask with the most heads removed that the schedule allows."""
 
     @abstractmethod
     def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
-        """One mask per budget that it can meet, each with no more heads removed than that takes."""
+        """One mask per budget. Heads are removed until the budget is met."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Stepwise(Schedule):
 
     @abstractmethod
     def path(self, evidence: Evidence) -> Iterator[HeadMask]:
-        """Masks from none removed on, each with one head more than the one before, to where no head may go."""
+        """Masks from none removed on, each with one head more than the one before, until no head may go."""
 
     def smallest(self, grid: HeadGrid) -> HeadMask:
         left = Counter(head.block for head in grid)

@@ -12,8 +12,8 @@ from mhaprune.schedules.base import Evidence, Stepwise
 
 @dataclass(frozen=True)
 class Greedy(Stepwise):
-    """Step by step that head goes without which the loss is least, measured together with all that are gone already
-    (backward elimination, Marill & Green 1963). No scorer has a say."""
+    """At each step the head goes whose removal raises the loss least, measured without all heads that are gone already
+    (backward elimination, Marill & Green 1963). It uses no scores."""
 
     @property
     def scoring(self) -> Literal["none"]:

@@ -1,4 +1,4 @@
-"""Score, remove a few, score what is left."""
+"""Score, remove a few heads, score the smaller model."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from mhaprune.schedules.base import Evidence, Stepwise
 
 @dataclass(frozen=True)
 class OneShot(Stepwise):
-    """The heads of lowest score in the whole model go, of equals the first (Michel et al. 2019, section 4)."""
+    """The heads of lowest score in the whole model go. Ties go in the order of the heads (Michel et al. 2019, section
+    4)."""
 
     @property
     def scoring(self) -> Literal["once"]:

@@ -42,7 +42,8 @@ def accuracy_curves(tables: Tables) -> Plot | None:
 
 
 def _draw_curves(axes: Axes, pruning: pd.DataFrame) -> None:
-    """One line per scorer with its intervals; scorers of several draws as a mean in a band from least to most."""
+    """Draw a line with intervals per scorer, and a band from least to most with its mean per scorer of several
+    draws."""
     for i, name in enumerate(candidates(pruning)):
         curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
         bars = errors(curve, "sequence_accuracy")

@@ -60,7 +60,7 @@ def method_curves(tables: Tables) -> Plot | None:
         axes.set(ylim=(-0.03, 1.03))
         if len(budgets) <= 10:
             axes.set_xticks(budgets)
-        # above the curves, which leave no corner free for certain
+        # above the curves, which may fill every corner
         place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "alignment": "left", "borderaxespad": 0.2}
         axes.legend(handles=lines, title=title, ncols=2, columnspacing=1, **place)
     shared = [line for line in grid[0].get_lines() if line.get_label() in limits]
@@ -88,7 +88,7 @@ def regret_map(tables: Tables) -> Plot | None:
     figure = Figure(figsize=(1.8 + width + 2.6, 1.2 + 0.31 * rows))
     left, right = figure.subplots(1, 2, width_ratios=[width, 2.4])
     values = regrets.to_numpy(float)
-    judged = values[(methods["family"] != UNINFORMED).to_numpy()]  # the control would take all the contrast
+    judged = values[(methods["family"] != UNINFORMED).to_numpy()]  # a control would use up the contrast
     worst = np.nanmax(judged, initial=1.0)
     names: Any = {"rows": regrets.index, "columns": regrets.columns}
     heat_map(left, values, **names, write=partial(number, decimals=0), cmap="cividis_r", vmin=0, vmax=worst)
@@ -145,16 +145,15 @@ def quality_cost(tables: Tables) -> Plot | None:
     figure.legend(loc="outside upper center", ncols=5, columnspacing=1.2, handletextpad=0.4)
     label_points(axes, names, x, y, bars)
     caption = (
-        "What a scorer's choice loses to the best subset, on average over the budgets, against what the scores cost"
-        " in passes over the score split, for a scorer that is asked anew for every budget in all; down and left is"
-        " better. Bars are 95 % intervals, and an arrow says where a"
-        " control would lie that is far above."
+        "What a scorer's choice loses to the best subset, on average over the budgets, against the cost of its scores"
+        " in passes over the score split. A scorer that runs again for every budget counts all its passes. Down and"
+        " left is better. Bars are 95 % intervals. An arrow and a number stand for a control far above."
     )
     return Plot("cost", caption, figure)
 
 
 def _scale_costs(axes: Axes, cost: np.ndarray) -> np.ndarray:
-    """Make the x axis logarithmic, with a strip at its left for what costs nothing; gives where each cost stands."""
+    """Make the x axis logarithmic, with a strip at its left for costs of zero; returns the place of each cost."""
     priced = np.log10(cost[cost > 0]) if (cost > 0).any() else np.zeros(1)
     middle, span = (priced.min() + priced.max()) / 2, max(np.ptp(priced), 1.0)
     left, nothing, edge, right = middle + span * np.array([-0.88, -0.79, -0.66, 0.68])
@@ -218,7 +217,7 @@ def _correlation(rho: float) -> str:
 
 
 def best_subset(oracle: pd.DataFrame) -> str:
-    """What the best choice of heads is called: the best there is only where all were tried."""
+    """The name of the best choice of heads. It is certainly the best only if all subsets were tried."""
     exact = oracle.empty or (oracle["kind"] == "exact").all()
     return "best subset" if exact else "best subset found"
 

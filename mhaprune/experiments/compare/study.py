@@ -92,7 +92,7 @@ class Compare(Experiment):
         heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
         if schedule.scoring == "none":
             raise ValueError(
-                f"schedule={option_name(schedule)}: asks no scorer, so there is nothing to compare; one_shot does"
+                f"schedule={option_name(schedule)}: uses no scores, so there is nothing to compare; one_shot does"
             )
         with_a_choice(self.budgets, len(grid))
         if all(scorer.family == UNINFORMED for scorer in scorers.values()):
@@ -148,10 +148,10 @@ class Compare(Experiment):
         )
 
     def _leak(self, study: Study, plans: Sequence[Plan], pruning: pd.DataFrame) -> dict[str, float]:
-        """How much more exact match would be reported if scoring and choosing were done on the report split too.
+        """How much higher the reported exact match would be if scoring and choosing used the report split too.
 
-        At each budget the best scorer is chosen, once so and once on the choose split; what the two report differs by
-        so much, mean over budgets. Scorers that train or draw stay out.
+        At each budget the best scorer is chosen twice: on the report split, and on the choose split. The leak is the
+        difference of the two reported numbers, mean over budgets. Scorers that train or draw are left out.
         """
         scorers = {
             name: scorer
@@ -180,14 +180,14 @@ class Compare(Experiment):
 
 
 def best_first(rows: pd.DataFrame) -> pd.DataFrame:
-    """In the order of exact match on the choose split, of equals by their loss there."""
+    """Sort rows by exact match on the choose split. Ties go to the lower loss there."""
     return rows.sort_values(["choose_sequence_accuracy", "choose_loss"], ascending=[False, True], kind="stable")
 
 
 def split_half(study: Study) -> dict[str, float]:
-    """Spearman's rank correlation of a scorer's scores on one half of the score split with those on the other.
+    """Spearman's rank correlation between a scorer's scores on one half of the score split and on the other.
 
-    What a scorer draws is drawn anew for the second half. Scorers that read no examples have no reliability.
+    A scorer that draws at random draws again for the second half. Scorers that read no examples have no reliability.
     """
     score = study.splits.score
     first, second = (
@@ -208,10 +208,10 @@ def methods_table(
     agreement: pd.DataFrame,
     reliability: Mapping[str, float],
 ) -> pd.DataFrame:
-    """One row per scorer, means over the budgets that leave a choice; of one that draws several times over its draws.
+    """One row per scorer: means over the budgets that leave a choice, and over draws.
 
-    Intervals are over examples, not over draws. The *choose* columns are those of the first draw. The cost is that of
-    all budgets together, for a scorer that is asked anew for each.
+    Intervals are over examples, not over draws. The *choose* columns are those of the first draw. A scorer that runs
+    again for every budget counts the cost of all runs.
     """
     rows = []
     num_heads = len(scoring.subject.grid)
@@ -237,10 +237,10 @@ def methods_table(
 
 
 def winner_table(methods: pd.DataFrame, regrets: Regrets, heads: pd.DataFrame, tolerance: float) -> dict[str, Any]:
-    """The scorer that does best on the choose split, and on the report split by how much it beats the next.
+    """The scorer that does best on the choose split, and its margin over the next one on the report split.
 
-    The margin's interval is a bootstrap's; whether it is noise is for the sign-flip test to say, which stays honest
-    where only a few examples differ.
+    The interval of the margin is a bootstrap interval. The sign-flip test decides whether the margin is noise: it stays
+    honest when only a few examples differ.
     """
     order = best_first(methods[methods["family"] != UNINFORMED])
     best = order.iloc[0]

@@ -21,9 +21,9 @@ WEIGHTS: Any = {"cmap": "Blues", "vmin": 0, "vmax": 1}
 ACROSS = 4
 """Panels in a row."""
 PANEL = 2.2
-"""The most inches that a panel may be wide: four and the words beside them fit a page."""
+"""The largest width of a panel in inches: four panels and the words beside them fit a page."""
 CELL, LABEL = 0.21, 0.135
-"""Inches: of a token at the most, and that the name of one needs."""
+"""Inches: the largest size of a token, and the size that its name needs."""
 REMOVED = "removed"
 BOLD = "Bold: heads that matter, whose closing alone costs {:g} nats or may do so."
 SIGNS = {"<eos>": "end", "<bos>": "begin"}
@@ -120,7 +120,7 @@ def _queries(site: str) -> str:
 def _name_tokens(
     axes: Axes, weights: pd.DataFrame, site: str, *, left: bool, below: bool, sizes: tuple[float, float]
 ) -> None:
-    """Every token by its name, or every so many where there is no room for all."""
+    """Name every token, or every second, third, ... token if there is no room for all."""
     queries = weights.drop_duplicates("query")["reads" if site == "encoder_self" else "writes"]
     keys = weights.drop_duplicates("key")["looks_at"]
     for axis, names, size, wanted in (("y", queries, sizes[0], left), ("x", keys, sizes[1], below)):
@@ -197,7 +197,7 @@ PLACES = (0.4, 1.2, 2.0, 2.9)
 
 
 def gates_from_other_starts(tables: Tables) -> Plot | None:
-    """Where the gates of each block go from other starts, beside those that the model has."""
+    """The gates of each block after training from other starts, beside those of the model."""
     if "starts" not in tables:
         return None
     starts, agreement = tables["starts"], tables["gates"].set_index("gates")

@@ -30,8 +30,8 @@ def close_each(subject: Seq2Seq, examples: Examples) -> Outcome:
 
 
 def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
-    """One row per head: exact match without it and its interval, how many examples turn wrong (and how many right), and
-    by how many nats the loss rises."""
+    """One row per head: exact match without it with its interval, the numbers of examples that turn wrong and right,
+    and the rise of the loss in nats."""
     exact_ME, loss_ME = (x.double().cpu().numpy() for x in (closed.sequence_accuracy, closed.loss))
     rows = []
     for head, exact_E, loss_E in zip(heads, exact_ME[1:], loss_ME[1:], strict=True):
@@ -48,8 +48,7 @@ def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
 def turned_wrong(
     subject: Seq2Seq, task: Task, examples: Examples, closed: Outcome, heads: Collection[HeadId], shown: int
 ) -> pd.DataFrame:
-    """For each of the `heads` the first `shown` examples that turn wrong when it is closed, and what the model says
-    then."""
+    """For each of the `heads` the first `shown` examples that turn wrong when it is closed, with the model's answer."""
     right_E = closed.sequence_accuracy[0] == 1
     rows: list[dict[str, Any]] = []
     for n, head in enumerate(tqdm(subject.grid, "what breaks", disable=None, leave=False)):

@@ -12,7 +12,7 @@ from mhaprune.reporting.verdict import Verdict, prunable_alone
 from mhaprune.tables import HEAD, HeadName, Tables
 
 NAMED = 3
-"""So many of the heads that matter most are spoken of one by one."""
+"""Number of the most important heads that get a sentence each."""
 
 
 def say(tables: Tables) -> Iterator[str]:
@@ -33,7 +33,7 @@ def _headline(looks: pd.DataFrame) -> str:
 
 
 def _details(tables: Tables) -> Iterator[str]:
-    """What the most important heads do and what breaks without them, and what gates are owed to."""
+    """What the most important heads do, what breaks without them, and what the gates depend on."""
     looks = tables["looks"].query("not removed").sort_values("rank")
     wrong = tables["wrong"].drop_duplicates(HEAD).set_index(HEAD)
     patterns = tables["patterns"].set_index(HEAD)

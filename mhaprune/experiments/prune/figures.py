@@ -56,11 +56,11 @@ def recovery_curves(tables: Tables) -> Plot | None:
         axes.set(title=_title(name), ylim=(-0.03, 1.03), xticks=range(len(place)), xticklabels=list(place))
     legend_above(figure, grid[0])
     caption = (
-        "Exact match under greedy decoding on the report split with so many heads left, one panel for each kind of"
-        " training afterwards; bars are 95 % intervals over examples."
+        "Exact match under greedy decoding on the report split against heads left, one panel for each kind of training"
+        " afterwards; bars are 95 % intervals over examples."
     )
     if len(control):
-        caption += " Grey: the best shape of each size trained from random weights for as long in all."
+        caption += " Grey: the best shape of each size trained from random weights for as many steps in all."
     return Plot("recovery", caption, figure)
 
 
@@ -73,7 +73,7 @@ def survivors(tables: Tables) -> Plot | None:
     choices: dict[str, pd.DataFrame] = {}
     for (_, _, recovery), models in own.groupby(["schedule", "scorer", "recovery"], sort=False):
         way = _way_of(models.iloc[0])
-        # A recovery at the end leaves the choice as it is; one between the budgets may make another.
+        # A recovery at the end does not change the choice; a recovery between the budgets may.
         if way not in choices:
             choices[way] = models
         elif dict(zip(models["heads_kept"], models["kept"], strict=True)) != dict(
@@ -86,7 +86,7 @@ def survivors(tables: Tables) -> Plot | None:
         return None
     columns = columns_of(len(ways), 4)
     figure = Figure(figsize=(1.2 + 2.9 * columns, 1.0 + 2.6 * -(-len(ways) // columns)))
-    grid = panels(figure, len(ways), columns, "heads kept", "of which in each block", sharex=True, sharey=True)
+    grid = panels(figure, len(ways), columns, "heads kept", "heads in each block", sharex=True, sharey=True)
     for axes, way in zip(grid, ways, strict=True):
         models = choices[way]
         x, bottom = [place[kept] for kept in models["heads_kept"]], np.zeros(len(models))
@@ -102,8 +102,8 @@ def survivors(tables: Tables) -> Plot | None:
         axes.grid(visible=False, axis="x")
     legend_above(figure, grid[0])
     caption = (
-        "Which heads survive: in models of so many heads, how many are left in each block; the lighter, the higher the"
-        " layer. After Voita et al. 2019, figure 8."
+        "Which heads survive: the number of heads left in each block, by the size of the model; the lighter, the higher"
+        " the layer. After Voita et al. 2019, figure 8."
     )
     return Plot("survivors", caption, figure)
 
@@ -161,7 +161,7 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
 
 
 def compare_smallest(tables: Tables) -> Plot | None:
-    """The smallest model that loses next to nothing: a panel per task, a row per way, a mark per run."""
+    """The smallest model within tolerance: a panel per task, a row per way, a mark per run."""
     if "smallest" not in tables:
         return None
     table = tables["smallest"]
@@ -203,7 +203,7 @@ def _title(recovery: str) -> str:
 
 
 def _places(table: pd.DataFrame) -> dict[int, int]:
-    """Where on an axis each size stands: the largest first, evenly, because it is the small ones that matter."""
+    """The place of each size on an axis: the largest first, at equal distances, because the small sizes matter."""
     return {int(kept): i for i, kept in enumerate(sorted(table["heads_kept"].unique(), reverse=True))}
 
 

@@ -44,16 +44,17 @@ WAY = ["schedule", "scorer", "recovery"]
 @dataclass(frozen=True)
 class Prune(WithinTolerance):
     """Schedules × scorers × recoveries × budgets: tables `smallest`, `recovery`, `order`, `groups`, `latency`, `costs`,
-    `recovery_training` and `training`; and the model of every line of `smallest` that has lost heads, in `models/`.
+    `recovery_training` and `training`; and in `models/` the model of every line of `smallest` that has lost heads.
 
-    `smallest` names, for each way, the smallest model that loses at most `tolerance` of the dense model's exact match
-    on the *choose* split, and what is left of it on the *report* split. A control among the recoveries takes the shape
-    of the best model at each budget.
+    For each way `smallest` names the smallest model that loses at most `tolerance` of the dense model's exact match on
+    the *choose* split, and its exact match on the *report* split. A control among the recoveries takes the shape of the
+    best model at each budget.
     """
 
     budgets: tuple[int | float | str, ...] = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-    """How many heads to remove: shares of all heads (0.25) or numbers of heads (6). A text says what may be left: `12
-    heads`, `40000 parameters`, `1e6 flops` or `2.5 ms`, the time of one decoding as for a latency."""
+    """How many heads to remove: shares of all heads (0.25) or numbers of heads (6). A text is an upper bound on what
+    the model costs: `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms`, the time of one decoding as for a
+    latency."""
 
     recovers: ClassVar[bool] = True
     figures: ClassVar[Figures] = (recovery_curves, survivors, order_of_removal, accuracy_by_group, training_curve)
@@ -90,7 +91,7 @@ class Prune(WithinTolerance):
         subject, splits = study.subject, study.splits
         batch = splits.report[: self.latency_batch]
         costs = Costs(subject, splits.report[:PROOF_BATCH], batch, self.latency_rounds, study.remember)
-        # All of them before the first head is scored: what cannot be met is refused at once.
+        # Before the first head is scored, so that an impossible budget is refused at once.
         budgets = {n: resolve(self.budgets, s.smallest(subject.grid), costs) for n, s in study.schedules.items()}
         kept = [{budget.heads_kept(subject.grid) for budget in resolved} for resolved in budgets.values()]
         rounds = max(len(sizes - {len(subject.grid)}) for sizes in kept)
@@ -133,8 +134,8 @@ class Prune(WithinTolerance):
 def first_plans(
     scoring: Scoring, scorers: Mapping[str, Scorer], name: str, schedule: Schedule, budgets: Sequence[Budget]
 ) -> Iterator[Plan]:
-    """Plans by the first draw of each scorer, for the budgets and, where heads go one after the other anyway, for every
-    number of heads."""
+    """Plans by the first draw of each scorer, for the budgets. A schedule that removes heads one by one also gets a
+    plan for every number of heads."""
     grid = scoring.subject.grid
     told = {key: scorer for key, scorer in scorers.items() if isinstance(scorer, Budgeted)}
     others = {key: scorer for key, scorer in scorers.items() if key not in told}
@@ -148,7 +149,7 @@ def first_plans(
 
 
 def choose_next(study: Study, scorer: str, name: str, left: Seq2Seq, budget: Budget) -> Plan:
-    """The heads of what is left that go next by the schedule of that name, scored anew on what is left."""
+    """The next heads to remove from a smaller model by the schedule of that name, scored again on that model."""
 
     def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
         return study.remember(kind, what | {"left": left_digest(left)}, make)
@@ -159,7 +160,7 @@ def choose_next(study: Study, scorer: str, name: str, left: Seq2Seq, budget: Bud
 
 
 def best_of_each_size(found: Sequence[Trial]) -> list[Trial]:
-    """For each number of heads kept, what does best on the choose split; none of those that kept all."""
+    """The best model on the choose split for each number of heads kept, the dense model left out."""
     best: dict[int, Trial] = {}
     for trial in found:
         kept = len(trial.plan.mask.kept)
@@ -169,7 +170,7 @@ def best_of_each_size(found: Sequence[Trial]) -> list[Trial]:
 
 
 def removal_order(plans: Sequence[Plan]) -> list[dict[str, Any]]:
-    """At which step each head goes, one row per head, of schedules that remove one head after the other."""
+    """The step at which each head goes, one row per head, for schedules that remove heads one by one."""
     rows = []
     for scorer in dict.fromkeys(plan.scorer for plan in plans):
         path = {len(plan.mask.removed): plan for plan in plans if plan.scorer == scorer}
@@ -184,7 +185,7 @@ def removal_order(plans: Sequence[Plan]) -> list[dict[str, Any]]:
 
 
 def latency_table(subject: Seq2Seq, found: Sequence[Trial], batch: Examples, rounds: int) -> pd.DataFrame:
-    """One row per set of removed heads, whatever was trained afterwards, and the dense model and the same again."""
+    """One row per set of removed heads, whatever the recovery, then the dense model twice."""
     plans = list({trial.plan.mask: trial.plan for trial in found}.values())
     rows = time_removed(subject, plans, batch, rounds)
     rows.insert(0, "model", [*(["removed"] * len(plans)), *rows["scorer"][len(plans) :]])
@@ -193,7 +194,7 @@ def latency_table(subject: Seq2Seq, found: Sequence[Trial], batch: Examples, rou
 
 def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float) -> pd.DataFrame:
     """One row per way: the smallest model within `tolerance` of the dense exact match, and the control of its size. A
-    control has a row too, for the best shape of each size; of several draws the mean counts."""
+    control has a row too, for the best shape of each size. Several draws count by their mean."""
     dense = table[(table["recovery"] == NOTHING) & (table["heads_removed"] == 0)].iloc[0]
     speeds = latency[latency["model"] == "removed"].set_index("removed")
     controls = table[table["control"]]
@@ -232,7 +233,7 @@ def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
         means = rows.groupby("heads_kept", sort=False)[exact].transform("mean")
         blank = dict.fromkeys(
             ("sequence_accuracy_low", "sequence_accuracy_high"), nan
-        )  # that of one draw is not theirs
+        )  # the interval of one draw is not that of the mean
         yield (BEST_OF_SIZE, BEST_OF_SIZE, recovery), rows.assign(**means, **blank).drop_duplicates("heads_kept")
 
 
@@ -246,7 +247,7 @@ def _by_group(trial: Trial, groups: Sequence[str]) -> pd.DataFrame:
 
 
 def _to_save(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[str, Seq2Seq, int]]:
-    """The model of every row that has lost heads, with a name that says which, and the steps it was trained after."""
+    """For every row that has lost heads: a file name, the model, and its number of training steps after pruning."""
     models = {(*trial.way[:3], trial.plan.budget): trial for trial in found if not trial.columns["control"]}
     for row in smallest[(smallest["heads_removed"] > 0) & ~smallest["control"]].to_dict("records"):
         way = [row[name] for name in WAY]

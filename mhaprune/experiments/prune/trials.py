@@ -32,8 +32,11 @@ class Way(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A model without the heads of a plan, recovered or not, how it does on the report split, and its row of the table.
-    `plan.mask` is one of the dense model; the row's `steps` are those after the dense model's, of a control all."""
+    """A model without the heads of a plan, recovered or not, its outcome on the report split, and its row of the table.
+
+    `plan.mask` is a mask of the dense model. `steps` counts training after pruning; for a control trained from scratch,
+    all of its training.
+    """
 
     plan: Plan
     way: Way
@@ -43,8 +46,11 @@ class Trial(NamedTuple):
 
 
 class Trials:
-    """What can be made of one dense model. Equal masks are recovered and measured once; what trained is kept in the
-    cache, so an interrupted run goes on with what is missing."""
+    """Prunes one dense model by plans and trains it again by recoveries.
+
+    Equal masks are recovered and measured once. Trained models are kept in the cache, so an interrupted run continues
+    where it stopped.
+    """
 
     def __init__(self, lesson: Lesson, recoveries: Mapping[str, Recovery], remember: Remember) -> None:
         self.lesson, self.recoveries, self.remember = lesson, recoveries, remember
@@ -53,7 +59,7 @@ class Trials:
         self._done: dict[tuple[str, HeadMask], Trial] = {}
 
     def after(self, plans: Sequence[Plan]) -> Iterator[Trial]:
-        """Every plan as its heads leave it, then after each recovery that comes at the end."""
+        """Every plan without recovery, then after each recovery at the end."""
         dense, equivalence = self.lesson.dense, EquivalenceCheck(self.lesson.dense, self.lesson.splits.report)
         ends = {
             name: recovery
@@ -75,7 +81,8 @@ class Trials:
     def between(
         self, name: str, choose: Callable[[Seq2Seq, Budget], Plan], budgets: Sequence[Budget]
     ) -> Iterator[Trial]:
-        """From budget to budget: `choose` says which heads of the model as it is then go next, then it recovers."""
+        """Prune budget by budget: `choose` returns the next heads to remove from the current model, which then
+        recovers."""
         dense, left, steps = self.lesson.dense, self.lesson.dense, 0
         last: Trial | None = None
         for budget in tqdm(budgets, f"{name}, budget by budget", disable=None, leave=False):
@@ -99,7 +106,7 @@ class Trials:
             left = done.model
 
     def controls(self, best: Sequence[Trial]) -> Iterator[Trial]:
-        """The shapes of these models, trained by the recoveries that keep nothing else of them."""
+        """The shapes of these models, trained by the control recoveries, which keep no weights."""
         steps = self.lesson.training.steps + self.lesson.extra_steps
         for name, recovery in self.recoveries.items():
             work = [(trial, draw) for trial in best for draw in range(recovery.draws)] if recovery.control else []
@@ -116,7 +123,7 @@ class Trials:
         control = name != NOTHING and self.recoveries[name].control
         columns = _identity(plan, way) | {"control": control, "steps": steps, **accuracy_columns(reported)}
         columns |= choose_columns(left, splits.choose) | size_columns(left, splits.report) | {"note": note}
-        if control and note:  # what is left is no control: it has the weights that it should do without
+        if control and note:  # a model that kept its weights is no control
             columns |= {name: nan for name, value in columns.items() if isinstance(value, float)}
         return Trial(plan, way, left, columns, reported)
 

@@ -158,7 +158,7 @@ def _whats(frame: pd.DataFrame) -> list[str]:
 
 
 def _size(size: Any, frame: pd.DataFrame) -> str:
-    """What is run at once: the batch and, where the lengths differ in the table, those."""
+    """The batch size and, if they differ in the table, the lengths."""
     label = f"batch {size.batch_size}"
     if len(frame.loc[frame["target_length"] > 0, SIZE[1:]].drop_duplicates()) > 1:
         label += f", {size.source_length}" + (f" → {size.target_length} tokens" if size.target_length else " tokens")

@@ -22,13 +22,13 @@ from mhaprune.timing import COPIES, in_turn, ratio_columns, taking_turns
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PROGRAMS = 10_000
-"""That torch.compile may make of one layer, which has one for every number of heads."""
+"""The largest number of programs that torch.compile may make for one layer: one for every number of heads."""
 
 
 class Matchup:
-    """Several copies of each model take turns; their weights are random.
+    """Times several copies of each model in turn. Their weights are random.
 
-    `masks` are on the grid of the whole model, of which `shape` may have a part.
+    `masks` are on the grid of the whole model. `shape` may hold only a part of it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Matchup:
             for name in draw.sample(list(makers), len(makers)):
                 model = makers[name]().to(device, PRECISIONS[dtype])
                 for layer in (*model.encoder, *model.decoder) if compiled else ():
-                    layer.compile(fullgraph=True)  # which fails where it would go on without compiling
+                    layer.compile(fullgraph=True)  # fails instead of running uncompiled code
                 self.models[name].append(model)
 
     def speed(self, work: Workload, rounds: int) -> pd.DataFrame:
@@ -120,7 +120,7 @@ class Matchup:
     def _compiling(self) -> AbstractContextManager[Any]:
         if not self.compiled:
             return nullcontext()
-        import torch._dynamo  # slow to import, and needed by nobody else
+        import torch._dynamo  # slow to import, and needed here only
 
         return torch._dynamo.config.patch(recompile_limit=PROGRAMS, accumulated_recompile_limit=PROGRAMS)
 

@@ -77,7 +77,7 @@ class Speed(Experiment):
         heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
         if not scorers and schedule.scoring != "none":
             raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
-        # A pruned model has lost some of them, but each still has the number it was made with.
+        # A pruned model has lost heads, but each head keeps its number.
         self._check_widths(max((head.head + 1 for head in grid), default=1))
 
     def _check_widths(self, num_heads: int) -> None:
@@ -131,7 +131,8 @@ class Speed(Experiment):
                     yield Workload("both", batch_size, source_length, target_length)
 
     def trained(self, study: Study, subject: Seq2Seq) -> tuple[pd.DataFrame, pd.DataFrame, float]:
-        """Of the trained model: its accuracy after every plan, that beside the time it takes, and the proof."""
+        """The accuracy of the trained model after every plan, the same beside its latency, and the largest difference
+        of the proof."""
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
         budgets = removing(heads_to_remove(self.budgets, len(subject.grid)), subject.grid)
         plans = list(make_plans(scoring, study.scorers, the_one(study.schedules), budgets))
@@ -150,7 +151,7 @@ class Speed(Experiment):
 
 
 def half_and_sixth(speed: pd.DataFrame) -> pd.DataFrame:
-    """In short: what a user waits for with about half and about a sixth of the heads kept, at every size."""
+    """The time of a whole answer with about half and about a sixth of the heads kept, at every size."""
     waited_for = speed[speed["what"] == ("both" if (speed["what"] == "both").any() else "decoder")]
     shares = waited_for["model_heads_removed"] / waited_for["model_heads"]
     nearest = {min(shares, key=lambda share: abs(share - wanted)) for wanted in (1 / 2, 5 / 6)}
@@ -161,7 +162,7 @@ def half_and_sixth(speed: pd.DataFrame) -> pd.DataFrame:
 
 
 def on_front(cost: pd.Series, quality: pd.Series) -> pd.Series:
-    """The Pareto front: where nothing costs less and is as good, or costs as much and is better."""
+    """The Pareto front: the rows that no other row beats in one and equals or beats in the other."""
     dominated = [
         ((cost <= c) & (quality >= q) & ((cost < c) | (quality > q))).any() for c, q in zip(cost, quality, strict=True)
     ]
