@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import torch
 
 from mhaprune.model.checkpoint import SavedModel, load, restore
-from mhaprune.model.gates import Gate as GateConfig
+from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.plugins import allow, allowed, find_class

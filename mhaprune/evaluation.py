@@ -1,4 +1,4 @@
-"""What a model says, how often it is right and how large it is, as tables."""
+"""The answers of a model, how often they are right, and the size of the model, as tables."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import pandas as pd
 
 from mhaprune.data import Examples
 from mhaprune.measure import measure
-from mhaprune.statistics import bootstrap_interval, wilson_interval
+from mhaprune.statistics import bootstrap_interval, wilson_interval, with_interval
 from mhaprune.subject import Outcome, Subject
+from mhaprune.tables import join_names
 from mhaprune.tasks.base import Task
 
 COUNTED = 16
-"""Examples whose floating-point operations are counted; the number is that of one of them."""
+"""Number of examples whose floating-point operations are counted, to report the mean."""
 
 
 def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict[str, pd.DataFrame]:
     """Tables `accuracy`, `groups`, and `examples`: the first `shown` with what the model answers."""
     outcome = measure(subject, report)
-    heads = {"heads_total": len(subject.grid), "heads": " ".join(map(str, subject.grid))}
+    heads = {"heads_total": len(subject.grid), "heads": join_names(subject.grid)}
     accuracy = heads | accuracy_columns(outcome) | size_columns(subject, report)
     return {
         "accuracy": pd.DataFrame([accuracy]),
@@ -30,7 +31,7 @@ def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict
 
 
 def answers(subject: Subject, task: Task, examples: Examples) -> pd.DataFrame:
-    """What greedy decoding makes of each example."""
+    """The answer of greedy decoding to each example."""
     rows = []
     predicted = subject.predict(examples)
     for source, target, answer in zip(
@@ -53,9 +54,8 @@ def by_group(outcome: Outcome, groups: Sequence[str]) -> pd.DataFrame:
     rows = []
     for group in sorted(set(groups), key=_natural):
         values: np.ndarray = exact.loc[[group]].to_numpy()
-        low, high = wilson_interval(values)
-        interval = {"sequence_accuracy_low": low, "sequence_accuracy_high": high}
-        rows.append({"group": group, "examples": len(values), "sequence_accuracy": values.mean(), **interval})
+        accuracy = with_interval("sequence_accuracy", values, wilson_interval)
+        rows.append({"group": group, "examples": len(values), **accuracy})
     return pd.DataFrame(rows)
 
 
@@ -69,27 +69,25 @@ def accuracy_columns(outcome: Outcome) -> dict[str, float]:
     """Mean loss, token accuracy and exact match, each with its 95 % interval over examples, `_low` and `_high`."""
     columns: dict[str, float] = {}
     for name, values in outcome._asdict().items():
-        values_E = values.double().cpu().numpy()
         interval = wilson_interval if name == "sequence_accuracy" else bootstrap_interval
-        low, high = interval(values_E)
-        columns |= {name: float(values_E.mean()), f"{name}_low": low, f"{name}_high": high}
+        columns |= with_interval(name, values.double().cpu().numpy(), interval)
     return columns
 
 
 def size_columns(subject: Subject, report: Examples) -> dict[str, int]:
-    """Its parameters, and the floating-point operations of an example."""
+    """The number of parameters, and the floating-point operations of an example."""
     batch = report[:COUNTED]
     return {"parameters": subject.count_parameters(), "flops": subject.count_flops(batch) // len(batch)}
 
 
 def choose_columns(subject: Subject, choose: Examples) -> dict[str, float]:
-    """What is looked at to choose between models: no number to report."""
+    """The columns for choosing between models. They are never reported."""
     outcome = measure(subject, choose)
     return {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
 
 
 def say_accuracy(accuracy: pd.DataFrame) -> str:
-    """A table `accuracy` in a sentence."""
+    """The table `accuracy` in a sentence."""
     row = accuracy.iloc[0]
     return (
         f"{row['sequence_accuracy']:.3f} exact match"

@@ -86,7 +86,7 @@ class HeadGrid:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """How many heads each block holds, in the order of `blocks`."""
+        """The number of heads of each block, in the order of `blocks`."""
         return tuple(sum(head.block == block for head in self.heads) for block in self.blocks)
 
     def __len__(self) -> int:
@@ -99,13 +99,13 @@ class HeadGrid:
         return head in self._position
 
     def index(self, head: HeadId) -> int:
-        """Where a head stands on N; raises ValueError naming the heads there are."""
+        """The place of a head on N; raises ValueError naming the heads there are."""
         if head not in self._position:
             raise ValueError(f"head={head}: no such head, the model has {', '.join(map(str, self)) or 'none'}")
         return self._position[head]
 
     def positions(self, block: Block) -> range:
-        """Where the heads of a block stand on N."""
+        """The places of the heads of a block on N."""
         start = sum(self.sizes[: self.blocks.index(block)])
         return range(start, start + self.sizes[self.blocks.index(block)])
 

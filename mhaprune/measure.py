@@ -5,24 +5,24 @@ Dimensions: E = examples of a split, M = masks, N = all heads, K = head_dim, B =
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from mhaprune.data import PAD, Examples
-from mhaprune.heads import Block
+from mhaprune.heads import Block, HeadMask
 from mhaprune.subject import Evaluated, Fallback, Outcome, SharesPrefixes, Subject
 
 Measured = TypeVar("Measured", bound=Evaluated)
 BATCH_SIZE = 128
 BATCH_OF_MASKS = 32
-"""Examples in a pass of many masks: it is filled by the masks, and fewer examples mean less padding."""
+"""Number of examples in a pass of many masks. The masks fill the pass, and fewer examples mean less padding."""
 
 Replacement = Callable[[Subject, Examples, Tensor], Fallback]
-"""What the closed heads of a batch give instead of nothing; the tensor (B,) says where in the split its
-examples are."""
+"""What replaces the outputs of closed heads in a batch; the tensor (B,) holds the places of its examples in the
+split."""
 
 
 class Diverged(RuntimeError):
@@ -47,7 +47,7 @@ def measure(
 def measure_masks(
     subject: Subject, examples: Examples, gates: Tensor, replacement: Replacement | None = None
 ) -> Outcome:
-    """The outcome of every example under every row of `gates` (M, N): (M, E) each, as `measure` gives it up to
+    """The outcome of every example under every row of `gates` (M, N): (M, E) each, equal to `measure` up to
     rounding."""
     order, batches = by_length(examples, BATCH_OF_MASKS)
     parts = []
@@ -61,6 +61,11 @@ def measure_masks(
     return Outcome(*(torch.cat(values, dim=1)[:, order.argsort()] for values in zip(*parts, strict=True)))
 
 
+def measure_removed(subject: Subject, examples: Examples, masks: Sequence[HeadMask]) -> Outcome:
+    """The outcome of every example with the heads of each mask closed: (M, E) each."""
+    return measure_masks(subject, examples, torch.stack([mask.gates(examples.source.device) for mask in masks]))
+
+
 def all_open(subject: Subject, rows: int) -> Tensor:
     """Gates (rows, N) that change nothing, in the precision of the subject and where it computes."""
     weights = next(iter(subject.output_weights().values()))
@@ -68,8 +73,8 @@ def all_open(subject: Subject, rows: int) -> Tensor:
 
 
 def by_length(examples: Examples, batch_size: int) -> tuple[Tensor, Iterator[tuple[Examples, Tensor]]]:
-    """The order (E,) of the examples by length, so that little of a batch is padding; and batches in that order, each
-    with where in the split its examples are."""
+    """The order (E,) of the examples by length, so that batches hold little padding; and batches in that order, each
+    with the places of its examples in the split."""
     order = (examples.target != PAD).sum(dim=1).argsort(stable=True)
     return order, ((examples[at], at) for at in order.split(batch_size))
 
@@ -79,7 +84,7 @@ def gate_gradients(
 ) -> Tensor:
     """(E, N): the derivative of each example's loss with respect to every gate, at `gates` (N,), by default all open.
 
-    One backward pass per batch gives them for all its examples: each has a row of gates of its own.
+    One backward pass per batch is enough: each example has its own row of gates.
     """
     order, batches = by_length(examples, batch_size)
     parts = []
@@ -91,6 +96,13 @@ def gate_gradients(
         loss = subject.evaluate(batch, gates_BN).loss.sum()
         parts.append(torch.autograd.grad(loss, gates_BN)[0].double())
     return torch.cat(parts)[order.argsort()]
+
+
+@torch.no_grad()
+def head_norms(subject: Subject, batch: Examples) -> list[tuple[Tensor, Tensor]]:
+    """For each block ‖c_n O_n‖₂ of every head and token, (B, H, T), and which tokens count, (B, T)."""
+    outputs, weights, valid = subject.head_outputs(batch), subject.output_weights(), subject.queries(batch)
+    return [((outputs[block] @ weights[block]).norm(dim=-1), valid[block]) for block in outputs]
 
 
 @torch.no_grad()
@@ -117,9 +129,9 @@ def logit_difference(first: Subject, second: Subject, batch: Examples, gates: Te
 
 @torch.no_grad()
 def greedy_disagreements(subject: Subject, examples: Examples, batch_size: int = BATCH_SIZE) -> int:
-    """How many examples greedy decoding gets right where `sequence_accuracy` says wrong, or the other way round.
+    """The number of examples on which greedy decoding and `sequence_accuracy` disagree.
 
-    The two are the same by induction over the tokens; anything but 0 is a tie broken differently by rounding, or a
+    The two are the same by induction over the tokens. Anything but 0 is a tie broken differently by rounding, or a
     fault.
     """
     disagreements = 0

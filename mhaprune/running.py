@@ -12,7 +12,7 @@ import torch
 
 from mhaprune.cache import source_digests
 from mhaprune.experiments.base import Experiment, Setup, figures_of
-from mhaprune.model.gates import Gate
+from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.places import results_folder
 from mhaprune.ranges import Checked, Within
@@ -73,7 +73,7 @@ class Run(Checked):
     """The ways to score heads, by name."""
     recovery: dict[str, Recovery] = field(default_factory=dict)
     """The ways to train a pruned model, by name."""
-    gate: Gate | None = None
+    gate: GateConfig | None = None
     """The learned gates of the heads. None trains a model without gates."""
     seed: Annotated[int, Within(0, 2**32 - 1)] = 0
     """Fixes the weights at the start of training and all later random draws. The task has its own seed."""

@@ -32,7 +32,7 @@ def bootstrap_interval(values_E: np.ndarray, seed: int = 0) -> tuple[float, floa
 
 
 def wilson_interval(values_E: np.ndarray) -> tuple[float, float]:
-    """Interval of a share of successes (Wilson 1927): honest, unlike the bootstrap, where all or none succeed."""
+    """Interval of a share of successes (Wilson 1927). Unlike the bootstrap it is honest if all or none succeed."""
     n, share = len(values_E), float(np.mean(values_E))
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
@@ -40,10 +40,18 @@ def wilson_interval(values_E: np.ndarray) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def sign_flip_p(differences_E: np.ndarray, seed: int = 0) -> float:
-    """Two-sided p of paired differences whose mean is 0 if signs are chance (Fisher 1935), by random signs.
+def with_interval(
+    name: str, values_E: np.ndarray, interval: Callable[[np.ndarray], tuple[float, float]] = bootstrap_interval
+) -> dict[str, float]:
+    """The mean over examples and its 95 % interval, in three columns: `name`, `name_low` and `name_high`."""
+    low, high = interval(values_E)
+    return {name: float(values_E.mean()), f"{name}_low": low, f"{name}_high": high}
 
-    Unlike a bootstrap interval it is honest where only a few examples differ: four of one sign give 1/8.
+
+def sign_flip_p(differences_E: np.ndarray, seed: int = 0) -> float:
+    """Two-sided p of paired differences, by random signs: their mean is 0 if signs are chance (Fisher 1935).
+
+    Unlike a bootstrap interval it is honest if only a few examples differ: four of one sign have p = 1/8.
     """
     signs_RE = np.random.default_rng(seed).choice([-1.0, 1.0], size=(SIGN_FLIPS, len(differences_E)))
     sums_R = np.abs(np.einsum("re,e->r", signs_RE, differences_E))
@@ -72,16 +80,16 @@ def bernstein_bound(
 
     The empirical Bernstein bound (Audibert, Munos, Szepesvári 2009, equation 1). `variance` is the mean squared
     deviation of the n values (not over n - 1); `value_range` is the width of the range that no value can leave. It
-    holds for one n fixed beforehand: who looks at several shares 1 - confidence among them.
+    holds for one n fixed beforehand. A test at several n must split 1 - confidence among them.
     """
     log = math.log(3 / (1 - confidence))
     return np.sqrt(2 * variance * log / n) + 3 * value_range * log / n
 
 
 def prunable(mean_N: np.ndarray, stderr_N: np.ndarray, tolerance: float, confidence: float = CONFIDENCE) -> np.ndarray:
-    """(N,) boolean: heads without which the loss surely rises by less than `tolerance`, everything in nats.
+    """(N,) boolean: heads whose removal raises the loss by less than `tolerance` nats at this confidence.
 
-    Surely: the upper end of the one-sided normal interval of the mean rise is below it. No head is, where it is NaN.
+    The upper end of the one-sided normal interval of the mean rise must be below it. A NaN is never prunable.
     """
     return mean_N + NormalDist().inv_cdf(confidence) * stderr_N < tolerance
 
@@ -99,13 +107,13 @@ def kendall(first_N: ArrayLike, second_N: ArrayLike) -> float:
 def overlap(first_N: ArrayLike, second_N: ArrayLike, k: int) -> float:
     """Share of the k lowest heads of the first that are among the k lowest of the second; NaN for k = 0.
 
-    Of equals the first in order goes first, as in one-shot pruning. Raises ValueError where there are no k heads.
+    Ties go in the order of the heads, as in one-shot pruning. Raises ValueError if there are fewer than k heads.
     """
     return _of_heads(partial(_overlap, k), first_N, second_N)
 
 
 def spearman_interval(first_N: ArrayLike, second_N: ArrayLike, seed: int = 0) -> tuple[float, float]:
-    """Percentile bootstrap over heads, pairs kept together; resamples without a correlation are left out."""
+    """Percentile bootstrap over heads, with pairs kept together. Resamples without a correlation are left out."""
     return _over_heads(_spearman, first_N, second_N, seed)
 
 
@@ -125,7 +133,8 @@ def area(removed_P: ArrayLike, accuracy_P: ArrayLike) -> float:
 
 
 def area_weights(removed_P: ArrayLike) -> np.ndarray:
-    """(P,): what each point of a curve counts in its area, in all 1; so an area is a value of every single example.
+    """(P,): the weight of each point of a curve in its area. The weights sum to 1, so every single example has an area
+    too.
 
     Raises ValueError unless the points are two or more and ascend.
     """

@@ -56,7 +56,7 @@ Gates = Tensor | Mapping[Block, Tensor]
 """(N,) or (B, N) in the order of the grid, or one for every token, (B, H, T) for each block; 1 is open, 0 is closed."""
 
 Fallback = Mapping[Block, Tensor]
-"""What a closed head gives instead of nothing: for each block a tensor that broadcasts to (B, H, T, K)."""
+"""What replaces the output of a closed head: for each block a tensor that broadcasts to (B, H, T, K)."""
 
 
 class Evaluated(Protocol):
@@ -80,12 +80,12 @@ class Subject(Protocol):
         ...
 
     def queries(self, batch: Examples) -> dict[Block, Tensor]:
-        """(B, T) for each block in the order of `grid`: which of the positions that its heads write to are no
+        """(B, T) for each block in the order of `grid`: True at the positions that its heads write to, False on
         padding."""
         ...
 
     def head_outputs(self, batch: Examples) -> dict[Block, Tensor]:
-        """What every head puts out with all gates open, before gate and W_O: (B, H, T, K) for each block."""
+        """The output of every head with all gates open, before gate and W_O: (B, H, T, K) for each block."""
         ...
 
     def attention_maps(self, batch: Examples) -> dict[Block, AttentionMap]:
@@ -133,5 +133,5 @@ class SharesPrefixes(Protocol):
     """A subject that runs many masks on one batch faster than one after the other."""
 
     def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> Outcome:
-        """What `evaluate` gives for every row of `gates` (M, N): (M, B) each, equal up to rounding."""
+        """What `evaluate` returns for every row of `gates` (M, N): (M, B) each, equal up to rounding."""
         ...

@@ -14,7 +14,8 @@ import torch
 from tqdm import tqdm
 
 COPIES = 4
-"""Of two equal models one can be 1 % faster for where its weights lie in memory: several copies of each take turns."""
+"""Number of copies of each model that take turns: the place of its weights in memory alone can make one of two equal
+models 1 % faster."""
 
 Device = torch.device | str
 
@@ -25,8 +26,7 @@ def in_turn(
 ) -> pd.DataFrame:
     """Milliseconds of every call (columns) in every round (rows), after `warmup` rounds that do not count.
 
-    In a round each call is made once, one after the other, in an order drawn anew, so that none always follows the
-    same neighbour.
+    A round makes each call once, in a new random order, so that no call always follows the same neighbour.
     """
     names, draw = list(calls), random.Random(0)
     rows: list[dict[str, float]] = []
@@ -44,7 +44,7 @@ def milliseconds(call: Callable[[], object], device: Device = "cpu") -> float:
         call()
         return 1000 * (time.perf_counter() - begin)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize(device)  # or the first event waits for what was called before
+    torch.cuda.synchronize(device)  # or the first event would wait for earlier calls
     start.record()
     call()
     end.record()
@@ -53,7 +53,7 @@ def milliseconds(call: Callable[[], object], device: Device = "cpu") -> float:
 
 
 def taking_turns(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """A call that makes one of these, the next time the next."""
+    """A call that makes the next of these calls in turn."""
     turns = cycle(calls)
     return lambda: next(turns)()
 
@@ -72,8 +72,14 @@ def ratios(times: pd.DataFrame, ours: str, peer: str) -> pd.Series:
     )
 
 
+def ratio_columns(name: str, times: pd.DataFrame, ours: str, peer: str) -> dict[str, float]:
+    """The ratio of `ratios` as three columns of a table: `name`, `name_q1` and `name_q3`."""
+    ratio = ratios(times, ours, peer)
+    return {name: ratio["ratio"], f"{name}_q1": ratio["q1"], f"{name}_q3": ratio["q3"]}
+
+
 def device_name(device: Device) -> str:
-    """What the numbers were taken on: the GPU's name, or the processor's where the system tells it."""
+    """The name of the GPU, or of the processor if the system tells it."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     listing = Path("/proc/cpuinfo")

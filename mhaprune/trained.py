@@ -21,7 +21,7 @@ import torch
 from mhaprune.cache import Cache, Make, Remember, data_digest, source_digests, weights_digest
 from mhaprune.heads import HeadGrid
 from mhaprune.model.checkpoint import BROUGHT, SavedModel, load, restore, to_bytes
-from mhaprune.model.gates import Gate
+from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Recovery
@@ -64,9 +64,9 @@ class Study:
     remember: Remember
     """The cache of what was computed for this very model."""
     save: Save
-    gate: Gate | None
+    gate: GateConfig | None
     """What the gates of the model were made from."""
-    retrain: Callable[[Gate], tuple[Seq2Seq, pd.DataFrame]]
+    retrain: Callable[[GateConfig], tuple[Seq2Seq, pd.DataFrame]]
     """Returns the model that the same training makes with another gate, and its history."""
     example: Sequence[str] | None = None
     """The symbols of a source that the user brought."""
@@ -79,7 +79,7 @@ class Recipe:
     task: Task
     model: Transformer
     training: Training
-    gate: Gate | None
+    gate: GateConfig | None
     seed: int
     device: str
     num_threads: int

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from mhaprune.data import PAD, Examples
 from mhaprune.measure import Diverged, measure
-from mhaprune.model.gates import Gate, HeadGate
+from mhaprune.model.gates import GateConfig, HeadGate
 from mhaprune.model.network import EncoderDecoder
 from mhaprune.ranges import Checked, Ge, Gt, Lt
 
@@ -56,7 +56,7 @@ class Training(Checked):
         model: EncoderDecoder,
         train: Examples,
         valid: Examples,
-        gate: Gate | None,
+        gate: GateConfig | None,
         seed: int,
         state: dict[str, Any] | None = None,
         save: Callable[[dict[str, Any]], None] | None = None,
@@ -110,7 +110,7 @@ class Training(Checked):
         model.eval()
         return pd.DataFrame(rows)
 
-    def optimiser(self, model: EncoderDecoder, gate: Gate | None) -> Optimizer:
+    def optimiser(self, model: EncoderDecoder, gate: GateConfig | None) -> Optimizer:
         """AdamW over the weights and, at a learning rate of their own and without weight decay, the gates."""
         gates = [parameter for gate in head_gates(model) for parameter in gate.parameters()]
         gate_ids = {id(parameter) for parameter in gates}

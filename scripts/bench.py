@@ -25,7 +25,7 @@ from mhaprune.model.layers import AttentionSublayer, Call, EncoderLayer, FeedFor
 from mhaprune.model.network import Transformer
 from mhaprune.model.shared_prefixes import Branches, depth_first
 from mhaprune.model.transformer import TOKENS_AT_ONCE, Seq2Seq
-from mhaprune.schedules.base import Judge
+from mhaprune.schedules.base import Evidence
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.scorers.ablation import Ablation
@@ -223,7 +223,7 @@ def greedy() -> list[Pair]:
         return torch.stack([measure(model, examples, mask.gates()).loss.mean() for mask in masks])
 
     budgets = removing(range(len(model.grid) + 1), model.grid)
-    ours, peer = (partial(Greedy(), Judge(model, nobody, loss), budgets) for loss in (shared, plain))
+    ours, peer = (partial(Greedy(), Evidence(model, nobody, loss), budgets) for loss in (shared, plain))
     return [("greedy", ours, peer)]
 
 

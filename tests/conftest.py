@@ -23,7 +23,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.schedules.base import Judge
+from mhaprune.schedules.base import Evidence
 from mhaprune.subject import Fallback
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
@@ -155,13 +155,13 @@ def loss_of_one(
     return F.cross_entropy(model(source, shift_right(target), gates, fallback)[0], target[0])
 
 
-def judged(model: Seq2Seq, scores_N: Tensor) -> Judge:
+def judged(model: Seq2Seq, scores_N: Tensor) -> Evidence:
     """For schedules that ask once: these scores."""
 
     def no_loss(masks: Sequence[HeadMask]) -> Tensor:
         raise AssertionError("no loss was to be measured")
 
-    return Judge(model, lambda left: scores_N, no_loss)
+    return Evidence(model, lambda left: scores_N, no_loss)
 
 
 def compose(*overrides: str) -> dict[str, Any]:

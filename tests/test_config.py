@@ -110,7 +110,7 @@ def test_inflection_chooses_its_recipe_and_can_be_overruled() -> None:
         ({"training.learning_rate": -1.0}, r"training.learning_rate=-1.0: must be above 0 and finite"),
         ({"model.tie_output": 1}, "model.tie_output=1: must be true or false"),
         ({"model.num_heads": 3}, "model.num_heads=3: must divide d_model=64, so one of 1, 2, 4"),
-        ({"gate": 3}, "gate=3: must be Gate or null"),
+        ({"gate": 3}, "gate=3: must be GateConfig or null"),
         ({"gate.scale": "two"}, "gate.scale='two': must be heads or one"),
         ({"experiment.budgets": [0.5, "x"]}, r"experiment.budgets\[1\]='x': must be a whole number or a finite number"),
         (

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import pandas as pd
 
 from mhaprune.heads import HeadGrid
-from mhaprune.model.gates import Gate
+from mhaprune.model.gates import GateConfig
 from mhaprune.ranges import Checked, Ge, Within
 from mhaprune.reporting.head_map import heads_that_matter
 from mhaprune.reporting.plots import Figures, Plot, draw
@@ -54,15 +54,15 @@ class Setup:
         return self.recipe.task
 
     @property
-    def gate(self) -> Gate | None:
+    def gate(self) -> GateConfig | None:
         return self.recipe.gate
 
 
 @dataclass(frozen=True)
 class Experiment(Checked, ABC):
-    """A study of one trained model, with the figures, the sentences and the map of heads that its tables become.
+    """A study of one trained model. It makes figures, sentences and the map of heads from its own tables.
 
-    `run` and `collect` ask the experiment for them, so a table may have any name, and no other module knows it.
+    So a table may have any name: `run` and `collect` call the experiment, and no other module reads its tables.
     """
 
     figures: ClassVar[Figures] = ()
@@ -100,9 +100,9 @@ class Experiment(Checked, ABC):
 
 @dataclass(frozen=True)
 class WithinTolerance(Experiment):
-    """A study of which heads can go at a small loss of exact match, and how fast the model is then.
+    """A study of which heads can go at a small loss of exact match, and how fast the model is without them.
 
-    A latency is the time of one greedy decoding, in turn with the dense model.
+    A latency is the time of one greedy decoding. The dense model is timed in turn with it.
     """
 
     tolerance: Annotated[float, Within(0, 1)] = 0.01
@@ -114,9 +114,9 @@ class WithinTolerance(Experiment):
 
 
 def the_one(schedules: Mapping[str, Schedule]) -> Schedule:
-    """The schedule of an experiment that takes one only; raises ValueError for more or none."""
+    """Return the only schedule; raises ValueError if there are none or several."""
     if len(schedules) != 1:
-        raise ValueError(f"schedule=[{','.join(schedules)}]: must be one here; experiment=prune compares several")
+        raise ValueError(f"schedule=[{','.join(schedules)}]: must name exactly one; experiment=prune compares several")
     return next(iter(schedules.values()))
 
 

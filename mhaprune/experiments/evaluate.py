@@ -1,4 +1,4 @@
-"""How good a model is, and what it says."""
+"""How good a model is, and which answers it returns."""
 
 from __future__ import annotations
 

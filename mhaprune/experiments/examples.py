@@ -1,4 +1,4 @@
-"""Examples that a person looks at, what the model makes of them, and where each head looks meanwhile."""
+"""Examples to look at: the answers of the model, and where each head looks while it answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Shown(NamedTuple):
 
 
 def show(subject: Seq2Seq, task: Task, source: Sequence[str], right: Sequence[str] | None) -> Shown:
-    """Let the model answer a source; an answer without end goes on for as long as the model has positions."""
+    """Let the model answer a source. An answer without an end runs to the last position of the model."""
     ids = pad([task.vocabulary.encode(source)]).to(subject.positions.device)
     said = subject.decode_greedily(ids, subject.config.max_length, stop=True)
     ends = (said[0] == EOS).nonzero()[:1, 0].tolist()
@@ -43,33 +43,33 @@ def _words(task: Task, source: Sequence[int], target: Sequence[int]) -> tuple[st
 
 
 def examples_table(shown: Iterable[Shown], train: Examples) -> pd.DataFrame:
-    """One row per example, numbered from 0; whether the answer `ended`, how many `symbols` the source has and how many
-    (`trained_symbols`) there were at most in training."""
+    """One row per example, numbered from 0: whether the answer `ended`, the number of `symbols` in the source, and the
+    largest number in training, `trained_symbols`."""
     rows = []
     trained = train.source.shape[1] - 1
-    for number, one in enumerate(shown):
-        correct = None if one.right is None else one.answer == one.right
-        words = {"source": one.source, "answer": one.answer, "right_answer": one.right}
-        ended = bool((one.batch.target == EOS).any())
-        lengths = {"ended": ended, "symbols": one.batch.source.shape[1] - 1, "trained_symbols": trained}
+    for number, example in enumerate(shown):
+        correct = None if example.right is None else example.answer == example.right
+        words = {"source": example.source, "answer": example.answer, "right_answer": example.right}
+        ended = bool((example.batch.target == EOS).any())
+        lengths = {"ended": ended, "symbols": example.batch.source.shape[1] - 1, "trained_symbols": trained}
         rows.append({"example": number, **words, "correct": correct, **lengths})
     return pd.DataFrame(rows)
 
 
 def attention_table(subject: Seq2Seq, task: Task, shown: Iterable[Shown], heads: Collection[HeadId]) -> pd.DataFrame:
-    """One row per example, head, query and key: the attention `weight`. `reads` is the token that stands at the query;
-    `writes` is what the decoder makes of it, the next one, and None for the encoder."""
+    """One row per example, head, query and key: the attention `weight`. `reads` is the token at the query. `writes` is
+    the next token, which the decoder makes from it; None for the encoder."""
     parts = []
-    for number, one in enumerate(shown):
-        source, target = tokens(task, one.batch.source), tokens(task, one.batch.target)
-        prefix = tokens(task, shift_right(one.batch.target))
+    for number, example in enumerate(shown):
+        source, target = tokens(task, example.batch.source), tokens(task, example.batch.target)
+        prefix = tokens(task, shift_right(example.batch.target))
         with torch.no_grad():
-            maps = subject.attention_maps(one.batch)
+            maps = subject.attention_maps(example.batch)
         for block, seen in maps.items():
             reads = source if block.site is Site.ENCODER_SELF else prefix
             keys = prefix if block.site is Site.DECODER_SELF else source
-            mine = [head for head in subject.grid if head.block == block]
-            for head, weights_TU in zip(mine, seen.weights[0].double().cpu().numpy(), strict=True):
+            of_block = [head for head in subject.grid if head.block == block]
+            for head, weights_TU in zip(of_block, seen.weights[0].double().cpu().numpy(), strict=True):
                 if head in heads:
                     places = pd.MultiIndex.from_product([range(len(reads)), range(len(keys))], names=["query", "key"])
                     frame = places.to_frame(index=False)
@@ -107,7 +107,7 @@ def sources(study: Study, numbers: Sequence[int]) -> Iterator[tuple[Sequence[str
 
 
 def heads_named(name: str, grid: HeadGrid) -> list[HeadId]:
-    """A head (`cross.1.2`) or all heads of a layer (`cross.1`); raises ValueError that says which there are."""
+    """The head (`cross.1.2`) or all heads of a layer (`cross.1`); raises ValueError with the allowed names."""
     if len(name.split(".")) not in (2, 3):
         raise ValueError(f"heads={name}: must read SITE.LAYER or SITE.LAYER.HEAD, for example {next(iter(grid))}")
     layers = {str(block): [head for head in grid if head.block == block] for block in grid.blocks}

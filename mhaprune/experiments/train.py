@@ -1,4 +1,4 @@
-"""Train a model, or take it from the cache, and look at what it says."""
+"""Train a model, or take it from the cache, and look at its answers."""
 
 from __future__ import annotations
 

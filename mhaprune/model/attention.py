@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhaprune.model.gates import Gate
+from mhaprune.model.gates import GateConfig
 
 
 def padding_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:
@@ -63,7 +63,7 @@ class MultiHeadAttention(nn.Module):
         head_dim: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
-        gate: Gate | None = None,
+        gate: GateConfig | None = None,
     ) -> None:
         super().__init__()
         if head_dim is None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from mhaprune.cache import weights_digest
 from mhaprune.data import Examples, shift_right
 from mhaprune.heads import HeadGrid, HeadId
-from mhaprune.model.gates import Gate
+from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 
@@ -111,7 +111,7 @@ def load(path: str) -> SavedModel:
 
 
 def restore(
-    saved: SavedModel, config: Transformer, vocabulary_size: int, gate: Gate | None = None, device: str = "cpu"
+    saved: SavedModel, config: Transformer, vocabulary_size: int, gate: GateConfig | None = None, device: str = "cpu"
 ) -> Seq2Seq:
     """Returns the model that was saved, built from the objects that `saved.settings` describe.
 

@@ -27,7 +27,7 @@ class HeadGate(nn.Module, ABC):
 
 
 @dataclass(frozen=True)
-class Gate(Checked, ABC):
+class GateConfig(Checked, ABC):
     """The settings of a gate; a call with a number of heads makes one."""
 
     learning_rate: Annotated[float, Ge(0)] = 0.1
@@ -39,7 +39,7 @@ class Gate(Checked, ABC):
 
 
 @dataclass(frozen=True)
-class Softmax(Gate):
+class Softmax(GateConfig):
     """Softmax over the heads of a block, as in the exercise of d2l.ai's section on multi-head attention.
 
     With logits a it is g = H·softmax(a) or, with `scale=one`, g = softmax(a).

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mhaprune.heads import Block
 from mhaprune.model.attention import MultiHeadAttention, Projection
-from mhaprune.model.gates import Gate
+from mhaprune.model.gates import GateConfig
 
 if TYPE_CHECKING:
     from mhaprune.model.decoding import KVCache
@@ -46,7 +46,7 @@ class AttentionSublayer(nn.Module):
     """
 
     def __init__(
-        self, block: Block, d_model: int, num_heads: int, head_dim: int, dropout: float, gate: Gate | None
+        self, block: Block, d_model: int, num_heads: int, head_dim: int, dropout: float, gate: GateConfig | None
     ) -> None:
         super().__init__()
         self.block = block

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.heads import Block, HeadGrid, Site
 from mhaprune.model.attention import Projection, padding_bias
-from mhaprune.model.gates import Gate
+from mhaprune.model.gates import GateConfig
 from mhaprune.model.layers import AttentionSublayer, Call, DecoderLayer, EncoderLayer, FeedForward, sinusoids
 from mhaprune.ranges import Checked, Ge, Lt, Within
 from mhaprune.subject import Fallback, Gates, Outcome
@@ -91,7 +91,7 @@ class EncoderDecoder(nn.Module):
     decoder: Sequence[DecoderLayer]
 
     def __init__(
-        self, config: Transformer, vocabulary_size: int, gate: Gate | None = None, grid: HeadGrid | None = None
+        self, config: Transformer, vocabulary_size: int, gate: GateConfig | None = None, grid: HeadGrid | None = None
     ) -> None:
         super().__init__()
         grid = HeadGrid.full(config.blocks, config.num_heads) if grid is None else grid

@@ -20,9 +20,11 @@ source_digests(__name__, "mhaprune.timing")  # now, before they may be edited
 
 
 class Costs:
-    """What the heads of a subject cost, unit by unit: parameters, floating-point operations of an example of `batch`,
-    milliseconds of one `predict` of `timed`. What was measured once is remembered, so that a run that goes on chooses
-    the same heads."""
+    """What the heads of a subject cost, by unit: parameters, floating-point operations of an example of `batch`,
+    milliseconds of one `predict` of `timed`.
+
+    A measured cost is remembered, so that a run that continues chooses the same heads.
+    """
 
     def __init__(self, subject: Subject, batch: Examples, timed: Examples, rounds: int, remember: Remember) -> None:
         self.subject, self.batch, self.timed, self.rounds, self.remember = subject, batch, timed, rounds, remember
@@ -33,7 +35,7 @@ class Costs:
             makers: dict[str, Callable[[], Cost]] = {
                 "parameters": lambda: counted(unit, self.subject, lambda left: left.count_parameters()),
                 "flops": lambda: counted(unit, self.subject, self._flops),
-                "ms": self._milliseconds,
+                "ms": self._measured,
             }
             self.known[unit] = makers[unit]()
         return self.known[unit]
@@ -49,9 +51,9 @@ class Costs:
     def _flops(self, left: Subject) -> float:
         return left.count_flops(self.batch) / len(self.batch)
 
-    def _milliseconds(self) -> Cost:
+    def _measured(self) -> Cost:
         def make(state: Any, save: Any) -> dict[str, Any]:
-            cost = milliseconds(self.subject, self.timed, self.rounds)
+            cost = measured(self.subject, self.timed, self.rounds)
             return {"floor": cost.floor, "blocks": [[str(b), cost.block[b], cost.head[b]] for b in cost.head]}
 
         what = {
@@ -75,23 +77,26 @@ def no_memory(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
 
 
 def counted(unit: str, subject: Subject, count: Callable[[Subject], float]) -> Cost:
-    """By removing one head of each block: the same for all heads of it, and a block itself costs nothing."""
+    """Count with one head of each block removed. All heads of a block cost the same, and the block itself costs
+    nothing."""
     grid, everything = subject.grid, HeadMask(subject.grid)
     dense = count(subject.without(everything))
-    head = {
+    per_head = {
         block: dense - count(subject.without(everything.without(grid.heads[positions[0]])))
         for block in grid.blocks
         if (positions := grid.positions(block))
     }
-    return Cost(unit, dense - sum(head[one.block] for one in grid), dict.fromkeys(head, 0.0), head)
+    heads = sum(per_head[head.block] for head in grid)
+    return Cost(unit, dense - heads, dict.fromkeys(per_head, 0.0), per_head)
 
 
-def milliseconds(subject: Subject, batch: Examples, rounds: int) -> Cost:
-    """Of one `predict` of the batch: a sum that says what it costs to have a block at all and each head of it.
+def measured(subject: Subject, batch: Examples, rounds: int) -> Cost:
+    """The time of one `predict` of the batch as a sum: what each block costs, and what each of its heads costs.
 
-    The whole model, the model without any head, and for each block that without it and that with one head in it take
-    turns; of each its fastest round, because what other processes add is no cost of heads. What all heads together cost
-    is measured, and shared out between the blocks in proportion to what the model saves without each.
+    These models take turns: the whole model, the model without any head, and for each block the model without it and
+    the model with one head in it. The fastest round of each counts, because other processes can only add time. The cost
+    of all heads together is measured. It is shared out between the blocks in proportion to what the model saves without
+    each.
     """
     grid, everything = subject.grid, HeadMask(subject.grid)
     models = {"whole": subject.without(everything), "none": subject.without(everything.without(*grid))}
@@ -104,7 +109,7 @@ def milliseconds(subject: Subject, batch: Examples, rounds: int) -> Cost:
     times = in_turn(calls, rounds, device=batch.source.device).min()
 
     def saved(name: str) -> float:
-        """Noise must not make anything cost less than nothing."""
+        """Never below zero: noise must not make a negative cost."""
         return max(0.0, float(times["whole"] - times[name]))
 
     blocks = {block: saved(f"{block} 0") for block in sizes}

@@ -19,7 +19,7 @@ from mhaprune.measure import all_open, measure_masks
 from mhaprune.subject import Outcome, Subject
 
 MOST_HEADS = 16
-"""Up to here all 2^N masks are run."""
+"""The largest number of heads for which all 2^N masks are run."""
 MASKS_AT_ONCE = 256
 OBJECTIVES = ("loss", "sequence_accuracy")
 
@@ -38,7 +38,8 @@ class Oracle:
     exact: bool
 
     def best(self, removed: int, objective: str) -> HeadMask:
-        """The best subset with so many heads removed, by mean loss or by exact match; of equals by the other one."""
+        """The best subset with that number of heads removed, by mean loss or by exact match. Ties go to the better one
+        by the other measure."""
         others = [name for name in OBJECTIVES if name != objective]
 
         def badness(subset: Removed) -> tuple[float, ...]:
@@ -59,11 +60,11 @@ def find_best(
     also: Iterable[HeadMask] = (),
     remember: Remember | None = None,
 ) -> Oracle:
-    """The outcome of all subsets or, above `MOST_HEADS` heads, of those that a beam search and swaps come upon.
+    """The outcome of all subsets or, above `MOST_HEADS` heads, of the subsets that a beam search and swaps find.
 
-    The search removes head by head from the `beam_width` best subsets so far; then, at each budget, a removed head is
-    exchanged for a kept one for as long as that lowers the loss. The subsets in `also` compete. What was run is saved
-    as it goes. Raises ValueError if all subsets are asked for of more heads than that.
+    The search removes head by head from the `beam_width` best subsets so far. Then, at each budget, it exchanges a
+    removed head for a kept one while that lowers the loss. The subsets in `also` compete. Outcomes are saved during the
+    search. Raises ValueError if `method` is exact and there are more heads than that.
     """
     num_heads = len(subject.grid)
     most_heads_for(method, num_heads)
@@ -91,7 +92,7 @@ def find_best(
 
 
 def most_heads_for(method: str, num_heads: int) -> None:
-    """Raise ValueError where all subsets are asked for of more heads than can be run."""
+    """Raise ValueError if `method` is exact and the model has too many heads for all subsets."""
     if method == "exact" and num_heads > MOST_HEADS:
         raise ValueError(
             f"oracle=exact: {num_heads} heads have {2**num_heads} subsets, exact takes up to {MOST_HEADS}"
@@ -100,7 +101,7 @@ def most_heads_for(method: str, num_heads: int) -> None:
 
 
 class _Runner:
-    """Runs subsets once each and saves what it has."""
+    """Runs each subset once and saves the outcomes."""
 
     def __init__(self, subject: Subject, examples: Examples, state: dict[str, Any] | None, save: Any) -> None:
         self.subject, self.examples, self.save = subject, examples, save
@@ -142,7 +143,7 @@ def _search(run: _Runner, num_heads: int, budgets: Sequence[int], beam_width: in
     def loss(subset: Removed) -> float:
         return run.outcomes[subset][0]
 
-    # From the beams alone, not from all that was run: what an interrupted search has run may lie further on its way.
+    # From the beams alone: an interrupted search may have run subsets that lie further on its way.
     beam: list[Removed] = [()]
     run(beam, 1)
     best_of: list[Removed] = [()]

@@ -1,16 +1,15 @@
-"""Which heads go, by which scorer and schedule, at which budget: plans that nothing has carried out yet."""
+"""Which heads go, by which scorer and schedule, at which budget. A plan removes nothing yet."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from mhaprune.heads import HeadGrid, HeadMask
-from mhaprune.measure import measure_masks
-from mhaprune.schedules.base import Judge, Schedule
+from mhaprune.measure import measure_removed
+from mhaprune.schedules.base import Evidence, Schedule
 from mhaprune.schedules.budgets import Budget
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.scoring import Scoring, naming
@@ -20,7 +19,7 @@ from mhaprune.tables import join_names
 
 
 class Plan(NamedTuple):
-    """One mask and how it came about."""
+    """A mask, and the scorer, draw, schedule and budget that it comes from."""
 
     scorer: str
     draw: int
@@ -38,60 +37,59 @@ def make_plans(
     draws: int | None = None,
     whole: HeadGrid | None = None,
 ) -> Iterator[Plan]:
-    """A plan per scorer, draw and budget. Where scorers have no say there is one per budget, in the schedule's name.
+    """A plan per scorer, draw and budget. A schedule that uses no scores makes one plan per budget, in its own name.
 
-    `name` is that of the schedule, by default its option's; of a scorer that draws several times the first `draws` are
-    taken, by default all; `whole` are the heads before any were removed, by default the subject's.
+    `name` is that of the schedule, by default its option's. `draws` limits the draws of a random scorer, by default to
+    all. `whole` is the grid before any heads were removed, by default the subject's.
     """
     subject, how, again = scoring.subject, name or option_name(schedule), schedule.scoring == "repeated"
 
     def loss(masks: Sequence[HeadMask]) -> Tensor:
-        gates_MN = torch.stack([mask.gates(scoring.examples.source.device) for mask in masks])
-        return measure_masks(subject, scoring.examples, gates_MN).loss.double().mean(dim=1)
+        return measure_removed(subject, scoring.examples, masks).loss.double().mean(dim=1)
 
-    def judge(name: str, scorer: Scorer, draw: int) -> Judge:
+    def evidence(name: str, scorer: Scorer, draw: int) -> Evidence:
         def score(left: Subject) -> Tensor:
             if left is subject:
                 return scoring(name, scorer).scores.values[draw]
             with naming(name):
                 return scorer(left, scoring.examples, scoring.seed).values[draw]
 
-        return Judge(subject, score, loss, whole)
+        return Evidence(subject, score, loss, whole)
 
-    def nobody(left: Subject) -> Tensor:
-        raise AssertionError(f"schedule={how} promised to ask no scorer")
+    def no_score(left: Subject) -> Tensor:
+        raise AssertionError(f"schedule={how} uses a score, its `scoring` says none")
 
     if schedule.scoring == "none":
-        masks = schedule(Judge(subject, nobody, loss, whole), budgets)
+        masks = schedule(Evidence(subject, no_score, loss, whole), budgets)
         yield from (Plan(how, 0, how, mask, budget.name) for budget, mask in zip(budgets, masks, strict=True))
         return
     for name, scorer in scorers.items():
         kept = [budget.heads_kept(subject.grid) for budget in budgets]
-        asked = whom_to_ask(scorer, kept, len(subject.grid), again)
-        for one in dict.fromkeys(asked):
-            mine = [budget for budget, other in zip(budgets, asked, strict=True) if other == one]
-            for draw in range(len(scoring(name, one).scores.values))[:draws]:
-                masks = schedule(judge(name, one, draw), mine)
-                yield from (Plan(name, draw, how, mask, budget.name) for budget, mask in zip(mine, masks, strict=True))
+        by_budget = scorers_for(scorer, kept, len(subject.grid), again)
+        for told in dict.fromkeys(by_budget):
+            served = [budget for budget, other in zip(budgets, by_budget, strict=True) if other == told]
+            for draw in range(len(scoring(name, told).scores.values))[:draws]:
+                masks = schedule(evidence(name, told, draw), served)
+                yield from (Plan(name, draw, how, mask, b.name) for b, mask in zip(served, masks, strict=True))
 
 
-def whom_to_ask(scorer: Scorer, kept: Sequence[int], num_heads: int, again: bool = False) -> list[Scorer]:
-    """The scorer that says which heads go, for every number that is to stay: a `Budgeted` one is told that number.
+def scorers_for(scorer: Scorer, kept: Sequence[int], num_heads: int, again: bool = False) -> list[Scorer]:
+    """The scorer for each number of heads to keep: a `Budgeted` scorer is told that number.
 
-    Where none or all go there is no choice, and whoever is asked anyway will do; save where it is asked `again`, down
-    to the last head.
+    Removing no head or every head needs no score, so any scorer serves. A schedule that scores `again` still needs one
+    down to the last head.
     """
     if not isinstance(scorer, Budgeted):
         return [scorer] * len(kept)
     told = {count: scorer.keeping(count) for count in kept if 0 < count < num_heads}
     if again and 0 in kept:
         told[0] = scorer.keeping(1)
-    anybody = next(iter(told.values()), scorer)
-    return [told.get(count, anybody) for count in kept]
+    fallback = next(iter(told.values()), scorer)
+    return [told.get(count, fallback) for count in kept]
 
 
 def plan_columns(plan: Plan) -> dict[str, Any]:
-    """What says which heads went and why."""
+    """The columns that say which heads went and why."""
     total, removed = len(plan.mask.grid), len(plan.mask.removed)
     return {
         "scorer": plan.scorer,

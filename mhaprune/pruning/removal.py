@@ -18,13 +18,13 @@ from mhaprune.pruning.plans import Plan, plan_columns, removed_names
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import DENSE, DENSE_AGAIN
 from mhaprune.tasks.base import Splits
-from mhaprune.timing import in_turn, ratios
+from mhaprune.timing import in_turn, ratio_columns
 
 PROOF_BATCH = 16
 MAX_DIFFERENCE = 1e-9
-"""How far the logits of a model with removed heads may be from those with the same heads masked, in float64.
+"""The largest allowed difference, in float64, between logits with heads removed and with the same heads masked.
 
-In float32 rounding alone makes 1e-5 of it, in which a small fault could hide.
+In float32 rounding alone makes 1e-5, which could hide a small fault.
 """
 
 
@@ -33,8 +33,8 @@ class ProofFailed(RuntimeError):
 
 
 class Pruned(NamedTuple):
-    """One row per plan: its accuracy on the report split and for choosing, and its size; the outcomes behind it; and
-    the proof, the largest difference of a logit between any removed model and the same heads masked."""
+    """One row per plan: its accuracy on the report split and for choosing, and its size. Then the outcomes of each
+    mask, and the largest difference of a logit between a removed model and the same heads masked."""
 
     table: pd.DataFrame
     reported: dict[HeadMask, Outcome]
@@ -42,10 +42,10 @@ class Pruned(NamedTuple):
 
 
 def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> Pruned:
-    """Remove the heads of every plan for real and measure what is left; equal masks are measured once.
+    """Remove the heads of every plan for real and measure the smaller model; equal masks are measured once.
 
-    The *choose* columns are filled for the first draw of each scorer: the others are a control among which nothing is
-    chosen. Raises `ProofFailed` where a removed model is not the masked one.
+    The *choose* columns are filled for the first draw of each scorer. The other draws are a control, and nothing is
+    chosen among them. Raises `ProofFailed` if a removed model differs from the masked one.
     """
     equivalence = EquivalenceCheck(subject, splits.report)
     measured: dict[HeadMask, dict[str, Any]] = {}
@@ -87,8 +87,7 @@ class EquivalenceCheck:
 
 
 def proofs(subject: Subject, report: Examples) -> dict[str, float]:
-    """What every run that closes heads shows of its model: that each block's mask bites, and that greedy decoding and
-    exact match agree."""
+    """The proofs of every run that closes heads: each block's mask bites, and greedy decoding and exact match agree."""
     return {
         "min_difference_open_closed": smallest_bite(subject, report[:PROOF_BATCH]),
         "greedy_decoding_disagreements": greedy_disagreements(subject, report),
@@ -96,11 +95,11 @@ def proofs(subject: Subject, report: Examples) -> dict[str, float]:
 
 
 def smallest_bite(subject: Subject, batch: Examples) -> float:
-    """That the mask bites, block by block: how far closing its strongest head moves a logit; of all blocks the least.
+    """How far closing the strongest head of a block moves a logit; the smallest such number over the blocks.
 
-    Computed in float64, in which also a gate that training has nearly closed leaves a trace. Raises `ProofFailed` for a
-    block in which closing any head moves nothing: it would look as if none of them mattered. An encoder that no head of
-    cross-attention is left to read does not count.
+    It is computed in float64, where even a gate that training has nearly closed leaves a trace. Raises `ProofFailed`
+    for a block in which closing any head moves nothing: its heads would look useless. An encoder does not count if
+    cross-attention has no head left to read it.
     """
     precise, everything = subject.in_double(), HeadMask(subject.grid)
     bites: dict[Block, float] = {}
@@ -119,8 +118,8 @@ def smallest_bite(subject: Subject, batch: Examples) -> float:
 def time_removed(subject: Subject, plans: Sequence[Plan], batch: Examples, rounds: int) -> pd.DataFrame:
     """Milliseconds of one `predict` of the batch: one row per plan, then the dense model and the same again (A/A).
 
-    All models take turns. Speed-ups are dense over removed, round by round: median and quartiles. The dense model has
-    its gates folded into the weights too, so that no speed-up is owed to the gates.
+    All models take turns. A speed-up is dense over removed, round by round: median and quartiles. The dense model also
+    has its gates folded into the weights, so that gates do not count as a speed-up.
     """
     models = {name: subject.without(HeadMask(subject.grid)) for name in (DENSE, DENSE_AGAIN)}
     for mask in {plan.mask: None for plan in plans}:
@@ -134,10 +133,4 @@ def time_removed(subject: Subject, plans: Sequence[Plan], batch: Examples, round
 
 
 def _speed(times: pd.DataFrame, name: str) -> dict[str, float]:
-    ratio = ratios(times, DENSE, name)
-    return {
-        "latency_ms": ratio["peer_ms"],
-        "speedup": ratio["ratio"],
-        "speedup_q1": ratio["q1"],
-        "speedup_q3": ratio["q3"],
-    }
+    return {"latency_ms": times[name].median(), **ratio_columns("speedup", times, DENSE, name)}

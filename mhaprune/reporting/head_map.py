@@ -18,7 +18,7 @@ from mhaprune.tables import REFERENCE, block_label, blocks_in, named
 
 NATS = {REFERENCE: " (rise of the loss in nats)"}
 LIGHTEST = 0.3
-"""Of a tile that stays, on the scale of its colours: no head that matters is as pale as one that can go."""
+"""The palest colour of a tile that stays, so that it never looks like a tile that can go."""
 
 
 def heads_that_matter(verdict: Verdict) -> Plot:

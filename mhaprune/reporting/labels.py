@@ -18,9 +18,9 @@ _DISTANCES = np.array((7, 12, 18, 26, 36, 50, 70, 95, 125))  # pixels
 
 
 def label_points(axes: Axes, names: list[str], x: np.ndarray, y: np.ndarray, y_errors: np.ndarray) -> None:
-    """Write each name by its point, off names and points and, where possible, bars and 0; farther off, on a line.
+    """Write each name by its point, clear of names and points and, if possible, of bars and 0; farther off, on a line.
 
-    Call it last: what is free can be seen only once the layout stands, so it is fixed from here on.
+    Call it last: it fixes the layout, because free space is known only for a fixed layout.
     """
     figure = axes.figure.get_figure(root=True)
     assert figure is not None
@@ -62,17 +62,17 @@ def _text_size(figure: Figure, words: str) -> np.ndarray:
 
 
 def _overlaps(places: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """With how many of the boxes each place overlaps; both are rows of left, bottom, right, top."""
+    """The number of boxes that each place overlaps; both are rows of left, bottom, right, top."""
     return ((places[:, None, :2] < boxes[:, 2:]) & (boxes[:, :2] < places[:, None, 2:])).all(axis=2).sum(axis=1)
 
 
 def _gaps(places: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """How far each point is from each place: places × points."""
+    """The distance of each point from each place: places × points."""
     beside = np.maximum(places[:, None, :2] - points, points - places[:, None, 2:])
     return np.linalg.norm(np.maximum(beside, 0), axis=2)
 
 
 def _crossings(lines: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Through how many of the boxes each line runs; lines are points × lines × 2."""
+    """The number of boxes that each line crosses; lines are points × lines × 2."""
     within = (lines[:, :, None] > boxes[:, :2]) & (lines[:, :, None] < boxes[:, 2:])
     return within.all(axis=3).any(axis=0).sum(axis=1)

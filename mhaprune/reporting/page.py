@@ -1,4 +1,4 @@
-"""Words, figures and tables in one self-contained HTML file that a person can read and send on."""
+"""Sentences, figures and tables in one self-contained HTML file."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ STYLE: Any = {
 
 @dataclass(frozen=True, repr=False)
 class Plot:
-    """A figure with its file name, the sentences under it and, where these do not do, what it says to those who cannot
-    see it."""
+    """A figure with its file name, its caption, and an `alt` text for readers who cannot see it; by default the
+    caption."""
 
     name: str
     caption: str
@@ -99,12 +99,13 @@ def line_style(i: int) -> dict[str, Any]:
 
 
 def errors(frame: pd.DataFrame, column: str) -> np.ndarray:
-    """How far the interval of a column reaches down and up from it, as `errorbar` wants it."""
+    """The distances from a column down and up to the ends of its interval, as `errorbar` takes them."""
     return np.abs(np.stack([frame[column] - frame[f"{column}_low"], frame[f"{column}_high"] - frame[column]]))
 
 
 def ceiling(highest: pd.Series, families: pd.Series) -> float:
-    """Where an axis may end for the scorers that are no control; one far above would crowd them at its other end."""
+    """The end of an axis that shows all scorers but the controls. A control far above would squeeze the others
+    together."""
     return 1.15 * max(highest[families != UNINFORMED].max(), 1.0) if (families != UNINFORMED).any() else np.inf
 
 
@@ -117,7 +118,7 @@ def draw_band(axes: Axes, curves: pd.DataFrame, x: str = "heads_removed") -> Non
 
 
 def columns_of(count: int, most: int) -> int:
-    """How many panels to set in a row, at most `most`, for rows as equal as can be."""
+    """The number of panels in a row, at most `most`, so that rows are as equal as possible."""
     return -(-count // -(-count // most))
 
 
@@ -134,7 +135,7 @@ def panels(figure: Figure, count: int, columns: int, xlabel: str, ylabel: str = 
 
 
 def legend_above(figure: Figure, of: Axes | Sequence[Artist]) -> None:
-    """What lines and marks mean, above all panels, in as many columns as the figure is wide enough for."""
+    """A legend above all panels, in as many columns as fit the width of the figure."""
     handles = of.get_legend_handles_labels()[0] if isinstance(of, Axes) else list(of)
     if not handles:
         return
@@ -145,7 +146,7 @@ def legend_above(figure: Figure, of: Axes | Sequence[Artist]) -> None:
 
 
 def number(value: float, decimals: int) -> str:
-    """With a real minus sign, and none before a zero; a dash where there is none."""
+    """The number with a real minus sign, and none before a zero; a dash for NaN."""
     return "–" if np.isnan(value) else f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")
 
 

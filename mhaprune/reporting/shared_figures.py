@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.plots import (
     COLOURS,
+    CONTROL_COLOUR,
     MARKERS,
     Plot,
     columns_of,
@@ -24,6 +26,7 @@ from mhaprune.reporting.plots import (
     power_of_ten,
 )
 from mhaprune.scorers.agreement import with_reference
+from mhaprune.statistics import student_interval
 from mhaprune.tables import BLOCK, GATE, HEAD, REFERENCE, SITES, HeadName, Tables, block_label, blocks_in, candidates
 
 
@@ -93,7 +96,7 @@ def agreement(tables: Tables) -> Plot | None:
 
 
 def training_curve(tables: Tables) -> Plot | None:
-    """Loss and held-out accuracy over training and, where there are gates, their way."""
+    """Loss and held-out accuracy over training and, if the model has gates, their values."""
     if "training" not in tables:
         return None
     training = tables["training"]
@@ -135,7 +138,7 @@ def _draw_gates(
 
 
 def _linear_range(values: pd.Series) -> float:
-    """Where a symmetric logarithmic axis should turn linear: around the smaller of the scores."""
+    """The end of the linear range of a symmetric logarithmic axis: near the smaller scores."""
     return float(max(values.abs().quantile(0.25), 1e-6))
 
 
@@ -166,3 +169,26 @@ def compare_curves(tables: Tables) -> Plot | None:
         " bands span the draws of a control."
     )
     return Plot("comparison", caption, figure)
+
+
+def mean_over_runs(axes: Axes, frame: pd.DataFrame, row: str, value: str, names: Sequence[str]) -> pd.Series:
+    """Draw a row for each of `names`: a mark per run, a bar for their mean with its 95 % interval; returns the means.
+
+    `frame` holds a `value` for every run, its column `label`, and name, its column `row`.
+    """
+    labels = list(frame["label"].unique())
+    means = frame.groupby(row)[value].mean().reindex(names)
+    intervals = np.array([student_interval(frame.loc[frame[row] == name, value]) for name in names])
+    rows = range(len(names))
+    axes.scatter(means, rows, marker="|", s=220, linewidth=2.5, color="black", label="mean, 95 % interval over runs")
+    axes.hlines(rows, intervals[:, 0], intervals[:, 1], color="black", linewidth=1)
+    told_apart = len(labels) <= len(COLOURS) - 1  # black is the mean's
+    for i, (label, run) in enumerate(frame.groupby("label", sort=False)):
+        shift = 0.5 * ((i + 0.5) / len(labels) - 0.5)  # equal runs would hide each other
+        style = line_style(i) if told_apart else {"color": CONTROL_COLOUR, "marker": "o"}
+        places = [names.index(name) + shift for name in run[row]]
+        name = label if told_apart else "one run" if i == 0 else None
+        axes.scatter(run[value], places, s=24, linewidth=0, zorder=3, label=name, **style)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set(yticks=rows, yticklabels=names, ylim=(len(names) - 0.4, -0.6))
+    return means

@@ -25,17 +25,17 @@ class Verdict(NamedTuple):
 
 def scored(heads: pd.DataFrame, scorer: str) -> pd.DataFrame:
     """The heads of a table `heads` with the scores of one scorer, NaN where it scored none; no head has a name yet."""
-    mine = heads[(heads["scorer"] == scorer) & (heads["draw"] == 0)]
-    if mine.empty:  # a schedule that needs no scorer
-        mine = heads[heads["draw"] == 0].drop_duplicates(HEAD).assign(score=nan)
-    return mine[[*HEAD, "score"]].assign(name="").reset_index(drop=True)
+    rows = heads[(heads["scorer"] == scorer) & (heads["draw"] == 0)]
+    if rows.empty:  # a schedule that needs no scorer
+        rows = heads[heads["draw"] == 0].drop_duplicates(HEAD).assign(score=nan)
+    return rows[[*HEAD, "score"]].assign(name="").reset_index(drop=True)
 
 
 def prunable_alone(heads: pd.DataFrame, scorer: str, tolerance: float, more: str = "") -> Verdict:
-    """The verdict that takes one head at a time; `more` is said after what it means."""
+    """The verdict that takes one head at a time; `more` is appended to its meaning."""
     title = f"{int((~heads['stays']).sum())} of {len(heads)} heads are prunable, one at a time"
     meaning = (
         f"Empty tiles are heads whose ablation costs less than {tolerance:g} nats, each alone, at 95 % confidence on"
-        " the score split; of the blue ones that cannot be said."
+        " the score split; for the blue ones there is no such confidence."
     )
     return Verdict(heads, scorer, title, meaning + more)

@@ -21,10 +21,11 @@ from mhaprune.subject import Subject
 
 
 @dataclass(frozen=True)
-class Judge:
-    """What a schedule may measure about a subject.
+class Evidence:
+    """What a schedule may read about a subject.
 
-    It exists so that a schedule cannot choose heads on any split but *score*: it sees no examples, only these answers.
+    It exists so that a schedule cannot choose heads on any split but *score*: it sees scores and losses, but no
+    examples.
     """
 
     subject: Subject
@@ -48,11 +49,11 @@ class Schedule(Checked, ABC):
 
     @abstractmethod
     def smallest(self, grid: HeadGrid) -> HeadMask:
-        """A mask with as many heads removed as it can."""
+        """The mask with the most heads removed that the schedule allows."""
 
     @abstractmethod
-    def __call__(self, judge: Judge, budgets: Sequence[Budget]) -> list[HeadMask]:
-        """One mask per budget that it can meet, each with no more heads removed than that takes."""
+    def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
+        """One mask per budget. Heads are removed until the budget is met."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class Stepwise(Schedule):
     """Number of heads that stay in every block."""
 
     @abstractmethod
-    def path(self, judge: Judge) -> Iterator[HeadMask]:
-        """Masks from none removed on, each with one head more than the one before, to where no head may go."""
+    def path(self, evidence: Evidence) -> Iterator[HeadMask]:
+        """Masks from none removed on, each with one head more than the one before, until no head may go."""
 
     def smallest(self, grid: HeadGrid) -> HeadMask:
         left = Counter(head.block for head in grid)
@@ -77,11 +78,11 @@ class Stepwise(Schedule):
                 removed.add(head)
         return HeadMask(grid, frozenset(removed))
 
-    def __call__(self, judge: Judge, budgets: Sequence[Budget]) -> list[HeadMask]:
+    def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
         """Raises ValueError for a budget that it cannot meet."""
         masks: dict[int, HeadMask] = {}
-        most = len(self.smallest(judge.subject.grid).removed)
-        for mask in tqdm(self.path(judge), "choosing heads", most + 1, disable=None, leave=False):
+        most = len(self.smallest(evidence.subject.grid).removed)
+        for mask in tqdm(self.path(evidence), "choosing heads", most + 1, disable=None, leave=False):
             masks |= {i: mask for i, budget in enumerate(budgets) if i not in masks and budget.met_by(mask)}
             if len(masks) == len(budgets):
                 break
@@ -90,12 +91,12 @@ class Stepwise(Schedule):
                 raise ValueError(f"budgets={budget.name}: cannot be met, {len(mask.kept)} heads must stay")
         return [masks[i] for i in range(len(budgets))]
 
-    def removable(self, judge: Judge, mask: HeadMask) -> list[HeadId]:
+    def removable(self, evidence: Evidence, mask: HeadMask) -> list[HeadId]:
         """The heads that may go next, in the order of the grid."""
         kept = Counter(head.block for head in mask.kept)
         spare = {block for block, count in kept.items() if count > self.keep_at_least}
         if self.scope == "per_block" and spare:
-            whole = judge.whole or mask.grid
+            whole = evidence.whole or mask.grid
             sizes = dict(zip(whole.blocks, whole.sizes, strict=True))
             most_left = max(kept[block] / sizes[block] for block in spare)
             spare = {block for block in spare if kept[block] / sizes[block] == most_left}

@@ -53,7 +53,8 @@ class Budget:
         return self.cost(mask) <= self.limit + 1e-9 * abs(self.limit)
 
     def heads_kept(self, grid: HeadGrid) -> int:
-        """How many heads of average cost are within it; exact where all cost the same and blocks nothing."""
+        """The number of heads of average cost within the budget; exact if all heads cost the same and blocks
+        nothing."""
         if not len(grid):
             return 0
         everything = HeadMask(grid)
@@ -62,13 +63,13 @@ class Budget:
 
 
 def removing(counts: Iterable[int], grid: HeadGrid) -> list[Budget]:
-    """Budgets of so many heads that are to go."""
+    """A budget for each number of heads to remove."""
     return [Budget(str(count), len(grid) - count, Cost.heads(grid)) for count in counts]
 
 
 def check_budgets(budgets: Sequence[int | float | str]) -> None:
-    """Raise ValueError unless every budget is a fraction from 0.0 to 1.0 or a whole number of heads to remove, or a
-    text such as `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms`: what is left may cost so much."""
+    """Raise ValueError unless every budget is a fraction from 0.0 to 1.0, a whole number of heads to remove, or a text
+    such as `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms`, the most that the smaller model may cost."""
     for budget in budgets:
         if isinstance(budget, str):
             _amount(budget)
@@ -77,10 +78,10 @@ def check_budgets(budgets: Sequence[int | float | str]) -> None:
 
 
 def heads_to_remove(budgets: Sequence[int | float], num_heads: int, most: int | None = None) -> list[int]:
-    """Budgets as numbers of heads, ascending, none twice, 0 always among them.
+    """Budgets as numbers of heads to remove, ascending, without duplicates; 0 is always among them.
 
-    A fraction becomes the nearest whole number of heads. Raises ValueError for more heads than there are, or than the
-    `most` that may go.
+    A fraction becomes the nearest whole number of heads. Raises ValueError for more heads than there are, or more than
+    `most`.
     """
     check_budgets(budgets)
     counts = {round(budget * num_heads) if isinstance(budget, float) else budget for budget in budgets}
@@ -96,8 +97,19 @@ def heads_to_remove(budgets: Sequence[int | float], num_heads: int, most: int | 
     return sorted(counts | {0})
 
 
+def with_a_choice(budgets: Sequence[int | float], num_heads: int) -> list[int]:
+    """The budgets at which some heads go and some stay, as numbers of heads to remove, ascending.
+
+    Raises ValueError if there are none.
+    """
+    counts = [count for count in heads_to_remove(budgets, num_heads) if 0 < count < num_heads]
+    if not counts:
+        raise ValueError(f"experiment.budgets={list(budgets)}: none of them leaves a choice between heads")
+    return counts
+
+
 def in_heads(budgets: Sequence[int | float | str], num_heads: int) -> tuple[list[int | float], list[str]]:
-    """Numbers and shares of heads to remove, and the texts that speak of something else than heads.
+    """Numbers and shares of heads to remove, and the texts in other units than heads.
 
     Raises ValueError for a text that would keep more heads than there are.
     """
@@ -117,10 +129,10 @@ def in_heads(budgets: Sequence[int | float | str], num_heads: int) -> tuple[list
 
 
 def resolve(budgets: Sequence[int | float | str], smallest: HeadMask, cost: Callable[[str], Cost]) -> list[Budget]:
-    """Budgets of every kind, those in heads first, from the largest model to the `smallest` that may be left.
+    """Budgets of every kind, from the largest model to the `smallest` that may be left.
 
-    `cost` says what heads cost in a unit. Raises ValueError for a budget below the cost of that smallest model, or one
-    that the whole model keeps already.
+    `cost` returns what heads cost in a unit. Raises ValueError for a budget that the smallest model exceeds, or that
+    the whole model meets already.
     """
     grid, most = smallest.grid, len(smallest.removed)
     counts, texts = in_heads(budgets, len(grid))

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mhaprune.heads import HeadMask
-from mhaprune.schedules.base import Judge, Stepwise
+from mhaprune.schedules.base import Evidence, Stepwise
 
 
 @dataclass(frozen=True)
 class Greedy(Stepwise):
-    """Step by step that head goes without which the loss is least, measured together with all that are gone already
-    (backward elimination, Marill & Green 1963). No scorer has a say."""
+    """At each step the head goes whose removal raises the loss least, measured without all heads that are gone already
+    (backward elimination, Marill & Green 1963). It uses no scores."""
 
     @property
     def scoring(self) -> Literal["none"]:
         return "none"
 
-    def path(self, judge: Judge) -> Iterator[HeadMask]:
-        mask = HeadMask(judge.subject.grid)
+    def path(self, evidence: Evidence) -> Iterator[HeadMask]:
+        mask = HeadMask(evidence.subject.grid)
         yield mask
-        while candidates := [mask.without(head) for head in self.removable(judge, mask)]:
-            mask = candidates[int(judge.loss(candidates).argmin())]
+        while candidates := [mask.without(head) for head in self.removable(evidence, mask)]:
+            mask = candidates[int(evidence.loss(candidates).argmin())]
             yield mask

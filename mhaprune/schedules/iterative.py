@@ -1,4 +1,4 @@
-"""Score, remove a few, score what is left."""
+"""Score, remove a few heads, score the smaller model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from mhaprune.heads import HeadMask
 from mhaprune.ranges import Ge
-from mhaprune.schedules.base import Judge, Stepwise
+from mhaprune.schedules.base import Evidence, Stepwise
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Iterative(Stepwise):
     def scoring(self) -> Literal["repeated"]:
         return "repeated"
 
-    def path(self, judge: Judge) -> Iterator[HeadMask]:
-        mask = HeadMask(judge.subject.grid)
+    def path(self, evidence: Evidence) -> Iterator[HeadMask]:
+        mask = HeadMask(evidence.subject.grid)
         yield mask
-        while self.removable(judge, mask):
-            left = judge.subject.without(mask) if mask.removed else judge.subject
-            score = dict(zip(mask.kept, judge.score(left).tolist(), strict=True))
+        while self.removable(evidence, mask):
+            left = evidence.subject.without(mask) if mask.removed else evidence.subject
+            score = dict(zip(mask.kept, evidence.score(left).tolist(), strict=True))
             for _ in range(self.every):
-                if candidates := self.removable(judge, mask):
+                if candidates := self.removable(evidence, mask):
                     mask = mask.without(min(candidates, key=score.__getitem__))
                     yield mask

@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mhaprune.heads import HeadMask
-from mhaprune.schedules.base import Judge, Stepwise
+from mhaprune.schedules.base import Evidence, Stepwise
 
 
 @dataclass(frozen=True)
 class OneShot(Stepwise):
-    """The heads of lowest score in the whole model go, of equals the first (Michel et al. 2019, section 4)."""
+    """The heads of lowest score in the whole model go. Ties go in the order of the heads (Michel et al. 2019, section
+    4)."""
 
     @property
     def scoring(self) -> Literal["once"]:
         return "once"
 
-    def path(self, judge: Judge) -> Iterator[HeadMask]:
-        mask = HeadMask(judge.subject.grid)
-        score = dict(zip(mask.kept, judge.score(judge.subject).tolist(), strict=True))
+    def path(self, evidence: Evidence) -> Iterator[HeadMask]:
+        mask = HeadMask(evidence.subject.grid)
+        score = dict(zip(mask.kept, evidence.score(evidence.subject).tolist(), strict=True))
         yield mask
-        while candidates := self.removable(judge, mask):
+        while candidates := self.removable(evidence, mask):
             mask = mask.without(min(candidates, key=score.__getitem__))
             yield mask

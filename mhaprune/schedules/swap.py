@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mhaprune.heads import HeadGrid, HeadMask
-from mhaprune.schedules.base import Judge, Schedule, Stepwise
+from mhaprune.schedules.base import Evidence, Schedule, Stepwise
 from mhaprune.schedules.budgets import Budget
 
 
@@ -30,14 +30,14 @@ class Swap(Schedule):
     def smallest(self, grid: HeadGrid) -> HeadMask:
         return self.start.smallest(grid)
 
-    def __call__(self, judge: Judge, budgets: Sequence[Budget]) -> list[HeadMask]:
-        masks = self.start(judge, budgets)
-        return [self._bettered(judge, mask, budget) for mask, budget in zip(masks, budgets, strict=True)]
+    def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
+        masks = self.start(evidence, budgets)
+        return [self._bettered(evidence, mask, budget) for mask, budget in zip(masks, budgets, strict=True)]
 
-    def _bettered(self, judge: Judge, mask: HeadMask, budget: Budget) -> HeadMask:
-        loss = float(judge.loss([mask]))
+    def _bettered(self, evidence: Evidence, mask: HeadMask, budget: Budget) -> HeadMask:
+        loss = float(evidence.loss([mask]))
         while exchanges := [exchanged for exchanged in self._exchanges(mask) if budget.met_by(exchanged)]:
-            losses = judge.loss(exchanges)
+            losses = evidence.loss(exchanges)
             best = int(losses.argmin())
             if not losses[best] < loss:
                 break

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 
 from mhaprune.data import Examples
-from mhaprune.measure import BATCH_SIZE
-from mhaprune.scorers.base import Scorer, Scores, TokenValues
+from mhaprune.measure import BATCH_SIZE, head_norms
+from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
 
 
@@ -24,13 +24,8 @@ class GateOutput(Scorer):
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
-        weights = subject.output_weights()
-
-        def norms(batch: Examples) -> TokenValues:
-            outputs, valid = subject.head_outputs(batch), subject.queries(batch)
-            return [((outputs[block] @ weights[block]).norm(dim=-1), valid[block]) for block in outputs]
-
-        scores = Scores.mean_over_tokens(map(norms, examples.batches(BATCH_SIZE)), forward_passes=1)
+        norms = (head_norms(subject, batch) for batch in examples.batches(BATCH_SIZE))
+        scores = Scores.mean_over_tokens(norms, forward_passes=1)
         gates_N = subject.learned_gates()
         if gates_N is None or scores.stderr is None:
             return scores

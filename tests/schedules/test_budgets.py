@@ -18,7 +18,7 @@ from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning import costs as module
 from mhaprune.pruning.costs import Costs, counted
-from mhaprune.schedules.base import Judge
+from mhaprune.schedules.base import Evidence
 from mhaprune.schedules.budgets import Budget, Cost, check_budgets, heads_to_remove, removing, resolve
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.schedules.one_shot import OneShot
@@ -138,7 +138,7 @@ def test_a_budget_is_met_by_the_fewest_heads(model: Seq2Seq, splits: Splits, uni
     (mask,) = OneShot()(judged(model, scores), [budget])
     assert cost(mask) <= limit * (1 + 1e-9)
     assert cost(HeadMask(model.grid, mask.removed - {max(mask.removed, key=worth.__getitem__)})) > limit
-    (swapped,) = Swap(OneShot())(Judge(model, lambda left: scores, loss), [budget])
+    (swapped,) = Swap(OneShot())(Evidence(model, lambda left: scores, loss), [budget])
     assert cost(swapped) <= limit * (1 + 1e-9)
 
 

@@ -14,7 +14,7 @@ from mhaprune.config import build
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.schedules.base import Judge, Schedule
+from mhaprune.schedules.base import Evidence, Schedule
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.schedules.iterative import Iterative
@@ -33,14 +33,14 @@ def loss_of(model: Seq2Seq, splits: Splits, mask: HeadMask) -> float:
 
 
 @pytest.fixture
-def judge(model: Seq2Seq, splits: Splits) -> Judge:
+def judge(model: Seq2Seq, splits: Splits) -> Evidence:
     def score(left: Subject) -> Tensor:
         return Ablation()(left, splits.score, 0).values[0]
 
     def loss(masks: Sequence[HeadMask]) -> Tensor:
         return torch.tensor([loss_of(model, splits, mask) for mask in masks])
 
-    return Judge(model, score, loss)
+    return Evidence(model, score, loss)
 
 
 def test_one_shot_removes_the_lowest_and_of_equals_the_first(model: Seq2Seq) -> None:
@@ -52,7 +52,7 @@ def test_one_shot_removes_the_lowest_and_of_equals_the_first(model: Seq2Seq) -> 
     assert three.removed == two.removed | {model.grid.heads[-1]}
 
 
-def test_iterative_scores_what_is_left(model: Seq2Seq, splits: Splits, judge: Judge) -> None:
+def test_iterative_scores_what_is_left(model: Seq2Seq, splits: Splits, judge: Evidence) -> None:
     for every in (1, 4):
         mask, scored = HeadMask(model.grid), 0
         expected = [mask]
@@ -69,12 +69,12 @@ def test_iterative_scores_what_is_left(model: Seq2Seq, splits: Splits, judge: Ju
             asked.append(len(left.grid))
             return judge.score(left)
 
-        assert Iterative(every=every)(Judge(model, counted, judge.loss), removing(range(11), model.grid)) == expected
+        assert Iterative(every=every)(Evidence(model, counted, judge.loss), removing(range(11), model.grid)) == expected
         assert asked == [len(model.grid) - n for n in range(0, 10, every)]
     assert expected[-1] != OneShot()(judge, removing([10], model.grid))[0], "the fixture must tell right from wrong"
 
 
-def test_greedy_removes_what_costs_least_now(model: Seq2Seq, splits: Splits, judge: Judge) -> None:
+def test_greedy_removes_what_costs_least_now(model: Seq2Seq, splits: Splits, judge: Evidence) -> None:
     mask = HeadMask(model.grid)
     for chosen in Greedy()(judge, removing(range(1, 6), model.grid)):
         losses = {head: loss_of(model, splits, mask.without(head)) for head in mask.kept}
@@ -82,15 +82,15 @@ def test_greedy_removes_what_costs_least_now(model: Seq2Seq, splits: Splits, jud
         assert chosen == mask
 
 
-def test_ablation_after_every_head_is_greedy(judge: Judge) -> None:
+def test_ablation_after_every_head_is_greedy(judge: Evidence) -> None:
     budgets = removing(range(19), judge.subject.grid)
     assert Iterative()(judge, budgets) == Greedy()(judge, budgets)
 
 
-def test_swap_ends_where_no_exchange_helps(model: Seq2Seq, splits: Splits, judge: Judge) -> None:
+def test_swap_ends_where_no_exchange_helps(model: Seq2Seq, splits: Splits, judge: Evidence) -> None:
     bad = judged(model, -judge.score(model))
     (start,) = OneShot()(bad, removing([3], model.grid))
-    (end,) = Swap(OneShot())(Judge(model, bad.score, judge.loss), removing([3], model.grid))
+    (end,) = Swap(OneShot())(Evidence(model, bad.score, judge.loss), removing([3], model.grid))
     best = loss_of(model, splits, end)
     assert len(end.removed) == 3
     assert best < loss_of(model, splits, start)
@@ -107,7 +107,7 @@ def test_an_exchange_leaves_every_block_what_it_must_keep(model: Seq2Seq) -> Non
     def loss(masks: Sequence[HeadMask]) -> Tensor:
         return torch.tensor([-float(sum(head.block == first for head in mask.removed)) for mask in masks])
 
-    judge = Judge(model, judged(model, -torch.arange(len(model.grid)).double()).score, loss)
+    judge = Evidence(model, judged(model, -torch.arange(len(model.grid)).double()).score, loss)
     for keep, gone in ((0, 3), (1, 2)):
         (mask,) = Swap(OneShot(keep_at_least=keep))(judge, removing([6], model.grid))
         assert sum(head.block == first for head in mask.removed) == gone
@@ -118,7 +118,7 @@ def test_an_exchange_leaves_every_block_what_it_must_keep(model: Seq2Seq) -> Non
     [OneShot, Iterative, Greedy, lambda **how: Swap(OneShot(**how))],
     ids=["one_shot", "iterative", "greedy", "swap"],
 )
-def test_blocks_are_treated_alike_and_keep_what_they_must(judge: Judge, schedule: type[Schedule]) -> None:
+def test_blocks_are_treated_alike_and_keep_what_they_must(judge: Evidence, schedule: type[Schedule]) -> None:
     grid = judge.subject.grid
     for removed, mask in zip((6, 12), schedule(scope="per_block")(judge, removing([6, 12], grid)), strict=True):
         assert set(Counter(head.block for head in mask.removed).values()) == {removed // 6}
@@ -133,13 +133,13 @@ def test_blocks_are_compared_with_what_they_were_before_anything_was_removed(mod
     scores = torch.arange(len(model.grid)).double()
     (first,) = OneShot(scope="per_block")(judged(model, scores), removing([1], model.grid))
     left = model.without(first)
-    judge = Judge(left, lambda subject: scores[1:], judged(model, scores).loss, model.grid)
+    judge = Evidence(left, lambda subject: scores[1:], judged(model, scores).loss, model.grid)
     (second,) = OneShot(scope="per_block")(judge, removing([1], left.grid))
     assert {head.block for head in first.removed} != {head.block for head in second.removed}
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_budgets_are_met_exactly(judge: Judge, name: str) -> None:
+def test_budgets_are_met_exactly(judge: Evidence, name: str) -> None:
     heads = [0, 1, 7, 17, len(judge.subject.grid)]
     budgets = removing(heads, judge.subject.grid)
     schedule = build(compose(f"schedule={name}", "scorer=[ablation]")).schedule[name]

@@ -42,7 +42,8 @@ def accuracy_curves(tables: Tables) -> Plot | None:
 
 
 def _draw_curves(axes: Axes, pruning: pd.DataFrame) -> None:
-    """One line per scorer with its intervals; scorers of several draws as a mean in a band from least to most."""
+    """Draw a line with intervals per scorer, and a band from least to most with its mean per scorer of several
+    draws."""
     for i, name in enumerate(candidates(pruning)):
         curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
         bars = errors(curve, "sequence_accuracy")
@@ -98,9 +99,9 @@ def compare_runs(tables: Tables) -> Plot | None:
     figure = Figure(figsize=(9.5, 1.5 + 0.22 * len(labels) * (1 + len(names))))
     for axes, (title, values) in zip(figure.subplots(1, len(measures), sharey=True), measures.items(), strict=True):
         for i, name in enumerate(names):
-            mine = summary["scorer"] == name
-            places = [labels.index(label) + 0.8 * (i + 0.5) / len(names) - 0.4 for label in summary.loc[mine, "label"]]
-            axes.barh(places, values[mine], height=0.75 / len(names), color=COLOURS[i % len(COLOURS)], label=name)
+            rows = summary["scorer"] == name
+            places = [labels.index(label) + 0.8 * (i + 0.5) / len(names) - 0.4 for label in summary.loc[rows, "label"]]
+            axes.barh(places, values[rows], height=0.75 / len(names), color=COLOURS[i % len(COLOURS)], label=name)
         axes.set(title=title, yticks=range(len(labels)), yticklabels=labels)
         axes.axvline(1.0 if title.startswith("speed") else 0.0, color="black", linewidth=0.8)
     figure.axes[0].invert_yaxis()

@@ -29,10 +29,10 @@ from mhaprune.trained import Study
 class Ablate(WithinTolerance):
     """Scorers × budgets: tables `summary`, `heads`, `pruning`, `agreement`, `latency` and `training`.
 
-    The summary names, for every scorer, the largest budget that loses at most `tolerance` of exact match on the
-    *choose* split, and what is left of it on the *report* split. Where a scorer draws several times, its first draw is
-    treated like any other scorer; the further draws are a control, and only their accuracy is measured. A schedule that
-    uses no scorer has a row under its own name.
+    For every scorer the summary names the largest budget that loses at most `tolerance` of exact match on the *choose*
+    split, and the exact match at that budget on the *report* split. The first draw of a random scorer is treated like
+    any other scorer. Its further draws are a control: only their accuracy is measured. A schedule that uses no scorer
+    has a row under its own name.
     """
 
     budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
@@ -91,14 +91,15 @@ class Ablate(WithinTolerance):
 
 
 def initial_gates(history: pd.DataFrame) -> pd.DataFrame:
-    """How far the learned gates still are what they started from: a row of `agreement`, none if they started equal."""
+    """Rank correlation between the gates before and after training, as a row of `agreement`; no row if they started
+    equal."""
     gates = history.filter(like=GATE)
     rho = spearman(gates.iloc[0], gates.iloc[-1]) if gates.shape[1] else nan
     return pd.DataFrame([] if isnan(rho) else [{"scorer": "gate", "other": INITIAL_GATE, "spearman": rho}])
 
 
 def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    """One row per scorer, of a control its first draw: the largest budget within `tolerance` of dense exact match."""
+    """One row per scorer: the largest budget within `tolerance` of the dense exact match. Only first draws count."""
     rows = []
     for name, curve in pruning[pruning["draw"] == 0].groupby("scorer", sort=False):
         dense = curve[curve["heads_removed"] == 0].iloc[0]

@@ -17,7 +17,7 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def largest_budget(summary: pd.DataFrame) -> pd.Series:
-    """Of the scorers the one by which most heads can go; of equals the best on the choose split."""
+    """The row of the scorer that can remove the most heads. Ties go to the best on the choose split."""
     return summary.sort_values(["heads_removed", "choose_sequence_accuracy"], ascending=False, kind="stable").iloc[0]
 
 

@@ -36,7 +36,9 @@ def life_of_the_tensors(tables: Tables) -> Plot | None:
     steps = steps[steps["call"] == steps["call"].iloc[0]].set_index("tensor")
     head = values.iloc[0]
     head_dim = int(values.loc[values["step"] == steps.loc["queries, split", "step"], "column"].max()) + 1
-    by_step = {step: mine.pivot(index="row", columns="column", values="value") for step, mine in values.groupby("step")}
+    by_step = {
+        step: cells.pivot(index="row", columns="column", values="value") for step, cells in values.groupby("step")
+    }
     matrices = {name: by_step[step].to_numpy(float) for name, step in steps["step"].items()}
     scales = {name: _scale(matrices[first]) for first, *others in SAME_SCALE for name in (first, *others)}
     forbidden = np.isneginf(matrices["masked scores"])
@@ -115,10 +117,15 @@ def scaling(tables: Tables) -> Plot | None:
         (gradient, "gradient", "norm of softmax's derivative"),
     ):
         for i, (scaled, name) in enumerate(zip((True, False), names, strict=True)):
-            mine = table[table["scaled"] == scaled]
-            axes.plot(mine["head_dim"], mine[column], MARKERS[i], ls="-", color=COLOURS[i], label=name)
+            curve = table[table["scaled"] == scaled]
+            axes.plot(curve["head_dim"], curve[column], MARKERS[i], ls="-", color=COLOURS[i], label=name)
             axes.fill_between(
-                mine["head_dim"], mine[f"{column}_q1"], mine[f"{column}_q3"], color=COLOURS[i], alpha=0.15, linewidth=0
+                curve["head_dim"],
+                curve[f"{column}_q1"],
+                curve[f"{column}_q3"],
+                color=COLOURS[i],
+                alpha=0.15,
+                linewidth=0,
             )
         axes.set_xscale("log", base=2)
         axes.set(xlabel="d_head", ylabel=what, ylim=(0, None))

@@ -31,7 +31,7 @@ class Anatomy(Experiment):
     `scaling_here`, `examples` and `training`.
 
     The call is followed step by step while the model answers an example. It needs no scorer. The run ends with
-    `ProofFailed` where the layer, its steps and its heads one by one do not agree.
+    `ProofFailed` if the layer, its steps and its separate heads disagree.
     """
 
     head: str | None = None

@@ -85,31 +85,30 @@ def walk(call: LayerCall) -> list[Step]:
 
 @torch.no_grad()
 def head_by_head(call: LayerCall) -> Tensor:
-    """The output (B, T, D) of as many independent attentions as there are heads, each with projections of its own
-    (query (qdim, K), key (kdim, K), value (vdim, K), output (K, D)), one after the other and added up: what one wide
-    projection comes to."""
+    """The output (B, T, D) as the sum over separate attentions, one per head, each with its own projections: query
+    (qdim, K), key (kdim, K), value (vdim, K), output (K, D). It must equal one wide projection."""
     layer = call.layer
     output_BTD = call.query.new_zeros(*call.query.shape[:2], layer.embed_dim)
     if layer.out_proj.bias is not None:
         output_BTD = output_BTD + layer.out_proj.bias
     for n, gate in enumerate(layer.head_scale()):
-        mine = slice(n * layer.head_dim, (n + 1) * layer.head_dim)
+        part = slice(n * layer.head_dim, (n + 1) * layer.head_dim)
         q_BTK, k_BUK, v_BUK = (
-            F.linear(x, projection.weight[mine], None if projection.bias is None else projection.bias[mine])
+            F.linear(x, projection.weight[part], None if projection.bias is None else projection.bias[part])
             for x, projection in ((call.query, layer.q_proj), (call.key, layer.k_proj), (call.value, layer.v_proj))
         )
         scores_BTU = q_BTK @ k_BUK.mT / math.sqrt(layer.head_dim)
         if call.bias is not None:
             scores_BTU = scores_BTU + call.bias.squeeze(1)
         weights_BTU = scores_BTU.softmax(dim=-1).masked_fill(scores_BTU == -math.inf, 0.0)
-        output_BTD = output_BTD + gate * (weights_BTU @ v_BUK) @ layer.out_proj.weight[:, mine].mT
+        output_BTD = output_BTD + gate * (weights_BTU @ v_BUK) @ layer.out_proj.weight[:, part].mT
     return output_BTD
 
 
 @torch.no_grad()
 def largest_difference(call: LayerCall) -> float:
-    """In float64: how far the output of the layer is from that of the steps, and from that of the heads one by one; NaN
-    where one of them is."""
+    """The largest difference, in float64, between the output of the layer and that of the steps, and that of the
+    separate heads; NaN if one of them is."""
     call = call.double()
     output, _ = call.layer(call.query, call.key, call.value, attn_mask=call.bias)
     others = torch.stack([walk(call)[-1].value, head_by_head(call)])
@@ -131,7 +130,7 @@ def steps_table(name: str, steps: Sequence[Step]) -> pd.DataFrame:
 
 
 def values_table(steps: Sequence[Step], head: int) -> pd.DataFrame:
-    """The numbers of the first example, of tensors with an axis of heads those of one head: a row per number."""
+    """One row per number of the first example. A tensor with an axis of heads shows one head."""
     parts = []
     for number, step in enumerate(steps, 1):
         value = step.value[0]

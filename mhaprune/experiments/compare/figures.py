@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.labels import label_points
 from mhaprune.reporting.plots import (
-    COLOURS,
     CONTROL_COLOUR,
     Plot,
     ceiling,
@@ -26,7 +25,7 @@ from mhaprune.reporting.plots import (
     panels,
     power_of_ten,
 )
-from mhaprune.statistics import student_interval
+from mhaprune.reporting.shared_figures import mean_over_runs
 from mhaprune.tables import UNINFORMED, Tables
 
 MOST_LINES = 6
@@ -61,7 +60,7 @@ def method_curves(tables: Tables) -> Plot | None:
         axes.set(ylim=(-0.03, 1.03))
         if len(budgets) <= 10:
             axes.set_xticks(budgets)
-        # above the curves, which leave no corner free for certain
+        # above the curves, which may fill every corner
         place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "alignment": "left", "borderaxespad": 0.2}
         axes.legend(handles=lines, title=title, ncols=2, columnspacing=1, **place)
     shared = [line for line in grid[0].get_lines() if line.get_label() in limits]
@@ -89,7 +88,7 @@ def regret_map(tables: Tables) -> Plot | None:
     figure = Figure(figsize=(1.8 + width + 2.6, 1.2 + 0.31 * rows))
     left, right = figure.subplots(1, 2, width_ratios=[width, 2.4])
     values = regrets.to_numpy(float)
-    judged = values[(methods["family"] != UNINFORMED).to_numpy()]  # the control would take all the contrast
+    judged = values[(methods["family"] != UNINFORMED).to_numpy()]  # a control would use up the contrast
     worst = np.nanmax(judged, initial=1.0)
     names: Any = {"rows": regrets.index, "columns": regrets.columns}
     heat_map(left, values, **names, write=partial(number, decimals=0), cmap="cividis_r", vmin=0, vmax=worst)
@@ -136,26 +135,25 @@ def quality_cost(tables: Tables) -> Plot | None:
     families = list(methods["family"].unique())
     known = [family for family in families if family != UNINFORMED]
     for family in families:
-        mine = (methods["family"] == family).to_numpy()
+        members = (methods["family"] == family).to_numpy()
         style = line_style(known.index(family)) if family in known else {"color": CONTROL_COLOUR, "marker": "x"}
         style |= {"linestyle": "none", "markersize": 6, "elinewidth": 0.8}
-        axes.errorbar(x[mine], y[mine], bars[:, mine], label=family, **style)
+        axes.errorbar(x[members], y[members], bars[:, members], label=family, **style)
     axes.set_xlabel("cost in forward passes (a backward counts two)")
     axes.set_ylabel("mean regret in exact match (percentage points)")
     axes.margins(y=0.08)
     figure.legend(loc="outside upper center", ncols=5, columnspacing=1.2, handletextpad=0.4)
     label_points(axes, names, x, y, bars)
     caption = (
-        "What a scorer's choice loses to the best subset, on average over the budgets, against what the scores cost"
-        " in passes over the score split, for a scorer that is asked anew for every budget in all; down and left is"
-        " better. Bars are 95 % intervals, and an arrow says where a"
-        " control would lie that is far above."
+        "What a scorer's choice loses to the best subset, on average over the budgets, against the cost of its scores"
+        " in passes over the score split. A scorer that runs again for every budget counts all its passes. Down and"
+        " left is better. Bars are 95 % intervals. An arrow and a number stand for a control far above."
     )
     return Plot("cost", caption, figure)
 
 
 def _scale_costs(axes: Axes, cost: np.ndarray) -> np.ndarray:
-    """Make the x axis logarithmic, with a strip at its left for what costs nothing; gives where each cost stands."""
+    """Make the x axis logarithmic, with a strip at its left for costs of zero; returns the place of each cost."""
     priced = np.log10(cost[cost > 0]) if (cost > 0).any() else np.zeros(1)
     middle, span = (priced.min() + priced.max()) / 2, max(np.ptp(priced), 1.0)
     left, nothing, edge, right = middle + span * np.array([-0.88, -0.79, -0.66, 0.68])
@@ -219,7 +217,7 @@ def _correlation(rho: float) -> str:
 
 
 def best_subset(oracle: pd.DataFrame) -> str:
-    """What the best choice of heads is called: the best there is only where all were tried."""
+    """The name of the best choice of heads. It is certainly the best only if all subsets were tried."""
     exact = oracle.empty or (oracle["kind"] == "exact").all()
     return "best subset" if exact else "best subset found"
 
@@ -247,31 +245,18 @@ def compare_methods(tables: Tables) -> Plot | None:
     """How far every scorer stays behind the best subset: a dot per run, a mark and an interval for their mean."""
     if "methods" not in tables:
         return None
-    methods = tables["methods"].dropna(subset=["regret_sequence_accuracy"])
-    by_scorer = methods.groupby("scorer", sort=False)
-    chosen = by_scorer["choose_sequence_accuracy"].mean().sort_values(ascending=False, kind="stable")
-    names, labels = list(chosen.index), list(methods["label"].unique())
-    means = 100 * by_scorer["regret_sequence_accuracy"].mean()[names]
-    intervals = np.array([student_interval(100 * by_scorer.get_group(n)["regret_sequence_accuracy"]) for n in names])
+    methods = tables["methods"].dropna(subset=[REGRET])
+    methods = methods.assign(points=100 * methods[REGRET])
+    chosen = methods.groupby("scorer", sort=False)["choose_sequence_accuracy"].mean()
+    names = list(chosen.sort_values(ascending=False, kind="stable").index)
     figure = Figure(figsize=(7.5, 1.5 + 0.3 * len(names)))
     axes = figure.add_subplot()
-    rows = range(len(names))
-    axes.scatter(means, rows, marker="|", s=220, linewidth=2.5, color="black", label="mean, 95 % interval over runs")
-    axes.hlines(rows, intervals[:, 0], intervals[:, 1], color="black", linewidth=1)
-    told_apart = len(labels) <= len(COLOURS) - 1  # black is the mean's
-    for i, (label, run) in enumerate(methods.groupby("label", sort=False)):
-        shift = 0.5 * ((i + 0.5) / len(labels) - 0.5)  # equal runs would hide each other
-        style = line_style(i) if told_apart else {"color": CONTROL_COLOUR, "marker": "o"}
-        places = [names.index(name) + shift for name in run["scorer"]]
-        name = label if told_apart else "one run" if i == 0 else None
-        axes.scatter(100 * run["regret_sequence_accuracy"], places, s=24, linewidth=0, zorder=3, label=name, **style)
-    end = ceiling(100 * methods["regret_sequence_accuracy"], methods["family"])
+    means = mean_over_runs(axes, methods, "scorer", "points", names)
+    end = ceiling(methods["points"], methods["family"])
     for row, mean in enumerate(means):
         if mean > end:
             axes.set_xlim(right=end)
             axes.annotate(f"{number(mean, 1)} →", (end, row), ha="right", va="center", color="#555555")
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.set(yticks=rows, yticklabels=names, ylim=(len(names) - 0.4, -0.6))
     axes.set_xlabel("mean regret in exact match (percentage points, lower is better)")
     legend_above(figure, axes)
     caption = (

@@ -12,22 +12,22 @@ import numpy as np
 from mhaprune.heads import HeadMask
 from mhaprune.pruning.oracle import OBJECTIVES
 from mhaprune.pruning.plans import Plan
-from mhaprune.statistics import area_weights, bootstrap_interval
+from mhaprune.statistics import area_weights, with_interval
 from mhaprune.subject import Outcome
 
 
 class Regrets:
-    """The plans of scorers beside those of the oracle, whose `scorer` is the objective, and what was reported of
-    each."""
+    """The plans of scorers beside those of the oracle, whose `scorer` is the objective, and the outcomes of both on the
+    report split."""
 
     def __init__(self, plans: Iterable[Plan], best: Iterable[Plan], reported: Mapping[HeadMask, Outcome]) -> None:
         self.plans, self.reported = list(plans), reported
         self.best = {(plan.scorer, len(plan.mask.removed)): plan.mask for plan in best}
 
     def of(self, scorer: str) -> list[Plan]:
-        """The plans in which there was something to choose."""
-        mine = [plan for plan in self.plans if plan.scorer == scorer]
-        return [plan for plan in mine if 0 < len(plan.mask.removed) < len(plan.mask.grid)]
+        """The plans of a scorer that leave a choice: some heads go and some stay."""
+        plans = [plan for plan in self.plans if plan.scorer == scorer]
+        return [plan for plan in plans if 0 < len(plan.mask.removed) < len(plan.mask.grid)]
 
     def outcome(self, mask: HeadMask, name: str) -> np.ndarray:
         """(E,)"""
@@ -35,7 +35,8 @@ class Regrets:
         return values
 
     def regret(self, plans: Sequence[Plan], name: str) -> np.ndarray:
-        """(E,): by how much worse than the oracle, mean over the plans; in nats or in share of exact matches."""
+        """(E,): how much worse the plans are than the oracle, mean over the plans; in nats or in share of exact
+        matches."""
         sign = 1 if name == "loss" else -1
         differences = [
             self.outcome(plan.mask, name) - self.outcome(self.best[name, len(plan.mask.removed)], name)
@@ -51,18 +52,12 @@ class Regrets:
         return columns
 
     def area_columns(self, scorer: str) -> dict[str, float]:
-        """The area under the curve of exact match over the heads removed, of several draws that of their mean."""
-        mine = [plan for plan in self.plans if plan.scorer == scorer]
+        """The area under the curve of exact match over the heads removed. Several draws count by their mean."""
+        plans = [plan for plan in self.plans if plan.scorer == scorer]
         curve = {
             removed: np.mean(
-                [self.outcome(p.mask, "sequence_accuracy") for p in mine if len(p.mask.removed) == removed], 0
+                [self.outcome(p.mask, "sequence_accuracy") for p in plans if len(p.mask.removed) == removed], 0
             )
-            for removed in sorted({len(plan.mask.removed) for plan in mine})
+            for removed in sorted({len(plan.mask.removed) for plan in plans})
         }
         return with_interval("area", np.einsum("b,be->e", area_weights(list(curve)), np.stack(list(curve.values()))))
-
-
-def with_interval(name: str, values_E: np.ndarray) -> dict[str, float]:
-    """The mean and its 95 % interval over examples, in three columns."""
-    low, high = bootstrap_interval(values_E)
-    return {name: float(values_E.mean()), f"{name}_low": low, f"{name}_high": high}

@@ -20,20 +20,20 @@ from mhaprune.experiments.compare.figures import (
     quality_cost,
     regret_map,
 )
-from mhaprune.experiments.compare.regret import Regrets, with_interval
-from mhaprune.measure import measure_masks
+from mhaprune.experiments.compare.regret import Regrets
+from mhaprune.measure import measure_removed
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
-from mhaprune.pruning.plans import Plan, make_plans, whom_to_ask
+from mhaprune.pruning.plans import Plan, make_plans, scorers_for
 from mhaprune.pruning.removal import proofs, prune
 from mhaprune.ranges import Ge
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import compare_curves, head_scores, training_curve
 from mhaprune.reporting.verdict import Verdict
-from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
+from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing, with_a_choice
 from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.base import Scorer, TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table, settings_text
-from mhaprune.statistics import CONFIDENCE, prunable, sign_flip_p, spearman
+from mhaprune.statistics import CONFIDENCE, prunable, sign_flip_p, spearman, with_interval
 from mhaprune.store import option_name
 from mhaprune.tables import REFERENCE, UNINFORMED, Tables
 from mhaprune.trained import Study
@@ -92,10 +92,9 @@ class Compare(Experiment):
         heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
         if schedule.scoring == "none":
             raise ValueError(
-                f"schedule={option_name(schedule)}: asks no scorer, so there is nothing to compare; one_shot does"
+                f"schedule={option_name(schedule)}: uses no scores, so there is nothing to compare; one_shot does"
             )
-        if not self._choices(len(grid)):
-            raise ValueError(f"experiment.budgets={list(self.budgets)}: none of them leaves a choice between heads")
+        with_a_choice(self.budgets, len(grid))
         if all(scorer.family == UNINFORMED for scorer in scorers.values()):
             raise ValueError(
                 f"scorer={list(scorers)}: must name at least one scorer beside a control, for example scorer=[ablation]"
@@ -148,15 +147,11 @@ class Compare(Experiment):
             {"max_difference_masked_removed": pruned.difference, **proofs(subject, splits.report)},
         )
 
-    def _choices(self, num_heads: int) -> list[int]:
-        """The budgets at which there is something to choose."""
-        return [budget for budget in heads_to_remove(self.budgets, num_heads) if 0 < budget < num_heads]
-
     def _leak(self, study: Study, plans: Sequence[Plan], pruning: pd.DataFrame) -> dict[str, float]:
-        """How much more exact match would be reported if scoring and choosing were done on the report split too.
+        """How much higher the reported exact match would be if scoring and choosing used the report split too.
 
-        At each budget the best scorer is chosen, once so and once on the choose split; what the two report differs by
-        so much, mean over budgets. Scorers that train or draw stay out.
+        At each budget the best scorer is chosen twice: on the report split, and on the choose split. The leak is the
+        difference of the two reported numbers, mean over budgets. Scorers that train or draw are left out.
         """
         scorers = {
             name: scorer
@@ -166,7 +161,7 @@ class Compare(Experiment):
         if not scorers:
             return {"leak": nan, "leak_low": nan, "leak_high": nan}
         subject, report = study.subject, study.splits.report
-        budgets = self._choices(len(subject.grid))
+        budgets = with_a_choice(self.budgets, len(subject.grid))
         mixed = list(
             make_plans(
                 Scoring(subject, report, study.seed), scorers, the_one(study.schedules), removing(budgets, subject.grid)
@@ -175,8 +170,7 @@ class Compare(Experiment):
         candidates = best_first(pruning[pruning["scorer"].isin(list(scorers))])
         honest = {k: plans[candidates.index[candidates["heads_removed"] == k][0]].mask for k in budgets}
         masks = list(dict.fromkeys([*(plan.mask for plan in mixed), *honest.values()]))
-        gates_MN = torch.stack([mask.gates(report.source.device) for mask in masks])
-        exact_ME = measure_masks(subject, report, gates_MN).sequence_accuracy.double().cpu().numpy()
+        exact_ME = measure_removed(subject, report, masks).sequence_accuracy.double().cpu().numpy()
         exact = dict(zip(masks, exact_ME, strict=True))
         gains = []
         for k in budgets:
@@ -186,14 +180,14 @@ class Compare(Experiment):
 
 
 def best_first(rows: pd.DataFrame) -> pd.DataFrame:
-    """In the order of exact match on the choose split, of equals by their loss there."""
+    """Sort rows by exact match on the choose split. Ties go to the lower loss there."""
     return rows.sort_values(["choose_sequence_accuracy", "choose_loss"], ascending=[False, True], kind="stable")
 
 
 def split_half(study: Study) -> dict[str, float]:
-    """Spearman's rank correlation of a scorer's scores on one half of the score split with those on the other.
+    """Spearman's rank correlation between a scorer's scores on one half of the score split and on the other.
 
-    What a scorer draws is drawn anew for the second half. Scorers that read no examples have no reliability.
+    A scorer that draws at random draws again for the second half. Scorers that read no examples have no reliability.
     """
     score = study.splits.score
     first, second = (
@@ -214,10 +208,10 @@ def methods_table(
     agreement: pd.DataFrame,
     reliability: Mapping[str, float],
 ) -> pd.DataFrame:
-    """One row per scorer, means over the budgets that leave a choice; of one that draws several times over its draws.
+    """One row per scorer: means over the budgets that leave a choice, and over draws.
 
-    Intervals are over examples, not over draws. The *choose* columns are those of the first draw. The cost is that of
-    all budgets together, for a scorer that is asked anew for each.
+    Intervals are over examples, not over draws. The *choose* columns are those of the first draw. A scorer that runs
+    again for every budget counts the cost of all runs.
     """
     rows = []
     num_heads = len(scoring.subject.grid)
@@ -236,17 +230,17 @@ def methods_table(
                 **regrets.columns(regrets.of(name)),
                 **{f"spearman_with_ablation{end}": rho.get(f"spearman{end}", nan) for end in ("", "_low", "_high")},
                 "reliability": reliability.get(name, nan),
-                **scoring.cost(whom_to_ask(scorer, list(curve["heads_kept"]), num_heads)),
+                **scoring.cost(scorers_for(scorer, list(curve["heads_kept"]), num_heads)),
             }
         )
     return pd.DataFrame(rows)
 
 
 def winner_table(methods: pd.DataFrame, regrets: Regrets, heads: pd.DataFrame, tolerance: float) -> dict[str, Any]:
-    """The scorer that does best on the choose split, and on the report split by how much it beats the next.
+    """The scorer that does best on the choose split, and its margin over the next one on the report split.
 
-    The margin's interval is a bootstrap's; whether it is noise is for the sign-flip test to say, which stays honest
-    where only a few examples differ.
+    The interval of the margin is a bootstrap interval. The sign-flip test decides whether the margin is noise: it stays
+    honest when only a few examples differ.
     """
     order = best_first(methods[methods["family"] != UNINFORMED])
     best = order.iloc[0]

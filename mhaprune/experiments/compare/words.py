@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.verdict import Verdict, prunable_alone, scored
-from mhaprune.statistics import prunable, student_interval
+from mhaprune.statistics import prunable
 from mhaprune.tables import REFERENCE, UNINFORMED, Tables
 
 
@@ -20,9 +21,9 @@ def say(tables: Tables) -> Iterator[str]:
 
 def over_runs(methods: pd.DataFrame) -> Iterator[str]:
     """Over the runs of each task: the scorer that does best on the choose splits, with intervals over runs."""
-    for task, mine in methods[methods["family"] != UNINFORMED].groupby("task", sort=False):
+    for task, runs in methods[methods["family"] != UNINFORMED].groupby("task", sort=False):
         chosen, regrets = (
-            mine.pivot_table(index="label", columns="scorer", values=column, sort=False).dropna(axis="columns")
+            runs.pivot_table(index="label", columns="scorer", values=column, sort=False).dropna(axis="columns")
             for column in ("choose_sequence_accuracy", "regret_sequence_accuracy")
         )
         if len(chosen) < 2 or chosen.shape[1] == 0:
@@ -30,17 +31,13 @@ def over_runs(methods: pd.DataFrame) -> Iterator[str]:
         order = chosen.mean().sort_values(ascending=False, kind="stable").index
         best = regrets[order[0]]
         line = (
-            f"Over {len(chosen)} runs on {task} {order[0]} chooses best: its heads cost {_points(best)} of exact match"
-            " against the best subsets (mean over budgets and runs, 95 % interval over runs)"
+            f"Over {len(chosen)} runs on {task} {order[0]} chooses best: its heads cost"
+            f" {points_over_runs(100 * best)} of exact match against the best subsets"
+            " (mean over budgets and runs, 95 % interval over runs)"
         )
         if len(order) > 1:
-            line += f"; {order[1]} comes next, by {_points(regrets[order[1]] - best)} more"
+            line += f"; {order[1]} comes next, by {points_over_runs(100 * (regrets[order[1]] - best))} more"
         yield f"{line}."
-
-
-def _points(shares: pd.Series) -> str:
-    low, high = student_interval(shares)
-    return f"{100 * shares.mean():.1f} points ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def head_map(tables: Tables) -> Verdict | None:
@@ -49,9 +46,9 @@ def head_map(tables: Tables) -> Verdict | None:
     if REFERENCE not in set(scores["scorer"]):
         return None
     heads = scored(scores, REFERENCE)
-    mine = scores[scores["scorer"] == REFERENCE]
+    ablation = scores[scores["scorer"] == REFERENCE]
     tolerance = float(tables["winner"]["prunable_tolerance"].iloc[0])
-    heads["stays"] = ~prunable(mine["score"].to_numpy(), mine["stderr"].to_numpy(), tolerance)
+    heads["stays"] = ~prunable(ablation["score"].to_numpy(), ablation["stderr"].to_numpy(), tolerance)
     return prunable_alone(heads, REFERENCE, tolerance)
 
 

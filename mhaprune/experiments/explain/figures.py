@@ -21,9 +21,9 @@ WEIGHTS: Any = {"cmap": "Blues", "vmin": 0, "vmax": 1}
 ACROSS = 4
 """Panels in a row."""
 PANEL = 2.2
-"""The most inches that a panel may be wide: four and the words beside them fit a page."""
+"""The largest width of a panel in inches: four panels and the words beside them fit a page."""
 CELL, LABEL = 0.21, 0.135
-"""Inches: of a token at the most, and that the name of one needs."""
+"""Inches: the largest size of a token, and the size that its name needs."""
 REMOVED = "removed"
 BOLD = "Bold: heads that matter, whose closing alone costs {:g} nats or may do so."
 SIGNS = {"<eos>": "end", "<bos>": "begin"}
@@ -34,8 +34,8 @@ def attention_maps(tables: Tables) -> Iterator[Plot]:
     if "attention" not in tables:
         return
     attention, examples = tables["attention"], tables["examples"].set_index("example")
-    for (number_, site), mine in attention.groupby(["example", "site"], sort=False):
-        yield _maps_of(mine, tables["looks"], examples.loc[number_], int(number_), str(site))
+    for (number_, site), maps in attention.groupby(["example", "site"], sort=False):
+        yield _maps_of(maps, tables["looks"], examples.loc[number_], int(number_), str(site))
 
 
 def _maps_of(attention: pd.DataFrame, looks: pd.DataFrame, example: pd.Series, number_: int, site: str) -> Plot:
@@ -120,7 +120,7 @@ def _queries(site: str) -> str:
 def _name_tokens(
     axes: Axes, weights: pd.DataFrame, site: str, *, left: bool, below: bool, sizes: tuple[float, float]
 ) -> None:
-    """Every token by its name, or every so many where there is no room for all."""
+    """Name every token, or every second, third, ... token if there is no room for all."""
     queries = weights.drop_duplicates("query")["reads" if site == "encoder_self" else "writes"]
     keys = weights.drop_duplicates("key")["looks_at"]
     for axis, names, size, wanted in (("y", queries, sizes[0], left), ("x", keys, sizes[1], below)):
@@ -197,7 +197,7 @@ PLACES = (0.4, 1.2, 2.0, 2.9)
 
 
 def gates_from_other_starts(tables: Tables) -> Plot | None:
-    """Where the gates of each block go from other starts, beside those that the model has."""
+    """The gates of each block after training from other starts, beside those of the model."""
     if "starts" not in tables:
         return None
     starts, agreement = tables["starts"], tables["gates"].set_index("gates")
@@ -208,17 +208,17 @@ def gates_from_other_starts(tables: Tables) -> Plot | None:
     grid = panels(figure, len(blocks), columns, "head", "gate", sharey=True)
     numbers = sorted(starts["start"].unique())
     for axes, (site, layer) in zip(grid, blocks, strict=True):
-        mine = starts[(starts["site"] == site) & (starts["layer"] == layer)]
-        own = mine[mine["start"] == numbers[0]]
+        rows = starts[(starts["site"] == site) & (starts["layer"] == layer)]
+        own = rows[rows["start"] == numbers[0]]
         axes.plot(own["head"], own["gate_own"], "_", color="black", markersize=22, mew=2.5, label="as trained")
         for i, start in enumerate(numbers):
-            run = mine[mine["start"] == start]
+            run = rows[rows["start"] == start]
             x = run["head"] + 0.24 * (i - (len(numbers) - 1) / 2)
             colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
             axes.vlines(x, run["gate_start"], run["gate_end"], linewidth=1, color=colour)
             axes.plot(x, run["gate_start"], marker, color=colour, mfc="white", label=f"start {start}")
             axes.plot(x, run["gate_end"], marker, color=colour, label=f"end {start}")
-        axes.set(title=block_label(site, layer), xticks=sorted(mine["head"].unique()))
+        axes.set(title=block_label(site, layer), xticks=sorted(rows["head"].unique()))
         axes.margins(x=0.15)
     legend_above(figure, grid[0])
     rhos = [number(agreement.loc[f"weights held still, start {n}", "spearman_with_own"], 2) for n in numbers]

@@ -15,7 +15,7 @@ from mhaprune.scorers.scoring import head_columns
 from mhaprune.subject import Subject
 
 CLOSED = 1e-6
-"""A gate that training has closed this far is taken for one of that size, so that it can be opened again."""
+"""A smaller gate counts as this size, so that training can open it again."""
 
 
 def from_other_starts(

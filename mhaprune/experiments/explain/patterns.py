@@ -27,12 +27,13 @@ from mhaprune.tables import HEAD
 LARGEST = 0.5
 """A head is named after a pattern if for most queries its largest weight falls there ..."""
 ABOVE_CHANCE = 0.2
-"""... and on average so much more of its attention than of one that looks everywhere alike. Voita et al. 2019, section
-5.2, ask for 0.9 of the former and nothing of the latter: a weight that is largest by a hair would do."""
+"""... and it gets on average this much more of its attention than of a head that looks everywhere alike. Voita et al.
+2019, section 5.2, require 0.9 of the former and nothing of the latter, so a weight that is largest by a hair is
+enough."""
 APPLIES = 0.5
-"""The share of queries for which a pattern must have places at all."""
+"""The smallest share of queries for which a pattern must have places."""
 EVERYWHERE = 0.05
-"""A head looks everywhere if so little of its attention would have to be moved to make it even."""
+"""A head looks everywhere if less than this share of its attention must move to make it even."""
 
 
 @dataclass(frozen=True)
@@ -155,13 +156,13 @@ last symbol; the query at i of a decoder is about to write the symbol at i, and 
 class Observed(NamedTuple):
     """What the heads of a subject look at on a split, as tables.
 
-    `patterns` has one row per head and pattern of its site: `mass`, the share of its attention that falls there;
-    `largest`, how often its largest weight does; `chance`, the mass of a head that looks everywhere alike; means over
-    the queries that have such a place, of which there are `queries`, a share `applies` of all.
+    `patterns` has one row per head and pattern of its site. `mass` is the share of its attention that falls there;
+    `largest` is how often its largest weight falls there; `chance` is the mass of a head that looks everywhere alike.
+    They are means over the `queries` that have such a place, a share `applies` of all queries.
 
     `looks` has one row per head: `entropy` in nats and `confidence`, as the scorers of these names define them;
-    `unevenness`, the share of its attention that would have to be moved to make it even; and the `name` of what it
-    does and the `pattern` that this is taken from, empty where none is clear.
+    `unevenness`, the share of its attention that must move to make it even; the `name` of what it does and its
+    `pattern`, both empty if none is clear.
     """
 
     patterns: pd.DataFrame
@@ -244,10 +245,10 @@ def _look_row(head: HeadId, sums: np.ndarray, patterns: pd.DataFrame) -> dict[st
 
 
 def named_after(patterns: pd.DataFrame) -> pd.Series | None:
-    """Of the patterns of one head that which names it, None where none is clear.
+    """The pattern that names a head; None if none is clear.
 
-    Of several clear ones it is that with most mass for its chance: on `reverse` the symbol to write always stands at
-    the reverse position, but copies of it stand elsewhere too.
+    If several are clear, the one with the most mass for its chance names the head: on `reverse` the symbol to write
+    always stands at the reverse position, but copies of it stand elsewhere too.
     """
     clear = patterns[
         (patterns["largest"] >= LARGEST)

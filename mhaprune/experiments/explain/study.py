@@ -125,8 +125,9 @@ class Explain(Experiment):
         return Findings(tables, {"max_difference_masked_removed": equivalence.worst} | proofs(subject, report))
 
     def _gates(self, study: Study, heads: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """Tables `starts` and `gates`, of a model that has some: where they go from other starts, head by head; and how
-        the ranking by gates agrees with that of the start, of the model's own gates and of ablation."""
+        """Tables `starts` and `gates`, for a model with gates. `starts` holds the gates after training from other
+        starts, head by head; `gates` says how their ranking agrees with that of the start, of the model's own gates and
+        of ablation."""
         own_N = study.subject.learned_gates()
         if own_N is None:
             return {}
@@ -136,8 +137,8 @@ class Explain(Experiment):
         tables = {}
         if self.starts:
             starts = from_other_starts(study.subject, study.splits.train, self.starts, self.start_steps, study.seed)
-            for start, mine in starts.groupby("start"):
-                end, begin = (mine[f"gate_{when}"].to_numpy() for when in ("end", "start"))
+            for start, path in starts.groupby("start"):
+                end, begin = (path[f"gate_{when}"].to_numpy() for when in ("end", "start"))
                 row = ranking(f"weights held still, start {start}", end, begin, ablation)
                 rows.append(row | {"spearman_with_own": spearman(end, own)})
             tables["starts"] = starts
@@ -158,12 +159,12 @@ def numbers(values: Tensor | None) -> np.ndarray:
 
 
 def first_gates(history: pd.DataFrame, subject: Subject) -> np.ndarray:
-    """What the gates of a model were before its training."""
+    """The gates of a model before its training."""
     return history.loc[0, [f"{GATE}{head}" for head in subject.grid]].to_numpy(float)
 
 
 def ranking(name: str, gates: np.ndarray, start: np.ndarray, ablation: np.ndarray) -> dict[str, Any]:
-    """How the ranking by gates agrees with that of where they started, and with ablation."""
+    """Rank correlation of the gates with their start and with ablation."""
     return {
         "gates": name,
         "spearman_with_start": spearman(gates, start),
@@ -188,7 +189,7 @@ def looks_table(
 
 
 def without_prunable(subject: Subject, looks: pd.DataFrame, report: Examples) -> float:
-    """Exact match with every head closed of which each alone is prunable."""
+    """Exact match with all prunable heads closed together."""
     rows = looks[looks["prunable"] & ~looks["removed"]][HEAD].itertuples(index=False)
     mask = HeadMask(subject.grid, frozenset(HeadId(Site(site), layer, head) for site, layer, head in rows))
     gates_N = all_open(subject, 1)[0] * mask.gates(report.source.device)

@@ -16,7 +16,7 @@ from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import all_open, measure_masks
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.scoring import head_columns
-from mhaprune.statistics import wilson_interval
+from mhaprune.statistics import wilson_interval, with_interval
 from mhaprune.subject import Outcome
 from mhaprune.tables import HEAD
 from mhaprune.tasks.base import Task
@@ -30,15 +30,14 @@ def close_each(subject: Seq2Seq, examples: Examples) -> Outcome:
 
 
 def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
-    """One row per head: exact match without it and its interval, how many examples turn wrong (and how many right), and
-    by how many nats the loss rises."""
+    """One row per head: exact match without it with its interval, the numbers of examples that turn wrong and right,
+    and the rise of the loss in nats."""
     exact_ME, loss_ME = (x.double().cpu().numpy() for x in (closed.sequence_accuracy, closed.loss))
     rows = []
     for head, exact_E, loss_E in zip(heads, exact_ME[1:], loss_ME[1:], strict=True):
-        low, high = wilson_interval(exact_E)
         rows.append(
             head_columns(head)
-            | {"sequence_accuracy": exact_E.mean(), "sequence_accuracy_low": low, "sequence_accuracy_high": high}
+            | with_interval("sequence_accuracy", exact_E, wilson_interval)
             | {"turned_wrong": int((exact_E < exact_ME[0]).sum()), "turned_right": int((exact_E > exact_ME[0]).sum())}
             | {"open_sequence_accuracy": exact_ME[0].mean(), "examples": len(exact_E)}
             | {"loss_rise": (loss_E - loss_ME[0]).mean()}
@@ -49,8 +48,7 @@ def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
 def turned_wrong(
     subject: Seq2Seq, task: Task, examples: Examples, closed: Outcome, heads: Collection[HeadId], shown: int
 ) -> pd.DataFrame:
-    """For each of the `heads` the first `shown` examples that turn wrong when it is closed, and what the model says
-    then."""
+    """For each of the `heads` the first `shown` examples that turn wrong when it is closed, with the model's answer."""
     right_E = closed.sequence_accuracy[0] == 1
     rows: list[dict[str, Any]] = []
     for n, head in enumerate(tqdm(subject.grid, "what breaks", disable=None, leave=False)):

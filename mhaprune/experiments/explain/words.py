@@ -12,7 +12,7 @@ from mhaprune.reporting.verdict import Verdict, prunable_alone
 from mhaprune.tables import HEAD, HeadName, Tables
 
 NAMED = 3
-"""So many of the heads that matter most are spoken of one by one."""
+"""Number of the most important heads that get a sentence each."""
 
 
 def say(tables: Tables) -> Iterator[str]:
@@ -33,7 +33,7 @@ def _headline(looks: pd.DataFrame) -> str:
 
 
 def _details(tables: Tables) -> Iterator[str]:
-    """What the most important heads do and what breaks without them, and what gates are owed to."""
+    """What the most important heads do, what breaks without them, and what the gates depend on."""
     looks = tables["looks"].query("not removed").sort_values("rank")
     wrong = tables["wrong"].drop_duplicates(HEAD).set_index(HEAD)
     patterns = tables["patterns"].set_index(HEAD)
@@ -71,8 +71,8 @@ def head_map(tables: Tables) -> Verdict:
 
 def over_runs(looks: pd.DataFrame) -> Iterator[str]:
     """Over the runs of each task: what the head looks at that matters most."""
-    for task, mine in looks[~looks["removed"].astype(bool)].groupby("task", sort=False):
-        best = mine.sort_values("rank", kind="stable").drop_duplicates("label")
+    for task, rows in looks[~looks["removed"].astype(bool)].groupby("task", sort=False):
+        best = rows.sort_values("rank", kind="stable").drop_duplicates("label")
         if len(best) > 1:
             names = best["name"].fillna("no clear pattern").replace("", "no clear pattern").value_counts()
             counts = ", ".join(f"“{name}” in {count}" for name, count in names.items())
@@ -122,8 +122,8 @@ def _name(head: pd.Series) -> HeadName:
 def _look(head: pd.Series, patterns: pd.DataFrame) -> str:
     if not isinstance(head["name"], str) or not head["name"]:
         return "follows no clear pattern"
-    mine = patterns[patterns["meaning"] == head["name"]]
-    if mine.empty:
+    rows = patterns[patterns["meaning"] == head["name"]]
+    if rows.empty:
         return f"looks {head['name']} alike"
-    mass, chance = mine.iloc[0][["mass", "chance"]]
+    mass, chance = rows.iloc[0][["mass", "chance"]]
     return f"follows “{head['name']}” with {100 * mass:.0f} % of its attention ({100 * chance:.0f} % by chance)"

@@ -46,8 +46,8 @@ def recovery_curves(tables: Tables) -> Plot | None:
             axes.fill_between(where, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
             label = f"{control['recovery'].iloc[0]} (mean and range)"
             axes.plot(where, band["mean"], color=CONTROL_COLOUR, linestyle="--", marker=".", label=label)
-        mine = own[own["recovery"] == name]
-        for way, curve in mine.groupby(_ways(mine), sort=False):
+        curves = own[own["recovery"] == name]
+        for way, curve in curves.groupby(_ways(curves), sort=False):
             i = ways.index(str(way))
             # Curves that coincide stay apart by their place and the size of their marks.
             x = np.array([place[kept] for kept in curve["heads_kept"]]) + 0.08 * (i - (len(ways) - 1) / 2)
@@ -56,11 +56,11 @@ def recovery_curves(tables: Tables) -> Plot | None:
         axes.set(title=_title(name), ylim=(-0.03, 1.03), xticks=range(len(place)), xticklabels=list(place))
     legend_above(figure, grid[0])
     caption = (
-        "Exact match under greedy decoding on the report split with so many heads left, one panel for each kind of"
-        " training afterwards; bars are 95 % intervals over examples."
+        "Exact match under greedy decoding on the report split against heads left, one panel for each kind of training"
+        " afterwards; bars are 95 % intervals over examples."
     )
     if len(control):
-        caption += " Grey: the best shape of each size trained from random weights for as long in all."
+        caption += " Grey: the best shape of each size trained from random weights for as many steps in all."
     return Plot("recovery", caption, figure)
 
 
@@ -71,28 +71,28 @@ def survivors(tables: Tables) -> Plot | None:
     table = tables["recovery"]
     own = table[~table["control"]]
     choices: dict[str, pd.DataFrame] = {}
-    for (_, _, recovery), mine in own.groupby(["schedule", "scorer", "recovery"], sort=False):
-        way = _way_of(mine.iloc[0])
-        # A recovery at the end leaves the choice as it is; one between the budgets may make another.
+    for (_, _, recovery), models in own.groupby(["schedule", "scorer", "recovery"], sort=False):
+        way = _way_of(models.iloc[0])
+        # A recovery at the end does not change the choice; a recovery between the budgets may.
         if way not in choices:
-            choices[way] = mine
-        elif dict(zip(mine["heads_kept"], mine["kept"], strict=True)) != dict(
+            choices[way] = models
+        elif dict(zip(models["heads_kept"], models["kept"], strict=True)) != dict(
             zip(choices[way]["heads_kept"], choices[way]["kept"], strict=True)
         ):
-            choices[f"{way},\n{recovery}"] = mine
+            choices[f"{way},\n{recovery}"] = models
     ways, place = list(choices), _places(own)
     blocks = {(head.site, head.layer) for kept in own["kept"] for head in head_names(kept)}
     if not blocks:
         return None
     columns = columns_of(len(ways), 4)
     figure = Figure(figsize=(1.2 + 2.9 * columns, 1.0 + 2.6 * -(-len(ways) // columns)))
-    grid = panels(figure, len(ways), columns, "heads kept", "of which in each block", sharex=True, sharey=True)
+    grid = panels(figure, len(ways), columns, "heads kept", "heads in each block", sharex=True, sharey=True)
     for axes, way in zip(grid, ways, strict=True):
-        mine = choices[way]
-        x, bottom = [place[kept] for kept in mine["heads_kept"]], np.zeros(len(mine))
+        models = choices[way]
+        x, bottom = [place[kept] for kept in models["heads_kept"]], np.zeros(len(models))
         for block in sorted(blocks, key=lambda block: block_order(*block)):
             counts = np.array(
-                [sum(head[:2] == block for head in head_names(kept)) for kept in mine["kept"]], dtype=float
+                [sum(head[:2] == block for head in head_names(kept)) for kept in models["kept"]], dtype=float
             )
             style: Any = {"color": _shade(*block), "edgecolor": "white", "linewidth": 0.5, "label": block_label(*block)}
             axes.bar(x, counts, 0.85, bottom, **style)
@@ -102,8 +102,8 @@ def survivors(tables: Tables) -> Plot | None:
         axes.grid(visible=False, axis="x")
     legend_above(figure, grid[0])
     caption = (
-        "Which heads survive: in models of so many heads, how many are left in each block; the lighter, the higher the"
-        " layer. After Voita et al. 2019, figure 8."
+        "Which heads survive: the number of heads left in each block, by the size of the model; the lighter, the higher"
+        " the layer. After Voita et al. 2019, figure 8."
     )
     return Plot("survivors", caption, figure)
 
@@ -119,8 +119,8 @@ def order_of_removal(tables: Tables) -> Plot | None:
     width = max(0.42 * len(heads), 1.9)
     figure = Figure(figsize=(1.4 + width * columns, 0.6 + (0.6 + 0.32 * len(rows)) * -(-len(ways) // columns)))
     for axes, way in zip(panels(figure, len(ways), columns, "head"), ways, strict=True):
-        mine = order[_ways(order) == way].pivot_table(index=BLOCK, columns="head", values="step")
-        values = mine.reindex(index=rows, columns=heads).to_numpy(float)
+        steps = order[_ways(order) == way].pivot_table(index=BLOCK, columns="head", values="step")
+        values = steps.reindex(index=rows, columns=heads).to_numpy(float)
         names: Any = {"rows": [block_label(*row) for row in rows], "columns": heads}
         heat_map(axes, values, **names, write=partial(number, decimals=0), vmin=1, vmax=order["step"].max())
         axes.set_title(way)
@@ -148,8 +148,8 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
     )
     grid = panels(figure, len(names), columns, "heads kept")
     for axes, name in zip(grid, names, strict=True):
-        mine = groups[groups["recovery"] == name]
-        values = mine.pivot_table(index="group", columns="heads_kept", values="sequence_accuracy")
+        rows = groups[groups["recovery"] == name]
+        values = rows.pivot_table(index="group", columns="heads_kept", values="sequence_accuracy")
         values = 100 * values.reindex(index=kinds, columns=sizes).to_numpy(float)
         heat_map(axes, values, rows=kinds, columns=sizes, write=partial(number, decimals=0), vmin=0, vmax=100)
         axes.set_title(_title(name))
@@ -161,7 +161,7 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
 
 
 def compare_smallest(tables: Tables) -> Plot | None:
-    """The smallest model that loses next to nothing: a panel per task, a row per way, a mark per run."""
+    """The smallest model within tolerance: a panel per task, a row per way, a mark per run."""
     if "smallest" not in tables:
         return None
     table = tables["smallest"]
@@ -170,15 +170,15 @@ def compare_smallest(tables: Tables) -> Plot | None:
     figure = Figure(figsize=(2.6 + 2.9 * len(tasks), 1.4 + 0.34 * len(ways)))
     grid = panels(figure, len(tasks), len(tasks), "fewest heads within tolerance", sharey=True)
     for axes, task in zip(grid, tasks, strict=True):
-        mine = table[table["task"] == task]
-        labels = list(mine["label"].unique())
+        runs = table[table["task"] == task]
+        labels = list(runs["label"].unique())
         for i, label in enumerate(labels):
-            run = mine[mine["label"] == label]
+            run = runs[runs["label"] == label]
             shift = 0.5 * ((i + 0.5) / len(labels) - 0.5)  # equal runs would hide each other
             y = [ways.index(way) + shift for way in run["way"]]
             axes.scatter(run["heads_kept"], y, s=26, zorder=3, **line_style(i))
         axes.set(title=task, yticks=range(len(ways)), yticklabels=ways, ylim=(len(ways) - 0.4, -0.6))
-        axes.set_xlim(0, mine["heads_total"].max() + 0.5)
+        axes.set_xlim(0, runs["heads_total"].max() + 0.5)
     caption = (
         "The fewest heads with which a model stays within the tolerance of its dense exact match on the choose split,"
         " for each way of choosing and recovering; a mark per run, in the order of the runs."
@@ -203,7 +203,7 @@ def _title(recovery: str) -> str:
 
 
 def _places(table: pd.DataFrame) -> dict[int, int]:
-    """Where on an axis each size stands: the largest first, evenly, because it is the small ones that matter."""
+    """The place of each size on an axis: the largest first, at equal distances, because the small sizes matter."""
     return {int(kept): i for i, kept in enumerate(sorted(table["heads_kept"].unique(), reverse=True))}
 
 

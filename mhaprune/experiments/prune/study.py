@@ -22,7 +22,7 @@ from mhaprune.experiments.prune.figures import (
     recovery_curves,
     survivors,
 )
-from mhaprune.experiments.prune.trials import Recovering, Trial
+from mhaprune.experiments.prune.trials import Trial, Trials
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.costs import Costs, no_memory
 from mhaprune.pruning.plans import Plan, make_plans
@@ -53,16 +53,17 @@ WAY = ["schedule", "scorer", "recovery"]
 @dataclass(frozen=True)
 class Prune(WithinTolerance):
     """Schedules × scorers × recoveries × budgets: tables `smallest`, `recovery`, `order`, `groups`, `latency`, `costs`,
-    `recovery_training` and `training`; and the model of every line of `smallest` that has lost heads, in `models/`.
+    `recovery_training` and `training`; and in `models/` the model of every line of `smallest` that has lost heads.
 
-    `smallest` names, for each way, the smallest model that loses at most `tolerance` of the dense model's exact match
-    on the *choose* split, and what is left of it on the *report* split. A control among the recoveries takes the shape
-    of the best model at each budget.
+    For each way `smallest` names the smallest model that loses at most `tolerance` of the dense model's exact match on
+    the *choose* split, and its exact match on the *report* split. A control among the recoveries takes the shape of the
+    best model at each budget.
     """
 
     budgets: tuple[int | float | str, ...] = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-    """How many heads to remove: shares of all heads (0.25) or numbers of heads (6). A text says what may be left: `12
-    heads`, `40000 parameters`, `1e6 flops` or `2.5 ms`, the time of one decoding as for a latency."""
+    """How many heads to remove: shares of all heads (0.25) or numbers of heads (6). A text is an upper bound on what
+    the model costs: `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms`, the time of one decoding as for a
+    latency."""
 
     recovers: ClassVar[bool] = True
     figures: ClassVar[Figures] = (recovery_curves, survivors, order_of_removal, accuracy_by_group, training_curve)
@@ -103,13 +104,14 @@ class Prune(WithinTolerance):
         subject, splits = study.subject, study.splits
         batch = splits.report[: self.latency_batch]
         costs = Costs(subject, splits.report[:PROOF_BATCH], batch, self.latency_rounds, study.remember)
-        # All of them before the first head is scored: what cannot be met is refused at once.
+        # Before the first head is scored, so that an impossible budget is refused at once.
         budgets = {n: resolve(self.budgets, s.smallest(subject.grid), costs) for n, s in study.schedules.items()}
-        sizes = [{one.heads_kept(subject.grid) for one in mine} - {len(subject.grid)} for mine in budgets.values()]
-        steps = [one.extra_steps * (max(map(len, sizes)) if one.between else 1) for one in study.recoveries.values()]
+        kept = [{budget.heads_kept(subject.grid) for budget in resolved} for resolved in budgets.values()]
+        rounds = max(len(sizes - {len(subject.grid)}) for sizes in kept)
+        steps = [each.extra_steps * (rounds if each.between else 1) for each in study.recoveries.values()]
         extra_steps = study.steps_since + max(steps, default=0)
         lesson = Lesson(subject, study.training, splits, study.seed, extra_steps)
-        recovering = Recovering(lesson, study.recoveries, study.remember)
+        trials = Trials(lesson, study.recoveries, study.remember)
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
         found: list[Trial] = []
         order: list[dict[str, Any]] = []
@@ -117,13 +119,13 @@ class Prune(WithinTolerance):
             plans = list(first_plans(scoring, study.scorers, name, schedule, budgets[name]))
             order += removal_order(plans)
             asked = {budget.name for budget in budgets[name]}
-            found += recovering.after([plan for plan in plans if plan.budget in asked])
+            found += trials.after([plan for plan in plans if plan.budget in asked])
             for between in (n for n, recovery in study.recoveries.items() if recovery.between):
                 for scorer in dict.fromkeys(plan.scorer for plan in plans):
                     choose = partial(choose_next, study, scorer, name)
-                    found += recovering.between(between, choose, budgets[name])
-        found += list(recovering.controls(best_of_each_size(found)))
-        table = pd.DataFrame([one.columns for one in found])
+                    found += trials.between(between, choose, budgets[name])
+        found += list(trials.controls(best_of_each_size(found)))
+        table = pd.DataFrame([trial.columns for trial in found])
         latency = latency_table(subject, found, batch, self.latency_rounds)
         smallest = smallest_table(table, latency, self.tolerance)
         groups = groups_of(study.task, splits.report)
@@ -131,13 +133,13 @@ class Prune(WithinTolerance):
             "smallest": smallest,
             "recovery": table,
             "order": pd.DataFrame(order),
-            "groups": pd.concat([_by_group(one, groups) for one in found], ignore_index=True),
+            "groups": pd.concat([_by_group(trial, groups) for trial in found], ignore_index=True),
             "latency": latency,
             "costs": costs.table(),
-            "recovery_training": pd.concat(recovering.histories) if recovering.histories else pd.DataFrame(),
+            "recovery_training": pd.concat(trials.histories) if trials.histories else pd.DataFrame(),
             "training": study.history,
         }
-        checks = {"max_difference_masked_removed": recovering.worst, **proofs(subject, splits.report)}
+        checks = {"max_difference_masked_removed": trials.worst, **proofs(subject, splits.report)}
         files = {f"models/{name}.pt": study.save(model, steps) for name, model, steps in _to_save(found, smallest)}
         return Findings({name: frame for name, frame in tables.items() if len(frame)}, checks, files)
 
@@ -145,8 +147,8 @@ class Prune(WithinTolerance):
 def first_plans(
     scoring: Scoring, scorers: Mapping[str, Scorer], name: str, schedule: Schedule, budgets: Sequence[Budget]
 ) -> Iterator[Plan]:
-    """Plans by the first draw of each scorer, for the budgets and, where heads go one after the other anyway, for every
-    number of heads."""
+    """Plans by the first draw of each scorer, for the budgets. A schedule that removes heads one by one also gets a
+    plan for every number of heads."""
     grid = scoring.subject.grid
     told = {key: scorer for key, scorer in scorers.items() if isinstance(scorer, Budgeted)}
     others = {key: scorer for key, scorer in scorers.items() if key not in told}
@@ -160,7 +162,7 @@ def first_plans(
 
 
 def choose_next(study: Study, scorer: str, name: str, left: Seq2Seq, budget: Budget) -> Plan:
-    """The heads of what is left that go next by the schedule of that name, scored anew on what is left."""
+    """The next heads to remove from a smaller model by the schedule of that name, scored again on that model."""
 
     def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
         return study.remember(kind, what | {"left": left_digest(left)}, make)
@@ -171,17 +173,17 @@ def choose_next(study: Study, scorer: str, name: str, left: Seq2Seq, budget: Bud
 
 
 def best_of_each_size(found: Sequence[Trial]) -> list[Trial]:
-    """For each number of heads kept, what does best on the choose split; none of those that kept all."""
+    """The best model on the choose split for each number of heads kept, the dense model left out."""
     best: dict[int, Trial] = {}
-    for one in found:
-        kept = len(one.plan.mask.kept)
-        if one.plan.mask.removed and (kept not in best or _choice(one) > _choice(best[kept])):
-            best[kept] = one
+    for trial in found:
+        kept = len(trial.plan.mask.kept)
+        if trial.plan.mask.removed and (kept not in best or _choice(trial) > _choice(best[kept])):
+            best[kept] = trial
     return list(best.values())
 
 
 def removal_order(plans: Sequence[Plan]) -> list[dict[str, Any]]:
-    """At which step each head goes, one row per head, of schedules that remove one head after the other."""
+    """The step at which each head goes, one row per head, for schedules that remove heads one by one."""
     rows = []
     for scorer in dict.fromkeys(plan.scorer for plan in plans):
         path = {len(plan.mask.removed): plan for plan in plans if plan.scorer == scorer}
@@ -196,8 +198,8 @@ def removal_order(plans: Sequence[Plan]) -> list[dict[str, Any]]:
 
 
 def latency_table(subject: Seq2Seq, found: Sequence[Trial], batch: Examples, rounds: int) -> pd.DataFrame:
-    """One row per set of removed heads, whatever was trained afterwards, and the dense model and the same again."""
-    plans = list({one.plan.mask: one.plan for one in found}.values())
+    """One row per set of removed heads, whatever the recovery, then the dense model twice."""
+    plans = list({trial.plan.mask: trial.plan for trial in found}.values())
     rows = time_removed(subject, plans, batch, rounds)
     rows.insert(0, "model", [*(["removed"] * len(plans)), *rows["scorer"][len(plans) :]])
     return rows.drop(columns=["scorer", "draw", "schedule", "budget"])
@@ -205,13 +207,13 @@ def latency_table(subject: Seq2Seq, found: Sequence[Trial], batch: Examples, rou
 
 def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float) -> pd.DataFrame:
     """One row per way: the smallest model within `tolerance` of the dense exact match, and the control of its size. A
-    control has a row too, for the best shape of each size; of several draws the mean counts."""
+    control has a row too, for the best shape of each size. Several draws count by their mean."""
     dense = table[(table["recovery"] == NOTHING) & (table["heads_removed"] == 0)].iloc[0]
     speeds = latency[latency["model"] == "removed"].set_index("removed")
     controls = table[table["control"]]
     rows = []
-    for (schedule, scorer, recovery), mine in _ways(table):
-        within = mine[mine["choose_sequence_accuracy"] >= dense["choose_sequence_accuracy"] - tolerance]
+    for (schedule, scorer, recovery), curve in _ways(table):
+        within = curve[curve["choose_sequence_accuracy"] >= dense["choose_sequence_accuracy"] - tolerance]
         best = (within if len(within) else dense.to_frame().T).sort_values("heads_kept").iloc[0]
         control = controls.loc[controls["heads_kept"] == best["heads_kept"], "sequence_accuracy"]
         speed = speeds.loc[best["removed"]]
@@ -220,7 +222,7 @@ def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float)
                 "schedule": schedule,
                 "scorer": scorer,
                 "recovery": recovery,
-                "control": bool(mine["control"].any()),
+                "control": bool(curve["control"].any()),
                 "tolerance": tolerance,
                 **best[["budget", "heads_total", "heads_kept", "heads_removed", "kept", "removed", "steps"]],
                 "choose_sequence_accuracy": best["choose_sequence_accuracy"],
@@ -239,29 +241,29 @@ def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float)
 
 def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
     yield from table[~table["control"]].groupby(WAY, sort=False)
-    for recovery, mine in table[table["control"]].groupby("recovery", sort=False):
+    for recovery, rows in table[table["control"]].groupby("recovery", sort=False):
         exact = [f"{split}sequence_accuracy" for split in ("", "choose_")]
-        means = mine.groupby("heads_kept", sort=False)[exact].transform("mean")
+        means = rows.groupby("heads_kept", sort=False)[exact].transform("mean")
         blank = dict.fromkeys(
             ("sequence_accuracy_low", "sequence_accuracy_high"), nan
-        )  # that of one draw is not theirs
-        yield (BEST_OF_SIZE, BEST_OF_SIZE, recovery), mine.assign(**means, **blank).drop_duplicates("heads_kept")
+        )  # the interval of one draw is not that of the mean
+        yield (BEST_OF_SIZE, BEST_OF_SIZE, recovery), rows.assign(**means, **blank).drop_duplicates("heads_kept")
 
 
-def _choice(one: Trial) -> tuple[float, float]:
-    return one.columns["choose_sequence_accuracy"], -one.columns["choose_loss"]
+def _choice(trial: Trial) -> tuple[float, float]:
+    return trial.columns["choose_sequence_accuracy"], -trial.columns["choose_loss"]
 
 
-def _by_group(one: Trial, groups: Sequence[str]) -> pd.DataFrame:
-    kept = len(one.plan.mask.kept)
-    return by_group(one.reported, groups).assign(**one.way._asdict(), heads_kept=kept)
+def _by_group(trial: Trial, groups: Sequence[str]) -> pd.DataFrame:
+    kept = len(trial.plan.mask.kept)
+    return by_group(trial.reported, groups).assign(**trial.way._asdict(), heads_kept=kept)
 
 
 def _to_save(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[str, Seq2Seq, int]]:
-    """The model of every row that has lost heads, with a name that says which, and the steps it was trained after."""
-    models = {(*one.way[:3], one.plan.budget): one for one in found if not one.columns["control"]}
+    """For every row that has lost heads: a file name, the model, and its number of training steps after pruning."""
+    models = {(*trial.way[:3], trial.plan.budget): trial for trial in found if not trial.columns["control"]}
     for row in smallest[(smallest["heads_removed"] > 0) & ~smallest["control"]].to_dict("records"):
         way = [row[name] for name in WAY]
         words = [*dict.fromkeys(way), str(row["heads_kept"])]
-        one = models[*way, row["budget"]]
-        yield "-".join(words), one.model, one.columns["steps"]
+        trial = models[*way, row["budget"]]
+        yield "-".join(words), trial.model, trial.columns["steps"]

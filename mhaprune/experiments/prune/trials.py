@@ -19,7 +19,7 @@ from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.recoveries.base import Lesson, Recovery, recover
 from mhaprune.schedules.budgets import Budget
 from mhaprune.subject import Outcome
-from mhaprune.tables import NOTHING
+from mhaprune.tables import NOTHING, join_names
 
 
 class Way(NamedTuple):
@@ -32,8 +32,11 @@ class Way(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A model without the heads of a plan, recovered or not, how it does on the report split, and its row of the table.
-    `plan.mask` is one of the dense model; the row's `steps` are those after the dense model's, of a control all."""
+    """A model without the heads of a plan, recovered or not, its outcome on the report split, and its row of the table.
+
+    `plan.mask` is a mask of the dense model. `steps` counts training after pruning; for a control trained from scratch,
+    all of its training.
+    """
 
     plan: Plan
     way: Way
@@ -42,9 +45,12 @@ class Trial(NamedTuple):
     reported: Outcome
 
 
-class Recovering:
-    """What can be made of one dense model. Equal masks are recovered and measured once; what trained is kept in the
-    cache, so an interrupted run goes on with what is missing."""
+class Trials:
+    """Prunes one dense model by plans and trains it again by recoveries.
+
+    Equal masks are recovered and measured once. Trained models are kept in the cache, so an interrupted run continues
+    where it stopped.
+    """
 
     def __init__(self, lesson: Lesson, recoveries: Mapping[str, Recovery], remember: Remember) -> None:
         self.lesson, self.recoveries, self.remember = lesson, recoveries, remember
@@ -53,9 +59,13 @@ class Recovering:
         self._done: dict[tuple[str, HeadMask], Trial] = {}
 
     def after(self, plans: Sequence[Plan]) -> Iterator[Trial]:
-        """Every plan as its heads leave it, then after each recovery that comes at the end."""
+        """Every plan without recovery, then after each recovery at the end."""
         dense, equivalence = self.lesson.dense, EquivalenceCheck(self.lesson.dense, self.lesson.splits.report)
-        ends = {name: one for name, one in self.recoveries.items() if not one.between and not one.control}
+        ends = {
+            name: recovery
+            for name, recovery in self.recoveries.items()
+            if not recovery.between and not recovery.control
+        }
         for plan in tqdm(plans, "recovering", disable=None, leave=False):
             equivalence.prove(plan.mask)
             self.worst = max(self.worst, equivalence.worst)
@@ -71,7 +81,8 @@ class Recovering:
     def between(
         self, name: str, choose: Callable[[Seq2Seq, Budget], Plan], budgets: Sequence[Budget]
     ) -> Iterator[Trial]:
-        """From budget to budget: `choose` says which heads of the model as it is then go next, then it recovers."""
+        """Prune budget by budget: `choose` returns the next heads to remove from the current model, which then
+        recovers."""
         dense, left, steps = self.lesson.dense, self.lesson.dense, 0
         last: Trial | None = None
         for budget in tqdm(budgets, f"{name}, budget by budget", disable=None, leave=False):
@@ -95,13 +106,13 @@ class Recovering:
             left = done.model
 
     def controls(self, best: Sequence[Trial]) -> Iterator[Trial]:
-        """The shapes of these models, trained by the recoveries that keep nothing else of them."""
+        """The shapes of these models, trained by the control recoveries, which keep no weights."""
         steps = self.lesson.training.steps + self.lesson.extra_steps
         for name, recovery in self.recoveries.items():
-            work = [(one, draw) for one in best for draw in range(recovery.draws)] if recovery.control else []
-            for one, draw in tqdm(work, name, disable=None, leave=False):
-                left = self.lesson.dense.without(one.plan.mask)
-                yield self._recovered(one.plan, name, left, draw, steps)
+            work = [(trial, draw) for trial in best for draw in range(recovery.draws)] if recovery.control else []
+            for trial, draw in tqdm(work, name, disable=None, leave=False):
+                left = self.lesson.dense.without(trial.plan.mask)
+                yield self._recovered(trial.plan, name, left, draw, steps)
 
     def _recovered(self, plan: Plan, name: str, left: Seq2Seq, draw: int, steps: int) -> Trial:
         splits, note, way = self.lesson.splits, "", Way(plan.schedule, plan.scorer, name, draw)
@@ -112,11 +123,11 @@ class Recovering:
         control = name != NOTHING and self.recoveries[name].control
         columns = _identity(plan, way) | {"control": control, "steps": steps, **accuracy_columns(reported)}
         columns |= choose_columns(left, splits.choose) | size_columns(left, splits.report) | {"note": note}
-        if control and note:  # what is left is no control: it has the weights that it should do without
+        if control and note:  # a model that kept its weights is no control
             columns |= {name: nan for name, value in columns.items() if isinstance(value, float)}
         return Trial(plan, way, left, columns, reported)
 
 
 def _identity(plan: Plan, way: Way) -> dict[str, Any]:
-    kept = {"kept": " ".join(map(str, plan.mask.kept))}
+    kept = {"kept": join_names(plan.mask.kept)}
     return way._asdict() | kept | {key: value for key, value in plan_columns(plan).items() if key not in Way._fields}

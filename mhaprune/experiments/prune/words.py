@@ -34,7 +34,7 @@ def _headline(smallest: pd.DataFrame) -> str:
     )
     if best["control_draws"]:
         line += (
-            f"; trained from scratch for as long in all the best shape of that size reaches"
+            f"; the best shape of that size, trained from scratch for as many steps in all, reaches"
             f" {best['control_sequence_accuracy']:.3f}"
         )
         if best["control_draws"] > 1:
@@ -75,26 +75,26 @@ def head_map(tables: Tables) -> Verdict:
 
 
 def fewest_heads(smallest: pd.DataFrame) -> pd.Series:
-    """The smallest model; of equals the best on the choose split."""
+    """The smallest model. Ties go to the best on the choose split."""
     order = smallest.sort_values(["heads_kept", "choose_sequence_accuracy"], ascending=[True, False], kind="stable")
     return order.iloc[0]
 
 
 def over_runs(smallest: pd.DataFrame) -> Iterator[str]:
     """Over the runs of each task: the fewest heads of any way, with each kind of training and without."""
-    for task, mine in smallest.groupby("task", sort=False):
-        labels = mine["label"].unique()
+    for task, runs in smallest.groupby("task", sort=False):
+        labels = runs["label"].unique()
         if len(labels) < 2:
             continue
         parts = []
-        for _, rows in mine.groupby("recovery", sort=False):
+        for _, rows in runs.groupby("recovery", sort=False):
             fewest = rows.groupby("label", sort=False)["heads_kept"].min()
             parts.append(f"{', '.join(map(str, fewest))} {_after(rows.iloc[0])}")
-        yield f"Of {int(mine['heads_total'].max())} heads {task} needs, run by run: {'; '.join(parts)}."
+        yield f"{task} needs, of {int(runs['heads_total'].max())} heads, run by run: {'; '.join(parts)}."
 
 
 def _best(smallest: pd.DataFrame) -> Any:
-    """The fewest heads of what kept more than a shape; of equals the best on the choose split."""
+    """The smallest model that is no control. Ties go to the best on the choose split."""
     return fewest_heads(smallest[~smallest["control"]])
 
 

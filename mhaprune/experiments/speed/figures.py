@@ -39,17 +39,17 @@ def speedup_curves(tables: Tables) -> Plot | None:
     grid = panels(figure, len(rows) * len(columns), len(columns), xlabel, sharex=True, sharey="row")
     for i, axes in enumerate(grid):
         what, d_model = rows[i // len(columns)], columns[i % len(columns)]
-        mine = speed[(speed["what"] == what) & (speed["timed_d_model"] == d_model)]
-        low, high = mine["aa_ratio_q1"].min(), mine["aa_ratio_q3"].max()
+        panel = speed[(speed["what"] == what) & (speed["timed_d_model"] == d_model)]
+        low, high = panel["aa_ratio_q1"].min(), panel["aa_ratio_q3"].max()
         axes.axhspan(low, high, color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
-        for n, (_, line) in enumerate(mine.groupby(SIZE, sort=False)):
+        for n, (_, line) in enumerate(panel.groupby(SIZE, sort=False)):
             removed, look = line["model_heads_removed"], line_style(n)
             bars = np.abs(line[["speedup_q1", "speedup_q3"]].to_numpy().T - line["speedup"].to_numpy())
             style: Any = {"capsize": 2, "markersize": 4, "elinewidth": 1, **look}
             axes.errorbar(removed, line["speedup"], bars, **style)
             axes.plot(removed, line["speedup"] * line["built_ratio"], **BUILT)
             axes.plot(removed, line["flop_ratio"], color=look["color"], linestyle=":", linewidth=1.2)
-        axes.set_xticks(sorted(mine["model_heads_removed"].unique()))
+        axes.set_xticks(sorted(panel["model_heads_removed"].unique()))
         axes.set_ylim(0.7, 1.15 * speed.loc[speed["what"] == what, ["speedup", "flop_ratio"]].max(axis=None))
         if i < len(columns):
             axes.set_title(f"d_model {d_model}")
@@ -83,9 +83,9 @@ def accuracy_milliseconds(tables: Tables) -> Plot | None:
     grid = panels(figure, len(batches), columns, "milliseconds of a greedy decoding", "exact match", sharey=True)
     fronts = []
     for axes, batch_size in zip(grid, batches, strict=True):
-        mine = tradeoff[tradeoff["batch_size"] == batch_size]
-        for name in mine["scorer"].unique():
-            points = mine[mine["scorer"] == name]
+        models = tradeoff[tradeoff["batch_size"] == batch_size]
+        for name in models["scorer"].unique():
+            points = models[models["scorer"] == name]
             style: Any = {"color": CONTROL_COLOUR, "marker": "x"}
             label = f"{name} (first draw)"
             if name in names:
@@ -94,10 +94,10 @@ def accuracy_milliseconds(tables: Tables) -> Plot | None:
             bars = np.abs(np.stack([points["latency_ms"] - low, high - points["latency_ms"]]))
             style |= {"label": label, "linestyle": "", "markersize": 5, "elinewidth": 1, "capsize": 2}
             axes.errorbar(points["latency_ms"], points["sequence_accuracy"], xerr=bars, **style)
-        front = mine[mine["on_front"]].sort_values("latency_ms").drop_duplicates("removed")
+        front = models[models["on_front"]].sort_values("latency_ms").drop_duplicates("removed")
         x, y = front["latency_ms"].to_numpy(), front["sequence_accuracy"].to_numpy()
         axes.plot(x, y, label="Pareto front", **FRONT)
-        axes.set(title=f"batch {batch_size}", ylim=(-0.06, 1.12), xlim=(0, 1.15 * mine["latency_ms"].max()))
+        axes.set(title=f"batch {batch_size}", ylim=(-0.06, 1.12), xlim=(0, 1.15 * models["latency_ms"].max()))
         axes.tick_params(labelbottom=True)
         fronts.append((axes, [f"−{removed}" for removed in front["heads_removed"]], x, y))
     legend_above(figure, grid[0])
@@ -123,8 +123,8 @@ def time_by_part(tables: Tables) -> Plot | None:
     figure = Figure(figsize=(1.6 + 2.9 * len(whats), 1.2 + 0.34 * most))
     grid = panels(figure, len(whats), len(whats), "share of the time", sharex=True)
     for axes, what in zip(grid, whats, strict=True):
-        mine = parts[parts["what"] == what]
-        wide = mine.pivot_table(index=sizes, columns="part", values=["share", "part_ms"], sort=False)
+        rows = parts[parts["what"] == what]
+        wide = rows.pivot_table(index=sizes, columns="part", values=["share", "part_ms"], sort=False)
         left = np.zeros(len(wide))
         for part, colour in PART_COLOURS.items():
             share = wide["share"][part].to_numpy()
@@ -158,7 +158,7 @@ def _whats(frame: pd.DataFrame) -> list[str]:
 
 
 def _size(size: Any, frame: pd.DataFrame) -> str:
-    """What is run at once: the batch and, where the lengths differ in the table, those."""
+    """The batch size and, if they differ in the table, the lengths."""
     label = f"batch {size.batch_size}"
     if len(frame.loc[frame["target_length"] > 0, SIZE[1:]].drop_duplicates()) > 1:
         label += f", {size.source_length}" + (f" → {size.target_length} tokens" if size.target_length else " tokens")

@@ -18,17 +18,17 @@ from mhaprune.heads import HeadMask
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tables import DENSE, DENSE_AGAIN
-from mhaprune.timing import COPIES, in_turn, ratios, taking_turns
+from mhaprune.timing import COPIES, in_turn, ratio_columns, taking_turns
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PROGRAMS = 10_000
-"""That torch.compile may make of one layer, which has one for every number of heads."""
+"""The largest number of programs that torch.compile may make for one layer: one for every number of heads."""
 
 
-class Contest:
-    """Several copies of each model take turns; their weights are random.
+class Matchup:
+    """Times several copies of each model in turn. Their weights are random.
 
-    `masks` are on the grid of the whole model, of which `shape` may have a part.
+    `masks` are on the grid of the whole model. `shape` may hold only a part of it.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class Contest:
         dense = fresh()
         makers: dict[str, Callable[[], Seq2Seq]] = {DENSE: fresh, DENSE_AGAIN: fresh}
         for mask in masks:
-            mine = HeadMask(dense.grid, mask.removed & frozenset(dense.grid))
-            makers[_removed(mask)] = partial(dense.without, mine)
-            makers[_built(mask)] = partial(fresh, grid=dense.grid.without(mine.removed))
+            present = HeadMask(dense.grid, mask.removed & frozenset(dense.grid))
+            makers[_removed(mask)] = partial(dense.without, present)
+            makers[_built(mask)] = partial(fresh, grid=dense.grid.without(present.removed))
         self.models: dict[str, list[Seq2Seq]] = {name: [] for name in makers}
         draw = Random(0)
         for _ in range(COPIES):
@@ -55,7 +55,7 @@ class Contest:
             for name in draw.sample(list(makers), len(makers)):
                 model = makers[name]().to(device, PRECISIONS[dtype])
                 for layer in (*model.encoder, *model.decoder) if compiled else ():
-                    layer.compile(fullgraph=True)  # which fails where it would go on without compiling
+                    layer.compile(fullgraph=True)  # fails instead of running uncompiled code
                 self.models[name].append(model)
 
     def speed(self, work: Workload, rounds: int) -> pd.DataFrame:
@@ -72,24 +72,24 @@ class Contest:
         tokens = work.batch_size * (work.target_length or work.source_length)
         rows = []
         for mask in self.masks:
-            mine, built, grid = _removed(mask), _built(mask), work.grid(mask.grid)
-            milliseconds = times[mine].median()
+            pruned, built, grid = _removed(mask), _built(mask), work.grid(mask.grid)
+            milliseconds = times[pruned].median()
             row = {
                 "model_heads": len(mask.grid),
                 "model_heads_removed": len(mask.removed),
                 "heads_total": len(grid),
                 "heads_removed": len(mask.removed & frozenset(grid)),
                 "latency_ms": milliseconds,
-                "latency_ms_q1": times[mine].quantile(0.25),
-                "latency_ms_q3": times[mine].quantile(0.75),
+                "latency_ms_q1": times[pruned].quantile(0.25),
+                "latency_ms_q3": times[pruned].quantile(0.75),
                 "sequences_per_s": 1000 * work.batch_size / milliseconds,
                 "tokens_per_s": 1000 * tokens / milliseconds,
-                **_ratio("speedup", times, DENSE, mine),
-                **_ratio("built_ratio", times, mine, built),
-                **_ratio("aa_ratio", times, DENSE, DENSE_AGAIN),
-                "flop_ratio": dense_flops / work.count_flops(self.models[mine][0], batch),
-                "parameters": self.models[mine][0].count_parameters(),
-                "peak_mb": peaks[mine] / 1e6,
+                **ratio_columns("speedup", times, DENSE, pruned),
+                **ratio_columns("built_ratio", times, pruned, built),
+                **ratio_columns("aa_ratio", times, DENSE, DENSE_AGAIN),
+                "flop_ratio": dense_flops / work.count_flops(self.models[pruned][0], batch),
+                "parameters": self.models[pruned][0].count_parameters(),
+                "peak_mb": peaks[pruned] / 1e6,
                 "built_peak_mb": peaks[built] / 1e6,
             }
             rows.append(self._identity(work) | row)
@@ -120,7 +120,7 @@ class Contest:
     def _compiling(self) -> AbstractContextManager[Any]:
         if not self.compiled:
             return nullcontext()
-        import torch._dynamo  # slow to import, and needed by nobody else
+        import torch._dynamo  # slow to import, and needed here only
 
         return torch._dynamo.config.patch(recompile_limit=PROGRAMS, accumulated_recompile_limit=PROGRAMS)
 
@@ -134,11 +134,6 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> float:
     with torch.no_grad():
         call()
     return torch.cuda.max_memory_allocated(device) - before
-
-
-def _ratio(name: str, times: pd.DataFrame, ours: str, peer: str) -> dict[str, float]:
-    ratio = ratios(times, ours, peer)
-    return {name: ratio["ratio"], f"{name}_q1": ratio["q1"], f"{name}_q3": ratio["q3"]}
 
 
 def _removed(mask: HeadMask) -> str:

@@ -18,9 +18,9 @@ WHOLE = "whole"
 
 
 class Stopwatch:
-    """Adds up how long the functions that it was put around take, by the names of parts.
+    """Adds up the time of the functions that it wraps, by the names of parts.
 
-    On a GPU the marks are events in its stream, read only when all is done, so that nobody waits for a mark.
+    On a GPU the marks are events in its stream. They are read at the end, so no call waits for a mark.
     """
 
     def __init__(self, device: Device) -> None:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
 from mhaprune.experiments.speed import words
 from mhaprune.experiments.speed.figures import accuracy_milliseconds, speedup_curves, time_by_part
-from mhaprune.experiments.speed.matchup import PRECISIONS, Contest
+from mhaprune.experiments.speed.matchup import PRECISIONS, Matchup
 from mhaprune.experiments.speed.workloads import Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
 from mhaprune.model.network import Transformer
@@ -77,7 +77,7 @@ class Speed(Experiment):
         heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
         if not scorers and schedule.scoring != "none":
             raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
-        # A pruned model has lost some of them, but each still has the number it was made with.
+        # A pruned model has lost heads, but each head keeps its number.
         self._check_widths(max((head.head + 1 for head in grid), default=1))
 
     def _check_widths(self, num_heads: int) -> None:
@@ -99,11 +99,11 @@ class Speed(Experiment):
             for d_model in self.d_models:
                 whole = scaled(subject.config, d_model, longest)
                 for shape in dict.fromkeys(work.shape(whole) for work in workloads):
-                    contest = Contest(shape, len(study.task.vocabulary), masks, device, self.dtype, self.compile)
+                    matchup = Matchup(shape, len(study.task.vocabulary), masks, device, self.dtype, self.compile)
                     for work in workloads:
                         if work.shape(whole) == shape:
-                            speed.append(contest.speed(work, self.rounds))
-                            parts.append(contest.parts(work, self.rounds))
+                            speed.append(matchup.speed(work, self.rounds))
+                            parts.append(matchup.parts(work, self.rounds))
                             progress.update()
         pruning, tradeoff, difference = self.trained(study, subject)
         timed_on = {"device": device_name(device), "dtype": self.dtype}
@@ -131,7 +131,8 @@ class Speed(Experiment):
                     yield Workload("both", batch_size, source_length, target_length)
 
     def trained(self, study: Study, subject: Seq2Seq) -> tuple[pd.DataFrame, pd.DataFrame, float]:
-        """Of the trained model: its accuracy after every plan, that beside the time it takes, and the proof."""
+        """The accuracy of the trained model after every plan, the same beside its latency, and the largest difference
+        of the proof."""
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
         budgets = removing(heads_to_remove(self.budgets, len(subject.grid)), subject.grid)
         plans = list(make_plans(scoring, study.scorers, the_one(study.schedules), budgets))
@@ -150,7 +151,7 @@ class Speed(Experiment):
 
 
 def half_and_sixth(speed: pd.DataFrame) -> pd.DataFrame:
-    """In short: what a user waits for with about half and about a sixth of the heads kept, at every size."""
+    """The time of a whole answer with about half and about a sixth of the heads kept, at every size."""
     waited_for = speed[speed["what"] == ("both" if (speed["what"] == "both").any() else "decoder")]
     shares = waited_for["model_heads_removed"] / waited_for["model_heads"]
     nearest = {min(shares, key=lambda share: abs(share - wanted)) for wanted in (1 / 2, 5 / 6)}
@@ -161,7 +162,7 @@ def half_and_sixth(speed: pd.DataFrame) -> pd.DataFrame:
 
 
 def on_front(cost: pd.Series, quality: pd.Series) -> pd.Series:
-    """The Pareto front: where nothing costs less and is as good, or costs as much and is better."""
+    """The Pareto front: the rows that no other row beats in one and equals or beats in the other."""
     dominated = [
         ((cost <= c) & (quality >= q) & ((cost < c) | (quality > q))).any() for c, q in zip(cost, quality, strict=True)
     ]

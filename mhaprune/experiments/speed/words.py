@@ -22,7 +22,7 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def _headline(sizes: pd.DataFrame) -> str:
-    """What about half of the heads brings where it brings most and where least, beside the floor."""
+    """The speed-up with about half of the heads, where it is largest and smallest, beside the floor."""
     off_half = (sizes["model_heads_removed"] / sizes["model_heads"] - 0.5).abs()
     rows = sizes[off_half == off_half.min()]
     best, least = rows.loc[rows["speedup"].idxmax()], rows.loc[rows["speedup"].idxmin()]
@@ -54,7 +54,7 @@ def _details(tables: Tables) -> list[str]:
     for what, rows in tables["parts"][tables["parts"]["part"] == "attention"].groupby("what", sort=False):
         lines.append(
             f"Attention takes {_range(100 * rows['share'], 0)} % of the time of {WHAT[str(what)]}: pruning heads can"
-            f" make that at most {_range(rows['at_most'], 1)} times as fast, save where it makes the encoder"
+            f" make that at most {_range(rows['at_most'], 1)} times as fast, except where it makes the encoder"
             " superfluous."
         )
     return lines + [_tradeoff(rows) for _, rows in tables["tradeoff"].groupby("batch_size", sort=False)]

@@ -18,13 +18,13 @@ from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 
 What = Literal["encoder", "decoder", "both"]
-"""One pass of the encoder; greedy decoding with a KV cache from what the encoder says; the one after the other, which
-is what a user waits for."""
+"""One pass of the encoder; greedy decoding with a KV cache from the encoder's output; both in turn, which is what a
+user waits for."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a model does in one call. Of the encoder alone the target length is 0."""
+    """What a model does in one call. For the encoder alone the target length is 0."""
 
     what: What
     batch_size: int
@@ -32,10 +32,10 @@ class Workload:
     target_length: int
 
     def shape(self, whole: Transformer) -> Transformer:
-        """That of the model which has only this to do.
+        """The shape of a model that does only this.
 
-        A decoder by itself has an encoder without layers: it reads the embedded source, in the shape of what an
-        encoder would have said, at next to no cost.
+        A decoder alone has an encoder without layers: it reads the embedded source, which has the shape of an encoder's
+        output, at almost no cost.
         """
         return replace(whole, num_encoder_layers=0) if self.what == "decoder" else whole
 
@@ -52,7 +52,7 @@ class Workload:
         return partial(model.encode, batch.source) if self.what == "encoder" else partial(model.predict, batch)
 
     def grid(self, grid: HeadGrid) -> HeadGrid:
-        """The heads that take part, of all heads of a model."""
+        """The heads of a model that take part in it."""
         sites = {"encoder": [Site.ENCODER_SELF], "decoder": [Site.DECODER_SELF, Site.CROSS], "both": list(Site)}
         return only(grid, *sites[self.what])
 
@@ -95,7 +95,7 @@ def scaled(shape: Transformer, d_model: int, max_length: int) -> Transformer:
 
 
 def evenly(grid: HeadGrid, count: int) -> HeadMask:
-    """So many heads removed, the first ones of every block, and of no block more than one more than of another."""
+    """A mask with this number of heads removed, evenly from all blocks and the first ones of each."""
     blocks = len(grid.blocks)
     shares = [(i + 1) * count // blocks - i * count // blocks for i in range(blocks)]
     taken = [n for block, share in zip(grid.blocks, shares, strict=True) for n in grid.positions(block)[:share]]

@@ -219,8 +219,8 @@ def test_over_runs_the_best_is_chosen_on_the_choose_splits_of_its_task() -> None
         (["experiment.beam_width=0"], "experiment.beam_width=0: must be 1 or more"),
         (["experiment.tolerance_nats=-1.0"], "experiment.tolerance_nats=-1.0: must be 0 or more"),
         (["gate=none"], "scorer=gate: needs learned gates"),
-        (["schedule=[greedy,one_shot]"], r"schedule=\[greedy,one_shot\]: must be one here; experiment=prune"),
-        (["schedule=greedy"], "schedule=greedy: asks no scorer, so there is nothing to compare"),
+        (["schedule=[greedy,one_shot]"], r"schedule=\[greedy,one_shot\]: must name exactly one; experiment=prune"),
+        (["schedule=greedy"], "schedule=greedy: uses no scores, so there is nothing to compare"),
         (
             ["schedule=iterative"],
             "scorer=gate: needs learned gates, so gate=softmax and a schedule",

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from mhaprune.experiments.compare.regret import Regrets, with_interval
+from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.pruning.plans import Plan
-from mhaprune.statistics import bootstrap_interval
+from mhaprune.statistics import bootstrap_interval, with_interval
 from mhaprune.subject import Outcome
 
 GRID = HeadGrid.full([Block(Site.CROSS, 0)], 3)

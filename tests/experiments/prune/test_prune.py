@@ -19,7 +19,7 @@ from conftest import LEARNT, compose
 from mhaprune.config import ConfigError, build
 from mhaprune.data import PAD, Examples
 from mhaprune.evaluation import by_group
-from mhaprune.experiments.prune import trials as recovering
+from mhaprune.experiments.prune import trials
 from mhaprune.experiments.prune.study import choose_next, first_plans, removal_order, smallest_table
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure import Diverged, measure
@@ -260,10 +260,10 @@ def test_a_control_that_diverged_is_not_taken_for_one(study: Study, monkeypatch:
         raise Diverged("the loss is nan")
 
     monkeypatch.setattr(FromScratch, "__call__", diverge)
-    plan = recovering.Plan("a", 0, "one", mask_of(study, "cross.0.0"), "1")
+    plan = trials.Plan("a", 0, "one", mask_of(study, "cross.0.0"), "1")
     lesson = Lesson(study.subject, study.training, study.splits, study.seed)
     recoveries = {"scratch": FromScratch(draws=1)}
-    work = recovering.Recovering(lesson, recoveries, lambda kind, what, make: make(None, print))
+    work = trials.Trials(lesson, recoveries, lambda kind, what, make: make(None, print))
     (best,) = work.after([plan])
     (control,) = work.controls([best])
     assert np.isnan(control.columns["sequence_accuracy"])
@@ -274,7 +274,7 @@ def test_a_control_that_diverged_is_not_taken_for_one(study: Study, monkeypatch:
 def test_a_budget_that_is_met_already_trains_nothing(study: Study) -> None:
     lesson = Lesson(study.subject, study.training, study.splits, study.seed)
     recoveries = {"tuned": FineTune(steps=1, when="between")}
-    work = recovering.Recovering(lesson, recoveries, lambda kind, what, make: make(None, print))
+    work = trials.Trials(lesson, recoveries, lambda kind, what, make: make(None, print))
     cost = Cost.heads(study.subject.grid)
     budgets = [Budget("half", 3, cost), Budget("half again", 3.5, cost), Budget("less", 2, cost)]
     rows = list(work.between("tuned", partial(choose_next, study, "ablation", "one_shot"), budgets))
@@ -429,12 +429,12 @@ def test_a_draw_is_kept_whatever_others_there_are(study: Study) -> None:
 
 def test_equal_masks_are_recovered_once(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     grid: HeadGrid = study.subject.grid
-    plan = recovering.Plan("a", 0, "one", HeadMask(grid, frozenset(grid.heads[:2])), "2")
+    plan = trials.Plan("a", 0, "one", HeadMask(grid, frozenset(grid.heads[:2])), "2")
     calls: list[Any] = []
-    plain = recovering.recover
-    monkeypatch.setattr(recovering, "recover", lambda *rest: calls.append(rest) or plain(*rest))
+    plain = trials.recover
+    monkeypatch.setattr(trials, "recover", lambda *rest: calls.append(rest) or plain(*rest))
     lesson = Lesson(study.subject, study.training, study.splits, study.seed)
-    work = recovering.Recovering(lesson, {"tuned": FineTune(steps=1)}, lambda kind, what, make: make(None, print))
+    work = trials.Trials(lesson, {"tuned": FineTune(steps=1)}, lambda kind, what, make: make(None, print))
     rows = list(work.after([plan, plan._replace(scorer="b")]))
     assert [(row.way.scorer, row.way.recovery) for row in rows] == [
         ("a", "nothing"),
@@ -449,11 +449,11 @@ def test_equal_masks_are_recovered_once(study: Study, monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("bias_lost_with_the_heads")
 def test_a_removal_that_is_not_the_mask_fails_at_the_end_and_between(study: Study) -> None:
     grid = study.subject.grid
-    plan = recovering.Plan("a", 0, "one", HeadMask(grid, frozenset(grid)), "6")
+    plan = trials.Plan("a", 0, "one", HeadMask(grid, frozenset(grid)), "6")
     (budget,) = removing([6], grid)
     lesson = Lesson(study.subject, study.training, study.splits, study.seed)
     recoveries = {"tuned": FineTune(steps=1, when="between")}
-    work = recovering.Recovering(lesson, recoveries, lambda kind, what, make: make(None, print))
+    work = trials.Trials(lesson, recoveries, lambda kind, what, make: make(None, print))
     with pytest.raises(ProofFailed):
         list(work.after([plan]))
     with pytest.raises(ProofFailed):

@@ -156,7 +156,7 @@ def test_runs_are_compared_task_by_task(tables: Tables) -> None:
     combined["smallest"].loc[combined["smallest"]["label"] == "seed=1", "heads_kept"] = 3
     over, *each = Prune.say_over_runs(combined)
     assert over == (
-        "Of 6 heads sort needs, run by run: 4, 3 without any training afterwards; 4, 3 after tune; 4, 3 after between."
+        "sort needs, of 6 heads, run by run: 4, 3 without any training afterwards; 4, 3 after tune; 4, 3 after between."
     )
     assert [line.split(":")[0] for line in each] == ["seed=0", "seed=1", "seed=2"]
 
@@ -166,8 +166,8 @@ def test_the_answer_names_the_fewest_heads_and_the_control(tables: Tables) -> No
     first, which, ways = Prune.say(tables)
     assert first == (
         "4 of 6 heads are enough for 0.990 exact match (1.000 with all), chosen by one_shot with ablation and trained"
-        " for 30 steps more (tune); trained from scratch for as long in all the best shape of that size reaches 0.850"
-        " (0.800 to 0.900, 2 of them); greedy decoding is then 1.50× as fast (quartiles 1.40–1.60)."
+        " for 30 steps more (tune); the best shape of that size, trained from scratch for as many steps in all,"
+        " reaches 0.850 (0.800 to 0.900, 2 of them); greedy decoding is then 1.50× as fast (quartiles 1.40–1.60)."
     )
     assert which.endswith("decoder_self.0.0, decoder_self.0.1, cross.0.0, cross.0.1.")
     assert "4 without any training afterwards (at 0.900, one_shot with ablation), 4 after tune" in ways

@@ -169,7 +169,7 @@ def test_the_first_sentence_says_where_half_of_the_heads_brings_most_and_least()
     assert "at d_model 24" in lines[1]
     assert lines[2] == (
         "Attention takes 45 to 50 % of the time of the encoder: pruning heads can make that at most 2.0 times as fast,"
-        " save where it makes the encoder superfluous."
+        " except where it makes the encoder superfluous."
     )
     assert lines[-1] == (
         "Of the trained model at batch 3, within 0.01 of exact match on the choose split, the fastest has 2 of 6 heads"
@@ -249,7 +249,7 @@ def test_a_model_without_encoder_layers_has_a_decoder_only() -> None:
         (["experiment.rounds=0"], "experiment.rounds=0: must be 1 or more"),
         (["experiment.dtype=float16"], "experiment.dtype='float16': must be float32 or bfloat16"),
         (["experiment.compile=maybe"], "experiment.compile='maybe': must be true or false"),
-        (["schedule=[greedy,one_shot]"], r"schedule=\[greedy,one_shot\]: must be one here"),
+        (["schedule=[greedy,one_shot]"], r"schedule=\[greedy,one_shot\]: must name exactly one"),
         (["scorer=[]"], r"scorer=\[\]: must name at least one scorer"),
     ],
 )

@@ -1,0 +1,58 @@
+"""What each mistake costs: budget by budget in one run, and over the models of several runs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from mhaprune.reporting.heat_map import heat_map
+from mhaprune.reporting.plots import Plot, legend_above, number, panels
+from mhaprune.reporting.shared_figures import mean_over_runs
+from mhaprune.tables import Tables
+
+COST = "cost in exact match (percentage points)"
+
+
+def costs_by_budget(tables: Tables) -> Plot | None:
+    """A row per mistake, a column per budget, their mean at the right."""
+    if "mistake_pruning" not in tables:
+        return None
+    pruning = tables["mistake_pruning"]
+    costs = pruning.pivot_table(index="mistake", columns="heads_removed", values="cost_points", sort=False)
+    names: Any = {"rows": costs.index, "columns": [*sorted(costs), "mean"]}
+    values = np.column_stack([costs[sorted(costs)], costs.mean(axis=1)])
+    largest = max(float(np.abs(values).max()), 1.0)
+    figure = Figure(figsize=(2.6 + 0.6 * values.shape[1], 1.2 + 0.36 * len(values)))
+    axes = figure.add_subplot()
+    # cividis runs from blue over grey to yellow, so what costs nothing has no colour
+    heat_map(axes, values, **names, write=partial(number, decimals=1), vmin=-largest, vmax=largest)
+    axes.axvline(values.shape[1] - 1.5, color="white", linewidth=2)
+    axes.set(xlabel=f"heads removed, of {int(pruning['heads_total'].max())}", title=COST)
+    caption = (
+        "Exact match on the report split after pruning by the right score minus that after pruning by the mistake, in"
+        " percentage points, for every budget and on average. Yellow: the mistake costs; blue: it gains."
+    )
+    return Plot("mistakes", caption, figure)
+
+
+def compare_costs(tables: Tables) -> Plot | None:
+    """The mean cost of every mistake: a panel per task, a row per mistake, a mark per model."""
+    if "mistakes" not in tables:
+        return None
+    mistakes = tables["mistakes"]
+    names, tasks = list(mistakes["mistake"].unique()), list(mistakes["task"].unique())
+    figure = Figure(figsize=(2.4 + 4.4 * len(tasks), 1.6 + 0.36 * len(names)))
+    for axes, task in zip(panels(figure, len(tasks), len(tasks), COST, sharey=True), tasks, strict=True):
+        own = mistakes[mistakes["task"] == task]
+        own = own.assign(label=[label.replace(f"task={task}, ", "") for label in own["label"]])  # the title says it
+        mean_over_runs(axes, own, "mistake", "cost_points", names)
+        axes.set_title(task)
+    legend_above(figure, figure.axes[0])
+    caption = (
+        "What each mistake costs in exact match on the report split, on average over the budgets: a small mark per"
+        " model, a bar for their mean with its 95 % interval over models. Right of 0 the right way is better."
+    )
+    return Plot("mistakes", caption, figure)

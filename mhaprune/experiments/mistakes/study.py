@@ -1,0 +1,133 @@
+"""Make common mistakes on purpose, and measure what each of them costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import pandas as pd
+from torch import Tensor
+
+from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
+from mhaprune.experiments.mistakes import words
+from mhaprune.experiments.mistakes.figures import compare_costs, costs_by_budget
+from mhaprune.experiments.mistakes.mistakes import GRADIENT_MISTAKES, RANDOM_GATES, RIGHT, WHAT
+from mhaprune.model.gates import Softmax
+from mhaprune.model.transformer import Seq2Seq
+from mhaprune.pruning.plans import make_plans
+from mhaprune.pruning.removal import proofs, prune
+from mhaprune.reporting.plots import Figures
+from mhaprune.reporting.shared_figures import training_curve
+from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing, with_a_choice
+from mhaprune.scorers.ablation import Ablation
+from mhaprune.scorers.base import Scorer
+from mhaprune.scorers.gate import Gate
+from mhaprune.scorers.scoring import Scoring
+from mhaprune.statistics import spearman
+from mhaprune.store import option_name
+from mhaprune.tables import QUALITY, REFERENCE, Tables
+from mhaprune.trained import Study
+
+
+@dataclass(frozen=True)
+class Mistakes(Experiment):
+    """What common mistakes in scoring heads cost: tables `mistakes`, `mistake_pruning` and `training`, and `retraining`
+    of a second model.
+
+    The cost of a mistake is the exact match on the report split after pruning by the right score minus that after
+    pruning by the wrong one, in percentage points, mean over the budgets.
+    """
+
+    budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+    """How many heads to remove: shares of all heads (0.25) or numbers of heads (6)."""
+    retrain: bool = True
+    """Whether to train a second model whose gates start otherwise, for the mistake `random_gate_init`. Without softmax
+    gates there is no such mistake."""
+
+    figures: ClassVar[Figures] = (costs_by_budget, training_curve)
+    figures_over_runs: ClassVar[Figures] = (compare_costs,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_budgets(self.budgets)
+
+    @classmethod
+    def say(cls, tables: Tables) -> Iterator[str]:
+        return words.say(tables["mistakes"])
+
+    @classmethod
+    def say_over_runs(cls, tables: Tables) -> Iterator[str]:
+        yield from words.over_runs(tables["mistakes"])
+        yield from super().say_over_runs(tables)
+
+    def check(self, setup: Setup) -> None:
+        grid, schedule = setup.grid, the_one(setup.schedules)
+        if setup.scorers:
+            raise ValueError(f"scorer=[{','.join(setup.scorers)}]: must be [], this experiment brings its own scores")
+        if schedule.scoring != "once":
+            raise ValueError(f"schedule={option_name(schedule)}: must score the heads once, one_shot does")
+        heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
+        with_a_choice(self.budgets, len(grid))
+
+    def __call__(self, study: Study) -> Findings:
+        chosen = self._choose(study, study.subject, {"right": RIGHT, **GRADIENT_MISTAKES})
+        costs = [cost_table(name, chosen.quality["right"], chosen.quality[name]) for name in GRADIENT_MISTAKES]
+        rho = {name: chosen.spearman("right", name) for name in GRADIENT_MISTAKES}
+        difference, tables = chosen.difference, dict[str, pd.DataFrame]()
+        if self.retrain and isinstance(study.gate, Softmax) and study.subject.learned_gates() is not None:
+            other: Any = "rand" if study.gate.init == "zeros" else "zeros"
+            retrained, tables["retraining"] = study.retrain(replace(study.gate, init=other))
+            gate_and_ablation = {"gate": Gate(), REFERENCE: Ablation()}
+            models = {study.gate.init: study.subject, other: retrained}
+            right, wrong = (self._choose(study, models[start], gate_and_ablation) for start in ("zeros", "rand"))
+            handicap = right.quality[REFERENCE] - wrong.quality[REFERENCE]
+            costs.append(cost_table(RANDOM_GATES, right.quality["gate"], wrong.quality["gate"], handicap))
+            rho[RANDOM_GATES] = wrong.spearman("gate", REFERENCE)
+            difference = max(difference, right.difference, wrong.difference)
+        pruning = pd.concat(costs, ignore_index=True)
+        tables |= {"mistakes": mistakes_table(pruning, rho), "mistake_pruning": pruning, "training": study.history}
+        checks = {"max_difference_masked_removed": difference, **proofs(study.subject, study.splits.report)}
+        return Findings(tables, checks)
+
+    def _choose(self, study: Study, subject: Seq2Seq, scorers: Mapping[str, Scorer]) -> Chosen:
+        scoring = Scoring(subject, study.splits.score, study.seed)
+        budgets = removing(with_a_choice(self.budgets, len(subject.grid)), subject.grid)
+        pruned = prune(subject, list(make_plans(scoring, scorers, the_one(study.schedules), budgets)), study.splits)
+        quality = pruned.table.pivot_table(index=["heads_total", "heads_removed"], columns="scorer", values=QUALITY)
+        scores = {name: scoring(name, scorer).scores.values[0] for name, scorer in scorers.items()}
+        return Chosen(quality, scores, pruned.difference)
+
+
+class Chosen(NamedTuple):
+    """What several scorers choose on one model."""
+
+    quality: pd.DataFrame
+    """Exact match on the report split: a row per budget, a column per scorer."""
+    scores: Mapping[str, Tensor]
+    """The scores (N,) of every scorer."""
+    difference: float
+    """The largest difference of a logit between a removed model and the masked one."""
+
+    def spearman(self, first: str, second: str) -> float:
+        return spearman(self.scores[first].tolist(), self.scores[second].tolist())
+
+
+def cost_table(mistake: str, right: pd.Series, wrong: pd.Series, handicap: pd.Series | float = 0.0) -> pd.DataFrame:
+    """One row per budget: exact match by the right and the wrong scores, and their difference as the cost.
+
+    Where the wrong scores are those of another model, `handicap` is what ablation loses there too. It does not count.
+    """
+    columns = {f"right_{QUALITY}": right, f"wrong_{QUALITY}": wrong, "handicap": handicap}
+    table = pd.DataFrame(columns, index=right.index).reset_index()
+    table.insert(0, "mistake", mistake)
+    return table.assign(cost_points=100 * (right - wrong - handicap).to_numpy())
+
+
+def mistakes_table(pruning: pd.DataFrame, rho: Mapping[str, float]) -> pd.DataFrame:
+    """One row per mistake: what it is, its mean cost over the budgets, and Spearman's correlation of its scores with
+    the right ones; for random gates that of the gates with ablation."""
+    mean = pruning.groupby("mistake", sort=False)["cost_points"].mean()
+    table = mean.reset_index().assign(budgets=pruning["heads_removed"].nunique())
+    table.insert(1, "what", table["mistake"].map(WHAT))
+    return table.assign(spearman=table["mistake"].map(rho))

@@ -1,0 +1,50 @@
+"""What `experiment=mistakes` found, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from mhaprune.experiments.mistakes.mistakes import RANDOM_GATES
+from mhaprune.reporting.sentences import points_over_runs
+from mhaprune.statistics import student_interval
+
+
+def say(mistakes: pd.DataFrame) -> Iterator[str]:
+    """Which mistake costs most, and what each of them costs."""
+    worst = mistakes.loc[mistakes["cost_points"].idxmax()]
+    if worst["cost_points"] > 0:
+        yield (
+            f"{worst['mistake']} costs most: {worst['cost_points']:.1f} points of exact match, mean over"
+            f" {worst['budgets']} budgets. {worst['what']}"
+        )
+    else:
+        yield f"None of {len(mistakes)} mistakes costs exact match, mean over {worst['budgets']} budgets."
+    costs = [f"{row.mistake} {row.cost_points:.1f} (ρ = {row.spearman:.2f})" for row in mistakes.itertuples()]
+    yield (
+        "The cost of every mistake in points, and Spearman's correlation of its scores with the right ones:"
+        f" {', '.join(costs)}."
+    )
+    if RANDOM_GATES not in set(mistakes["mistake"]):
+        yield f"{RANDOM_GATES} was not made: no second model was trained."
+
+
+def over_runs(mistakes: pd.DataFrame) -> Iterator[str]:
+    """Over the runs of each task: the mistakes whose cost is beyond the noise."""
+    for task, rows in mistakes.groupby("task", sort=False):
+        models = rows["label"].nunique()
+        if models < 2:
+            continue
+        beyond = []
+        for name, costs in rows.groupby("mistake", sort=False)["cost_points"]:
+            low, high = student_interval(costs)
+            if low > 0 or high < 0:
+                beyond.append(name)
+                yield (
+                    f"Over {len(costs)} models on {task} {name} {'costs' if low > 0 else 'gains'}"
+                    f" {points_over_runs(costs if low > 0 else -costs)} of exact match"
+                    " (mean over budgets and models, 95 % interval over models)."
+                )
+        if not beyond:
+            yield f"Over {models} models on {task} no mistake costs exact match beyond the noise."
