@@ -30,6 +30,7 @@ class Shapley(Scorer):
     """
 
     family: ClassVar[str] = "game"
+    draws_by_head: ClassVar[bool] = True
 
     evaluations: Annotated[int, Ge(1)] = 1000
     """The largest number of evaluations of v. Sampling ends with the last pair that fits into it."""
@@ -40,6 +41,7 @@ class Shapley(Scorer):
     """The confidence of that bound, for all heads and looks together."""
 
     def check(self, num_heads: int, gated: bool) -> None:
+        super().check(num_heads, gated)
         fewest = 2 + 2 * (num_heads - 1)
         if self.evaluations < fewest:
             raise ValueError(

@@ -141,25 +141,6 @@ def test_resampling_puts_the_output_on_another_example_in_its_place(model: Seq2S
 
 
 @torch.no_grad()
-def test_a_renormalised_gate_keeps_its_sum(model: Seq2Seq, splits: Splits) -> None:
-    head = HeadId(Site.CROSS, 1, 2)
-    gate = model.attention_sublayers()[head.block].attention.gate
-    assert gate is not None
-    share = gate()
-    gates = HeadMask(model.grid).without(head).gates().double()
-    gates[model.grid.index(HeadId(Site.CROSS, 1, 0)) : model.grid.index(head)] *= share.sum() / share[:2].sum()
-    expected = (measure(model, splits.score, gates).loss - measure(model, splits.score).loss).mean()
-    scores = Ablation(renormalise=True)(model, splits.score, seed=0).values[0]
-    torch.testing.assert_close(scores[model.grid.index(head)], expected)
-    with pytest.raises(ValueError, match="renormalise=True: needs learned gates"):
-        Ablation(renormalise=True).check(18, gated=False)
-    with pytest.raises(ValueError, match="renormalise=True: .* so replace=zero, not mean"):
-        Ablation(renormalise=True, replace="mean")
-    with pytest.raises(ValueError, match="renormalise=True: needs learned gates"):
-        Ablation(renormalise=True)(model.without(HeadMask(model.grid)), splits.score, seed=0)
-
-
-@torch.no_grad()
 def test_all_but_one_keeps_one_head_of_a_block(model: Seq2Seq, splits: Splits) -> None:
     scores = AllButOne()(model, splits.score, seed=0).values[0]
     for n, head in enumerate(model.grid):
@@ -220,7 +201,6 @@ MEASURING = [
     Ablation(),
     Ablation(replace="mean"),
     Ablation(replace="resample"),
-    Ablation(renormalise=True),
     AllButOne(),
     Confidence(),
     Entropy(),
@@ -263,8 +243,7 @@ def test_a_head_that_writes_nothing_scores_zero(model: Seq2Seq, splits: Splits, 
     with torch.no_grad():
         attention.out_proj.weight[:, 4:8] = 0.0
     scores = model.grid.split(scorer(model, splits.score, seed=0).values[0])[Block(Site.DECODER_SELF, 1)]
-    if scorer != Ablation(renormalise=True):  # there the others gain what it loses
-        assert scores[1].abs() < 1e-12
+    assert scores[1].abs() < 1e-12
     assert scores[0].abs() > 1e-6
 
 
@@ -279,7 +258,7 @@ def test_a_pruned_model_can_be_scored(model: Seq2Seq, splits: Splits) -> None:
     block = [head for head in model.grid if head.block == Block(Site.CROSS, 1)]
     pruned = model.without(HeadMask(model.grid, frozenset([model.grid.heads[0], *block])))
     for scorer in [*MEASURING, HardConcrete(steps=2), Subset(steps=2), Shapley(evaluations=80)]:
-        if scorer in (Gate(), Ablation(renormalise=True)):
+        if scorer == Gate():
             continue
         assert scorer(pruned, splits.score, seed=0).values.shape == (1, len(model.grid) - 4)
 
