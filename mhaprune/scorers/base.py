@@ -40,7 +40,7 @@ class Scores:
         if len(values_EN) < 2:
             raise ValueError(f"score split of {len(values_EN)}: a standard error needs 2 or more examples")
         values_EN = values_EN.double()
-        stderr_N = values_EN.std(dim=0) / len(values_EN) ** 0.5
+        stderr_N = _deviation(values_EN) / len(values_EN) ** 0.5
         return cls(values_EN.mean(dim=0)[None], stderr_N[None], forward_passes, backward_passes)
 
     @classmethod
@@ -60,8 +60,13 @@ class Scores:
         sums_EN, counts_EN = torch.cat(sums), torch.cat(counts)
         mean_N = sums_EN.sum(dim=0) / counts_EN.sum(dim=0)
         residuals_EN = sums_EN - mean_N * counts_EN
-        stderr_N = residuals_EN.std(dim=0) * len(sums_EN) ** 0.5 / counts_EN.sum(dim=0)
+        stderr_N = _deviation(residuals_EN) * len(sums_EN) ** 0.5 / counts_EN.sum(dim=0)
         return cls(mean_N[None], stderr_N[None], forward_passes)
+
+
+def _deviation(values_EN: Tensor) -> Tensor:
+    """The standard deviation over examples, also of no heads at all, for which `torch.std` warns."""
+    return values_EN.std(dim=0) if values_EN.shape[1] else values_EN.new_zeros(0)
 
 
 NEEDS_GATES = (

@@ -52,6 +52,8 @@ class Shapley(Scorer):
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
         num_heads = len(subject.grid)
         self.check(num_heads, gated=subject.learned_gates() is not None)
+        if not num_heads:
+            return Scores(torch.zeros(1, 0).double())
         draw = torch.Generator().manual_seed(seed)
         per_pair = max(1, 2 * (num_heads - 1))
         pairs = (self.evaluations - 2) // per_pair if num_heads > 1 else 1
