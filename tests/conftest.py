@@ -25,10 +25,12 @@ from mhaprune.heads import HeadMask
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.recoveries.base import Lesson
 from mhaprune.schedules.base import Judge
 from mhaprune.subject import Fallback
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
+from mhaprune.training import Training
 from tiny import chosen, options, small
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,6 +116,12 @@ def gated_model(task: Sort) -> Seq2Seq:
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return model
+
+
+def lesson_of(dense: Seq2Seq, splits: Splits) -> Lesson:
+    """For a recovery that takes a few steps, and can be interrupted after each."""
+    training = Training(steps=3, batch_size=8, warmup_steps=1, evaluate_every=2, checkpoint_every=1)
+    return Lesson(dense, training, splits, seed=0, extra_steps=2)
 
 
 @pytest.fixture
