@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import subprocess
@@ -18,15 +19,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mhaprune.command_line import plain
+from mhaprune.config import build
 from mhaprune.data import Examples, shift_right
 from mhaprune.heads import HeadMask
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.recoveries.base import Lesson
 from mhaprune.schedules.base import Evidence
 from mhaprune.subject import Fallback
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
+from mhaprune.training import Training
+from tiny import chosen, options, small
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "mhaprune"
@@ -46,8 +51,6 @@ TINY = (
     "task.choose=16",
     "task.report=16",
 )
-TINY_SEQUENCES = ("task.train=200", "task.max_length=6")
-TINY_COMPARE = ("scorer=[gate,ablation,taylor,subset,random]", "scorer.subset.steps=5")
 LEARNT = (
     *TINY,
     "task.train=400",
@@ -64,23 +67,8 @@ LEARNT = (
     "training.evaluate_every=100",
 )
 """A model of six heads that has learnt to sort short sequences, so that every budget costs it something else."""
-TINY_PRUNE = (
-    "experiment.budgets=[0.5]",
-    "recovery.fine_tune.steps=4",
-    "recovery.from_scratch.draws=1",
-    "experiment.latency_rounds=2",
-    "experiment.latency_batch=4",
-)
-TINY_SPEED = (
-    "experiment.d_models=[16,24]",
-    "experiment.batch_sizes=[1,3]",
-    "experiment.source_lengths=[4]",
-    "experiment.target_lengths=[5]",
-    "experiment.budgets=[1,3]",
-    "experiment.rounds=3",
-)
-TINY_EXPLAIN = ("experiment.start_steps=3",)
-TINY_ABLATE = ("experiment.latency_rounds=2", "experiment.latency_batch=4")
+TINY_SEQUENCES = tuple(small("task", "sort"))
+TINY_ABLATE = tuple(small("experiment", "ablate"))
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +102,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(task: Sort) -> Seq2Seq:
-    """Two sites of two layers, three of them with unequal learned gates; float64, so that equal means equal."""
+    return gated_model(task)
+
+
+def gated_model(task: Sort) -> Seq2Seq:
+    """Three sites of two layers, all of them with unequal learned gates; float64, so that equal means equal."""
     torch.manual_seed(0)
     config = Transformer(
         d_model=12, num_heads=3, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=16, max_length=16
@@ -124,6 +116,12 @@ def model(task: Sort) -> Seq2Seq:
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return model
+
+
+def lesson_of(dense: Seq2Seq, splits: Splits) -> Lesson:
+    """For a recovery that takes a few steps, and can be interrupted after each."""
+    training = Training(steps=3, batch_size=8, warmup_steps=1, evaluate_every=2, checkpoint_every=1)
+    return Lesson(dense, training, splits, seed=0, extra_steps=2)
 
 
 @pytest.fixture
@@ -168,6 +166,17 @@ def compose(*overrides: str) -> dict[str, Any]:
     """The composed config in plain values, as `scripts/run.py` builds it."""
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return plain(hydra.compose("config", overrides=list(overrides)))
+
+
+@functools.cache
+def every(group: str) -> dict[str, Any]:
+    """All options of conf/scorer, conf/schedule, conf/recovery or conf/task by name, built from their YAMLs as `tiny`
+    has them."""
+    if group == "task":
+        return {name: build(compose("experiment=train", *TINY, *chosen(group, name))).task for name in options(group)}
+    experiment = "experiment=prune" if group == "recovery" else "experiment=train"
+    found: dict[str, Any] = getattr(build(compose(experiment, *chosen(group, *options(group)))), group)
+    return found
 
 
 def script(name: str) -> ModuleType:

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pandas as pd
 import pytest
 import torch
-from mhaprune.experiments.speed.memory import peak_bytes
 
+from mhaprune.experiments.speed.matchup import peak_bytes
 from mhaprune.experiments.speed.profile import Stopwatch
 from mhaprune.timing import device_name, in_turn, ratios, taking_turns
 
@@ -72,7 +72,7 @@ def test_on_a_gpu_its_own_events_tell_the_time(gpu: list[str]) -> None:
     assert 8 <= times["long"].median() < 14
     assert gpu == ["synchronize"] * 10, "before every call, those of the warm-up included"
     assert device_name("cuda") == "name of cuda"
-    assert peak_bytes(lambda: gpu.append("call"), "cuda") == 250
+    assert peak_bytes(lambda: gpu.append("call"), torch.device("cuda")) == 250
     assert gpu[10:] == ["reset", "call"]
 
 

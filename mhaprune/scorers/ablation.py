@@ -11,7 +11,7 @@ from torch import Tensor
 from mhaprune.data import Examples
 from mhaprune.heads import Block
 from mhaprune.measure import Replacement, all_open, mean_outputs, measure_masks
-from mhaprune.scorers.base import NEEDS_GATES, Scorer, Scores
+from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Fallback, Subject
 
 
@@ -27,27 +27,12 @@ class Ablation(Scorer):
     replace: Literal["zero", "mean", "resample"] = "zero"
     """What stands in the place of the head's output: nothing, its mean over all tokens of the split, or its output on
     another example, which is drawn at random, position by position."""
-    renormalise: bool = False
-    """Whether the open heads of the block share out the learned gate of the closed head."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.renormalise and self.replace != "zero":
-            raise ValueError(
-                f"renormalise=True: what a closed head gives up is shared out, so replace=zero, not {self.replace}"
-            )
-
-    def check(self, num_heads: int, gated: bool) -> None:
-        if self.renormalise and not gated:
-            raise ValueError(f"renormalise=True: {NEEDS_GATES}")
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
         num_heads = len(subject.grid)
         gates_MN = all_open(subject, 1 + num_heads)
         gates_MN[1:].fill_diagonal_(0.0)
-        if self.renormalise:
-            gates_MN = renormalised(subject, gates_MN)
         replacement: Replacement | None = None
         if self.replace == "mean":
             replacement = mean(subject, examples)
@@ -56,18 +41,6 @@ class Ablation(Scorer):
         loss_ME = measure_masks(subject, examples, gates_MN, replacement).loss.double()
         passes = 1 + num_heads + (replacement is not None)
         return Scores.mean_over_examples((loss_ME[1:] - loss_ME[0]).T, passes)
-
-
-def renormalised(subject: Subject, gates_MN: Tensor) -> Tensor:
-    """The same masks with every block's learned gates scaled so that those of open heads sum to what all did."""
-    learned_N = subject.learned_gates()
-    if learned_N is None:
-        raise ValueError(f"renormalise=True: {NEEDS_GATES}")
-    learned, scaled = subject.grid.split(learned_N), []
-    for block, gates_MH in subject.grid.split(gates_MN).items():
-        left_M = (gates_MH * learned[block]).sum(dim=1, keepdim=True)
-        scaled.append(torch.where(left_M > 0, gates_MH * learned[block].sum() / left_M, gates_MH))
-    return torch.cat(scaled, dim=1)
 
 
 def mean(subject: Subject, examples: Examples) -> Replacement:

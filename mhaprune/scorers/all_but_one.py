@@ -18,6 +18,7 @@ class AllButOne(Scorer):
     """Minus the mean loss when all other heads of its block are closed (Michel et al. 2019, section 3.3)."""
 
     family: ClassVar[str] = "ablation"
+    zero_if_silent: ClassVar[bool] = False
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:

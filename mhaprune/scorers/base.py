@@ -40,7 +40,7 @@ class Scores:
         if len(values_EN) < 2:
             raise ValueError(f"score split of {len(values_EN)}: a standard error needs 2 or more examples")
         values_EN = values_EN.double()
-        stderr_N = values_EN.std(dim=0) / len(values_EN) ** 0.5
+        stderr_N = _deviation(values_EN) / len(values_EN) ** 0.5
         return cls(values_EN.mean(dim=0)[None], stderr_N[None], forward_passes, backward_passes)
 
     @classmethod
@@ -60,8 +60,13 @@ class Scores:
         sums_EN, counts_EN = torch.cat(sums), torch.cat(counts)
         mean_N = sums_EN.sum(dim=0) / counts_EN.sum(dim=0)
         residuals_EN = sums_EN - mean_N * counts_EN
-        stderr_N = residuals_EN.std(dim=0) * len(sums_EN) ** 0.5 / counts_EN.sum(dim=0)
+        stderr_N = _deviation(residuals_EN) * len(sums_EN) ** 0.5 / counts_EN.sum(dim=0)
         return cls(mean_N[None], stderr_N[None], forward_passes)
+
+
+def _deviation(values_EN: Tensor) -> Tensor:
+    """The standard deviation over examples, also of no heads at all, for which `torch.std` warns."""
+    return values_EN.std(dim=0) if values_EN.shape[1] else values_EN.new_zeros(0)
 
 
 NEEDS_GATES = (
@@ -72,24 +77,36 @@ NEEDS_GATES = (
 
 @dataclass(frozen=True)
 class Scorer(Checked, ABC):
-    """A way to score heads. It sees the model through the `Subject` protocol only, and only the *score* split."""
+    """A way to score heads. It sees the model through the `Subject` protocol only, and only the *score* split.
+
+    What is true of every scorer of a class is said on the class, so that no other module lists scorers by name: a
+    `Budgeted` scorer is told how many heads stay, `TrainedGates` train.
+    """
 
     family: ClassVar[str]
     """What the score is made from; figures put the scorers of one family together."""
 
     reads_examples: ClassVar[bool] = True
     """Whether the score depends on the split at all."""
-
+    reads_attention: ClassVar[bool] = False
+    """Whether attention weights are read. All other scorers leave the model free not to make them."""
     needs_gates: ClassVar[bool] = False
-    """Whether the score is made from learned gates, which a pruned model has no more."""
+    """Whether there is a score only for a model with learned gates."""
+    draws_by_head: ClassVar[bool] = False
+    """Whether random numbers are drawn for the heads in their order. Then other heads get them in another order, and
+    the scores of the same heads differ."""
+    zero_if_silent: ClassVar[bool] = True
+    """Whether a head that writes nothing into the model scores 0."""
+
 
     @abstractmethod
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores: ...
 
     def check(self, num_heads: int, gated: bool) -> None:
-        """Raise ValueError, before anything is trained, for settings that do not fit a model of so many heads, with or
-        without learned gates. For most there are none."""
-        return
+        """Raise ValueError, before anything is trained, where it cannot score a model of so many heads, with or without
+        learned gates."""
+        if self.needs_gates and not gated:
+            raise ValueError(NEEDS_GATES)
 
 
 @dataclass(frozen=True)
@@ -114,6 +131,7 @@ class Budgeted(Scorer):
         return heads
 
     def check(self, num_heads: int, gated: bool) -> None:
+        super().check(num_heads, gated)
         self.heads_to_keep(num_heads)
 
     def keeping(self, heads: int) -> Self:
@@ -126,6 +144,8 @@ class TrainedGates(Budgeted):
     """A scorer that trains one gate per head with Adam on the frozen model. Its scores are kept in the cache."""
 
     family: ClassVar[str] = "trained"
+    draws_by_head: ClassVar[bool] = True
+    zero_if_silent: ClassVar[bool] = False
 
     steps: Annotated[int, Ge(1)] = 300
     """Number of optimiser steps."""

@@ -19,6 +19,8 @@ class Confidence(Scorer):
     al. 2019, section 4)."""
 
     family: ClassVar[str] = "attention"
+    reads_attention: ClassVar[bool] = True
+    zero_if_silent: ClassVar[bool] = False
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:

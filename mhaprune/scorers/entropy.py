@@ -19,6 +19,8 @@ class Entropy(Scorer):
     2019, appendix)."""
 
     family: ClassVar[str] = "attention"
+    reads_attention: ClassVar[bool] = True
+    zero_if_silent: ClassVar[bool] = False
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:

@@ -22,10 +22,7 @@ class Gate(Scorer):
     family: ClassVar[str] = "gate"
     reads_examples: ClassVar[bool] = False
     needs_gates: ClassVar[bool] = True
-
-    def check(self, num_heads: int, gated: bool) -> None:
-        if not gated:
-            raise ValueError(NEEDS_GATES)
+    zero_if_silent: ClassVar[bool] = False
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:

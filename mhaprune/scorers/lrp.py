@@ -33,7 +33,8 @@ class Lrp(Scorer):
         for batch in examples.batches(BATCH_SIZE):
             gates_BN = all_open(subject, len(batch)).requires_grad_()
             top_BT = relevant.logits(batch, gates_BN).amax(dim=-1)
-            (relevance_BN,) = torch.autograd.grad(top_BT[batch.target != PAD].sum(), gates_BN)
+            top, no_heads = top_BT[batch.target != PAD].sum(), not len(subject.grid)
+            (relevance_BN,) = torch.autograd.grad(top, gates_BN, allow_unused=no_heads, materialize_grads=no_heads)
             sizes = subject.grid.split(relevance_BN.double().abs()).values()
             shares.append(torch.cat([R_BH / R_BH.sum(dim=1, keepdim=True).clamp(min=1e-300) for R_BH in sizes], dim=1))
         return Scores.mean_over_examples(torch.cat(shares), 1, 1)

@@ -19,6 +19,8 @@ class Random(Scorer):
 
     family: ClassVar[str] = "control"
     reads_examples: ClassVar[bool] = False
+    draws_by_head: ClassVar[bool] = True
+    zero_if_silent: ClassVar[bool] = False
 
     draws: Annotated[int, Ge(1)] = 10
     """Number of random orders."""

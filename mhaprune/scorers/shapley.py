@@ -30,6 +30,7 @@ class Shapley(Scorer):
     """
 
     family: ClassVar[str] = "game"
+    draws_by_head: ClassVar[bool] = True
 
     evaluations: Annotated[int, Ge(1)] = 1000
     """The largest number of evaluations of v. Sampling ends with the last pair that fits into it."""
@@ -40,6 +41,7 @@ class Shapley(Scorer):
     """The confidence of that bound, for all heads and looks together."""
 
     def check(self, num_heads: int, gated: bool) -> None:
+        super().check(num_heads, gated)
         fewest = 2 + 2 * (num_heads - 1)
         if self.evaluations < fewest:
             raise ValueError(
@@ -50,6 +52,8 @@ class Shapley(Scorer):
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
         num_heads = len(subject.grid)
         self.check(num_heads, gated=subject.learned_gates() is not None)
+        if not num_heads:
+            return Scores(torch.zeros(1, 0).double())
         draw = torch.Generator().manual_seed(seed)
         per_pair = max(1, 2 * (num_heads - 1))
         pairs = (self.evaluations - 2) // per_pair if num_heads > 1 else 1

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import LEARNT, TINY_ABLATE, TINY_SPEED, compose, run_script
+from conftest import LEARNT, compose, run_script
 from mhaprune.config import ConfigError, build
 from mhaprune.data import shift_right
 from mhaprune.heads import HeadId, HeadMask
@@ -22,6 +22,7 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.store import RunFolder
 from mhaprune.tasks.base import Splits
 from mhaprune.trained import Study
+from tiny import chosen, small
 
 GONE = ("encoder_self.0.0", "decoder_self.0.1", "cross.0.0")
 
@@ -73,7 +74,7 @@ def test_a_pruned_model_is_pruned_again_and_heads_keep_their_names(
     study: Study, pruned: Seq2Seq, file: Path, tmp_path: Path
 ) -> None:
     overrides = [f"model_file={file}", f"cache={tmp_path / 'cache'}", "scorer=[ablation]", "experiment.budgets=[1,2]"]
-    table = run(tmp_path / "run", "experiment=ablate", *TINY_ABLATE, *overrides)["pruning"]
+    table = run(tmp_path / "run", *chosen("experiment", "ablate"), *overrides)["pruning"]
     assert list(table["heads_total"]) == [3, 3, 3]
     removed = table.loc[table["heads_removed"] == 2, "removed"].item().split()
     assert not set(removed) & set(GONE)
@@ -87,8 +88,8 @@ def test_a_pruned_model_is_pruned_again_and_heads_keep_their_names(
 
 def test_a_pruned_model_is_timed_at_sizes_with_all_heads(file: Path, tmp_path: Path) -> None:
     """Its own heads matter for its accuracy only."""
-    overrides = [f"model_file={file}", f"cache={tmp_path / 'cache'}", "scorer=[ablation]", *TINY_SPEED]
-    tables = run(tmp_path / "run", "experiment=speed", *overrides, "experiment.shares=[0.5]")
+    overrides = [f"model_file={file}", f"cache={tmp_path / 'cache'}", "scorer=[ablation]"]
+    tables = run(tmp_path / "run", *chosen("experiment", "speed"), *overrides, "experiment.shares=[0.5]")
     assert set(tables["speed"]["model_heads"]) == {6}
     assert set(tables["tradeoff"]["heads_total"]) == {3}
 
@@ -98,7 +99,7 @@ def test_a_model_without_any_head_is_a_model(study: Study, cache: Path, tmp_path
     path.write_bytes(study.save(study.subject.without(HeadMask(study.subject.grid, frozenset(study.subject.grid)))))
     overrides = [f"model_file={path}", f"cache={cache}"]
     assert list(run(tmp_path / "run", "experiment=evaluate", *overrides)["accuracy"]["heads_total"]) == [0]
-    greedy = ["scorer=[]", "schedule=greedy", "recovery=[]", "experiment.budgets=[0]", *TINY_ABLATE]
+    greedy = ["schedule=greedy", "scorer=[]", "recovery=[]", *small("experiment", "prune"), "experiment.budgets=[0]"]
     assert list(run(tmp_path / "prune", "experiment=prune", *overrides, *greedy)["recovery"]["heads_total"]) == [0]
     with pytest.raises(ConfigError, match="model_file=.*none.pt: has no heads left to score, allowed is scorer="):
         build(compose("experiment=ablate", *overrides, "scorer=[ablation]"))

@@ -123,8 +123,9 @@ def test_code_that_has_changed_scores_anew(
     model: Seq2Seq, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("mhaprune.scorers.subset", "mhaprune.scorers.gate_training", None):
-        digest = scoring.source_digest
+        digests = scoring.source_digests
         with monkeypatch.context() as patch:
-            patch.setattr(scoring, "source_digest", lambda name, m=module, d=digest: "new" if name == m else d(name))
+            changed = {} if module is None else {module: "new"}
+            patch.setattr(scoring, "source_digests", lambda name, new=changed, old=digests: old(name) | new)
             Scoring(model, splits.score, 0, in_cache(tmp_path))("subset", Subset(steps=2))
     assert len(list(tmp_path.glob("gates-*.pt"))) == 3

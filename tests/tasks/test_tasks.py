@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from mhaprune.data import PAD, Examples
-from mhaprune.store import option_name
 from mhaprune.tasks.base import SequenceTask, Task
 from mhaprune.tasks.copy import Copy
 from mhaprune.tasks.inflection import Inflection
@@ -43,12 +42,6 @@ def test_targets_are_right_and_splits_disjoint(task: SequenceTask, expected: Any
             assert 2 <= len(source) <= 10
             assert tuple(source) not in seen
             seen.add(tuple(source))
-
-
-def test_the_same_seed_gives_the_same_examples_and_another_does_not() -> None:
-    first, again, other = (Sort(**SMALL, train=100, seed=seed).splits().report.source for seed in (0, 0, 1))
-    assert first.equal(again)
-    assert not first.equal(other)
 
 
 def test_splits_are_of_a_kind() -> None:
@@ -118,22 +111,16 @@ def test_inflection_reads_the_table_without_importing_the_package(monkeypatch: p
         return plain(name, *arguments, **keywords)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    assert len(Inflection(valid=2, score=2, choose=2, report=2).splits().report) == 2
+    assert Inflection().answer([*"walk", "verb3"]) == "walks"
 
 
-@pytest.mark.parametrize("task", [Copy(), Reverse(), Sort(), RunningSum()], ids=option_name)
-def test_what_a_person_types_is_read_and_answered_as_the_examples_are(task: SequenceTask) -> None:
-    splits, decode = task.splits(), task.vocabulary.decode
-    for source, target in zip(splits.report.source[:20].tolist(), splits.report.target[:20].tolist(), strict=True):
-        text, answer = task.show(source, target).split(" -> ")
-        assert task.read(text) == task.read(text.replace(" ", "")) == decode(source)
-        assert " ".join(task.answer(task.read(text))) == answer
+def test_blanks_between_symbols_may_be_left_out_and_what_is_unknown_is_named() -> None:
+    task = Sort()
+    assert task.read("3 1 2") == task.read("312") == ["3", "1", "2"]
     with pytest.raises(ValueError, match="example='1 x é 2': x, é are not in the vocabulary, allowed are 0 1 2"):
         task.read("1 x é 2")
     with pytest.raises(ValueError, match="example='3 12': 12 is not in the vocabulary, allowed are 0 1 2"):
         task.read("3 12")
-    with pytest.raises(ValueError, match="example='  ': is empty, allowed are 0 1 2"):
-        task.read("  ")
 
 
 def test_a_typed_word_is_inflected_as_the_table_says() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from conftest import LEARNT, TINY_COMPARE, compose, judged
+from conftest import LEARNT, compose, judged
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.compare import words
 from mhaprune.experiments.compare.regret import Regrets
@@ -31,7 +31,8 @@ from mhaprune.tasks.base import Splits
 
 
 def overrides(cache: Path) -> list[str]:
-    return ["experiment=compare", *LEARNT, *TINY_COMPARE, f"cache={cache}", "experiment.budgets=[1,2,3,4,5,6]"]
+    scorers = ["scorer=[gate,ablation,taylor,subset,random]", "scorer.subset.steps=5"]
+    return ["experiment=compare", *LEARNT, *scorers, f"cache={cache}", "experiment.budgets=[1,2,3,4,5,6]"]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import LEARNT, ROOT, TINY, TINY_EXPLAIN, compose, run_script
+from conftest import LEARNT, TINY, compose, every, run_script
 from legible import check_legible
 from mhaprune.cache import weights_digest
 from mhaprune.config import build
@@ -32,8 +32,10 @@ from mhaprune.statistics import spearman
 from mhaprune.store import RunFolder
 from mhaprune.tables import Tables
 from mhaprune.tasks.sort import Sort
+from tiny import chosen, small
 
-SETTINGS = ("experiment=explain", *LEARNT, *TINY_EXPLAIN)
+EXPLAIN = chosen("experiment", "explain")
+SETTINGS = (*EXPLAIN, *LEARNT)
 
 
 @pytest.fixture(scope="module")
@@ -215,24 +217,13 @@ def test_attention_weights_are_made_for_nothing_but_where_they_are_looked_at(
         return plain(self, *arguments, **named)
 
     monkeypatch.setattr(MultiHeadAttention, "attend", counted)
-    scorers = sorted(path.stem for path in (ROOT / "conf" / "scorer").glob("*.yaml"))
-    few = [f"scorer.{name}.steps=2" for name in ("subset", "hard_concrete")]
-    study = build(
-        compose(
-            *TINY,
-            "task.train=200",
-            "task.max_length=6",
-            f"scorer=[{','.join(scorers)}]",
-            *few,
-            f"cache={cache / 'other'}",
-        )
-    ).study()
+    study = build(compose(*TINY, *small("task", "sort"), f"cache={cache / 'other'}")).study()
     assert made, "a model was trained"
     assert not any(made), "in training"
-    for name, scorer in study.scorers.items():
+    for name, scorer in every("scorer").items():
         made.clear()
         scorer(study.subject, study.splits.score, 0)
-        assert any(made) == (name in ("confidence", "entropy")), name
+        assert any(made) == scorer.reads_attention, name
     made.clear()
     study.subject.predict(study.splits.report)
     study.subject.evaluate_masks(study.splits.report, torch.ones(2, len(study.subject.grid)))
@@ -243,7 +234,7 @@ def test_attention_weights_are_made_for_nothing_but_where_they_are_looked_at(
 def explained(tmp_path: Path, *overrides: str) -> Tables:
     """The tables of a run as they are read back from its files."""
     with RunFolder(tmp_path / "run").recorded() as folder:
-        build(compose("experiment=explain", *TINY_EXPLAIN, *overrides))(folder)
+        build(compose(*EXPLAIN, *overrides))(folder)
     return {path.stem: pd.read_csv(path) for path in (tmp_path / "run").glob("*.csv")}
 
 
@@ -350,13 +341,13 @@ def test_a_model_from_a_file_is_retrained_from_the_seed_it_was_trained_with(
 
 def test_the_command_of_the_readme(tmp_path: Path) -> None:
     settings = [
+        *EXPLAIN,
         *TINY,
-        *TINY_EXPLAIN,
-        "task.train=200",
+        *small("task", "reverse"),
         f"cache={tmp_path / 'cache'}",
         f"hydra.run.dir={tmp_path / 'run'}",
     ]
-    done = run_script("run.py", "experiment=explain", "task=reverse", "example=3 1 4 1 5", *settings)
+    done = run_script("run.py", "task=reverse", "example=3 1 4 1 5", *settings)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "run" / "report.html").read_text()
     assert "One wide projection is an independent one for every head" in page

@@ -13,11 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import torch.nn.functional as F
 
 from conftest import LEARNT, compose
 from mhaprune.config import ConfigError, build
-from mhaprune.data import PAD, Examples
+from mhaprune.data import Examples
 from mhaprune.evaluation import by_group
 from mhaprune.experiments.prune import trials
 from mhaprune.experiments.prune.study import choose_next, first_plans, removal_order, smallest_table
@@ -26,8 +25,8 @@ from mhaprune.measure import Diverged, measure
 from mhaprune.model.checkpoint import load
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import ProofFailed
-from mhaprune.recoveries.base import Lesson, recover
-from mhaprune.recoveries.fine_tune import FineTune, distil
+from mhaprune.recoveries.base import Lesson
+from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.schedules.budgets import Budget, Cost, removing
 from mhaprune.schedules.iterative import Iterative
@@ -38,7 +37,6 @@ from mhaprune.scorers.subset import Subset
 from mhaprune.store import RunFolder, read_status
 from mhaprune.subject import Outcome
 from mhaprune.trained import Study
-from mhaprune.training import cross_entropy
 
 RECOVERIES = "recovery=[fine_tune,fine_tune_between,from_scratch]"
 SETTINGS = (
@@ -354,17 +352,6 @@ def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_tables(
         pd.testing.assert_frame_equal(table.drop(columns=clock), again[name].drop(columns=clock))
 
 
-def test_an_interrupted_fine_tuning_ends_in_the_same_bits(study: Study) -> None:
-    lesson = Lesson(study.subject, replace(study.training, checkpoint_every=5), study.splits, study.seed)
-    left = study.subject.without(mask_of(study, "cross.0.0 encoder_self.0.1"))
-    states: list[Any] = []
-    whole, _ = FineTune(steps=12)(lesson, left, 0, None, lambda state: states.append(copy.deepcopy(state)))
-    resumed, _ = FineTune(steps=12)(lesson, left, 0, states[0], lambda state: None)
-    assert states[0]["step"] == 5
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
-
-
 def test_what_diverges_is_kept_as_it_was_and_said(cache: Path, folder: Path, tmp_path: Path) -> None:
     settings = ["recovery=fine_tune", "recovery.fine_tune.learning_rate=1e30", "schedule=greedy"]
     overrides = [*LEARNT, *SETTINGS[2:3], *SETTINGS[6:], *settings, "experiment.budgets=[3]", f"cache={cache}"]
@@ -376,55 +363,6 @@ def test_what_diverges_is_kept_as_it_was_and_said(cache: Path, folder: Path, tmp
     assert tuned["note"].startswith("diverged, so it is as it was: ")
     assert plain["note"] == ""
     assert any(line.startswith("fine_tune failed for ") and "diverged" in line for line in lines)
-
-
-@torch.no_grad()
-def test_distillation_asks_for_the_teachers_probabilities(study: Study) -> None:
-    batch = study.splits.report[:8]
-    teacher, model = study.subject, study.subject.without(mask_of(study, "cross.0.0 encoder_self.0.1"))
-    p, q = (m.logits(batch).softmax(dim=-1) for m in (teacher, model))
-    valid = batch.target != PAD
-    kl = ((p * (p / q).log()).sum(dim=-1)[valid]).mean()
-    ce = F.cross_entropy(model.logits(batch)[valid], batch.target[valid])
-    assert float(kl) > 0.01, "the fixture must tell right from wrong"
-    torch.testing.assert_close(distil(model, batch, teacher, 0.3), 0.7 * ce + 0.3 * kl, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(distil(model, batch, teacher, 0.0), cross_entropy(model, batch))
-    lesson = Lesson(teacher, study.training, study.splits, study.seed)
-    with torch.enable_grad():
-        plain, taught = (FineTune(steps=2, distillation=d)(lesson, model, 0, None, print)[0] for d in (0.0, 0.9))
-    assert not torch.equal(plain.output.bias, taught.output.bias)
-
-
-def test_a_recovery_is_kept_for_the_weights_it_started_from(study: Study) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
-        asked.append(what)
-        return make(None, lambda state: None)
-
-    lesson = Lesson(study.subject, replace(study.training, steps=2), study.splits, study.seed)
-    first, other = (study.subject.without(mask_of(study, f"cross.0.{n}")) for n in (0, 1))
-    for left in (first, other):
-        recover(FineTune(steps=1), lesson, left, 0, remember)
-        recover(FromScratch(), lesson, left, 0, remember)
-    tuned, scratch, tuned_other, scratch_other = asked
-    assert tuned["from"] != tuned_other["from"]
-    assert scratch["from"] == scratch_other["from"], "only the shape matters"
-    recover(FromScratch(), replace(lesson, extra_steps=7), first, 0, remember)
-    assert asked[-1]["from"] != scratch["from"]
-
-
-def test_a_draw_is_kept_whatever_others_there_are(study: Study) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
-        asked.append(what)
-        return {"weights": None, "history": [], "note": ""}
-
-    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
-    for draws, draw in ((1, 0), (3, 0), (3, 1)):
-        recover(FromScratch(draws), lesson, study.subject, draw, remember)
-    assert asked[0] == asked[1] != asked[2]
 
 
 def test_equal_masks_are_recovered_once(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:

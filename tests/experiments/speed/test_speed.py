@@ -8,19 +8,20 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import TINY, TINY_SEQUENCES, TINY_SPEED, compose
+from conftest import TINY, compose
 from made_tables import text_of
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
 from mhaprune.model.network import Transformer
 from mhaprune.store import RunFolder, read_status
+from tiny import chosen, small
 
 Frames = Mapping[str, pd.DataFrame]
 
 
 def run(path: Path, *overrides: str) -> Path:
-    tiny = ["experiment=speed", *TINY, *TINY_SEQUENCES, *TINY_SPEED, "scorer=[ablation,random]", *overrides]
+    tiny = [*chosen("experiment", "speed"), *TINY, *small("task", "sort"), "scorer=[ablation,random]", *overrides]
     with RunFolder(path / "run").recorded() as folder:
         build(compose(*tiny, f"cache={path / 'cache'}"))(folder)
     return path / "run"

@@ -1,0 +1,76 @@
+"""Recoveries against plain twins, on a model that has learnt nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from conftest import gated_model, lesson_of
+from mhaprune.data import PAD
+from mhaprune.heads import HeadId, HeadMask
+from mhaprune.model.transformer import Seq2Seq
+from mhaprune.recoveries.base import Lesson, recover
+from mhaprune.recoveries.fine_tune import FineTune, distil
+from mhaprune.recoveries.from_scratch import FromScratch
+from mhaprune.tasks.base import Splits
+from mhaprune.tasks.sort import Sort
+from mhaprune.training import cross_entropy
+
+
+@pytest.fixture(scope="module")
+def lesson(task: Sort, splits: Splits) -> Lesson:
+    return lesson_of(gated_model(task).float(), splits)
+
+
+def without(model: Seq2Seq, *names: str) -> Seq2Seq:
+    return model.without(HeadMask(model.grid, frozenset(map(HeadId.parse, names))))
+
+
+@torch.no_grad()
+def test_distillation_asks_for_the_teachers_probabilities(lesson: Lesson, splits: Splits) -> None:
+    batch = splits.report[:8]
+    teacher, model = lesson.dense, without(lesson.dense, "cross.0.0", "encoder_self.0.1")
+    p, q = (m.logits(batch).softmax(dim=-1) for m in (teacher, model))
+    valid = batch.target != PAD
+    kl = ((p * (p / q).log()).sum(dim=-1)[valid]).mean()
+    ce = F.cross_entropy(model.logits(batch)[valid], batch.target[valid])
+    assert float(kl) > 0.01, "the fixture must tell right from wrong"
+    torch.testing.assert_close(distil(model, batch, teacher, 0.3), 0.7 * ce + 0.3 * kl, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(distil(model, batch, teacher, 0.0), cross_entropy(model, batch))
+    with torch.enable_grad():
+        plain, taught = (FineTune(steps=2, distillation=d)(lesson, model, 0, None, print)[0] for d in (0.0, 0.9))
+    assert not torch.equal(plain.output.bias, taught.output.bias)
+
+
+def test_a_recovery_is_kept_for_the_weights_it_started_from(lesson: Lesson) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
+        asked.append(what)
+        return make(None, lambda state: None)
+
+    first, other = (without(lesson.dense, f"cross.0.{n}") for n in (0, 1))
+    for left in (first, other):
+        recover(FineTune(steps=1), lesson, left, 0, remember)
+        recover(FromScratch(), lesson, left, 0, remember)
+    tuned, scratch, tuned_other, scratch_other = asked
+    assert tuned["from"] != tuned_other["from"]
+    assert scratch["from"] == scratch_other["from"], "only the shape matters"
+    recover(FromScratch(), replace(lesson, extra_steps=7), first, 0, remember)
+    assert asked[-1]["from"] != scratch["from"]
+
+
+def test_a_draw_is_kept_whatever_others_there_are(lesson: Lesson) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
+        asked.append(what)
+        return {"weights": None, "history": [], "note": ""}
+
+    for draws, draw in ((1, 0), (3, 0), (3, 1)):
+        recover(FromScratch(draws), lesson, lesson.dense, draw, remember)
+    assert asked[0] == asked[1] != asked[2]

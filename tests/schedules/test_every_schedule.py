@@ -1,0 +1,122 @@
+"""What must hold for every schedule of conf/schedule, a new one too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conftest import every
+from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.model.transformer import Seq2Seq
+from mhaprune.schedules.base import Evidence, Schedule, Stepwise
+from mhaprune.schedules.budgets import removing
+from mhaprune.subject import Subject
+from tiny import options
+
+
+@pytest.fixture(params=options("schedule"))
+def schedule(request: pytest.FixtureRequest) -> Schedule:
+    found = every("schedule")[request.param]
+    assert isinstance(found, Schedule)
+    return found
+
+
+class Worths:
+    """Heads that are worth so much, and more where another one of their block is gone; it keeps what is asked."""
+
+    def __init__(self, subject: Subject, seed: int = 0) -> None:
+        self.subject, self.scored, self.measured = subject, list[Subject](), 0
+        draw = torch.Generator().manual_seed(seed)
+        names = map(str, subject.grid)
+        self.worth = dict(zip(names, torch.rand(len(subject.grid), generator=draw).tolist(), strict=True))
+
+    def score(self, left: Subject) -> Tensor:
+        self.scored.append(left)
+        sizes = Counter(head.block for head in left.grid)
+        return torch.tensor([self.worth[str(head)] / sizes[head.block] for head in left.grid]).double()
+
+    def loss(self, masks: Sequence[HeadMask]) -> Tensor:
+        self.measured += 1
+        gone = [Counter(head.block for head in mask.removed) for mask in masks]
+        worths = [
+            sum(self.worth[str(head)] * n[head.block] for head in m.removed) for m, n in zip(masks, gone, strict=True)
+        ]
+        return torch.tensor(worths).double()
+
+    @property
+    def judge(self) -> Evidence:
+        return Evidence(self.subject, self.score, self.loss)
+
+
+def test_budgets_are_met_exactly_and_twice_the_same(model: Seq2Seq, schedule: Schedule) -> None:
+    heads = [0, 1, 7, 17, len(model.grid)]
+    masks = schedule(Worths(model).judge, removing(heads, model.grid))
+    assert [len(mask.removed) for mask in masks] == heads
+    assert all(mask.grid == model.grid for mask in masks)
+    assert schedule(Worths(model).judge, removing(heads, model.grid)) == masks
+    assert schedule(Worths(model).judge, []) == []
+
+
+def test_it_measures_what_it_says_and_no_more(model: Seq2Seq, schedule: Schedule) -> None:
+    """`scoring` decides before a run which scorers are refused: a smaller model has no learned gates."""
+    worths = Worths(model)
+    schedule(worths.judge, removing([3, 9], model.grid))
+    smaller = [left for left in worths.scored if left is not model]
+    assert (bool(worths.scored), bool(smaller)) == {
+        "none": (False, False),
+        "once": (True, False),
+        "repeated": (True, True),
+    }[schedule.scoring]
+    assert worths.scored or worths.measured, "it looks at something"
+
+
+def test_other_heads_go_where_others_are_worth_least(model: Seq2Seq, schedule: Schedule) -> None:
+    budgets = removing([6], model.grid)
+    first, other = (schedule(Worths(model, seed).judge, budgets) for seed in (0, 1))
+    assert first != other
+
+
+def test_the_smallest_model_is_one_that_it_can_leave(model: Seq2Seq, schedule: Schedule) -> None:
+    careful = with_settings(schedule, keep_at_least=1)
+    for one in (schedule, careful):
+        most = len(one.smallest(model.grid).removed)
+        (mask,) = one(Worths(model).judge, removing([most], model.grid))
+        assert len(mask.removed) == most
+        (impossible,) = removing([most + 1], model.grid)
+        with pytest.raises(ValueError, match=f"budgets={impossible.name}: cannot be met, {18 - most} heads must stay"):
+            one(Worths(model).judge, [impossible])
+
+
+def test_a_pruned_model_with_ragged_and_emptied_blocks_is_pruned_further(model: Seq2Seq, schedule: Schedule) -> None:
+    gone = [head for head in model.grid if head.block == Block(Site.CROSS, 1)]
+    left = model.without(HeadMask(model.grid, frozenset([model.grid.heads[0], *gone])))
+    masks = schedule(replace(Worths(left).judge, whole=model.grid), removing([0, 5, 14], left.grid))
+    assert [len(mask.removed) for mask in masks] == [0, 5, 14]
+
+
+def with_settings(schedule: Any, **how: Any) -> Any:
+    """The schedule, or the one that it starts from, with other settings; one that has no such setting as it is."""
+    if isinstance(schedule, Stepwise):
+        return replace(schedule, **how)
+    inner = {
+        f.name: getattr(schedule, f.name) for f in fields(schedule) if isinstance(getattr(schedule, f.name), Stepwise)
+    }
+    return replace(schedule, **{name: replace(value, **how) for name, value in inner.items()})
+
+
+def test_blocks_are_treated_alike_and_keep_what_they_must(model: Seq2Seq, schedule: Schedule) -> None:
+    """Where the schedule has these settings."""
+    alike, careful = with_settings(schedule, scope="per_block"), with_settings(schedule, keep_at_least=1)
+    if alike == schedule:
+        pytest.skip("it has no scope")
+    for removed, mask in zip((6, 12), alike(Worths(model).judge, removing([6, 12], model.grid)), strict=True):
+        assert set(Counter(head.block for head in mask.removed).values()) == {removed // 6}
+    assert len(careful.smallest(model.grid).removed) == 12
+    (mask,) = careful(Worths(model).judge, removing([12], model.grid))
+    assert Counter(head.block for head in mask.kept) == dict.fromkeys(model.grid.blocks, 1)
