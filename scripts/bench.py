@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -37,6 +38,7 @@ from mhaprune.timing import COPIES, in_turn, ratios, taking_turns
 from mhaprune.training import Training, training_step
 
 VOCABULARY_SIZE = 13
+DEFAULT = Transformer()
 Pair = tuple[str, Callable[[], object], Callable[[], object]]
 Row = dict[str, Any]
 
@@ -133,13 +135,13 @@ def removal() -> list[Pair]:
     return pairs
 
 
-def decode() -> list[Pair]:
-    """Greedy decoding of 64 tokens from 64 with the keys and values kept, against running the prefix again."""
+def decode(length: int = 64) -> list[Pair]:
+    """Greedy decoding of as many tokens as the source has with the keys and values kept, against running the prefix again."""
     pairs: list[Pair] = []
     for d_model, batch_size in ((64, 32), (256, 1), (64, 1)):
-        batch = random_examples(batch_size, 64)
+        batch = random_examples(batch_size, length)
         model = Seq2Seq(Transformer(d_model=d_model, dim_feedforward=2 * d_model), VOCABULARY_SIZE)
-        ours, peer = (partial(model.decode_greedily, batch.source, 64, use_cache=cached) for cached in (True, False))
+        ours, peer = (partial(model.decode_greedily, batch.source, length, use_cache=cached) for cached in (True, False))
         pairs.append((f"decode d_model={d_model} batch_size={batch_size}", ours, peer))
     return pairs
 
@@ -208,13 +210,13 @@ def oracle() -> list[Pair]:
     return [("oracle", *shared_and_plain(model, Sort().splits().choose[:8], gates))]
 
 
-def greedy() -> list[Pair]:
+def greedy(config: Transformer = DEFAULT, num_examples: int = 64) -> list[Pair]:
     """The greedy schedule from all heads of the default model to none, on 64 examples, against the same with one pass
     per candidate."""
-    model, examples = Seq2Seq(Transformer(), VOCABULARY_SIZE, Softmax()), Sort().splits().score[:64]
+    model, examples = Seq2Seq(config, VOCABULARY_SIZE, Softmax()), Sort().splits().score[:num_examples]
 
-    def nobody(left: Subject) -> Tensor:
-        raise AssertionError("greedy asks no scorer")
+    def no_score(left: Subject) -> Tensor:
+        raise AssertionError("greedy reads no score")
 
     def shared(masks: Sequence[HeadMask]) -> Tensor:
         return measure_masks(model, examples, torch.stack([mask.gates() for mask in masks])).loss.mean(dim=1)
@@ -223,7 +225,7 @@ def greedy() -> list[Pair]:
         return torch.stack([measure(model, examples, mask.gates()).loss.mean() for mask in masks])
 
     budgets = removing(range(len(model.grid) + 1), model.grid)
-    ours, peer = (partial(Greedy(), Evidence(model, nobody, loss), budgets) for loss in (shared, plain))
+    ours, peer = (partial(Greedy(), Evidence(model, no_score, loss), budgets) for loss in (shared, plain))
     return [("greedy", ours, peer)]
 
 
@@ -310,25 +312,26 @@ def timed(pairs: list[Pair], rounds: int) -> list[Row]:
     return rows
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(BENCHES)}; default: all")
     parser.add_argument("--pairs", type=int, default=40, help="how often each is run, in turn: at least 20, default 40")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    arguments = parser.parse_args()
-    if arguments.pairs < 20:
-        parser.error(f"--pairs={arguments.pairs}: must be 20 or more")
-    for name in arguments.names:
+    chosen = parser.parse_args(arguments)
+    if chosen.pairs < 20:
+        parser.error(f"--pairs={chosen.pairs}: must be 20 or more")
+    for name in chosen.names:
         if name not in BENCHES:
             parser.error(f"NAME={name}: no such bench, allowed are {', '.join(BENCHES)}")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows: list[Row] = []
-    for name in arguments.names or BENCHES:
-        rows += timed(TIMED[name](), arguments.pairs) if name in TIMED else COUNTED[name]()
+    for name in chosen.names or BENCHES:
+        rows += timed(TIMED[name](), chosen.pairs) if name in TIMED else COUNTED[name]()
     table = pd.DataFrame(rows)
-    print(table.to_json(orient="records", indent=2) if arguments.json else table.round(3).to_string(index=False))
+    print(table.to_json(orient="records", indent=2) if chosen.json else table.round(3).to_string(index=False))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from mhaprune.collect import collect
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "folders", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders that hold some"
     )
     parser.add_argument("--out", type=Path, default=Path("results/collected"), help="default: results/collected")
-    arguments = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     try:
-        for line in collect(arguments.folders, arguments.out):
+        for line in collect(chosen.folders, chosen.out):
             print(line)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"all of it is in {arguments.out}, start with report.html")
+    print(f"all of it is in {chosen.out}, start with report.html")
     return 0
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import io
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any, NamedTuple
 
 import hydra
 import pytest
@@ -187,6 +189,25 @@ def script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run_here(main: Callable[[Sequence[str]], int], *arguments: str) -> Done:
+    """Call the `main` of a command in this process, which has imported torch already."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = main(arguments)
+        except SystemExit as error:  # argparse
+            code = int(error.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 def run_script(name: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:

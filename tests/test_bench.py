@@ -4,11 +4,13 @@ import json
 
 import torch
 
-from conftest import run_script, script
+from mhaprune.model.network import Transformer
+
+from conftest import run_here, script
 
 
 def test_a_bench_prints_ratios_with_their_spread_and_the_control() -> None:
-    done = run_script("bench.py", "training", "--pairs", "20", "--json")
+    done = run_here(script("bench").main, "training", "--pairs", "20", "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row["name"] for row in rows] == ["training", "training, A/A"]
@@ -18,9 +20,10 @@ def test_a_bench_prints_ratios_with_their_spread_and_the_control() -> None:
 
 
 def test_bad_names_and_too_few_pairs_are_refused() -> None:
-    refused = run_script("bench.py", "speed").stderr
+    main = script("bench").main
+    refused = run_here(main, "speed").stderr
     assert "NAME=speed: no such bench, allowed are training, removal, decode, ablation, oracle, shapley" in refused
-    assert "--pairs=3: must be 20 or more" in run_script("bench.py", "--pairs", "3").stderr
+    assert "--pairs=3: must be 20 or more" in run_here(main, "--pairs", "3").stderr
 
 
 @torch.no_grad()
@@ -32,7 +35,8 @@ def test_both_sides_of_a_pair_do_the_same() -> None:
     ours = torch.cat([torch.cat(list(part.flatten(1))) for part in encoder.many(x_BTD, gates_MN)])
     plain = torch.cat([encoder(x_BTD, gates_N).flatten() for gates_N in gates_MN])
     torch.testing.assert_close(ours.sort().values, plain.sort().values)
-    ((_, shared, one_by_one),) = bench.greedy()
+    config = Transformer(d_model=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+    ((_, shared, one_by_one),) = bench.greedy(config, num_examples=16)
     assert shared() == one_by_one()
-    for name, cached, uncached in bench.decode():
+    for name, cached, uncached in bench.decode(length=12):
         assert (cached() == uncached()).double().mean() > 0.99, f"{name}: but for ties that rounding decides"

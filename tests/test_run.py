@@ -6,15 +6,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 
-from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, run_script
+from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, run_here, run_script
 from mhaprune import training
+from mhaprune.command_line import main
 from mhaprune.config import build
-from mhaprune.store import RunFolder, read_status
+from mhaprune.store import RunFolder, fingerprint, read_status
 
 SMALL = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE]
 CLOCK = {"seconds", "latency_ms", "speedup", "speedup_q1", "speedup_q3"}
@@ -26,9 +28,21 @@ def run(folder: Path, *overrides: str) -> dict[str, pd.DataFrame]:
     return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
 
 
-@pytest.mark.figures
-def test_a_run_leaves_what_the_house_promises(tmp_path: Path) -> None:
-    tables = run(tmp_path / "run", f"cache={tmp_path / 'cache'}", "scorer.random.draws=3")
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run, with its figures."""
+    folder = tmp_path_factory.mktemp("first")
+    run(folder / "run", f"cache={folder / 'cache'}", "scorer.random.draws=3")
+    return folder
+
+
+def read(folder: Path) -> dict[str, pd.DataFrame]:
+    return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
+
+
+def test_a_run_leaves_what_the_house_promises(first: Path) -> None:
+    folder = first / "run"
+    tables = read(folder)
     assert set(tables) == {"summary", "heads", "pruning", "agreement", "latency", "training"}
     heads, pruning = tables["heads"], tables["pruning"]
     total = 2 + 2 + 2
@@ -55,32 +69,60 @@ def test_a_run_leaves_what_the_house_promises(tmp_path: Path) -> None:
     for table in tables.values():
         assert list(table)[:4] == ["run", "task", "gate", "seed"]
         assert table["run"].nunique() == 1
-    status = read_status(tmp_path / "run")
+    status = read_status(folder)
     assert status["status"] == "done"
     assert status["checks"]["max_difference_masked_removed"] <= 1e-9
     assert status["checks"]["min_difference_open_closed"] > 0
     assert status["checks"]["greedy_decoding_disagreements"] == 0
-    assert len([name for name in status["files"] if name.endswith(".png")]) == 6
-    assert len([name for name in status["files"] if name.endswith(".svg")]) == 6
-    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    figures = {Path(name).stem for name in status["files"] if name.startswith("figures/")}
+    assert {f"figures/{name}.{kind}" for name in figures for kind in ("png", "svg")} <= set(status["files"])
+    assert {"matter", "accuracy"} <= figures
+    environment = json.loads((folder / "environment.json").read_text())
     assert environment["num_threads"] == 1
     assert environment["versions"]["torch"] == torch.__version__
 
 
 @pytest.mark.figures
-def test_the_same_seed_gives_the_same_files_twice(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_files_twice(first: Path, tmp_path: Path) -> None:
     """Each trained anew; what a clock has measured is left out."""
-    runs = [run(tmp_path / name, f"cache={tmp_path / name / 'cache'}") for name in ("first", "second")]
-    for name, table in runs[0].items():
+    tables = read(first / "run")
+    again = run(tmp_path / "again", f"cache={tmp_path / 'again' / 'cache'}", "scorer.random.draws=3")
+    for name, table in tables.items():
         columns = [column for column in table if column not in CLOCK]
-        pd.testing.assert_frame_equal(table[columns], runs[1][name][columns], check_exact=True)
+        pd.testing.assert_frame_equal(table[columns], again[name][columns], check_exact=True)
     for figure in ("accuracy", "heads", "agreement", "training"):
         for kind in ("png", "svg"):
-            first, second = ((tmp_path / n / "figures" / f"{figure}.{kind}").read_bytes() for n in ("first", "second"))
-            assert first == second, figure
-    other = run(tmp_path / "other", f"cache={tmp_path / 'other' / 'cache'}", "seed=1")
-    assert not other["heads"]["score"].equals(runs[0]["heads"]["score"])
-    assert other["heads"]["run"].iloc[0] != runs[0]["heads"]["run"].iloc[0]
+            one, other = (path / "figures" / f"{figure}.{kind}" for path in (first / "run", tmp_path / "again"))
+            assert one.read_bytes() == other.read_bytes(), figure
+
+
+def test_another_seed_gives_another_model(first: Path, tmp_path: Path) -> None:
+    tables, other = read(first / "run"), run(tmp_path / "other", f"cache={tmp_path / 'cache'}", "seed=1")
+    assert not other["heads"]["score"].equals(tables["heads"]["score"])
+    assert other["heads"]["run"].iloc[0] != tables["heads"]["run"].iloc[0]
+
+
+def test_what_computes_a_model_is_part_of_what_tells_it_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One and two threads sum in another order, and another torch computes with other kernels."""
+    made = []
+
+    def get(self: object, kind: str, recipe: dict[str, Any], make: object) -> Any:
+        made.append(recipe)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mhaprune.trained.Cache.get", get)
+    names = []
+    for threads, torch_version in ((1, "2.9"), (2, "2.9"), (1, "3.0")):
+        monkeypatch.setattr(torch, "__version__", torch_version)
+        described = build(compose(*SMALL, f"cache={tmp_path}", f"num_threads={threads}"))
+        names.append(described.identity["run"])
+        with pytest.raises(KeyboardInterrupt):
+            described.study()
+    assert len(set(names)) == 3
+    assert len({fingerprint(recipe) for recipe in made}) == 3
+    assert all(recipe["device"] == "cpu" for recipe in made)
 
 
 def test_the_same_recipe_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +178,8 @@ def test_the_three_splits_are_kept_apart(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) -> None:
-    done = run_script(
-        "run.py",
+    done = run_here(
+        main,
         "-m",
         "experiment=ablate",
         "model.num_heads=1,2,3",
@@ -160,9 +202,10 @@ def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) 
 
 def test_a_sweep_in_several_processes_ends_in_the_same_tables(tmp_path: Path) -> None:
     small = [*SMALL, "scorer=[ablation,gate]", "seed=0,1", f"cache={tmp_path / 'cache'}"]
-    for launch in ("basic", "joblib"):
-        done = run_script("run.py", "-m", f"launch={launch}", f"hydra.sweep.dir={tmp_path / launch}", *small)
-        assert done.returncode == 0, done.stderr
+    here = run_here(main, "-m", f"hydra.sweep.dir={tmp_path / 'basic'}", *small)
+    assert here.returncode == 0, here.stderr
+    done = run_script("run.py", "-m", "launch=joblib", f"hydra.sweep.dir={tmp_path / 'joblib'}", *small)
+    assert done.returncode == 0, done.stderr
     for name in ("heads", "pruning"):
         first, second = (pd.read_csv(tmp_path / launch / f"{name}.csv") for launch in ("basic", "joblib"))
         columns = [column for column in first if column not in CLOCK]
@@ -174,11 +217,11 @@ def test_an_interrupted_run_says_so_and_goes_on_where_it_was(tmp_path: Path) -> 
     arguments += [o for o in SMALL if not o.startswith(("training.steps", "experiment."))]
     command = [sys.executable, str(ROOT / "scripts" / "run.py"), *arguments]
     endless = subprocess.Popen([*command, "training.steps=100000"], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while not list((tmp_path / "cache").glob("*.partial.pt")) and time.monotonic() < deadline:
         time.sleep(0.05)
     endless.send_signal(signal.SIGTERM)
-    _, errors = endless.communicate(timeout=60)
+    _, errors = endless.communicate(timeout=150)
     assert endless.returncode == 130
     assert errors == "error: interrupted; the same command goes on from what was cached\n"
     assert read_status(tmp_path / "run")["status"] == "failed"
@@ -189,11 +232,11 @@ def test_an_interrupted_run_says_so_and_goes_on_where_it_was(tmp_path: Path) -> 
     assert again.stdout is not None
     lines = iter(again.stdout.readline, "")
     assert any("goes on from the interrupted one" in line for line in lines)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while torch.load(partial, weights_only=True)["content"]["step"] <= reached and time.monotonic() < deadline:
         time.sleep(0.05)
     again.send_signal(signal.SIGINT)
-    again.communicate(timeout=60)
+    again.communicate(timeout=150)
     assert torch.load(partial, weights_only=True)["content"]["step"] > reached
 
 
@@ -209,7 +252,7 @@ def test_what_was_computed_for_other_weights_is_not_taken(tmp_path: Path, monkey
     """The same recipe may end in other bits on another machine."""
     made = []
     for weights in ("here", "here", "elsewhere"):
-        monkeypatch.setattr("mhaprune.running.weights_digest", lambda model, weights=weights: weights)
+        monkeypatch.setattr("mhaprune.trained.weights_digest", lambda model, weights=weights: weights)
         study = build(compose(*TINY, *TINY_SEQUENCES, f"cache={tmp_path}")).study()
         study.remember("oracle", {}, lambda state, save, weights=weights: made.append(weights) or {"x": 1})
     assert made == ["here", "elsewhere"]

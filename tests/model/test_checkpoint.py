@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import LEARNT, compose, run_script
+from conftest import LEARNT, compose, run_here, run_script
+from mhaprune.command_line import main
 from mhaprune.config import ConfigError, build
 from mhaprune.data import shift_right
 from mhaprune.heads import HeadId, HeadMask
@@ -206,7 +207,8 @@ def test_a_file_runs_no_code(tmp_path: Path) -> None:
 
 
 def test_what_the_file_brings_cannot_be_overridden(file: Path, tmp_path: Path) -> None:
-    done = run_script("run.py", "experiment=evaluate", f"model_file={file}", "++training.steps=3", cwd=tmp_path)
+    output = f"hydra.run.dir={tmp_path / 'run'}"
+    done = run_here(main, "experiment=evaluate", f"model_file={file}", "++training.steps=3", output)
     assert done.returncode == 1
     expected = "error: ++training.steps=3: model_file brings its own task, model, gate, training, leave this out"
     assert done.stderr.strip().splitlines()[-1] == expected

@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import LEARNT, TINY, compose, every, run_script
+from conftest import LEARNT, TINY, compose, every, run_here
 from legible import check_legible
 from mhaprune.cache import weights_digest
+from mhaprune.command_line import main
 from mhaprune.config import build
 from mhaprune.data import Examples, shift_right
 from mhaprune.experiments.base import figures_of
@@ -347,9 +348,9 @@ def test_the_command_of_the_readme(tmp_path: Path) -> None:
         f"cache={tmp_path / 'cache'}",
         f"hydra.run.dir={tmp_path / 'run'}",
     ]
-    done = run_script("run.py", "task=reverse", "example=3 1 4 1 5", *settings)
+    done = run_here(main, "task=reverse", "example=3 1 4 1 5", *settings)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "One wide projection is an independent one for every head" in page
+    assert "Removed equals masked" in page
     assert "Asked 3 1 4 1 5 the model says" in page
     assert 'alt="' in page
