@@ -6,62 +6,34 @@ from typing import Any
 import pytest
 from hydra.errors import HydraException
 
-from conftest import (
-    ROOT,
-    TINY,
-    TINY_ABLATE,
-    TINY_COMPARE,
-    TINY_EXPLAIN,
-    TINY_PRUNE,
-    TINY_SEQUENCES,
-    TINY_SPEED,
-    compose,
-    run_script,
-)
+from conftest import ROOT, TINY, compose, run_script
 from mhaprune.command_line import described, one_line
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.ablate.study import Ablate
-from mhaprune.experiments.base import figures_of
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.store import RunFolder, describe, read_status
 from mhaprune.tasks.sort import Sort
+from tiny import SEVERAL, chosen, options, small
 
-OPTIONS = [
-    (path.parent.name, path.stem) for path in sorted((ROOT / "conf").glob("*/*.yaml")) if path.parent.name != "launch"
-]
-
-
-def tiny(group: str, option: str) -> list[str]:
-    """The overrides that run an option small."""
-    overrides = [f"{group}=[{option}]" if group == "scorer" else f"{group}={option}", *TINY]
-    overrides += [] if option == "inflection" and group == "task" else TINY_SEQUENCES
-    if group == "experiment":
-        overrides += {
-            "ablate": TINY_ABLATE,
-            "compare": TINY_COMPARE,
-            "explain": TINY_EXPLAIN,
-            "evaluate": (),
-            "prune": TINY_PRUNE,
-            "speed": TINY_SPEED,
-            "train": (),
-        }[option]
-    elif group == "recovery":
-        overrides += ["experiment=prune", *TINY_ABLATE, "experiment.budgets=[0.5]", "schedule=greedy"]
-        overrides += [f"recovery.{option}.{'draws' if option == 'from_scratch' else 'steps'}=2"]
-    else:
-        overrides += TINY_ABLATE
-    overrides += [f"scorer.{option}.steps=5"] if option in ("hard_concrete", "subset") else []
-    without_gates = (group, option) in (("gate", "none"), ("schedule", "iterative"))
-    return [*overrides, "scorer=[ablation,random]"] if without_gates else overrides
+GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "launch")
+ALONE = [(group, name) for group in GROUPS if group not in (*SEVERAL, "experiment") for name in options(group)]
+"""Options that are run one by one; experiments are in test_every_experiment.py."""
+TOGETHER = [(group, *options(group)) for group in GROUPS if group in SEVERAL]
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_every_yaml_is_composed_checked_and_run(
-    group: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if group == "experiment":  # of the others the same figures forty times would be most of the time
-        monkeypatch.setattr("mhaprune.run.figures_of", figures_of)
-    run = build(compose(*tiny(group, option), f"cache={tmp_path / 'cache'}"))
+def tiny(group: str, *names: str) -> list[str]:
+    """The overrides that run options small."""
+    experiment = "ablate" if group not in SEVERAL or group == "scorer" else "prune"
+    around = [f"experiment={experiment}", *small("experiment", experiment), "scorer=[ablation]"]
+    around += ["schedule=[greedy]", "recovery=[]"] if experiment == "prune" else []
+    around += small("task", "sort") if group != "task" else []
+    return [*around, *TINY, *chosen(group, *names)]
+
+
+@pytest.mark.parametrize(("group", "names"), [(group, names) for group, *names in (*ALONE, *TOGETHER)])
+def test_every_yaml_is_composed_checked_and_run(group: str, names: list[str], cache: Path, tmp_path: Path) -> None:
+    run = build(compose(*tiny(group, *names), f"cache={cache}"))
+    assert group not in SEVERAL or list(getattr(run, group)) == names
     with RunFolder(tmp_path / "run").recorded() as folder:
         lines = run(folder)
     assert lines
