@@ -54,6 +54,7 @@ def execute(config: DictConfig) -> None:
     try:
         if single:  # a job of a sweep is refused in its folder, where the report of the sweep looks for it
             run = _build(config, overrides)
+            run.prepare()
             refused = False
         with RunFolder(output).recorded() as folder:
             folder.note(kind="run", overrides=overrides)

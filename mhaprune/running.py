@@ -158,6 +158,10 @@ class Run(Checked):
         folder.note(findings=results.sentences)
         return results
 
+    def prepare(self) -> None:
+        """Raise ValueError, before anything is trained or written, for data and folders that do not fit the settings."""
+        self._recipe.prepare()
+
     def results(self) -> Results:
         """Train or load the model and run the experiment; writes nothing but the cache."""
         findings = self.experiment(self.study())

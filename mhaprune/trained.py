@@ -115,6 +115,11 @@ class Recipe:
                     f" {have / 2**30:.3g} GiB, the memory of this machine"
                 )
 
+    def prepare(self) -> None:
+        """Raise ValueError for examples that are too long for the model and for a cache that cannot be written."""
+        assert len(self.splits.report)
+        Cache(self.cache)
+
     def read_sources(self) -> None:
         """Digest the sources that decide the model now, before they may be edited."""
         source_digests(*self._modules, type(self).__module__, "mhaprune.model.transformer", "mhaprune.model.decoding")

@@ -136,12 +136,14 @@ def removal() -> list[Pair]:
 
 
 def decode(length: int = 64) -> list[Pair]:
-    """Greedy decoding of as many tokens as the source has with the keys and values kept, against running the prefix again."""
+    """Greedy decoding of as many tokens as the source has, with keys and values kept or with the prefix run again."""
     pairs: list[Pair] = []
     for d_model, batch_size in ((64, 32), (256, 1), (64, 1)):
         batch = random_examples(batch_size, length)
         model = Seq2Seq(Transformer(d_model=d_model, dim_feedforward=2 * d_model), VOCABULARY_SIZE)
-        ours, peer = (partial(model.decode_greedily, batch.source, length, use_cache=cached) for cached in (True, False))
+        ours, peer = (
+            partial(model.decode_greedily, batch.source, length, use_cache=cached) for cached in (True, False)
+        )
         pairs.append((f"decode d_model={d_model} batch_size={batch_size}", ours, peer))
     return pairs
 

@@ -9,9 +9,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
-from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NamedTuple
 
 import hydra

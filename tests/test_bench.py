@@ -4,9 +4,8 @@ import json
 
 import torch
 
-from mhaprune.model.network import Transformer
-
 from conftest import run_here, script
+from mhaprune.model.network import Transformer
 
 
 def test_a_bench_prints_ratios_with_their_spread_and_the_control() -> None:

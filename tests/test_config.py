@@ -4,64 +4,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.errors import HydraException
 
-from conftest import (
-    ROOT,
-    TINY,
-    TINY_ABLATE,
-    TINY_COMPARE,
-    TINY_EXPLAIN,
-    TINY_PRUNE,
-    TINY_SEQUENCES,
-    TINY_SPEED,
-    compose,
-    run_script,
-)
-from mhaprune.command_line import described, one_line
+from conftest import ROOT, TINY, compose
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.ablate.study import Ablate
-from mhaprune.experiments.base import figures_of
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.store import RunFolder, describe, read_status
 from mhaprune.tasks.sort import Sort
+from tiny import SEVERAL, chosen, options, small
 
-OPTIONS = [
-    (path.parent.name, path.stem) for path in sorted((ROOT / "conf").glob("*/*.yaml")) if path.parent.name != "launch"
-]
-
-
-def tiny(group: str, option: str) -> list[str]:
-    """The overrides that run an option small."""
-    overrides = [f"{group}=[{option}]" if group == "scorer" else f"{group}={option}", *TINY]
-    overrides += [] if option == "inflection" and group == "task" else TINY_SEQUENCES
-    if group == "experiment":
-        overrides += {
-            "ablate": TINY_ABLATE,
-            "compare": TINY_COMPARE,
-            "explain": TINY_EXPLAIN,
-            "evaluate": (),
-            "prune": TINY_PRUNE,
-            "speed": TINY_SPEED,
-            "train": (),
-        }[option]
-    elif group == "recovery":
-        overrides += ["experiment=prune", *TINY_ABLATE, "experiment.budgets=[0.5]", "schedule=greedy"]
-        overrides += [f"recovery.{option}.{'draws' if option == 'from_scratch' else 'steps'}=2"]
-    else:
-        overrides += TINY_ABLATE
-    overrides += [f"scorer.{option}.steps=5"] if option in ("hard_concrete", "subset") else []
-    without_gates = (group, option) in (("gate", "none"), ("schedule", "iterative"))
-    return [*overrides, "scorer=[ablation,random]"] if without_gates else overrides
+GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "launch")
+ALONE = [(group, name) for group in GROUPS if group not in (*SEVERAL, "experiment") for name in options(group)]
+"""Options that are run one by one; experiments are in test_every_experiment.py."""
+TOGETHER = [(group, *options(group)) for group in GROUPS if group in SEVERAL]
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_every_yaml_is_composed_checked_and_run(
-    group: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if group == "experiment":  # of the others the same figures forty times would be most of the time
-        monkeypatch.setattr("mhaprune.running.figures_of", figures_of)
-    run = build(compose(*tiny(group, option), f"cache={tmp_path / 'cache'}"))
+def tiny(group: str, *names: str) -> list[str]:
+    """The overrides that run options small."""
+    experiment = "ablate" if group not in SEVERAL or group == "scorer" else "prune"
+    around = [f"experiment={experiment}", *small("experiment", experiment), "scorer=[ablation]"]
+    around += ["schedule=[greedy]", "recovery=[]"] if experiment == "prune" else []
+    around += small("task", "sort") if group != "task" else []
+    return [*around, *TINY, *chosen(group, *names)]
+
+
+@pytest.mark.parametrize(("group", "names"), [(group, names) for group, *names in (*ALONE, *TOGETHER)])
+def test_every_yaml_is_composed_checked_and_run(group: str, names: list[str], cache: Path, tmp_path: Path) -> None:
+    run = build(compose(*tiny(group, *names), f"cache={cache}"))
+    assert group not in SEVERAL or list(getattr(run, group)) == names
     with RunFolder(tmp_path / "run").recorded() as folder:
         lines = run(folder).sentences
     assert lines
@@ -144,71 +114,3 @@ def test_what_cannot_be_is_refused_in_one_line(settings: dict[str, Any], message
 def test_a_setting_that_is_missing_is_named() -> None:
     with pytest.raises(ConfigError, match="task: is missing, must be Task"):
         build({})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["sped=1"], "sped=1: no such key, allowed are seed, device, num_threads, cache"),
-        (["training.step=1"], "training.step=1: no such key, allowed are steps, batch_size"),
-        (
-            ["scorer=[gate,magic]"],
-            "scorer=magic: no such option, allowed are ablation, ablation_mean, ablation_resample, all_but_one,",
-        ),
-        (["gate=none", "gate.scale=one"], "gate.scale=one: gate is not among what is chosen, see --help"),
-        (["scorer=[ablation]", "scorer.random.draws=3"], "scorer.random.draws=3: random is not among what is chosen"),
-        (["experiment=train", "experiment.tolerance=0"], "experiment.tolerance=0: no such key, allowed are examples"),
-        (["task=sorted"], "task=sorted: no such option, allowed are copy, inflection, reverse, running_sum, sort"),
-        (["training.steps=many"], "training.steps='many': must be a whole number"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_what_cannot_be_composed_or_built_is_said_in_one_line(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", [str(ROOT / "scripts" / "run.py"), *arguments])
-    with pytest.raises(ValueError) as error:  # noqa: PT011 (which one is what the cases say)
-        described(*arguments)
-    assert one_line(error.value).startswith(message)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["sped=1"], "sped=1: no such key, allowed are seed, device, num_threads, cache"),
-        (["hydra/launcher=ray"], "launch=ray: this launcher is not installed, joblib comes with: pip install"),
-        (["model.max_length=5"], "model.max_length=5: task sort has sequences of 11 tokens, so 11 or more"),
-        (["cache=/dev/null/x"], "cache=/dev/null/x: cannot be written (Not a directory), name a folder that can"),
-        (["hydra.run.dir=/dev/null/x"], "/dev/null/x: Not a directory; hydra.run.dir and cache must name folders"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_a_bad_command_line_gets_one_line_and_no_traceback(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = run_script("run.py", f"hydra.run.dir={tmp_path}", f"cache={tmp_path / 'cache'}", *arguments)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {message}"), done.stderr
-    assert done.stderr.count("\n") == 1
-    assert read_status(tmp_path).get("status") != "done"
-
-
-def test_what_hydra_cannot_read_is_said_in_one_line() -> None:
-    with pytest.raises(HydraException) as error:
-        compose("example='3 1")
-    assert (
-        one_line(error.value) == "example='3 1: cannot be read; a text with blanks or signs stands in quotes, KEY='...'"
-    )
-    commas = HydraException(
-        "Ambiguous value for argument 'example=3,1'\n1. To use it as a list, use key=[value1,value2]"
-    )
-    assert one_line(commas).startswith("example=3,1: commas ask for a sweep, which needs -m; a list stands in brackets")
-
-
-def test_a_traceback_is_given_to_those_who_ask(tmp_path: Path) -> None:
-    done = run_script("run.py", f"hydra.run.dir={tmp_path}", "model.num_heads=5", HYDRA_FULL_ERROR="1")
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-    assert "Traceback" in (tmp_path / "run.log").read_text()
-    status = read_status(tmp_path)
-    assert status["status"] == "failed"
-    assert "model.num_heads=5: must divide d_model=64" in status["reason"]

@@ -102,9 +102,7 @@ def test_another_seed_gives_another_model(first: Path, tmp_path: Path) -> None:
     assert other["heads"]["run"].iloc[0] != tables["heads"]["run"].iloc[0]
 
 
-def test_what_computes_a_model_is_part_of_what_tells_it_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_computes_a_model_is_part_of_what_tells_it_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One and two threads sum in another order, and another torch computes with other kernels."""
     made = []
 

@@ -98,7 +98,6 @@ class Scorer(Checked, ABC):
     zero_if_silent: ClassVar[bool] = True
     """Whether a head that writes nothing into the model scores 0."""
 
-
     @abstractmethod
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores: ...
 

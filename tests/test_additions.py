@@ -1,0 +1,227 @@
+"""What a stranger adds: one module and one YAML for each addition, and nothing in this package changes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from conftest import TINY, compose
+from mhaprune import plugins
+from mhaprune.config import ConfigError, build
+from mhaprune.store import RunFolder, read_status
+from tiny import small
+
+MODULES = {
+    "spread": '''
+"""How unlike each other the rows of the head's part of W_O are."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from mhaprune.scorers.base import Scorer, Scores
+
+
+@dataclass(frozen=True)
+class Spread(Scorer):
+    family: ClassVar[str] = "weights"
+    reads_examples: ClassVar[bool] = False
+
+    power: float = 1.0
+
+    def __call__(self, subject, examples, seed):
+        weights = torch.cat([weight.double().std(dim=(1, 2)) for weight in subject.output_weights().values()])
+        return Scores(weights.detach()[None] ** self.power)
+''',
+    "double": '''
+"""Say every symbol twice."""
+
+from dataclasses import dataclass
+
+from mhaprune.tasks.base import SequenceTask
+
+
+@dataclass(frozen=True)
+class Double(SequenceTask):
+    """3 1 -> 3 3 1 1."""
+
+    def transform(self, source):
+        return [symbol for symbol in source for _ in range(2)]
+''',
+    "bottom_up": '''
+"""Remove the heads of the first block first."""
+
+from dataclasses import dataclass
+
+from mhaprune.heads import HeadMask
+from mhaprune.schedules.base import Stepwise
+
+
+@dataclass(frozen=True)
+class BottomUp(Stepwise):
+    @property
+    def scoring(self):
+        return "none"
+
+    def path(self, judge):
+        mask = HeadMask(judge.subject.grid)
+        yield mask
+        while candidates := self.removable(judge, mask):
+            mask = mask.without(candidates[0])
+            yield mask
+''',
+    "noise": '''
+"""Shake the weights that are left."""
+
+import copy
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+
+from mhaprune.recoveries.base import Recovery, left_digest
+
+
+@dataclass(frozen=True)
+class Noise(Recovery):
+    size: float = 0.1
+
+    def starts_from(self, lesson, left):
+        return left_digest(left)
+
+    def __call__(self, lesson, left, draw, state, save):
+        model = copy.deepcopy(left)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += self.size * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(draw))
+        return model, pd.DataFrame({"step": [0], "loss": [0.0]})
+''',
+    "census": '''
+"""How many heads each block has: study, figure and sentence in one module."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from mhaprune.experiments.base import Experiment, Findings
+from mhaprune.reporting.plots import Figures, Plot
+from mhaprune.scorers.scoring import Scoring, heads_table
+from mhaprune.tables import Tables
+
+
+def bars(tables: Tables) -> Plot:
+    census, figure = tables["census"], Figure()
+    figure.subplots().bar(census["block"], census["heads"])
+    return Plot("blocks", "The heads of every block.", figure)
+
+
+@dataclass(frozen=True)
+class Census(Experiment):
+    figures: ClassVar[Figures] = (bars,)
+
+    least: int = 1
+
+    def __call__(self, study):
+        grid = study.subject.grid
+        scores = heads_table(Scoring(study.subject, study.splits.score, study.seed), study.scorers)
+        census = pd.DataFrame({"block": list(map(str, grid.blocks)), "heads": grid.sizes})
+        return Findings({"census": census, "heads": scores}, checks={"blocks": float(len(grid.blocks))})
+
+    @classmethod
+    def say(cls, tables: Tables) -> Iterator[str]:
+        yield f"{tables['census']['heads'].sum()} heads in {len(tables['census'])} blocks."
+''',
+}
+
+
+SIZES = {"num_symbols": 6, "max_length": 4, "train": 200, "valid": 16, "score": 16, "choose": 16, "report": 16}
+YAMLS = {
+    "scorer/spread": "# @package scorer.spread\n_target_: stranger.spread.Spread\npower: 1.0\n",
+    "task/double": "_target_: stranger.double.Double\n"
+    + "".join(f"{name}: {value}\n" for name, value in SIZES.items()),
+    "schedule/bottom_up": "# @package schedule.bottom_up\n_target_: stranger.bottom_up.BottomUp\nkeep_at_least: 0\n",
+    "recovery/noise": "# @package recovery.noise\n_target_: stranger.noise.Noise\nsize: 0.1\n",
+    "experiment/census": "_target_: stranger.census.Census\nleast: 1\n",
+}
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The YAMLs of a package `stranger` that can be imported, and that no config may name yet."""
+    package = tmp_path / "site" / "stranger"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    for name, text in MODULES.items():
+        (package / f"{name}.py").write_text(text.lstrip())
+    for name, text in YAMLS.items():
+        path = tmp_path / "conf" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setattr(plugins, "_allowed", set(plugins._allowed))
+    yield tmp_path / "conf"
+    for name in [name for name in sys.modules if name.split(".")[0] == "stranger"]:
+        del sys.modules[name]
+
+
+def run(conf: Path, *overrides: str) -> tuple[Path, list[str]]:
+    """What `scripts/run.py` does with the stranger's folder of YAMLs beside conf/."""
+    path = conf.parent / "run"
+    config = compose(f"hydra.searchpath=[file://{conf}]", *TINY, f"cache={conf.parent / 'cache'}", *overrides)
+    with RunFolder(path).recorded() as folder:
+        lines = build(config)(folder)
+    return path, lines
+
+
+@pytest.mark.figures
+def test_an_experiment_a_scorer_and_a_task_end_in_a_table_a_figure_and_a_sentence(conf: Path) -> None:
+    plugins.allow(["stranger"])
+    path, lines = run(conf, "experiment=census", "task=double", "scorer=[spread,ablation]", "scorer.spread.power=2.0")
+    assert lines == ["6 heads in 3 blocks."]
+    assert read_status(path)["findings"] == lines
+    assert read_status(path)["checks"] == {"blocks": 3.0}
+    assert read_status(path)["identity"]["task"] == "double"
+    census, heads = (pd.read_csv(path / f"{name}.csv") for name in ("census", "heads"))
+    assert list(census["heads"]) == [2, 2, 2]
+    assert set(heads["scorer"]) == {"spread", "ablation"}
+    assert set(heads.loc[heads["scorer"] == "spread", "settings"]) == {"power=2.0"}
+    for name in ("blocks.png", "blocks.svg"):
+        assert (path / "figures" / name).stat().st_size > 0
+    page = (path / "report.html").read_text()
+    assert lines[0] in page
+    assert "The heads of every block." in page
+    assert "census on double" in page
+
+
+def test_a_schedule_and_a_recovery_compete_with_those_of_the_package(conf: Path) -> None:
+    plugins.allow(["stranger"])
+    settings = [*small("task", "sort"), *small("experiment", "prune"), "experiment.budgets=[2,4]"]
+    ways = ["schedule=[bottom_up,one_shot]", "recovery=[noise]", "scorer=[spread]"]
+    path, lines = run(conf, "experiment=prune", *settings, *ways)
+    assert lines
+    table = pd.read_csv(path / "recovery.csv")
+    assert set(table["schedule"]) == {"bottom_up", "one_shot"}
+    assert set(table["recovery"]) == {"nothing", "noise"}
+    mine = table[(table["schedule"] == "bottom_up") & (table["heads_removed"] == 2)]
+    assert set(mine["removed"]) == {"encoder_self.0.0 encoder_self.0.1"}
+    before, after = (mine.loc[mine["recovery"] == name, "loss"].item() for name in ("nothing", "noise"))
+    assert before != after
+
+
+def test_what_is_not_listed_is_refused_and_not_imported(conf: Path) -> None:
+    with pytest.raises(ConfigError, match="^scorer.spread._target_=stranger.spread.Spread: must name .*plugins="):
+        run(conf, "scorer=[spread]")
+    assert "stranger" not in sys.modules
+    plugins.allow(["stranger"])
+    with pytest.raises(ConfigError, match="scorer.spread.power='much': must be a finite number"):
+        run(conf, "scorer=[spread]", "scorer.spread.power=much")
+    with pytest.raises(ConfigError, match="scorer.spread.extent=1: no such setting, allowed are power"):
+        run(conf, "scorer=[spread]", "+scorer.spread.extent=1")

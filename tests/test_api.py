@@ -1,0 +1,84 @@
+"""mhaprune from Python: what the README shows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import mhaprune
+from conftest import ROOT, TINY, TINY_SEQUENCES
+from mhaprune.command_line import described
+from mhaprune.heads import HeadMask
+from mhaprune.store import read_status
+from tiny import small
+
+SMALL = [*TINY, *TINY_SEQUENCES, *small("experiment", "ablate")]
+
+
+@pytest.fixture(scope="module")
+def results(cache: Path) -> mhaprune.running.Results:
+    return mhaprune.run("experiment=ablate", "task=sort", *SMALL, f"cache={cache}")
+
+
+def test_a_run_returns_its_tables_figures_and_sentences(results: mhaprune.running.Results) -> None:
+    assert "heads can go" in results.sentences[0]
+    assert results.sentences[0] in repr(results)
+    assert results.tables["pruning"]["run"].nunique() == 1
+    assert results.figures["matter"].png.startswith(b"\x89PNG")
+    assert results.checks["max_difference_masked_removed"] <= 1e-9
+    assert results.sentences[0] in results.page()
+
+
+def test_a_folder_holds_the_same(results: mhaprune.running.Results, cache: Path, tmp_path: Path) -> None:
+    again = mhaprune.run("experiment=ablate", "task=sort", *SMALL, f"cache={cache}", folder=tmp_path / "run")
+    assert again.tables["heads"]["score"].equals(results.tables["heads"]["score"])
+    assert (tmp_path / "run" / "report.html").exists()
+    assert read_status(tmp_path / "run")["status"] == "done"
+
+
+def test_a_setting_that_cannot_be_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match="^experiment=ablat: no such option, did you mean ablate") as error:
+        mhaprune.run("experiment=ablat")
+    assert "\n" not in str(error.value)
+
+
+def test_a_saved_model_is_a_module_that_answers(cache: Path, tmp_path: Path) -> None:
+    study = described("experiment=train", *TINY, *TINY_SEQUENCES, f"cache={cache}").study()
+    pruned = study.subject.without(HeadMask(study.subject.grid).without(*study.subject.grid.heads[:2]))
+    path = tmp_path / "pruned.pt"
+    path.write_bytes(study.save(pruned))
+    model = mhaprune.load(path)
+    assert isinstance(model, torch.nn.Module)
+    assert model.grid == pruned.grid
+    batch = study.splits.report[:5]
+    from mhaprune.data import shift_right
+
+    torch.testing.assert_close(model(batch.source, shift_right(batch.target)), pruned.logits(batch))
+    one, two = model.decode("3 1 2", "0 1"), model.decode("3 1 2")
+    assert isinstance(one, list)
+    assert one[0] == two
+    with pytest.raises(ValueError, match="x is not in the vocabulary"):
+        model.decode("3 x")
+    with pytest.raises(ValueError, match="cannot be read"):
+        mhaprune.load(tmp_path / "nothing.pt")
+
+
+def test_the_lines_of_the_readme_run(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they stand there, on a tiny model."""
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    plain = mhaprune.api.run
+    monkeypatch.setattr(mhaprune.api, "run", lambda *overrides: plain(*overrides, *SMALL, f"cache={cache}"))
+    study = described("experiment=train", *TINY, *TINY_SEQUENCES, f"cache={cache}").study()
+    (tmp_path / "pruned.pt").write_bytes(study.save(study.subject))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert isinstance(names["layer"], torch.nn.Module)
+
+
+def test_what_is_not_there_is_said() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'rum', it has MultiHeadAttention, load, run"):
+        mhaprune.rum  # noqa: B018

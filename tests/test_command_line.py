@@ -1,0 +1,147 @@
+"""What a user types: refused in one line that names the key, the value and what is allowed, or done."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, TINY, TINY_SEQUENCES, run_here
+from mhaprune.command_line import described, main
+from mhaprune.store import read_status
+
+PLAIN = "d_model=64, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=128"
+REFUSED = [
+    (["sped=1"], "sped=1: no such key, did you mean seed? allowed are seed, device, num_threads, cache"),
+    (["training.step=1"], "training.step=1: no such key, did you mean steps? allowed are steps, batch_size"),
+    (["experiment=ablat"], "experiment=ablat: no such option, did you mean ablate? allowed are ablate, anatomy"),
+    (["scorer=[gate,magic]"], "scorer=magic: no such option, allowed are ablation, ablation_mean,"),
+    (["gate=none", "gate.scale=one"], "gate.scale=one: gate is not among what is chosen, see --help"),
+    (["scorer=[ablation]", "scorer.random.draws=3"], "scorer.random.draws=3: random is not among what is chosen"),
+    (["experiment=train", "experiment.tolerance=0"], "experiment.tolerance=0: no such key, allowed are examples"),
+    (["task=sorted"], "task=sorted: no such option, did you mean sort? allowed are copy, inflection, reverse"),
+    (["task=null"], "task=null: must name one of copy, inflection, reverse, running_sum, sort"),
+    (["gate=null"], "gate=null: must name one of none, softmax"),
+    (["scorer=null"], "scorer=null: must name one of ablation, "),
+    (["seed==1"], "seed==1: has one = too many, must read KEY=VALUE, for example seed=1"),
+    (["seed=[1"], "seed=[1: cannot be read; brackets and quotes must close"),
+    (["seed"], "seed: is no setting, must read KEY=VALUE, for example seed=1"),
+    (["example='3 1"], "example='3 1: cannot be read; brackets and quotes must close"),
+    (["hydra.run.dir=/x/a=b"], "hydra.run.dir=/x/a=b: cannot be read; brackets and quotes must close"),
+    (["seed=${nope}"], "seed=${nope}: there is no setting nope, allowed are seed, device"),
+    (["hydra/launcher=ray"], "launch=ray: this launcher is not installed, joblib comes with: pip install"),
+    (["hydra/sweeper=unknown"], "hydra/sweeper=unknown: no such option, allowed is basic"),
+    (["training.steps=many"], "training.steps='many': must be a whole number"),
+    (["num_threads=5000"], "num_threads=5000: must be from 1 to 1024"),
+    (["plugins=[nowhere]"], "plugins=nowhere: cannot be imported"),
+    (["model.max_length=5"], "model.max_length=5: task sort has sequences of 11 tokens, so 11 or more"),
+    (["cache=/dev/null/x"], "cache=/dev/null/x: cannot be written (Not a directory), name a folder that can"),
+    (["model.d_model=100000000"], "model.d_model=100000000: must be from 2 to 65536"),
+    (["model.num_encoder_layers=1000000"], "model.num_encoder_layers=1000000: must be from 0 to 1000"),
+    (["model.max_length=1000000000"], f"model with {PLAIN}, max_length=1000000000: takes about"),
+    (["task.train=1000000000"], "task with max_length=10, train=1000000000: takes about"),
+    (["experiment.budgets=[0.5,30]"], "experiment.budgets=30: the model has 24 heads, allowed are 0 to 24"),
+    (["experiment=explain", "experiment.examples=[9999]"], "experiment.examples=9999: the report split has examples 0"),
+    (["experiment=compare", "task.score=2"], "task.score=2: halves of the split need 4 or more examples"),
+    (["experiment=anatomy", "experiment.head_dims=[1e9]"], "experiment.head_dims[0]=1000000000.0: must be a whole"),
+    (["experiment=anatomy", "experiment.head=cross.1"], "experiment.head=cross.1: names a layer, must name one head"),
+    (["experiment=anatomy", "experiment.head=cross.9.1"], "experiment.head=cross.9.1: no such layer, the model has"),
+    (["experiment=prune", "experiment.budgets=['0 ms']"], "experiment.budgets=0 ms: must be above 0 ms"),
+    (["experiment=prune", "experiment.budgets=['1 parameters']"], "experiment.budgets=1 parameters: a model with no"),
+    (["experiment=prune", "experiment.budgets=['10 flops']"], "experiment.budgets=10 flops: a model with no heads"),
+]
+
+
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is trained for what is refused."""
+
+    def no_training(*arguments: object, **named: object) -> None:
+        raise AssertionError("a model was trained")
+
+    monkeypatch.setattr("mhaprune.training.Training.__call__", no_training)
+
+
+@pytest.mark.usefixtures("untrained")
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[" ".join(arguments) for arguments, _ in REFUSED])
+def test_what_cannot_be_is_refused_in_one_line_and_leaves_no_folder(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    output = [] if arguments[0].startswith("hydra.run.dir") else [f"hydra.run.dir={tmp_path / 'run'}"]
+    cache = [] if arguments[0].startswith("cache") else [f"cache={tmp_path / 'cache'}"]
+    done = run_here(main, *output, *cache, *arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {message}"), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_commas_without_a_sweep_are_explained() -> None:
+    done = run_here(main, "example=3,1")
+    assert done.stderr.startswith("error: example=3,1: commas ask for a sweep, which needs -m; a list stands in")
+
+
+def test_a_folder_that_cannot_be_written_is_named() -> None:
+    done = run_here(main, "hydra.run.dir=/dev/null/x")
+    assert done.stderr == (
+        "error: /dev/null/x: Not a directory; hydra.run.dir and cache must name folders that can be written\n"
+    )
+
+
+def test_what_python_asks_for_is_refused_in_the_same_line() -> None:
+    with pytest.raises(ValueError, match=r"^training.step=1: no such key, did you mean steps\?"):
+        described("training.step=1")
+
+
+def test_a_refused_run_leaves_an_earlier_one_alone(tmp_path: Path) -> None:
+    small = [*TINY, *TINY_SEQUENCES, f"hydra.run.dir={tmp_path / 'run'}", f"cache={tmp_path / 'cache'}"]
+    assert run_here(main, "experiment=train", *small).returncode == 0
+    refused = run_here(main, "experiment=train", *small, "model.num_heads=5")
+    assert "model.num_heads=5: must divide d_model=16" in refused.stderr
+    assert read_status(tmp_path / "run")["status"] == "done"
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_traceback_is_given_to_those_who_ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ValueError, match="must divide d_model=64") as error:
+        run_here(main, f"hydra.run.dir={tmp_path}", "model.num_heads=5")
+    assert len(error.traceback) > 5
+
+
+def test_options_may_stand_anywhere(tmp_path: Path) -> None:
+    small = [*TINY, *TINY_SEQUENCES, f"cache={tmp_path / 'cache'}"]
+    done = run_here(main, "experiment=train", *small, "seed=0", f"hydra.sweep.dir={tmp_path / 'sweep'}", "-m")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "sweep" / "0" / "report.html").exists()
+
+
+def test_help_and_typing_errors_need_no_torch(tmp_path: Path) -> None:
+    """They answer at once: torch, pandas and matplotlib take seconds to import."""
+    code = (
+        "import sys\nfor name in ('torch', 'pandas', 'matplotlib'): sys.modules[name] = None\n"
+        "from mhaprune.command_line import main\nsys.exit(main())"
+    )
+    for arguments, said in ((["--help"], "experiment=ablate"), (["sped=1"], "did you mean seed?")):
+        command = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert said in done.stdout + done.stderr
+
+
+def test_scorers_that_need_gates_are_left_out_for_a_pruned_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = [*TINY, *TINY_SEQUENCES]
+    study = described("experiment=train", *small, f"cache={tmp_path / 'cache'}").study()
+    from mhaprune.heads import HeadMask
+
+    pruned = study.subject.without(HeadMask(study.subject.grid).without(study.subject.grid.heads[0]))
+    path = tmp_path / "pruned.pt"
+    path.write_bytes(study.save(pruned))
+    run = described("experiment=ablate", f"model_file={path}", f"cache={tmp_path / 'cache'}")
+    assert list(run.scorer) == ["gate_output", "ablation", "random"]
+    assert "model_file has no learned gates, so scorer=[gate] is left out" in caplog.text
+    with pytest.raises(ValueError, match="scorer=gate: needs learned gates"):
+        described("experiment=ablate", f"model_file={path}", "scorer=[gate]", f"cache={tmp_path / 'cache'}")
