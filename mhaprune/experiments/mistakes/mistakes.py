@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
+from mhaprune.experiments.mistakes.words import RANDOM_GATES
 from mhaprune.heads import HeadGrid
 from mhaprune.measure import gate_gradients
 from mhaprune.scorers.base import Scorer, Scores
@@ -22,8 +23,6 @@ from mhaprune.subject import Subject
 BATCH = 32
 RIGHT = Taylor(level="example")
 """The right way: |derivative| of every example, then the mean (Michel et al. 2019, equation 2)."""
-RANDOM_GATES = "random_gate_init"
-"""The mistake that is made before training, so it takes a second model."""
 
 
 def per_batch(gradients_EN: Tensor, grid: HeadGrid) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
 from mhaprune.experiments.mistakes import words
 from mhaprune.experiments.mistakes.figures import compare_costs, costs_by_budget
-from mhaprune.experiments.mistakes.mistakes import GRADIENT_MISTAKES, RANDOM_GATES, RIGHT, WHAT
+from mhaprune.experiments.mistakes.mistakes import GRADIENT_MISTAKES, RIGHT, WHAT
+from mhaprune.experiments.mistakes.words import RANDOM_GATES
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import make_plans

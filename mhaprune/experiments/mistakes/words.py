@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from mhaprune.experiments.mistakes.mistakes import RANDOM_GATES
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.statistics import student_interval
+
+RANDOM_GATES = "random_gate_init"
+"""The mistake that is made before training, so it takes a second model."""
 
 
 def say(mistakes: pd.DataFrame) -> Iterator[str]:

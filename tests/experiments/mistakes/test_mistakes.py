@@ -10,6 +10,7 @@ from conftest import LEARNT, compose
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.mistakes import mistakes
 from mhaprune.experiments.mistakes.study import Mistakes
+from mhaprune.experiments.mistakes.words import RANDOM_GATES
 from mhaprune.measure import gate_gradients, measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.taylor import Taylor
@@ -18,7 +19,7 @@ from mhaprune.store import RunFolder, read_status
 from mhaprune.tables import Tables
 from mhaprune.tasks.base import Splits
 
-EVERY = [*mistakes.GRADIENT_MISTAKES, mistakes.RANDOM_GATES]
+EVERY = [*mistakes.GRADIENT_MISTAKES, RANDOM_GATES]
 
 
 def scores_of(name: str, model: Seq2Seq, splits: Splits) -> torch.Tensor:
@@ -95,7 +96,7 @@ def test_random_gates_count_from_what_ablation_leaves(folder: Path, tables: Tabl
     with RunFolder(folder.parent / "other").recorded() as other:
         build(compose("experiment=mistakes", *LEARNT, cache, "gate.init=rand"))(other)
     mine, theirs = (
-        table[table["mistake"] == mistakes.RANDOM_GATES].drop(columns="run").reset_index(drop=True)
+        table[table["mistake"] == RANDOM_GATES].drop(columns="run").reset_index(drop=True)
         for table in (tables["mistake_pruning"], pd.read_csv(folder.parent / "other" / "mistake_pruning.csv"))
     )
     pd.testing.assert_frame_equal(mine, theirs)
