@@ -51,6 +51,14 @@ class Training(Checked):
     checkpoint_every: Annotated[int, Ge(1)] = 500
     """Number of steps between two saved states. A training that is resumed ends in the same bits."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weight_decay * self.learning_rate > 1:
+            raise ValueError(
+                f"weight_decay={self.weight_decay}: a step multiplies the weights by 1 - learning_rate·weight_decay,"
+                f" which must not be negative; allowed are 0 to {1 / self.learning_rate:.6g}"
+            )
+
     def __call__(
         self,
         model: EncoderDecoder,

@@ -41,6 +41,7 @@ REFUSED = [
     (["model.d_model=100000000"], "model.d_model=100000000: must be from 2 to 65536"),
     (["model.num_encoder_layers=1000000"], "model.num_encoder_layers=1000000: must be from 0 to 1000"),
     (["model.max_length=1000000000"], f"model with {PLAIN}, max_length=1000000000: takes about"),
+    (["training.weight_decay=1e10"], "training.weight_decay=10000000000.0: a step multiplies the weights by 1 -"),
     (["task.train=1000000000"], "task with max_length=10, train=1000000000: takes about"),
     (["experiment.budgets=[0.5,30]"], "experiment.budgets=30: the model has 24 heads, allowed are 0 to 24"),
     (["experiment=explain", "experiment.examples=[9999]"], "experiment.examples=9999: the report split has examples 0"),

@@ -56,10 +56,8 @@ def studied(folder: Path) -> tuple[Seq2Seq, Splits]:
     return study.subject, study.splits
 
 
-def test_tables_and_figures_are_there(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
-    assert set(tables) == {"winner", "methods", "heads", "pruning", "oracle", "agreement", "training"}
-    figures = {path.stem for path in (folder / "figures").glob("*.svg")}
-    assert figures == {"matter", "accuracy", "regret", "cost", "agreement", "heads", "training"}
+def test_tables_and_proofs_are_there(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+    assert set(tables) >= {"winner", "methods", "heads", "pruning", "oracle", "agreement", "training"}
     assert all("run" in frame and frame["run"].nunique() == 1 for frame in tables.values())
     assert read_status(folder)["checks"]["max_difference_masked_removed"] < 1e-9
 

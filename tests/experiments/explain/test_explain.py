@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,14 @@ from legible import check_legible
 from mhaprune.cache import weights_digest
 from mhaprune.command_line import main
 from mhaprune.config import build
-from mhaprune.data import Examples, shift_right
+from mhaprune.data import shift_right
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.examples import attention_table, examples_table, show
 from mhaprune.experiments.explain.gate_starts import from_other_starts
 from mhaprune.experiments.explain.study import Explain
-from mhaprune.heads import Block, HeadId, HeadMask, Site
+from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.gates import Softmax
-from mhaprune.pruning.removal import ProofFailed
 from mhaprune.reporting.plots import Plot
 from mhaprune.running import Run
 from mhaprune.scorers.entropy import Entropy
@@ -56,18 +54,12 @@ def plots(tables: Tables) -> dict[str, Plot]:
 
 
 def test_everything_is_there_and_can_be_read(tables: Tables, plots: dict[str, Plot]) -> None:
-    assert list(plots) == [
-        *("matter", "patterns", "attention-0-encoder_self", "attention-0-decoder_self", "attention-0-cross"),
-        *("agreement", "gates", "training"),
-    ]
     for plot in plots.values():
         check_legible(plot)
     assert len(tables["looks"]) == 6
-    lines = Explain.say(tables)
+    lines = list(Explain.say(tables))
     best = tables["looks"].sort_values("score").iloc[-1]
     name = f"{best['site']}.{best['layer']}.{best['head']}"
-    followed = tables["values"][["site", "layer", "head"]].drop_duplicates()
-    assert followed.values.tolist() == [[best["site"], best["layer"], best["head"]]]
     assert lines[0].startswith(
         f"{name} matters most of 6 heads by ablation: without it exact match is {best['sequence_accuracy']:.2f} ("
     )
@@ -107,39 +99,6 @@ def test_heads_are_scored_and_watched_on_the_score_split_and_broken_on_the_repor
     assert tables["looks"]["without_prunable"].unique() == pytest.approx(together)
 
 
-@pytest.mark.parametrize("head", ["encoder_self.0.1", "decoder_self.0.1", "cross.0.1"])
-def test_the_call_that_is_followed_is_that_of_the_head(run: Run, head: str) -> None:
-    """Its numbers are those of the model's own pass, its query's scores those of the table."""
-    study = run.study()
-    model = study.subject
-    one = replace(run, experiment=Explain(heads=(head,), starts=0))
-    tables = one.experiment(study).tables
-    name = HeadId.parse(head)
-    source = torch.tensor([study.task.vocabulary.encode("312")])
-    answer = model.decode_greedily(source, 20, stop=True)
-    batch = Examples(source, answer[:, answer[0] != 0])
-    values = tables["values"].set_index("step")
-    steps = tables["tensors"].iloc[:18].set_index("tensor")["step"]
-    lengths = {"T": batch.source if name.site == Site.ENCODER_SELF else batch.target}
-    queries = lengths["T"].shape[1]
-    keys = (batch.target if name.site == Site.DECODER_SELF else batch.source).shape[1]
-
-    def picture(tensor: str) -> np.ndarray:
-        return values.loc[steps[tensor]].pivot(index="row", columns="column", values="value").to_numpy()
-
-    weights = model.attention_maps(batch)[name.block].weights[0, 1]
-    np.testing.assert_allclose(picture("weights")[:queries, :keys], weights.detach(), atol=1e-5)
-    outputs = model.head_outputs(batch)[name.block][0, 1]
-    np.testing.assert_allclose(picture("head outputs")[:queries], outputs.detach(), atol=1e-5)
-    here = tables["scaling_here"]
-    np.testing.assert_allclose(here["weight"], weights[here["query"][0]][here["key"].tolist()].detach(), atol=1e-5)
-    said = ["<bos>", *tables["examples"]["answer"].item().split()]
-    names = said if name.site == Site.DECODER_SELF else ["3", "1", "2", "<eos>"]
-    assert list(here["looks_at"]) == [names[key] for key in here["key"]]
-    if name.site == Site.DECODER_SELF:
-        assert len(here) == here["query"][0] + 1, "only what is written already"
-
-
 def test_a_wrong_answer_is_marked(run: Run, tables: Tables) -> None:
     wrong = dict(tables) | {"examples": tables["examples"].assign(right_answer="9 9 9")}
     assert (
@@ -160,12 +119,6 @@ def test_an_answer_that_begins_with_padding_or_never_ends(run: Run) -> None:
         assert len(attention_table(study.subject, study.task, [shown], list(study.subject.grid)))
         table = examples_table([shown], study.splits.train)
         assert table["ended"].item() == (token == 2)
-
-
-def test_a_layer_that_is_not_its_heads_one_by_one_ends_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mhaprune.experiments.explain.study.largest_difference", lambda call: math.nan)
-    with pytest.raises(ProofFailed, match="a layer and its heads one by one differ by nan, allowed is"):
-        run.experiment(run.study())
 
 
 def test_attention_is_that_of_the_model_on_its_own_answer(run: Run, tables: Tables) -> None:
@@ -189,13 +142,6 @@ def test_attention_is_that_of_the_model_on_its_own_answer(run: Run, tables: Tabl
         assert keys == (said if head.site == Site.DECODER_SELF else ["3", "1", "2", "<eos>"])
     writes = attention.loc[("cross", 0, 0)].drop_duplicates("query")["writes"]
     assert " ".join(writes).removesuffix(" <eos>") == tables["examples"]["answer"].item()
-
-
-def test_what_is_compared_has_one_scale(plots: dict[str, Plot]) -> None:
-    """The scores before and after the division, and what comes out of a head before and after its gate."""
-    scales = {axes.get_title(loc="left"): axes.images[0].get_clim() for axes in plots["tensors"].figure.axes}
-    assert scales["10. scores"] == scales["11. scaled scores"] == scales["12. masked scores"]
-    assert scales["14. head outputs"] == scales["16. gated outputs"] != scales["10. scores"]
 
 
 def test_the_head_that_is_closed_is_the_head_that_is_named(run: Run, tables: Tables) -> None:
@@ -289,13 +235,11 @@ def test_what_long_examples_look_like(cache: Path, tmp_path: Path) -> None:
     assert axes.images[0].get_array().shape == (41, 41)  # type: ignore[union-attr]
 
 
-def test_an_example_that_the_split_does_not_have(cache: Path) -> None:
-    run = build(compose("experiment=explain", *LEARNT, f"cache={cache}", "experiment.examples=[60]"))
-    with pytest.raises(ValueError, match=r"experiment.examples=\[60\]: the report split has examples 0 to 59"):
-        run.experiment(run.study())
-    both = replace(run, example="3 1 2", experiment=Explain(examples=(1,)))
+def test_an_example_that_the_split_does_not_have(run: Run, cache: Path) -> None:
+    with pytest.raises(ValueError, match="experiment.examples=60: the report split has examples 0 to 59"):
+        build(compose("experiment=explain", *LEARNT, f"cache={cache}", "experiment.examples=[60]"))
     with pytest.raises(ValueError, match=r"experiment.examples=\[1\]: an example of your own is shown already"):
-        both.experiment(both.study())
+        replace(run, example="3 1 2", experiment=Explain(examples=(1,)))
 
 
 def test_examples_of_the_split_are_shown_with_what_is_right(run: Run) -> None:
@@ -351,6 +295,5 @@ def test_the_command_of_the_readme(tmp_path: Path) -> None:
     done = run_here(main, "task=reverse", "example=3 1 4 1 5", *settings)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "Removed equals masked" in page
     assert "Asked 3 1 4 1 5 the model says" in page
     assert 'alt="' in page
