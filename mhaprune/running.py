@@ -159,7 +159,7 @@ class Run(Checked):
         return results
 
     def prepare(self) -> None:
-        """Raise ValueError, before anything is trained or written, for data and folders that do not fit the settings."""
+        """Raise ValueError, before anything is trained or written, for data and folders that do not fit."""
         self._recipe.prepare()
 
     def results(self) -> Results:

@@ -1,4 +1,4 @@
-"""Names beside the points of a scatter plot, placed where there is room."""
+"""Names in figures: of marks, and beside the points of a scatter plot, placed where there is room."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 
 from mhaprune.reporting.plots import CONTROL_COLOUR
 
+SIGNS = {"<eos>": "end", "<bos>": "begin"}
+"""What figures call the marks of a sequence."""
 LABEL_SIZE = 9.5
 _DIRECTIONS = np.array(
     [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1), (0.5, 1), (-0.5, 1), (0.5, -1), (-0.5, -1)]

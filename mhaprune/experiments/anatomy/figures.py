@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from mhaprune.experiments.explain.figures import SIGNS
 from mhaprune.reporting.heat_map import write_cells
+from mhaprune.reporting.labels import SIGNS
 from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, legend_above, number
 from mhaprune.tables import HEAD, HeadName, Tables, block_label
 

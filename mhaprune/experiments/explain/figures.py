@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhaprune.reporting.heat_map import heat_map
+from mhaprune.reporting.labels import SIGNS
 from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, columns_of, legend_above, number, panels
 from mhaprune.tables import HEAD, SITES, Tables, block_label, blocks_in, named
 
@@ -26,7 +27,6 @@ CELL, LABEL = 0.21, 0.135
 """Inches: the largest size of a token, and the size that its name needs."""
 REMOVED = "removed"
 BOLD = "Bold: heads that matter, whose closing alone costs {:g} nats or may do so."
-SIGNS = {"<eos>": "end", "<bos>": "begin"}
 
 
 def attention_maps(tables: Tables) -> Iterator[Plot]:
