@@ -11,7 +11,7 @@ from mhaprune.data import Examples
 from mhaprune.measure import measure
 from mhaprune.statistics import bootstrap_interval, wilson_interval, with_interval
 from mhaprune.subject import Outcome, Subject
-from mhaprune.tables import join_names
+from mhaprune.tables import QUALITY, join_names
 from mhaprune.tasks.base import Task
 
 COUNTED = 16
@@ -54,7 +54,7 @@ def by_group(outcome: Outcome, groups: Sequence[str]) -> pd.DataFrame:
     rows = []
     for group in sorted(set(groups), key=_natural):
         values: np.ndarray = exact.loc[[group]].to_numpy()
-        accuracy = with_interval("sequence_accuracy", values, wilson_interval)
+        accuracy = with_interval(QUALITY, values, wilson_interval)
         rows.append({"group": group, "examples": len(values), **accuracy})
     return pd.DataFrame(rows)
 
@@ -69,7 +69,7 @@ def accuracy_columns(outcome: Outcome) -> dict[str, float]:
     """Mean loss, token accuracy and exact match, each with its 95 % interval over examples, `_low` and `_high`."""
     columns: dict[str, float] = {}
     for name, values in outcome._asdict().items():
-        interval = wilson_interval if name == "sequence_accuracy" else bootstrap_interval
+        interval = wilson_interval if name == QUALITY else bootstrap_interval
         columns |= with_interval(name, values.double().cpu().numpy(), interval)
     return columns
 
@@ -90,7 +90,7 @@ def say_accuracy(accuracy: pd.DataFrame) -> str:
     """The table `accuracy` in a sentence."""
     row = accuracy.iloc[0]
     return (
-        f"{row['sequence_accuracy']:.3f} exact match"
+        f"{row[QUALITY]:.3f} exact match"
         f" (95 % interval {row['sequence_accuracy_low']:.3f}–{row['sequence_accuracy_high']:.3f}),"
         f" {row['token_accuracy']:.4f} token accuracy on the report split."
     )

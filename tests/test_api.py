@@ -66,6 +66,7 @@ def test_a_saved_model_is_a_module_that_answers(cache: Path, tmp_path: Path) -> 
         mhaprune.load(tmp_path / "nothing.pt")
 
 
+@pytest.mark.figures
 def test_the_lines_of_the_readme_run(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand there, on a tiny model."""
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)

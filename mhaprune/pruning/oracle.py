@@ -17,11 +17,12 @@ from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure import all_open, measure_masks
 from mhaprune.subject import Outcome, Subject
+from mhaprune.tables import QUALITY
 
 MOST_HEADS = 16
 """The largest number of heads for which all 2^N masks are run."""
 MASKS_AT_ONCE = 256
-OBJECTIVES = ("loss", "sequence_accuracy")
+OBJECTIVES = ("loss", QUALITY)
 
 source_digests(__name__)  # now, before it may be edited
 
@@ -44,7 +45,7 @@ class Oracle:
 
         def badness(subset: Removed) -> tuple[float, ...]:
             outcome = Outcome(*self.outcomes[subset])  # type: ignore[arg-type]
-            signed = {"loss": outcome.loss, "sequence_accuracy": -outcome.sequence_accuracy}
+            signed = {"loss": outcome.loss, QUALITY: -outcome.sequence_accuracy}
             return tuple(float(signed[name]) for name in (objective, *others))
 
         subset = min((subset for subset in self.outcomes if len(subset) == removed), key=badness)

@@ -15,7 +15,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.tables import UNINFORMED, Tables
+from mhaprune.tables import QUALITY, UNINFORMED, Tables
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette, which survives the common forms of colour blindness."""
@@ -111,7 +111,7 @@ def ceiling(highest: pd.Series, families: pd.Series) -> float:
 
 def draw_band(axes: Axes, curves: pd.DataFrame, x: str = "heads_removed") -> None:
     """The exact match of a control: the mean of its draws in a band from least to most."""
-    band = curves.groupby(x)["sequence_accuracy"].agg(["min", "mean", "max"])
+    band = curves.groupby(x)[QUALITY].agg(["min", "mean", "max"])
     label = f"{curves['scorer'].iloc[0]} ({curves['draw'].nunique()} draws)"
     axes.fill_between(band.index, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.2, linewidth=0)
     axes.plot(band.index, band["mean"], color=CONTROL_COLOUR, linestyle="--", label=label)

@@ -27,7 +27,19 @@ from mhaprune.reporting.plots import (
 )
 from mhaprune.scorers.agreement import with_reference
 from mhaprune.statistics import student_interval
-from mhaprune.tables import BLOCK, GATE, HEAD, REFERENCE, SITES, HeadName, Tables, block_label, blocks_in, candidates
+from mhaprune.tables import (
+    BLOCK,
+    GATE,
+    HEAD,
+    QUALITY,
+    REFERENCE,
+    SITES,
+    HeadName,
+    Tables,
+    block_label,
+    blocks_in,
+    candidates,
+)
 
 
 def head_scores(tables: Tables) -> Plot | None:
@@ -154,7 +166,7 @@ def compare_curves(tables: Tables) -> Plot | None:
     grid = panels(figure, len(names), columns, "share of heads removed", "exact match", sharex=True, sharey=True)
     for axes, name in zip(grid, names, strict=True):
         for label, run in pruning[pruning["scorer"] == name].groupby("label", sort=False):
-            means = run.groupby("fraction_removed")["sequence_accuracy"].agg(["min", "mean", "max"])
+            means = run.groupby("fraction_removed")[QUALITY].agg(["min", "mean", "max"])
             style = line_style(labels.index(label))
             axes.plot(means.index, means["mean"], label=label, markersize=4, **style)
             if run["draw"].nunique() > 1:

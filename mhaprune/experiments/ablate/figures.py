@@ -18,7 +18,7 @@ from mhaprune.reporting.plots import (
     legend_above,
     line_style,
 )
-from mhaprune.tables import Tables, candidates, repeated_draws
+from mhaprune.tables import QUALITY, Tables, candidates, repeated_draws
 
 
 def accuracy_curves(tables: Tables) -> Plot | None:
@@ -46,9 +46,9 @@ def _draw_curves(axes: Axes, pruning: pd.DataFrame) -> None:
     draws."""
     for i, name in enumerate(candidates(pruning)):
         curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
-        bars = errors(curve, "sequence_accuracy")
+        bars = errors(curve, QUALITY)
         style: Any = {"label": name, "capsize": 2, "markersize": 5, "elinewidth": 1, **line_style(i)}
-        axes.errorbar(curve["heads_removed"], curve["sequence_accuracy"], bars, **style)
+        axes.errorbar(curve["heads_removed"], curve[QUALITY], bars, **style)
     for name in repeated_draws(pruning):
         draw_band(axes, pruning[pruning["scorer"] == name])
 
@@ -74,7 +74,7 @@ def accuracy_latency(tables: Tables) -> Plot | None:
             style = {"color": CONTROL_COLOUR, "marker": "x", "linestyle": "--"}
             name = f"{name} (first draw)"
         style |= {"label": name, "capsize": 2, "markersize": 5, "elinewidth": 1}
-        axes.errorbar(time, curve["sequence_accuracy"], xerr=bars, **style)
+        axes.errorbar(time, curve[QUALITY], xerr=bars, **style)
     axes.set(xlabel="time of a greedy decoding, dense = 1", ylabel="exact match", ylim=(-0.03, 1.03))
     axes.legend()
     caption = (

@@ -21,7 +21,7 @@ from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.statistics import spearman
-from mhaprune.tables import GATE, INITIAL_GATE, Tables
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, GATE, INITIAL_GATE, QUALITY, QUARTILES, Tables
 from mhaprune.trained import Study
 
 
@@ -103,7 +103,7 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
     rows = []
     for name, curve in pruning[pruning["draw"] == 0].groupby("scorer", sort=False):
         dense = curve[curve["heads_removed"] == 0].iloc[0]
-        within = curve["choose_sequence_accuracy"] >= dense["choose_sequence_accuracy"] - tolerance
+        within = curve[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - tolerance
         best = curve[within].sort_values("heads_removed").iloc[-1]
         rows.append(
             {
@@ -112,10 +112,10 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
                 "heads_total": best["heads_total"],
                 "heads_removed": best["heads_removed"],
                 "removed": best["removed"],
-                "choose_sequence_accuracy": best["choose_sequence_accuracy"],
-                "dense_sequence_accuracy": dense["sequence_accuracy"],
-                **{f"sequence_accuracy{end}": best[f"sequence_accuracy{end}"] for end in ("", "_low", "_high")},
-                **{f"speedup{end}": best[f"speedup{end}"] for end in ("", "_q1", "_q3")},
+                CHOOSE_QUALITY: best[CHOOSE_QUALITY],
+                "dense_sequence_accuracy": dense[QUALITY],
+                **{f"{QUALITY}{end}": best[f"{QUALITY}{end}"] for end in ENDS},
+                **{f"speedup{end}": best[f"speedup{end}"] for end in QUARTILES},
                 "spearman_with_ablation": with_reference(agreement, name).get("spearman", nan),
             }
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from mhaprune.reporting.verdict import Verdict, scored
-from mhaprune.tables import INITIAL_GATE, REFERENCE, Tables, head_names, named
+from mhaprune.tables import CHOOSE_QUALITY, INITIAL_GATE, QUALITY, REFERENCE, Tables, head_names, named
 
 
 def say(tables: Tables) -> Iterator[str]:
@@ -18,7 +18,7 @@ def say(tables: Tables) -> Iterator[str]:
 
 def largest_budget(summary: pd.DataFrame) -> pd.Series:
     """The row of the scorer that can remove the most heads. Ties go to the best on the choose split."""
-    return summary.sort_values(["heads_removed", "choose_sequence_accuracy"], ascending=False, kind="stable").iloc[0]
+    return summary.sort_values(["heads_removed", CHOOSE_QUALITY], ascending=False, kind="stable").iloc[0]
 
 
 def head_map(tables: Tables) -> Verdict:
@@ -28,7 +28,7 @@ def head_map(tables: Tables) -> Verdict:
     heads = scored(tables["heads"], REFERENCE if REFERENCE in names else best["scorer"])
     gone = set(head_names(best["removed"]))
     heads["stays"] = [head not in gone for head in named(heads)]
-    title = f"{len(gone)} of {len(heads)} heads can go: {best['sequence_accuracy']:.2f} exact match is left"
+    title = f"{len(gone)} of {len(heads)} heads can go: {best[QUALITY]:.2f} exact match is left"
     if not gone:
         title = f"None of {len(heads)} heads can go at the budgets tried"
     meaning = f"Empty tiles are heads that were removed together, as chosen by {best['scorer']}; blue ones stay."
@@ -46,7 +46,7 @@ def _headline(summary: pd.DataFrame) -> str:
         )
     equals = summary.loc[summary["heads_removed"] == best["heads_removed"], "scorer"]
     return (
-        f"{int(best['heads_removed'])} of {total} heads can go at {best['sequence_accuracy']:.2f} exact match"
+        f"{int(best['heads_removed'])} of {total} heads can go at {best[QUALITY]:.2f} exact match"
         f" ({dense:.2f} with all), as chosen by {best['scorer']}{' and by others' if len(equals) > 1 else ''};"
         f" greedy decoding is then {best['speedup']:.2f}× as fast"
         f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f})."
@@ -61,7 +61,7 @@ def _details(tables: Tables) -> Iterator[str]:
         yield f"They are (site.layer.head, counted from 0): {names}. All others are kept."
     parts = [
         f"{int(row['heads_removed']) or 'none'} by {row['scorer']}"
-        + (f" (at {row['sequence_accuracy']:.2f})" if row["heads_removed"] else "")
+        + (f" (at {row[QUALITY]:.2f})" if row["heads_removed"] else "")
         for row in rows
     ]
     yield (

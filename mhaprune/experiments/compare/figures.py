@@ -26,7 +26,7 @@ from mhaprune.reporting.plots import (
     power_of_ten,
 )
 from mhaprune.reporting.shared_figures import mean_over_runs
-from mhaprune.tables import UNINFORMED, Tables
+from mhaprune.tables import CHOOSE_QUALITY, QUALITY, UNINFORMED, Tables
 
 MOST_LINES = 6
 """More curves in one panel cannot be told apart."""
@@ -39,7 +39,7 @@ def method_curves(tables: Tables) -> Plot | None:
         return None
     pruning, groups = tables["pruning"], _panels_of(tables["methods"])
     oracle = tables.get("oracle", pd.DataFrame(columns=["objective", "heads_removed"]))
-    oracle = oracle[oracle["objective"] == "sequence_accuracy"].sort_values("heads_removed")
+    oracle = oracle[oracle["objective"] == QUALITY].sort_values("heads_removed")
     budgets, columns = sorted(pruning["heads_removed"].unique()), columns_of(len(groups), 2)
     figure = Figure(figsize=(7, 4.4) if len(groups) == 1 else (8.4, 0.5 + 3.2 * -(-len(groups) // columns)))
     label = f"heads removed, of {int(pruning['heads_total'].max())}"
@@ -49,14 +49,14 @@ def method_curves(tables: Tables) -> Plot | None:
             draw_band(axes, curves)
         if len(oracle):
             best: Any = {"color": "black", "linewidth": 2, "label": best_subset(oracle)}
-            axes.plot(oracle["heads_removed"], oracle["sequence_accuracy"], **best)
+            axes.plot(oracle["heads_removed"], oracle[QUALITY], **best)
         limits = [line.get_label() for line in axes.get_lines()]
         lines = []
         for i, name in enumerate(names):
             curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
             style: Any = {"elinewidth": 0.8, "linewidth": 1.2, "markersize": 4, **line_style(i)}
-            bars = errors(curve, "sequence_accuracy")
-            lines.append(axes.errorbar(curve["heads_removed"], curve["sequence_accuracy"], bars, label=name, **style))
+            bars = errors(curve, QUALITY)
+            lines.append(axes.errorbar(curve["heads_removed"], curve[QUALITY], bars, label=name, **style))
         axes.set(ylim=(-0.03, 1.03))
         if len(budgets) <= 10:
             axes.set_xticks(budgets)
@@ -247,7 +247,7 @@ def compare_methods(tables: Tables) -> Plot | None:
         return None
     methods = tables["methods"].dropna(subset=[REGRET])
     methods = methods.assign(points=100 * methods[REGRET])
-    chosen = methods.groupby("scorer", sort=False)["choose_sequence_accuracy"].mean()
+    chosen = methods.groupby("scorer", sort=False)[CHOOSE_QUALITY].mean()
     names = list(chosen.sort_values(ascending=False, kind="stable").index)
     figure = Figure(figsize=(7.5, 1.5 + 0.3 * len(names)))
     axes = figure.add_subplot()

@@ -14,6 +14,7 @@ from mhaprune.pruning.oracle import OBJECTIVES
 from mhaprune.pruning.plans import Plan
 from mhaprune.statistics import area_weights, with_interval
 from mhaprune.subject import Outcome
+from mhaprune.tables import QUALITY
 
 
 class Regrets:
@@ -55,9 +56,7 @@ class Regrets:
         """The area under the curve of exact match over the heads removed. Several draws count by their mean."""
         plans = [plan for plan in self.plans if plan.scorer == scorer]
         curve = {
-            removed: np.mean(
-                [self.outcome(p.mask, "sequence_accuracy") for p in plans if len(p.mask.removed) == removed], 0
-            )
+            removed: np.mean([self.outcome(p.mask, QUALITY) for p in plans if len(p.mask.removed) == removed], 0)
             for removed in sorted({len(plan.mask.removed) for plan in plans})
         }
         return with_interval("area", np.einsum("b,be->e", area_weights(list(curve)), np.stack(list(curve.values()))))

@@ -35,7 +35,7 @@ from mhaprune.scorers.base import Scorer, TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table, settings_text
 from mhaprune.statistics import CONFIDENCE, prunable, sign_flip_p, spearman, with_interval
 from mhaprune.store import option_name
-from mhaprune.tables import REFERENCE, UNINFORMED, Tables
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, QUALITY, REFERENCE, UNINFORMED, Tables
 from mhaprune.trained import Study
 
 
@@ -181,7 +181,7 @@ class Compare(Experiment):
 
 def best_first(rows: pd.DataFrame) -> pd.DataFrame:
     """Sort rows by exact match on the choose split. Ties go to the lower loss there."""
-    return rows.sort_values(["choose_sequence_accuracy", "choose_loss"], ascending=[False, True], kind="stable")
+    return rows.sort_values([CHOOSE_QUALITY, "choose_loss"], ascending=[False, True], kind="stable")
 
 
 def split_half(study: Study) -> dict[str, float]:
@@ -225,10 +225,10 @@ def methods_table(
                 "family": scorer.family,
                 "settings": settings_text(scorer),
                 **regrets.area_columns(name),
-                "choose_sequence_accuracy": float(inner["choose_sequence_accuracy"].mean()),
+                CHOOSE_QUALITY: float(inner[CHOOSE_QUALITY].mean()),
                 "choose_loss": float(inner["choose_loss"].mean()),
                 **regrets.columns(regrets.of(name)),
-                **{f"spearman_with_ablation{end}": rho.get(f"spearman{end}", nan) for end in ("", "_low", "_high")},
+                **{f"spearman_with_ablation{end}": rho.get(f"spearman{end}", nan) for end in ENDS},
                 "reliability": reliability.get(name, nan),
                 **scoring.cost(scorers_for(scorer, list(curve["heads_kept"]), num_heads)),
             }
@@ -248,7 +248,7 @@ def winner_table(methods: pd.DataFrame, regrets: Regrets, heads: pd.DataFrame, t
     row |= {name: best[name] for name in order if name.startswith("regret_")}
     row |= {"runner_up": None, "margin": nan, "margin_low": nan, "margin_high": nan, "margin_p": nan, "verdict": None}
     if len(order) > 1:
-        ours, theirs = (regrets.regret(regrets.of(name), "sequence_accuracy") for name in order["scorer"][:2])
+        ours, theirs = (regrets.regret(regrets.of(name), QUALITY) for name in order["scorer"][:2])
         p = sign_flip_p(theirs - ours)
         row |= {"runner_up": order.iloc[1]["scorer"], **with_interval("margin", theirs - ours), "margin_p": p}
         row["verdict"] = "undecided" if p > 1 - CONFIDENCE else "ahead" if row["margin"] > 0 else "behind"

@@ -10,7 +10,7 @@ import pandas as pd
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.verdict import Verdict, prunable_alone, scored
 from mhaprune.statistics import prunable
-from mhaprune.tables import REFERENCE, UNINFORMED, Tables
+from mhaprune.tables import CHOOSE_QUALITY, REFERENCE, UNINFORMED, Tables
 
 
 def say(tables: Tables) -> Iterator[str]:
@@ -24,7 +24,7 @@ def over_runs(methods: pd.DataFrame) -> Iterator[str]:
     for task, runs in methods[methods["family"] != UNINFORMED].groupby("task", sort=False):
         chosen, regrets = (
             runs.pivot_table(index="label", columns="scorer", values=column, sort=False).dropna(axis="columns")
-            for column in ("choose_sequence_accuracy", "regret_sequence_accuracy")
+            for column in (CHOOSE_QUALITY, "regret_sequence_accuracy")
         )
         if len(chosen) < 2 or chosen.shape[1] == 0:
             continue

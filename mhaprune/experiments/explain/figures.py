@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.labels import SIGNS
 from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, columns_of, legend_above, number, panels
-from mhaprune.tables import HEAD, SITES, Tables, block_label, blocks_in, named
+from mhaprune.tables import HEAD, QUALITY, SITES, Tables, block_label, blocks_in, named
 
 WEIGHTS: Any = {"cmap": "Blues", "vmin": 0, "vmax": 1}
 """One scale for all attention weights; the darker, the more, also without colour."""
@@ -167,7 +167,7 @@ def head_profiles(tables: Tables) -> Plot | None:
     scorer = looks["scorer"].iloc[0]
     facts = {
         scorer: [number(score, 3) for score in looks["score"]],
-        "without it": [number(share, 2) for share in looks["sequence_accuracy"]],
+        "without it": [number(share, 2) for share in looks[QUALITY]],
         "entropy": [number(value, 2) for value in looks["entropy"]],
         "looks at": [_name_and_place(head) for _, head in looks.iterrows()],
     }

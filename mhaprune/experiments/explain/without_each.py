@@ -18,7 +18,7 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.statistics import wilson_interval, with_interval
 from mhaprune.subject import Outcome
-from mhaprune.tables import HEAD
+from mhaprune.tables import HEAD, QUALITY
 from mhaprune.tasks.base import Task
 
 
@@ -37,7 +37,7 @@ def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
     for head, exact_E, loss_E in zip(heads, exact_ME[1:], loss_ME[1:], strict=True):
         rows.append(
             head_columns(head)
-            | with_interval("sequence_accuracy", exact_E, wilson_interval)
+            | with_interval(QUALITY, exact_E, wilson_interval)
             | {"turned_wrong": int((exact_E < exact_ME[0]).sum()), "turned_right": int((exact_E > exact_ME[0]).sum())}
             | {"open_sequence_accuracy": exact_ME[0].mean(), "examples": len(exact_E)}
             | {"loss_rise": (loss_E - loss_ME[0]).mean()}

@@ -9,7 +9,7 @@ import pandas as pd
 
 from mhaprune.reporting.plots import number
 from mhaprune.reporting.verdict import Verdict, prunable_alone
-from mhaprune.tables import HEAD, HeadName, Tables
+from mhaprune.tables import HEAD, QUALITY, HeadName, Tables
 
 NAMED = 3
 """Number of the most important heads that get a sentence each."""
@@ -27,7 +27,7 @@ def _headline(looks: pd.DataFrame) -> str:
     best = there.iloc[0]
     return (
         f"{_name(best)} matters most of {len(there)} heads by {best['scorer']}: without it exact match is"
-        f" {best['sequence_accuracy']:.2f} ({best['sequence_accuracy_low']:.2f}–{best['sequence_accuracy_high']:.2f},"
+        f" {best[QUALITY]:.2f} ({best['sequence_accuracy_low']:.2f}–{best['sequence_accuracy_high']:.2f},"
         f" 95 %), with all heads {best['open_sequence_accuracy']:.2f}."
     )
 
@@ -76,7 +76,7 @@ def over_runs(looks: pd.DataFrame) -> Iterator[str]:
         if len(best) > 1:
             names = best["name"].fillna("no clear pattern").replace("", "no clear pattern").value_counts()
             counts = ", ".join(f"“{name}” in {count}" for name, count in names.items())
-            without = " ".join(number(share, 2) for share in best["sequence_accuracy"])
+            without = " ".join(number(share, 2) for share in best[QUALITY])
             line = f"Over {len(best)} runs on {task} the head that matters most follows {counts}"
             yield f"{line}; exact match without it: {without}."
 

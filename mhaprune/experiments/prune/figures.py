@@ -23,7 +23,7 @@ from mhaprune.reporting.plots import (
     number,
     panels,
 )
-from mhaprune.tables import BLOCK, NOTHING, SITES, Tables, block_label, block_order, blocks_in, head_names
+from mhaprune.tables import BLOCK, NOTHING, QUALITY, SITES, Tables, block_label, block_order, blocks_in, head_names
 
 SIZES = "heads kept (every size that was measured)"
 
@@ -41,7 +41,7 @@ def recovery_curves(tables: Tables) -> Plot | None:
     grid = panels(figure, len(names), columns, SIZES, "exact match", sharex=True, sharey=True)
     for axes, name in zip(grid, names, strict=True):
         if len(control):
-            band = control.groupby("heads_kept")["sequence_accuracy"].agg(["min", "mean", "max"]).sort_index()
+            band = control.groupby("heads_kept")[QUALITY].agg(["min", "mean", "max"]).sort_index()
             where = [place[kept] for kept in band.index]
             axes.fill_between(where, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
             label = f"{control['recovery'].iloc[0]} (mean and range)"
@@ -51,8 +51,8 @@ def recovery_curves(tables: Tables) -> Plot | None:
             i = ways.index(str(way))
             # Curves that coincide stay apart by their place and the size of their marks.
             x = np.array([place[kept] for kept in curve["heads_kept"]]) + 0.08 * (i - (len(ways) - 1) / 2)
-            bars = errors(curve, "sequence_accuracy")
-            axes.errorbar(x, curve["sequence_accuracy"], bars, label=way, capsize=2, elinewidth=1, **line_style(i))
+            bars = errors(curve, QUALITY)
+            axes.errorbar(x, curve[QUALITY], bars, label=way, capsize=2, elinewidth=1, **line_style(i))
         axes.set(title=_title(name), ylim=(-0.03, 1.03), xticks=range(len(place)), xticklabels=list(place))
     legend_above(figure, grid[0])
     caption = (
@@ -149,7 +149,7 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
     grid = panels(figure, len(names), columns, "heads kept")
     for axes, name in zip(grid, names, strict=True):
         rows = groups[groups["recovery"] == name]
-        values = rows.pivot_table(index="group", columns="heads_kept", values="sequence_accuracy")
+        values = rows.pivot_table(index="group", columns="heads_kept", values=QUALITY)
         values = 100 * values.reindex(index=kinds, columns=sizes).to_numpy(float)
         heat_map(axes, values, rows=kinds, columns=sizes, write=partial(number, decimals=0), vmin=0, vmax=100)
         axes.set_title(_title(name))

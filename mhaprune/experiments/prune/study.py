@@ -44,7 +44,7 @@ from mhaprune.schedules.budgets import (
 )
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.scoring import Scoring
-from mhaprune.tables import BEST_OF_SIZE, NOTHING, Tables
+from mhaprune.tables import BEST_OF_SIZE, CHOOSE_QUALITY, NOTHING, QUALITY, Tables
 from mhaprune.trained import Study
 
 WAY = ["schedule", "scorer", "recovery"]
@@ -213,9 +213,9 @@ def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float)
     controls = table[table["control"]]
     rows = []
     for (schedule, scorer, recovery), curve in _ways(table):
-        within = curve[curve["choose_sequence_accuracy"] >= dense["choose_sequence_accuracy"] - tolerance]
+        within = curve[curve[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - tolerance]
         best = (within if len(within) else dense.to_frame().T).sort_values("heads_kept").iloc[0]
-        control = controls.loc[controls["heads_kept"] == best["heads_kept"], "sequence_accuracy"]
+        control = controls.loc[controls["heads_kept"] == best["heads_kept"], QUALITY]
         speed = speeds.loc[best["removed"]]
         rows.append(
             {
@@ -225,9 +225,9 @@ def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float)
                 "control": bool(curve["control"].any()),
                 "tolerance": tolerance,
                 **best[["budget", "heads_total", "heads_kept", "heads_removed", "kept", "removed", "steps"]],
-                "choose_sequence_accuracy": best["choose_sequence_accuracy"],
-                "dense_sequence_accuracy": dense["sequence_accuracy"],
-                **best[["sequence_accuracy", "sequence_accuracy_low", "sequence_accuracy_high"]],
+                CHOOSE_QUALITY: best[CHOOSE_QUALITY],
+                "dense_sequence_accuracy": dense[QUALITY],
+                **best[[QUALITY, "sequence_accuracy_low", "sequence_accuracy_high"]],
                 **speed[["speedup", "speedup_q1", "speedup_q3"]],
                 "control_sequence_accuracy": control.mean(),
                 "control_least": control.min(),
@@ -251,7 +251,7 @@ def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
 
 
 def _choice(trial: Trial) -> tuple[float, float]:
-    return trial.columns["choose_sequence_accuracy"], -trial.columns["choose_loss"]
+    return trial.columns[CHOOSE_QUALITY], -trial.columns["choose_loss"]
 
 
 def _by_group(trial: Trial, groups: Sequence[str]) -> pd.DataFrame:

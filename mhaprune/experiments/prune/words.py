@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.reporting.verdict import Verdict
-from mhaprune.tables import HEAD, NOTHING, Tables, block_order, head_names
+from mhaprune.tables import CHOOSE_QUALITY, HEAD, NOTHING, QUALITY, Tables, block_order, head_names
 
 
 def say(tables: Tables) -> Iterator[str]:
@@ -29,7 +29,7 @@ def _headline(smallest: pd.DataFrame) -> str:
         )
     kept = int(best["heads_kept"])
     line = (
-        f"{kept} of {total} heads {'is' if kept == 1 else 'are'} enough for {best['sequence_accuracy']:.3f} exact"
+        f"{kept} of {total} heads {'is' if kept == 1 else 'are'} enough for {best[QUALITY]:.3f} exact"
         f" match ({dense:.3f} with all), chosen by {_way(best)}{_trained(best)}"
     )
     if best["control_draws"]:
@@ -55,7 +55,7 @@ def _details(tables: Tables) -> Iterator[str]:
     parts = []
     for _, rows in smallest.groupby("recovery", sort=False):
         row = fewest_heads(rows)
-        parts.append(f"{int(row['heads_kept'])} {_after(row)} (at {row['sequence_accuracy']:.3f}, {_way(row)})")
+        parts.append(f"{int(row['heads_kept'])} {_after(row)} (at {row[QUALITY]:.3f}, {_way(row)})")
     yield f"The fewest heads within {best['tolerance']:g} of exact match on the choose split: {', '.join(parts)}."
     for (name, note), rows in noted.groupby(["recovery", "note"], sort=False):
         yield f"{name} failed for {len(rows)} of the models ({note})."
@@ -68,7 +68,7 @@ def head_map(tables: Tables) -> Verdict:
     stays = dict.fromkeys(head_names(best["removed"]), False) | dict.fromkeys(head_names(best["kept"]), True)
     order = sorted(stays, key=lambda name: (*block_order(name.site, name.layer), name.head))
     heads = pd.DataFrame(order, columns=HEAD).assign(score=nan, name="", stays=[stays[name] for name in order])
-    title = f"{int(best['heads_kept'])} of {len(heads)} heads are enough: {best['sequence_accuracy']:.2f} exact match"
+    title = f"{int(best['heads_kept'])} of {len(heads)} heads are enough: {best[QUALITY]:.2f} exact match"
     if best["recovery"] != NOTHING and not head_names(best["note"]):
         title += f" after {best['recovery']}"
     return Verdict(heads, "", title, "Empty tiles are heads that were removed together; blue ones stay.")
@@ -76,7 +76,7 @@ def head_map(tables: Tables) -> Verdict:
 
 def fewest_heads(smallest: pd.DataFrame) -> pd.Series:
     """The smallest model. Ties go to the best on the choose split."""
-    order = smallest.sort_values(["heads_kept", "choose_sequence_accuracy"], ascending=[True, False], kind="stable")
+    order = smallest.sort_values(["heads_kept", CHOOSE_QUALITY], ascending=[True, False], kind="stable")
     return order.iloc[0]
 
 

@@ -19,7 +19,7 @@ from mhaprune.reporting.plots import (
     line_style,
     panels,
 )
-from mhaprune.tables import Tables, candidates
+from mhaprune.tables import QUALITY, Tables, candidates
 
 WHAT_LABELS = {"encoder": "encoder", "decoder": "decoder, KV cache", "both": "encoder and decoder"}
 PART_COLOURS = {"attention": COLOURS[0], "feed_forward": COLOURS[5], "rest": CONTROL_COLOUR}
@@ -93,9 +93,9 @@ def accuracy_milliseconds(tables: Tables) -> Plot | None:
             low, high = (points["latency_ms"] * points["speedup"] / points[f"speedup_{q}"] for q in ("q3", "q1"))
             bars = np.abs(np.stack([points["latency_ms"] - low, high - points["latency_ms"]]))
             style |= {"label": label, "linestyle": "", "markersize": 5, "elinewidth": 1, "capsize": 2}
-            axes.errorbar(points["latency_ms"], points["sequence_accuracy"], xerr=bars, **style)
+            axes.errorbar(points["latency_ms"], points[QUALITY], xerr=bars, **style)
         front = models[models["on_front"]].sort_values("latency_ms").drop_duplicates("removed")
-        x, y = front["latency_ms"].to_numpy(), front["sequence_accuracy"].to_numpy()
+        x, y = front["latency_ms"].to_numpy(), front[QUALITY].to_numpy()
         axes.plot(x, y, label="Pareto front", **FRONT)
         axes.set(title=f"batch {batch_size}", ylim=(-0.06, 1.12), xlim=(0, 1.15 * models["latency_ms"].max()))
         axes.tick_params(labelbottom=True)

@@ -25,7 +25,7 @@ from mhaprune.ranges import Ge, Sizes, Within
 from mhaprune.reporting.plots import Figures
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.scoring import Scoring
-from mhaprune.tables import DENSE_AGAIN, Tables
+from mhaprune.tables import CHOOSE_QUALITY, DENSE_AGAIN, QUARTILES, Tables
 from mhaprune.timing import device_name
 from mhaprune.trained import Study
 
@@ -144,7 +144,7 @@ class Speed(Experiment):
             latency = time_removed(cast, first, report[:batch_size], self.rounds)
             floor = latency[latency["scorer"] == DENSE_AGAIN].iloc[0]
             both = pruning.merge(latency, on=[name for name in latency if name in pruning])
-            both["on_front"] = on_front(both["latency_ms"], both["choose_sequence_accuracy"])
+            both["on_front"] = on_front(both["latency_ms"], both[CHOOSE_QUALITY])
             both[["aa_ratio", "aa_ratio_q1", "aa_ratio_q3"]] = floor[["speedup", "speedup_q1", "speedup_q3"]].tolist()
             parts.append(both.assign(batch_size=batch_size))
         return pruning, pd.concat(parts, ignore_index=True), difference
@@ -157,7 +157,7 @@ def half_and_sixth(speed: pd.DataFrame) -> pd.DataFrame:
     nearest = {min(shares, key=lambda share: abs(share - wanted)) for wanted in (1 / 2, 5 / 6)}
     columns = ["what", "timed_d_model", "batch_size", "source_length", "target_length", "model_heads"]
     columns += ["model_heads_removed", "latency_ms"]
-    columns += [f"{name}{q}" for name in ("speedup", "built_ratio", "aa_ratio") for q in ("", "_q1", "_q3")]
+    columns += [f"{name}{q}" for name in ("speedup", "built_ratio", "aa_ratio") for q in QUARTILES]
     return waited_for.loc[shares.isin(nearest), [*columns, "flop_ratio", "device", "dtype", "compiled"]]
 
 

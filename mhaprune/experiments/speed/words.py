@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from mhaprune.tables import Tables
+from mhaprune.tables import CHOOSE_QUALITY, QUALITY, Tables
 
 WHAT = {
     "encoder": "the encoder",
@@ -63,14 +63,14 @@ def _details(tables: Tables) -> list[str]:
 def _tradeoff(rows: pd.DataFrame) -> str:
     """The fastest that costs at most a point on the choose split."""
     dense = rows[rows["heads_removed"] == 0].iloc[0]
-    good = rows[rows["choose_sequence_accuracy"] >= dense["choose_sequence_accuracy"] - 0.01]
+    good = rows[rows[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - 0.01]
     best = good.loc[good["latency_ms"].idxmin()]
     return (
         f"Of the trained model at batch {int(best['batch_size'])}, within 0.01 of exact match on the choose split, the"
         f" fastest has {int(best['heads_removed'])} of {int(best['heads_total'])} heads removed by {best['scorer']}:"
         f" {best['latency_ms']:.3g} ms instead of {dense['latency_ms']:.3g}, {best['speedup']:.2f}× as fast"
-        f" ({_quartiles(best, 'speedup')}), at {best['sequence_accuracy']:.3f} exact match"
-        f" ({dense['sequence_accuracy']:.3f} with all)."
+        f" ({_quartiles(best, 'speedup')}), at {best[QUALITY]:.3f} exact match"
+        f" ({dense[QUALITY]:.3f} with all)."
     )
 
 
