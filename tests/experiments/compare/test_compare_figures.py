@@ -10,9 +10,9 @@ from matplotlib.text import Text
 
 from legible import check_legible
 from made_tables import text_of
-from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.compare.study import Compare
-from mhaprune.reporting.plots import Plot
+from mhaprune.reporting.plots import Plot, draw
+from mhaprune.reporting.shared_figures import head_scores
 
 FAMILIES = {
     "gate": "gate",
@@ -127,11 +127,11 @@ def method_tables(scorers: tuple[str, ...] = EVERY, heads: int = 24, seed: int =
 
 
 def drawn(tables: dict[str, pd.DataFrame]) -> dict[str, Plot]:
-    return {plot.name: plot for plot in figures_of(Compare, tables)}
+    return {plot.name: plot for plot in draw(Compare.figures, tables)}
 
 
 def one(tables: dict[str, pd.DataFrame], name: str) -> Plot:
-    return next(plot for plot in figures_of(Compare, tables) if plot.name == name)
+    return next(plot for plot in draw(Compare.figures, tables) if plot.name == name)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -147,7 +147,7 @@ def test_no_word_of_a_figure_is_clipped_or_covered(case: str) -> None:
 def test_the_same_tables_give_the_same_bytes() -> None:
     some = (*EVERY[::7], "random")
     for first, second in zip(
-        figures_of(Compare, method_tables(some)), figures_of(Compare, method_tables(some)), strict=True
+        draw(Compare.figures, method_tables(some)), draw(Compare.figures, method_tables(some)), strict=True
     ):
         assert first.svg == second.svg, first.name
     assert one(crowded(0), "cost").png == one(crowded(0), "cost").png
@@ -324,7 +324,8 @@ def test_pairs_with_what_is_no_scorer_are_not_in_the_matrix() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 20])
 def test_heat_maps_stand_in_rows_of_four_at_most(count: int) -> None:
-    figure = one({"heads": method_tables(EVERY[:count])["heads"]}, "heads").figure
+    (plot,) = draw((head_scores,), {"heads": method_tables(EVERY[:count])["heads"]})
+    figure = plot.figure
     names = [name for name in EVERY[:count] if name != "random"]
     assert [axes.get_title().split("\n")[0] for axes in figure.axes] == names
     rows = pd.Series([axes.get_subplotspec().rowspan.start for axes in figure.axes]).value_counts()
@@ -337,6 +338,7 @@ def test_a_heat_map_says_its_power_of_ten() -> None:
     for name, scale in (("gate", 1.0), ("taylor", 1e-5)):
         mine = tables["heads"]["scorer"] == name
         tables["heads"].loc[mine, "score"] = scale * np.array([1.27, -0.5, 0.0012, -0.0012, 0.3, 0.1])
-    gate, taylor = one({"heads": tables["heads"]}, "heads").figure.axes
+    (plot,) = draw((head_scores,), {"heads": tables["heads"]})
+    gate, taylor = plot.figure.axes
     assert (gate.get_title(), taylor.get_title()) == ("gate", "taylor\n× 10⁻⁵")
     assert list(cells(gate)[:, 0]) == list(cells(taylor)[:, 0]) == ["1.27", "−0.50", "0.00", "0.00", "0.30", "0.10"]
