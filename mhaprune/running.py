@@ -210,5 +210,5 @@ class Run(Checked):
         return source
 
     def _identified(self, frame: pd.DataFrame) -> pd.DataFrame:
-        identity = pd.DataFrame([self.identity] * len(frame), index=frame.index)
+        identity = pd.DataFrame(self.identity, index=frame.index)
         return pd.concat([identity, frame.drop(columns=list(identity), errors="ignore")], axis=1)

@@ -96,6 +96,12 @@ def test_the_same_seed_gives_the_same_files_twice(first: Path, tmp_path: Path) -
             assert one.read_bytes() == other.read_bytes(), figure
 
 
+def test_an_empty_table_still_says_which_run_it_is_from(tmp_path: Path) -> None:
+    described = build(compose(*SMALL, f"cache={tmp_path}"))
+    empty = described._identified(pd.DataFrame(columns=["head", "example"]))
+    assert list(empty)[:4] == ["run", "task", "gate", "seed"]
+
+
 def test_another_seed_gives_another_model(first: Path, tmp_path: Path) -> None:
     tables, other = read(first / "run"), run(tmp_path / "other", f"cache={tmp_path / 'cache'}", "seed=1")
     assert not other["heads"]["score"].equals(tables["heads"]["score"])

@@ -77,21 +77,27 @@ class Experiment(Checked, ABC):
     @abstractmethod
     def __call__(self, study: Study) -> Findings: ...
 
-    @classmethod
+    @staticmethod
     @abstractmethod
-    def say(cls, tables: Tables) -> Iterator[str]:
+    def say(tables: Tables) -> Iterator[str]:
         """What one run found, in sentences; the first one stands for all."""
+
+    @staticmethod
+    def say_in_common(tables: Tables) -> Iterator[str]:
+        """What several runs found together; nothing for an experiment that does not compare its runs in words."""
+        return iter(())
+
+    @staticmethod
+    def head_map(tables: Tables) -> Verdict | None:
+        """Which heads stay and which can go; None for an experiment that does not decide it."""
+        return None
 
     @classmethod
     def say_over_runs(cls, tables: Tables) -> Iterator[str]:
-        """What several runs found; by default the first sentence of each."""
+        """What several runs found together, then the first sentence of each."""
+        yield from cls.say_in_common(tables)
         for label, own in by_label(tables):
             yield f"{label}: {next(cls.say(own))}"
-
-    @classmethod
-    def head_map(cls, tables: Tables) -> Verdict | None:
-        """Which heads stay and which can go; None for an experiment that does not decide it."""
-        return None
 
     def check(self, setup: Setup) -> None:
         """Raise ValueError, before anything is trained, for settings that do not fit the rest of the run."""

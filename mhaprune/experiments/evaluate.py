@@ -39,6 +39,6 @@ class Evaluate(Experiment):
             files["model.pt2"] = buffer.getvalue()
         return Findings({"training": study.history, **tables}, files=files)
 
-    @classmethod
-    def say(cls, tables: Tables) -> Iterator[str]:
+    @staticmethod
+    def say(tables: Tables) -> Iterator[str]:
         yield say_accuracy(tables["accuracy"])

@@ -28,6 +28,6 @@ class Train(Experiment):
         tables = evaluate(study.subject, study.task, study.splits.report, self.examples)
         return Findings({"training": study.history, **tables}, files={"model.pt": study.save(study.subject)})
 
-    @classmethod
-    def say(cls, tables: Tables) -> Iterator[str]:
+    @staticmethod
+    def say(tables: Tables) -> Iterator[str]:
         yield say_accuracy(tables["accuracy"])

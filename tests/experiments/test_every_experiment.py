@@ -39,7 +39,7 @@ def done(request: pytest.FixtureRequest, cache: Path) -> Iterator[Done]:
     path = cache.parent / request.param
     with RunFolder(path).recorded() as folder:
         folder.note(kind="run")
-        lines = run(folder)
+        lines = run(folder).sentences
     yield Done(path, type(run.experiment), lines)
     shutil.rmtree(path)
 
@@ -71,13 +71,8 @@ def test_every_figure_is_drawn_in_both_forms_under_a_name_of_its_own(done: Done)
     assert (done.folder / "report.html").read_text().count("<img ") == len(plots)
 
 
-TO_MEND = {"explain": "words.over_runs puts a text into a column without any name of a pattern, read back as floats"}
-
-
-def test_two_runs_are_compared(done: Done, request: pytest.FixtureRequest) -> None:
+def test_two_runs_are_compared(done: Done) -> None:
     """In a sentence for each, at least, and by every figure that it has for that."""
-    if done.folder.name in TO_MEND:
-        request.applymarker(pytest.mark.xfail(reason=TO_MEND[done.folder.name], strict=False))
     own = [{name: frame.assign(label=label) for name, frame in done.tables.items()} for label in ("one", "other")]
     both = {name: pd.concat([tables[name] for tables in own], ignore_index=True) for name in done.tables}
     assert len(list(done.kind.say_over_runs(both))) >= 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isnan, nan
 from typing import ClassVar
@@ -16,12 +15,11 @@ from mhaprune.pruning.plans import make_plans
 from mhaprune.pruning.removal import proofs, prune, time_removed
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import agreement, compare_curves, head_scores, training_curve
-from mhaprune.reporting.verdict import Verdict
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.statistics import spearman
-from mhaprune.tables import CHOOSE_QUALITY, ENDS, GATE, INITIAL_GATE, QUALITY, QUARTILES, Tables
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, GATE, INITIAL_GATE, QUALITY, QUARTILES
 from mhaprune.trained import Study
 
 
@@ -46,18 +44,12 @@ class Ablate(WithinTolerance):
         training_curve,
     )
     figures_over_runs: ClassVar[Figures] = (compare_curves, compare_runs)
+    say = staticmethod(words.say)
+    head_map = staticmethod(words.head_map)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_budgets(self.budgets)
-
-    @classmethod
-    def say(cls, tables: Tables) -> Iterator[str]:
-        return words.say(tables)
-
-    @classmethod
-    def head_map(cls, tables: Tables) -> Verdict:
-        return words.head_map(tables)
 
     def check(self, setup: Setup) -> None:
         schedule = the_one(setup.schedules)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -21,7 +20,6 @@ from mhaprune.pruning.removal import MAX_DIFFERENCE, EquivalenceCheck, ProofFail
 from mhaprune.ranges import Ge, Sizes
 from mhaprune.reporting.plots import Figures
 from mhaprune.scorers.scoring import head_columns
-from mhaprune.tables import Tables
 from mhaprune.trained import Study
 
 
@@ -43,10 +41,7 @@ class Anatomy(Experiment):
 
     reads_example: ClassVar[bool] = True
     figures: ClassVar[Figures] = (life_of_the_tensors, scaling)
-
-    @classmethod
-    def say(cls, tables: Tables) -> Iterator[str]:
-        return words.say(tables)
+    say = staticmethod(words.say)
 
     def check(self, setup: Setup) -> None:
         self._followed(setup.grid)

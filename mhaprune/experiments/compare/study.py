@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from typing import Annotated, Any, ClassVar, Literal
@@ -28,14 +28,13 @@ from mhaprune.pruning.removal import proofs, prune
 from mhaprune.ranges import Ge
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import compare_curves, head_scores, training_curve
-from mhaprune.reporting.verdict import Verdict
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing, with_a_choice
 from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.base import Scorer, TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table, settings_text
 from mhaprune.statistics import CONFIDENCE, prunable, sign_flip_p, spearman, with_interval
 from mhaprune.store import option_name
-from mhaprune.tables import CHOOSE_QUALITY, ENDS, QUALITY, REFERENCE, UNINFORMED, Tables
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, QUALITY, REFERENCE, UNINFORMED
 from mhaprune.trained import Study
 
 
@@ -67,23 +66,13 @@ class Compare(Experiment):
         training_curve,
     )
     figures_over_runs: ClassVar[Figures] = (compare_methods, compare_curves)
+    say = staticmethod(words.say)
+    say_in_common = staticmethod(words.over_runs)
+    head_map = staticmethod(words.head_map)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_budgets(self.budgets)
-
-    @classmethod
-    def say(cls, tables: Tables) -> Iterator[str]:
-        return words.say(tables)
-
-    @classmethod
-    def say_over_runs(cls, tables: Tables) -> Iterator[str]:
-        yield from words.over_runs(tables["methods"])
-        yield from super().say_over_runs(tables)
-
-    @classmethod
-    def head_map(cls, tables: Tables) -> Verdict | None:
-        return words.head_map(tables)
 
     def check(self, setup: Setup) -> None:
         grid, scorers, schedule = setup.grid, setup.scorers, the_one(setup.schedules)

@@ -19,8 +19,9 @@ def say(tables: Tables) -> Iterator[str]:
     yield from _details(tables["winner"])
 
 
-def over_runs(methods: pd.DataFrame) -> Iterator[str]:
+def over_runs(tables: Tables) -> Iterator[str]:
     """Over the runs of each task: the scorer that does best on the choose splits, with intervals over runs."""
+    methods = tables["methods"]
     for task, runs in methods[methods["family"] != UNINFORMED].groupby("task", sort=False):
         chosen, regrets = (
             runs.pivot_table(index="label", columns="scorer", values=column, sort=False).dropna(axis="columns")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import nan
 from typing import Annotated, Any, ClassVar
@@ -27,12 +26,11 @@ from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.ranges import Ge
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import agreement, training_curve
-from mhaprune.reporting.verdict import Verdict
 from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.statistics import prunable, spearman
 from mhaprune.subject import Subject
-from mhaprune.tables import GATE, HEAD, REFERENCE, Tables
+from mhaprune.tables import GATE, HEAD, REFERENCE
 from mhaprune.trained import Study
 
 
@@ -69,19 +67,9 @@ class Explain(Experiment):
         gates_from_other_starts,
         training_curve,
     )
-
-    @classmethod
-    def say(cls, tables: Tables) -> Iterator[str]:
-        return words.say(tables)
-
-    @classmethod
-    def say_over_runs(cls, tables: Tables) -> Iterator[str]:
-        yield from words.over_runs(tables["looks"])
-        yield from super().say_over_runs(tables)
-
-    @classmethod
-    def head_map(cls, tables: Tables) -> Verdict:
-        return words.head_map(tables)
+    say = staticmethod(words.say)
+    say_in_common = staticmethod(words.over_runs)
+    head_map = staticmethod(words.head_map)
 
     def check(self, setup: Setup) -> None:
         if REFERENCE not in setup.scorers:

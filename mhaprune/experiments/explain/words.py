@@ -69,12 +69,15 @@ def head_map(tables: Tables) -> Verdict:
     return verdict._replace(heads=heads)  # with the tiles of heads that are gone already
 
 
-def over_runs(looks: pd.DataFrame) -> Iterator[str]:
+def over_runs(tables: Tables) -> Iterator[str]:
     """Over the runs of each task: what the head looks at that matters most."""
+    looks = tables["looks"]
     for task, rows in looks[~looks["removed"].astype(bool)].groupby("task", sort=False):
         best = rows.sort_values("rank", kind="stable").drop_duplicates("label")
         if len(best) > 1:
-            names = best["name"].fillna("no clear pattern").replace("", "no clear pattern").value_counts()
+            names = (
+                best["name"].astype(object).fillna("no clear pattern").replace("", "no clear pattern").value_counts()
+            )
             counts = ", ".join(f"“{name}” in {count}" for name, count in names.items())
             without = " ".join(number(share, 2) for share in best[QUALITY])
             line = f"Over {len(best)} runs on {task} the head that matters most follows {counts}"

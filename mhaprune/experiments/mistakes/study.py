@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,7 +27,7 @@ from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.statistics import spearman
 from mhaprune.store import option_name
-from mhaprune.tables import QUALITY, REFERENCE, Tables
+from mhaprune.tables import QUALITY, REFERENCE
 from mhaprune.trained import Study
 
 
@@ -48,19 +48,12 @@ class Mistakes(Experiment):
 
     figures: ClassVar[Figures] = (costs_by_budget, training_curve)
     figures_over_runs: ClassVar[Figures] = (compare_costs,)
+    say = staticmethod(words.say)
+    say_in_common = staticmethod(words.over_runs)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_budgets(self.budgets)
-
-    @classmethod
-    def say(cls, tables: Tables) -> Iterator[str]:
-        return words.say(tables["mistakes"])
-
-    @classmethod
-    def say_over_runs(cls, tables: Tables) -> Iterator[str]:
-        yield from words.over_runs(tables["mistakes"])
-        yield from super().say_over_runs(tables)
 
     def check(self, setup: Setup) -> None:
         grid, schedule = setup.grid, the_one(setup.schedules)

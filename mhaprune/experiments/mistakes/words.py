@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pandas as pd
-
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.statistics import student_interval
+from mhaprune.tables import Tables
 
 RANDOM_GATES = "random_gate_init"
 """The mistake that is made before training, so it takes a second model."""
 
 
-def say(mistakes: pd.DataFrame) -> Iterator[str]:
+def say(tables: Tables) -> Iterator[str]:
     """Which mistake costs most, and what each of them costs."""
+    mistakes = tables["mistakes"]
     worst = mistakes.loc[mistakes["cost_points"].idxmax()]
     if worst["cost_points"] > 0:
         yield (
@@ -32,8 +32,9 @@ def say(mistakes: pd.DataFrame) -> Iterator[str]:
         yield f"{RANDOM_GATES} was not made: no second model was trained."
 
 
-def over_runs(mistakes: pd.DataFrame) -> Iterator[str]:
+def over_runs(tables: Tables) -> Iterator[str]:
     """Over the runs of each task: the mistakes whose cost is beyond the noise."""
+    mistakes = tables["mistakes"]
     for task, rows in mistakes.groupby("task", sort=False):
         models = rows["label"].nunique()
         if models < 2:

@@ -30,7 +30,6 @@ from mhaprune.pruning.removal import PROOF_BATCH, proofs, time_removed
 from mhaprune.recoveries.base import Lesson, left_digest
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import training_curve
-from mhaprune.reporting.verdict import Verdict
 from mhaprune.schedules.base import Schedule, Stepwise
 from mhaprune.schedules.budgets import (
     COUNTED_UNITS,
@@ -44,7 +43,7 @@ from mhaprune.schedules.budgets import (
 )
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.scoring import Scoring
-from mhaprune.tables import BEST_OF_SIZE, CHOOSE_QUALITY, NOTHING, QUALITY, Tables
+from mhaprune.tables import BEST_OF_SIZE, CHOOSE_QUALITY, NOTHING, QUALITY
 from mhaprune.trained import Study
 
 WAY = ["schedule", "scorer", "recovery"]
@@ -68,23 +67,13 @@ class Prune(WithinTolerance):
     recovers: ClassVar[bool] = True
     figures: ClassVar[Figures] = (recovery_curves, survivors, order_of_removal, accuracy_by_group, training_curve)
     figures_over_runs: ClassVar[Figures] = (compare_smallest,)
+    say = staticmethod(words.say)
+    say_in_common = staticmethod(words.over_runs)
+    head_map = staticmethod(words.head_map)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_budgets(self.budgets)
-
-    @classmethod
-    def say(cls, tables: Tables) -> Iterator[str]:
-        return words.say(tables)
-
-    @classmethod
-    def say_over_runs(cls, tables: Tables) -> Iterator[str]:
-        yield from words.over_runs(tables["smallest"])
-        yield from super().say_over_runs(tables)
-
-    @classmethod
-    def head_map(cls, tables: Tables) -> Verdict:
-        return words.head_map(tables)
 
     def check(self, setup: Setup) -> None:
         grid, scorers, schedules = setup.grid, setup.scorers, setup.schedules

@@ -69,7 +69,7 @@ def head_map(tables: Tables) -> Verdict:
     order = sorted(stays, key=lambda name: (*block_order(name.site, name.layer), name.head))
     heads = pd.DataFrame(order, columns=HEAD).assign(score=nan, name="", stays=[stays[name] for name in order])
     title = f"{int(best['heads_kept'])} of {len(heads)} heads are enough: {best[QUALITY]:.2f} exact match"
-    if best["recovery"] != NOTHING and not head_names(best["note"]):
+    if best["recovery"] != NOTHING and not (isinstance(best["note"], str) and best["note"]):
         title += f" after {best['recovery']}"
     return Verdict(heads, "", title, "Empty tiles are heads that were removed together; blue ones stay.")
 
@@ -80,8 +80,9 @@ def fewest_heads(smallest: pd.DataFrame) -> pd.Series:
     return order.iloc[0]
 
 
-def over_runs(smallest: pd.DataFrame) -> Iterator[str]:
+def over_runs(tables: Tables) -> Iterator[str]:
     """Over the runs of each task: the fewest heads of any way, with each kind of training and without."""
+    smallest = tables["smallest"]
     for task, runs in smallest.groupby("task", sort=False):
         labels = runs["label"].unique()
         if len(labels) < 2:

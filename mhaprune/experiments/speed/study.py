@@ -25,7 +25,7 @@ from mhaprune.ranges import Ge, Sizes, Within
 from mhaprune.reporting.plots import Figures
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.scoring import Scoring
-from mhaprune.tables import CHOOSE_QUALITY, DENSE_AGAIN, QUARTILES, Tables
+from mhaprune.tables import CHOOSE_QUALITY, DENSE_AGAIN, QUARTILES
 from mhaprune.timing import device_name
 from mhaprune.trained import Study
 
@@ -63,14 +63,11 @@ class Speed(Experiment):
     """Whether the layers of the fresh models go through torch.compile."""
 
     figures: ClassVar[Figures] = (speedup_curves, accuracy_milliseconds, time_by_part)
+    say = staticmethod(words.say)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_budgets(self.budgets)
-
-    @classmethod
-    def say(cls, tables: Tables) -> Iterator[str]:
-        return words.say(tables)
 
     def check(self, setup: Setup) -> None:
         grid, scorers, schedule = setup.grid, setup.scorers, the_one(setup.schedules)

@@ -201,7 +201,7 @@ def test_over_runs_the_best_is_chosen_on_the_choose_splits_of_its_task() -> None
         for scorer, chosen, regret in (("a", 0.7, 0.02), ("b", 0.8, 0.03), ("random", 0.9, 0.0), ("once", 0.99, 0.0))
         if scorer != "once" or seed == 0
     )
-    (line,) = words.over_runs(runs)
+    (line,) = words.over_runs({"methods": runs})
     low, high = student_interval([0.03, 0.031, 0.032])
     assert line == (
         f"Over 3 runs on sort b chooses best: its heads cost 3.1 points ({100 * low:.1f} to {100 * high:.1f}) of exact"

@@ -108,7 +108,7 @@ def test_random_gates_count_from_what_ablation_leaves(folder: Path, tables: Tabl
 def test_without_a_second_model_random_gates_are_left_out_and_said_to_be(folder: Path, without: str) -> None:
     with RunFolder(folder.parent / without).recorded() as other:
         run = build(compose("experiment=mistakes", *LEARNT, f"cache={folder.parent / 'cache'}", without))
-        lines = run(other)
+        lines = run(other).sentences
     assert lines[-1] == "random_gate_init was not made: no second model was trained."
     assert list(pd.read_csv(folder.parent / without / "mistakes.csv")["mistake"]) == EVERY[:-1]
 
