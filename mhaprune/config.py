@@ -57,7 +57,7 @@ BUILT_FROM = {"task": Task, "model": Transformer, "gate": GateConfig | None}
 
 def _with_what_a_file_brings(config: Mapping[str, Any], saved: SavedModel) -> dict[str, Any]:
     """The config with the file's task and model, without scorers that need the gates which a pruned model has lost."""
-    scorers = config.get("scorer")
+    scorers = config.get("scorer", {})
     if saved.settings["gate"] is None and isinstance(scorers, Mapping):
         targets = {
             name: settings.get("_target_") for name, settings in scorers.items() if isinstance(settings, Mapping)

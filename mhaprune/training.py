@@ -53,7 +53,7 @@ class Training(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weight_decay * self.learning_rate > 1:
+        if self.learning_rate <= 1 < self.weight_decay * self.learning_rate:  # above 1 it is the rate that is wrong
             raise ValueError(
                 f"weight_decay={self.weight_decay}: a step multiplies the weights by 1 - learning_rate·weight_decay,"
                 f" which must not be negative; allowed are 0 to {1 / self.learning_rate:.6g}"

@@ -177,7 +177,7 @@ def run(conf: Path, *overrides: str) -> tuple[Path, list[str]]:
     path = conf.parent / "run"
     config = compose(f"hydra.searchpath=[file://{conf}]", *TINY, f"cache={conf.parent / 'cache'}", *overrides)
     with RunFolder(path).recorded() as folder:
-        lines = build(config)(folder)
+        lines = build(config)(folder).sentences
     return path, lines
 
 

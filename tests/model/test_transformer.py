@@ -207,10 +207,10 @@ def test_a_sequence_that_is_too_long_is_refused() -> None:
     [
         ({"num_heads": 5}, "num_heads=5: must divide d_model=64, so one of 1, 2, 4, 8, 16, 32, 64"),
         ({"d_model": 7, "num_heads": 1}, "d_model=7: must be even"),
-        ({"d_model": 0}, "d_model=0: must be 1 or more"),
-        ({"num_encoder_layers": -1}, "num_encoder_layers=-1: must be 0 or more"),
-        ({"num_decoder_layers": 0}, "num_decoder_layers=0: must be 1 or more"),
-        ({"dropout": 1.0}, "dropout=1.0: must be at least 0 and below 1"),
+        ({"d_model": 0}, "d_model=0: must be from 2 to 65536"),
+        ({"num_encoder_layers": -1}, "num_encoder_layers=-1: must be from 0 to 1000"),
+        ({"num_decoder_layers": 0}, "num_decoder_layers=0: must be from 1 to 1000"),
+        ({"dropout": 1.0}, "dropout=1.0: must be 0 or more and below 1"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(settings: dict, message: str) -> None:

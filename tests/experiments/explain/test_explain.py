@@ -284,6 +284,7 @@ def test_a_model_from_a_file_is_retrained_from_the_seed_it_was_trained_with(
     assert weights_digest(again) == weights_digest(once)
 
 
+@pytest.mark.figures
 def test_the_command_of_the_readme(tmp_path: Path) -> None:
     settings = [
         *EXPLAIN,

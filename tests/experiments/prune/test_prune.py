@@ -354,7 +354,7 @@ def test_what_diverges_is_kept_as_it_was_and_said(cache: Path, folder: Path, tmp
     settings = ["recovery=fine_tune", "recovery.fine_tune.learning_rate=1e30", "schedule=greedy"]
     overrides = [*LEARNT, *SETTINGS[2:3], *SETTINGS[6:], *settings, "experiment.budgets=[3]", f"cache={cache}"]
     with RunFolder(tmp_path / "run").recorded() as recorded:
-        lines = build(compose("experiment=prune", *overrides, "recovery.fine_tune.steps=4"))(recorded)
+        lines = build(compose("experiment=prune", *overrides, "recovery.fine_tune.steps=4"))(recorded).sentences
     table = tables_of(tmp_path / "run")["recovery"]
     tuned, plain = (one(table, recovery=name, heads_kept=3) for name in ("fine_tune", "nothing"))
     assert tuned["sequence_accuracy"] == plain["sequence_accuracy"]
@@ -436,6 +436,5 @@ def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_scored(cache:
         ("1 parameters", "a model with no heads costs 1657 parameters, allowed are 1657 to 4873"),
     ):
         settings = [*LEARNT, *SETTINGS, f"cache={cache}", f"experiment.budgets=[{budget}]"]
-        run = build(compose("experiment=prune", *settings))
         with pytest.raises(ValueError, match=f"experiment.budgets={budget}: {message}"):
-            run.experiment(run.study())
+            build(compose("experiment=prune", *settings)).results()
