@@ -8,8 +8,8 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mhaprune import running
 from mhaprune.command_line import plain
 from mhaprune.config import build
 from mhaprune.data import Examples, shift_right
@@ -79,11 +80,34 @@ def one_thread() -> None:
     torch.manual_seed(0)
 
 
+class Drawing:
+    """Figures are most of the time of a small run, so runs in the tests draw none but where it is `wanted`."""
+
+    wanted = False
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """For fixtures whose runs should draw; a test says it by its mark `figures`."""
+    before, Drawing.wanted = Drawing.wanted, True
+    try:
+        yield
+    finally:
+        Drawing.wanted = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def figures_where_they_are_wanted() -> Iterator[None]:
+    plain = running.figures_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "figures_of", lambda kind, tables: plain(kind, tables) if Drawing.wanted else [])
+        yield
+
+
 @pytest.fixture(autouse=True)
-def few_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are most of the time of a small run: only tests marked `figures` let it draw."""
-    if "figures" not in request.keywords:
-        monkeypatch.setattr("mhaprune.running.figures_of", lambda kind, tables: [])
+def figures_by_mark(request: pytest.FixtureRequest) -> Iterator[None]:
+    with drawing() if "figures" in request.keywords else nullcontext():
+        yield
 
 
 @pytest.fixture(scope="session")

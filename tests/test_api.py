@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mhaprune
-from conftest import ROOT, TINY, TINY_SEQUENCES
+from conftest import ROOT, TINY, TINY_SEQUENCES, drawing
 from mhaprune.command_line import described
 from mhaprune.heads import HeadMask
 from mhaprune.store import read_status
@@ -20,7 +20,8 @@ SMALL = [*TINY, *TINY_SEQUENCES, *small("experiment", "ablate")]
 
 @pytest.fixture(scope="module")
 def results(cache: Path) -> mhaprune.running.Results:
-    return mhaprune.run("experiment=ablate", "task=sort", *SMALL, f"cache={cache}")
+    with drawing():
+        return mhaprune.run("experiment=ablate", "task=sort", *SMALL, f"cache={cache}")
 
 
 def test_a_run_returns_its_tables_figures_and_sentences(results: mhaprune.running.Results) -> None:

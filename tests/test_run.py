@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, run_here, run_script
+from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, drawing, run_here, run_script
 from mhaprune import training
 from mhaprune.command_line import main
 from mhaprune.config import build
@@ -32,7 +32,8 @@ def run(folder: Path, *overrides: str) -> dict[str, pd.DataFrame]:
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole run, with its figures."""
     folder = tmp_path_factory.mktemp("first")
-    run(folder / "run", f"cache={folder / 'cache'}", "scorer.random.draws=3")
+    with drawing():
+        run(folder / "run", f"cache={folder / 'cache'}", "scorer.random.draws=3")
     return folder
 
 
