@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mhaprune.places import conf_folder, results_folder
-from mhaprune.refusals import composition_error, one_line, unreadable
+from mhaprune.refusals import check_dashes, composition_error, one_line, unreadable
 
 if TYPE_CHECKING:
     from mhaprune.running import Run
@@ -108,13 +108,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     traceback_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
     failure: BaseException | None = None
     SweepFolder.root = None
-    with _as_hydra_needs_it(arguments):
-        try:
+    try:
+        check_dashes(arguments)
+        with _as_hydra_needs_it(arguments):
             execute()
-        except RunFailed as error:
-            failure = error.__cause__
-        except (Exception, KeyboardInterrupt) as error:
-            failure = error
+    except RunFailed as error:
+        failure = error.__cause__
+    except (Exception, KeyboardInterrupt) as error:
+        failure = error
     if SweepFolder.root is not None:
         failure = _combine(SweepFolder.root) or failure
     if failure is None:
@@ -169,7 +170,9 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
     before, variables, handlers = sys.argv, dict(os.environ), list(logging.getLogger().handlers)
     flags = [argument for argument in arguments if argument in ("-m", "--multirun")]  # argparse wants them first
     rest = [argument for argument in arguments if argument not in flags]
-    sys.argv = [before[0], *flags, *rest, *_search_path(arguments)]
+    search = _search_path(arguments)
+    at = next((i for i, argument in enumerate(rest) if argument.startswith("plugins=")), len(rest))
+    sys.argv = [before[0], *flags, *rest[:at], *search, *rest[at:]]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra hand its exceptions on instead of printing them
     terminated = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -187,10 +190,10 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
 
 def _search_path(arguments: Sequence[str]) -> list[str]:
     """Where Hydra finds the YAML files of plug-ins: in the folder `conf` of their packages."""
-    from mhaprune.plugins import conf_packages
+    from mhaprune.plugins import conf_folders
 
-    packages = conf_packages(argument.partition("=")[2] for argument in arguments if argument.startswith("plugins="))
-    return [f"hydra.searchpath=[{','.join(f'pkg://{name}' for name in packages)}]"] if packages else []
+    folders = conf_folders(argument.partition("=")[2] for argument in arguments if argument.startswith("plugins="))
+    return [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"] if folders else []
 
 
 def _log_traceback() -> None:
@@ -219,7 +222,7 @@ def _said(error: BaseException, arguments: Sequence[str]) -> str:
         text = "\n".join(str(part) for part in chain)
         for argument in arguments:
             if not argument.startswith("-") and not _parses(argument):
-                return unreadable(argument)
+                return unreadable(argument, conf_folder())
         said = composition_error(text, arguments, conf_folder(), lambda: _composed(arguments))
         if said is not None:
             return said

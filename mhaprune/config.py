@@ -127,6 +127,11 @@ def _expected(kind: Any) -> str:
 
 def _plug_in(base: type, value: Any, key: str) -> Any:
     """An instance of `base` or of the subclass of it that `_target_` names."""
+    if key.endswith("._target_"):
+        group = key.removesuffix("._target_")
+        raise ConfigError(
+            f"{key}={value!r}: stands one level too high, its YAML must begin with: # @package {group}.NAME"
+        )
     if not isinstance(value, Mapping) or not isinstance(value.get("_target_"), str):
         raise ConfigError(f"{key}={value!r}: must be settings with a _target_ that names a {base.__name__}")
     target = value["_target_"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import entry_points
@@ -24,21 +25,33 @@ def allow(packages: Iterable[str]) -> None:
             importlib.import_module(package)
         except ImportError as error:
             raise ValueError(
-                f"plugins={package}: cannot be imported ({error}), must name an installed package"
+                f"plugins={package}: cannot be imported ({error}), must name a package that is installed or in the"
+                " working folder"
             ) from None
         _allowed.add(package)
 
 
-def conf_packages(listed: Iterable[str]) -> list[str]:
-    """The folders `conf` of plug-ins, as packages: of `plugins=[a,b]` on the command line and of installed ones."""
-    names = [name.strip() for text in listed for name in text.strip("[]\"'").split(",")]
-    names += [point.value.split(":")[0] for point in entry_points(group=ENTRY_POINTS)]
+def conf_folders(listed: Iterable[str]) -> list[Path]:
+    """The folders `conf` of plug-ins: of `plugins=[a,b]` on the command line, and of installed packages.
+
+    A listed package is looked for in the working folder too. Raises ValueError for one that cannot be found.
+    """
+    names = [name.strip() for text in listed for name in text.strip("[]\"'").split(",") if name.strip()]
+    if names and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    installed = [point.value.split(":")[0] for point in entry_points(group=ENTRY_POINTS)]
     found = []
-    for name in dict.fromkeys(filter(None, names)):
-        with suppress(ImportError, ValueError):
+    for name in dict.fromkeys([*names, *installed]):
+        try:
             spec = importlib.util.find_spec(name)
-            folders = spec.submodule_search_locations if spec is not None else None
-            found += [f"{name}.conf" for folder in list(folders or ())[:1] if (Path(folder) / "conf").is_dir()]
+        except (ImportError, ValueError):
+            spec = None
+        if spec is None and name in names:
+            raise ValueError(
+                f"plugins={name}: cannot be imported, must name a package that is installed or in the working folder"
+            )
+        folders = spec.submodule_search_locations if spec is not None else None
+        found += [Path(folder) / "conf" for folder in folders or () if (Path(folder) / "conf").is_dir()]
     return found
 
 

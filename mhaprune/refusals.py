@@ -22,16 +22,30 @@ def one_line(error: BaseException) -> str:
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     """What is allowed and, where one of it is close to what was given, that first."""
     names = list(allowed)
-    close = difflib.get_close_matches(given, names, n=1)
+    close = [name for name in names if name.startswith(given)] or difflib.get_close_matches(given, names, n=1)
     return f"{f'did you mean {close[0]}? ' if close else ''}allowed are {', '.join(names) or 'none'}"
 
 
-def unreadable(argument: str) -> str:
+FLAGS = ("cfg", "package", "run", "multirun", "shell-completion", "config-path", "config-name", "config-dir", "info")
+"""What may follow two dashes with a value, see --hydra-help."""
+
+
+def check_dashes(arguments: Sequence[str]) -> None:
+    """Raise ValueError for a setting that is written like an option of other programs."""
+    for argument in arguments:
+        found = re.match(r"--?([\w.]+)=", argument)
+        if found and found[1] not in FLAGS:
+            raise ValueError(f"{argument}: settings have no dashes, write {argument.lstrip('-')}")
+
+
+def unreadable(argument: str, conf: Path) -> str:
     """Why an argument cannot be parsed, and how it must read."""
     if re.match(r"[\w./@+~]+==", argument):
         return f"{argument}: has one = too many, must read KEY=VALUE, for example seed=1"
     if "=" not in argument:
-        return f"{argument}: is no setting, must read KEY=VALUE, for example seed=1"
+        options = {path.stem: f"{path.parent.name}={path.stem}" for path in conf.glob("*/*.yaml")}
+        hint = f"did you mean {options[argument]}? " if argument in options else ""
+        return f"{argument}: is no setting, {hint}it must read KEY=VALUE, for example seed=1"
     return (
         f"{argument}: cannot be read; brackets and quotes must close, and a text with signs stands in quotes, KEY='...'"
     )
@@ -76,7 +90,9 @@ def _unknown_key(key: str, arguments: Sequence[str], composed: Mapping[str, Any]
     *parents, last = key.split(".")
     for parent in parents:
         if not isinstance(node, Mapping) or node.get(parent) is None:
-            return f"{given}: {parent} is not among what is chosen, see --help for the options"
+            close = difflib.get_close_matches(parent, map(str, node) if isinstance(node, Mapping) else (), n=1)
+            hint = f"did you mean {close[0]}? " if close and close[0] != parent else ""
+            return f"{given}: {parent} is not among the options chosen here, {hint}--help lists all of them"
         node = node[parent]
     allowed = [str(name) for name in node if name != "_target_"] if isinstance(node, Mapping) else []
     return f"{given}: no such key, {did_you_mean(last, allowed)}"

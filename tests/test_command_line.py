@@ -18,8 +18,8 @@ REFUSED = [
     (["training.step=1"], "training.step=1: no such key, did you mean steps? allowed are steps, batch_size"),
     (["experiment=ablat"], "experiment=ablat: no such option, did you mean ablate? allowed are ablate, anatomy"),
     (["scorer=[gate,magic]"], "scorer=magic: no such option, allowed are ablation, ablation_mean,"),
-    (["gate=none", "gate.scale=one"], "gate.scale=one: gate is not among what is chosen, see --help"),
-    (["scorer=[ablation]", "scorer.random.draws=3"], "scorer.random.draws=3: random is not among what is chosen"),
+    (["gate=none", "gate.scale=one"], "gate.scale=one: gate is not among the options chosen here, --help lists"),
+    (["scorer=[ablation]", "scorer.random.draws=3"], "scorer.random.draws=3: random is not among the options chosen"),
     (["experiment=train", "experiment.tolerance=0"], "experiment.tolerance=0: no such key, allowed are examples"),
     (["task=sorted"], "task=sorted: no such option, did you mean sort? allowed are copy, inflection, reverse"),
     (["task=null"], "task=null: must name one of copy, inflection, reverse, running_sum, sort"),
@@ -27,7 +27,12 @@ REFUSED = [
     (["scorer=null"], "scorer=null: must name one of ablation, "),
     (["seed==1"], "seed==1: has one = too many, must read KEY=VALUE, for example seed=1"),
     (["seed=[1"], "seed=[1: cannot be read; brackets and quotes must close"),
-    (["seed"], "seed: is no setting, must read KEY=VALUE, for example seed=1"),
+    (["seed"], "seed: is no setting, it must read KEY=VALUE, for example seed=1"),
+    (["ablate"], "ablate: is no setting, did you mean experiment=ablate? it must read KEY=VALUE"),
+    (["exp=ablate"], "exp=ablate: no such key, did you mean experiment? allowed are"),
+    (["mdoel.num_heads=3"], "mdoel.num_heads=3: mdoel is not among the options chosen here, did you mean model?"),
+    (["--experiment=ablate"], "--experiment=ablate: settings have no dashes, write experiment=ablate"),
+    (["plugins=[nowhere]", "scorer=[my_own]"], "plugins=nowhere: cannot be imported, must name a package"),
     (["example='3 1"], "example='3 1: cannot be read; brackets and quotes must close"),
     (["hydra.run.dir=/x/a=b"], "hydra.run.dir=/x/a=b: cannot be read; brackets and quotes must close"),
     (["seed=${nope}"], "seed=${nope}: there is no setting nope, allowed are seed, device"),
@@ -146,3 +151,40 @@ def test_scorers_that_need_gates_are_left_out_for_a_pruned_model(
     assert "model_file has no learned gates, so scorer=[gate] is left out" in caplog.text
     with pytest.raises(ValueError, match="scorer=gate: needs learned gates"):
         described("experiment=ablate", f"model_file={path}", "scorer=[gate]", f"cache={tmp_path / 'cache'}")
+
+
+SCORE = """
+from dataclasses import dataclass
+
+import torch
+
+from mhaprune.scorers.base import Scorer, Scores
+
+
+@dataclass(frozen=True)
+class Steady(Scorer):
+    def __call__(self, subject, examples, seed):
+        return Scores(torch.arange(len(subject.grid)).double()[None])
+"""
+
+
+def test_a_package_in_the_working_folder_brings_its_plug_ins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Without a fork and without being installed: one module and one YAML."""
+    (tmp_path / "my_heads" / "conf" / "scorer").mkdir(parents=True)
+    (tmp_path / "my_heads" / "steady.py").write_text(SCORE)
+    yaml = "# @package scorer.steady\n_target_: my_heads.steady.Steady\n"
+    (tmp_path / "my_heads" / "conf" / "scorer" / "steady.yaml").write_text(yaml)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.setattr("mhaprune.plugins._allowed", {"mhaprune"})
+    run = described("plugins=[my_heads]", "scorer=[steady,ablation]")
+    assert list(run.scorer) == ["steady", "ablation"]
+    assert run.scorer["steady"].family == "other"
+    shown = run_here(main, "plugins=[my_heads]", "scorer=[steady]", "--cfg", "job")
+    assert "_target_: my_heads.steady.Steady" in shown.stdout
+    assert not recwarn.list
+    (tmp_path / "my_heads" / "conf" / "scorer" / "steady.yaml").write_text("_target_: my_heads.steady.Steady\n")
+    with pytest.raises(ValueError, match=r"scorer._target_=.*: stands one level too high, its YAML must begin with"):
+        described("plugins=[my_heads]", "scorer=[steady]")

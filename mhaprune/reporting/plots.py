@@ -27,7 +27,9 @@ STYLE: Any = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlesize": 10,
+    "figure.constrained_layout.h_pad": 0.06,  # inches; letters are a little wider at another resolution
     "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.06,
     "figure.dpi": 110,
     "font.size": 10,
     "grid.alpha": 0.3,

@@ -83,7 +83,7 @@ class Scorer(Checked, ABC):
     `Budgeted` scorer is told how many heads stay, `TrainedGates` train.
     """
 
-    family: ClassVar[str]
+    family: ClassVar[str] = "other"
     """What the score is made from; figures put the scorers of one family together."""
 
     reads_examples: ClassVar[bool] = True

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pandas as pd
 import pytest
 
-from conftest import TINY, compose
+from conftest import TINY, compose, drawing
 from mhaprune.config import build
 from mhaprune.experiments.base import Experiment
 from mhaprune.reporting.head_map import heads_that_matter
@@ -37,7 +37,7 @@ def done(request: pytest.FixtureRequest, cache: Path) -> Iterator[Done]:
     overrides = [*TINY, *small("task", "sort"), *chosen("experiment", request.param), f"cache={cache}"]
     run = build(compose(*overrides))
     path = cache.parent / request.param
-    with RunFolder(path).recorded() as folder:
+    with drawing(), RunFolder(path).recorded() as folder:
         folder.note(kind="run")
         lines = run(folder).sentences
     yield Done(path, type(run.experiment), lines)
