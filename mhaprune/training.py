@@ -6,6 +6,7 @@ Dimensions: B = batch, T = target positions, V = vocabulary.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -70,7 +71,8 @@ class Training(Checked):
         save: Callable[[dict[str, Any]], None] | None = None,
         objective: Objective | None = None,
     ) -> pd.DataFrame:
-        """Train `model` in place; gives a row at step 0 and one per evaluation: step, loss, held-out accuracy, gates.
+        """Train `model` in place; returns a row for step 0 and one for each evaluation: step, seconds spent on training
+        steps so far, loss, held-out accuracy, gates.
 
         The loss is the `objective`'s, by default `cross_entropy`. `state` is what an earlier call gave to `save`;
         training goes on from there. Raises `Diverged` where the loss is not finite.
@@ -80,17 +82,18 @@ class Training(Checked):
         order = torch.Generator().manual_seed(seed)
         running = torch.zeros((), device=train.source.device)
         rows: list[dict[str, Any]] = []
-        first = 0
+        first, seconds = 0, 0.0
         if state is not None:
             model.load_state_dict(state["model"])
             optimiser.load_state_dict(state["optimiser"])
             running.copy_(state["running"])
-            rows, first = list(state["rows"]), int(state["step"])
+            rows, first, seconds = list(state["rows"]), int(state["step"]), float(state["seconds"])
             _set_rng(state["rng"], train.source.device)
         else:
-            rows.append({"step": 0, "loss": math.nan, **self._held_out(model, valid)})
+            rows.append({"step": 0, "seconds": 0.0, "loss": math.nan, **self._held_out(model, valid)})
         batches = train.shuffled_batches(self.batch_size, order, skip=first)
         progress = tqdm(range(first, self.steps), "training", self.steps, initial=first, disable=None, leave=False)
+        begin = time.perf_counter()
         for step in progress:
             for group in optimiser.param_groups:
                 group["lr"] = group["initial_lr"] * self.learning_rate_factor(step)
@@ -100,21 +103,25 @@ class Training(Checked):
             done = step + 1
             if done % self.evaluate_every == 0 or done == self.steps:
                 mean_loss = running.item() / ((done - 1) % self.evaluate_every + 1)
+                seconds += time.perf_counter() - begin  # after the loss was read, for which a GPU has to finish
                 if not math.isfinite(mean_loss):
                     raise Diverged(
                         f"training.learning_rate={self.learning_rate}: the loss is {mean_loss} by step {done};"
                         " a lower rate, a longer warm-up or a smaller clip_norm keeps it finite"
                     )
                 running.zero_()
-                rows.append({"step": done, "loss": mean_loss, **self._held_out(model, valid)})
+                rows.append({"step": done, "seconds": seconds, "loss": mean_loss, **self._held_out(model, valid)})
                 progress.set_postfix(loss=f"{mean_loss:.3f}", exact=f"{rows[-1]['valid_sequence_accuracy']:.3f}")
+                begin = time.perf_counter()
             if save is not None and done % self.checkpoint_every == 0 and done < self.steps:
                 state = {
                     "model": model.state_dict(),
                     "optimiser": optimiser.state_dict(),
                     "rng": _rng(train.source.device),
                 }
-                save(state | {"running": running, "rows": rows, "step": done})
+                seconds += time.perf_counter() - begin
+                save(state | {"running": running, "rows": rows, "step": done, "seconds": seconds})
+                begin = time.perf_counter()
         model.eval()
         return pd.DataFrame(rows)
 

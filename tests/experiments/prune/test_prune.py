@@ -44,7 +44,7 @@ SETTINGS = (
     *("recovery.fine_tune.steps=30", "recovery.fine_tune_between.steps=20", "recovery.from_scratch.draws=2"),
     *("experiment.latency_rounds=2", "experiment.latency_batch=4"),
 )
-CLOCK = ("latency_ms", "speedup", "speedup_q1", "speedup_q3")
+CLOCK = ("seconds", "latency_ms", "speedup", "speedup_q1", "speedup_q3")
 
 
 def run(path: Path, cache: Path, settings: Sequence[str] = SETTINGS) -> dict[str, pd.DataFrame]:
