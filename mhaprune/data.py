@@ -66,14 +66,29 @@ class Examples:
         for start in range(0, len(self), batch_size):
             yield self[start : start + batch_size]
 
-    def shuffled_batches(self, batch_size: int, order: torch.Generator, skip: int = 0) -> Iterator[Examples]:
-        """Endless batches: every epoch a new permutation, its last batch smaller. The first `skip` are dropped."""
+    def shuffled_batches(
+        self, batch_size: int, order: torch.Generator, sorted_batches: int = 1, skip: int = 0
+    ) -> Iterator[Examples]:
+        """Endless batches: every epoch a new permutation. The first `skip` are dropped.
+
+        With `sorted_batches` above 1 so many batches are sorted by length among themselves and come in random order.
+        """
+        lengths = self.lengths().cpu()
         while True:
-            for index in torch.randperm(len(self), generator=order).split(batch_size):
-                if skip > 0:
-                    skip -= 1
-                else:
-                    yield self[index.to(self.source.device)]
+            for drawn in torch.randperm(len(self), generator=order).split(batch_size * sorted_batches):
+                batches = drawn.split(batch_size)
+                if sorted_batches > 1:
+                    batches = drawn[lengths[drawn].argsort(stable=True)].split(batch_size)
+                    batches = [batches[i] for i in torch.randperm(len(batches), generator=order)]
+                for index in batches:
+                    if skip > 0:
+                        skip -= 1
+                    else:
+                        yield self[index.to(self.source.device)]
+
+    def lengths(self) -> Tensor:
+        """(E,): number of tokens of source and target together, end of sequence included."""
+        return (self.source != PAD).sum(dim=1) + (self.target != PAD).sum(dim=1)
 
     def to(self, device: torch.device | str) -> Examples:
         return Examples(self.source.to(device), self.target.to(device))

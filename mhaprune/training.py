@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 import torch
@@ -23,6 +23,7 @@ from mhaprune.data import PAD, Examples
 from mhaprune.measure import Diverged, measure
 from mhaprune.model.gates import GateConfig, HeadGate
 from mhaprune.model.network import EncoderDecoder
+from mhaprune.optimisers import Muon, stacked, unstack
 from mhaprune.ranges import Checked, Ge, Gt, Lt
 
 Objective = Callable[[EncoderDecoder, Examples], Tensor]
@@ -31,12 +32,14 @@ Objective = Callable[[EncoderDecoder, Examples], Tensor]
 
 @dataclass(frozen=True)
 class Training(Checked):
-    """AdamW (Loshchilov & Hutter 2019) with linear warm-up and cosine decay to zero, gradients clipped by norm."""
+    """AdamW (Loshchilov & Hutter 2019) or Muon with linear warm-up and decay to zero, gradients clipped by norm."""
 
     steps: Annotated[int, Ge(1)] = 1000
     """Number of optimiser steps."""
     batch_size: Annotated[int, Ge(1)] = 64
     """Number of examples per step."""
+    optimiser: Literal["adamw", "muon"] = "adamw"
+    """`muon` updates the matrices inside the layers by Muon; everything else is left to AdamW."""
     learning_rate: Annotated[float, Gt(0)] = 3e-3
     """The highest learning rate of the weights, after warm-up. Gates have their own."""
     warmup_steps: Annotated[int, Ge(0)] = 100
@@ -45,6 +48,11 @@ class Training(Checked):
     """The factor λ of AdamW. Gates do not decay."""
     clip_norm: Annotated[float, Gt(0)] = 1.0
     """The largest norm of all gradients together. A longer gradient is scaled down to it."""
+    decay: Literal["cosine", "linear"] = "cosine"
+    """How the learning rate falls to zero after warm-up: in half a cosine or in a line."""
+    sorted_batches: Annotated[int, Ge(1)] = 1
+    """Number of batches that are drawn together and sorted by length among themselves, so that each holds little
+    padding; 1 sorts nothing."""
     label_smoothing: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of the target probability that is spread evenly over all symbols."""
     evaluate_every: Annotated[int, Ge(1)] = 100
@@ -78,27 +86,28 @@ class Training(Checked):
         training goes on from there. Raises `Diverged` where the loss is not finite.
         """
         objective = objective or partial(cross_entropy, label_smoothing=self.label_smoothing)
-        optimiser = self.optimiser(model, gate)
+        optimisers = self.optimisers(model, gate)
         order = torch.Generator().manual_seed(seed)
         running = torch.zeros((), device=train.source.device)
         rows: list[dict[str, Any]] = []
         first, seconds = 0, 0.0
         if state is not None:
             model.load_state_dict(state["model"])
-            optimiser.load_state_dict(state["optimiser"])
+            for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
+                optimiser.load_state_dict(saved)
             running.copy_(state["running"])
             rows, first, seconds = list(state["rows"]), int(state["step"]), float(state["seconds"])
             _set_rng(state["rng"], train.source.device)
         else:
             rows.append({"step": 0, "seconds": 0.0, "loss": math.nan, **self._held_out(model, valid)})
-        batches = train.shuffled_batches(self.batch_size, order, skip=first)
+        batches = train.shuffled_batches(self.batch_size, order, self.sorted_batches, skip=first)
         progress = tqdm(range(first, self.steps), "training", self.steps, initial=first, disable=None, leave=False)
         begin = time.perf_counter()
         for step in progress:
-            for group in optimiser.param_groups:
+            for group in groups_of(optimisers):
                 group["lr"] = group["initial_lr"] * self.learning_rate_factor(step)
             model.train()
-            loss = training_step(model, next(batches), optimiser, objective, self.clip_norm)
+            loss = training_step(model, next(batches), optimisers, objective, self.clip_norm)
             running += loss
             done = step + 1
             if done % self.evaluate_every == 0 or done == self.steps:
@@ -116,34 +125,42 @@ class Training(Checked):
             if save is not None and done % self.checkpoint_every == 0 and done < self.steps:
                 state = {
                     "model": model.state_dict(),
-                    "optimiser": optimiser.state_dict(),
+                    "optimisers": [optimiser.state_dict() for optimiser in optimisers],
                     "rng": _rng(train.source.device),
                 }
                 seconds += time.perf_counter() - begin
                 save(state | {"running": running, "rows": rows, "step": done, "seconds": seconds})
                 begin = time.perf_counter()
+        unstack(model.parameters())
         model.eval()
         return pd.DataFrame(rows)
 
-    def optimiser(self, model: EncoderDecoder, gate: GateConfig | None) -> Optimizer:
-        """AdamW over the weights and, at a learning rate of their own and without weight decay, the gates."""
+    def optimisers(self, model: EncoderDecoder, gate: GateConfig | None) -> list[Optimizer]:
+        """Those of the weights and, at a learning rate of their own and without weight decay, of the gates.
+
+        The parameters of the model become slices of what the optimisers hold, until `unstack`.
+        """
         gates = [parameter for gate in head_gates(model) for parameter in gate.parameters()]
-        gate_ids = {id(parameter) for parameter in gates}
-        weights = [parameter for parameter in model.parameters() if id(parameter) not in gate_ids]
-        groups: list[dict[str, Any]] = [{"params": weights, "weight_decay": self.weight_decay}]
+        matrices = [] if self.optimiser == "adamw" else inner_matrices(model)
+        apart = {id(parameter) for parameter in (*gates, *matrices)}
+        rest = [parameter for parameter in model.parameters() if id(parameter) not in apart]
+        groups: list[dict[str, Any]] = [{"params": stacked(rest), "weight_decay": self.weight_decay}]
         if gate is not None and gates:
-            groups.append({"params": gates, "weight_decay": 0.0, "lr": gate.learning_rate})
-        optimiser = AdamW(groups, lr=self.learning_rate, fused=True)
-        for group in optimiser.param_groups:
+            groups.append({"params": stacked(gates), "weight_decay": 0.0, "lr": gate.learning_rate})
+        optimisers: list[Optimizer] = [AdamW(groups, lr=self.learning_rate, fused=True)]
+        if matrices:
+            optimisers.append(Muon(stacked(matrices), self.learning_rate, self.weight_decay))
+        for group in groups_of(optimisers):
             group["initial_lr"] = group["lr"]
-        return optimiser
+        return optimisers
 
     def learning_rate_factor(self, step: int) -> float:
-        """What the learning rate is multiplied by at a step: up in a line, then down in half a cosine to zero."""
+        """What the learning rate is multiplied by at a step: up in a line, then down to zero."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        progress = min(1.0, progress)
+        return 1 - progress if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
 
     def _held_out(self, model: EncoderDecoder, valid: Examples) -> dict[str, float]:
         model.eval()
@@ -166,18 +183,31 @@ def cross_entropy(model: EncoderDecoder, batch: Examples, label_smoothing: float
 def training_step(
     model: EncoderDecoder,
     batch: Examples,
-    optimiser: Optimizer,
+    optimisers: Sequence[Optimizer],
     objective: Objective = cross_entropy,
     clip_norm: float = 1.0,
 ) -> Tensor:
     """One step down the objective; gives what it was, detached."""
     loss = objective(model, batch)
-    optimiser.zero_grad()
+    for optimiser in optimisers:
+        optimiser.zero_grad(set_to_none=False)  # the gradients of the parameters are slices of these
     penalties = [penalty for gate in head_gates(model) if (penalty := gate.penalty()) is not None]
     sum(penalties, loss).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-    optimiser.step()
+    nn.utils.clip_grad_norm_([stack for group in groups_of(optimisers) for stack in group["params"]], clip_norm)
+    for optimiser in optimisers:
+        optimiser.step()
     return loss.detach()
+
+
+def groups_of(optimisers: Iterable[Optimizer]) -> list[dict[str, Any]]:
+    """The groups of parameters of all optimisers."""
+    return [group for optimiser in optimisers for group in optimiser.param_groups]
+
+
+def inner_matrices(model: EncoderDecoder) -> list[nn.Parameter]:
+    """The matrices between hidden states: not the embeddings, not the output."""
+    ends = {id(module.weight) for module in (model.source_embedding, model.target_embedding, model.output)}
+    return [weight for weight in model.parameters() if weight.dim() == 2 and id(weight) not in ends]
 
 
 def head_gates(model: EncoderDecoder) -> list[HeadGate]:

@@ -94,13 +94,13 @@ def training() -> list[Pair]:
     config, batch, recipe = Transformer(), random_examples(64, 10), Training()
     ours = Seq2Seq(config, VOCABULARY_SIZE, Softmax())
     peer = TorchSeq2Seq(config)
-    ours_optimiser = recipe.optimiser(ours, Softmax())
+    ours_optimisers = recipe.optimisers(ours, Softmax())
     peer_optimiser = torch.optim.AdamW(peer.parameters(), lr=recipe.learning_rate, fused=True)
 
     def ours_step() -> None:
         ours.train()
         with torch.enable_grad():
-            training_step(ours, batch, ours_optimiser)
+            training_step(ours, batch, ours_optimisers)
 
     def peer_step() -> None:
         peer.train()

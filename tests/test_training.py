@@ -76,7 +76,7 @@ def test_a_step_is_clipped_adamw_on_the_mean_loss_per_token(task: Sort, splits: 
         gate.get_parameter("logits").data[0] = 2.0  # away from zero, where weight decay would not show
     batch = splits.train[:9]
     recipe = Training(learning_rate=0.01, weight_decay=0.3)
-    loss = training_step(ours, batch, recipe.optimiser(ours, GATE), partial(cross_entropy, label_smoothing=0.1), 0.5)
+    loss = training_step(ours, batch, recipe.optimisers(ours, GATE), partial(cross_entropy, label_smoothing=0.1), 0.5)
     log_p = twin.logits(batch).log_softmax(-1)
     valid = batch.target != PAD
     nll = -log_p.gather(-1, batch.target[..., None])[..., 0]

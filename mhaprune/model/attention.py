@@ -6,6 +6,7 @@ Dimensions: B = batch, T = queries, U = keys, D = embed_dim, H = heads, K = head
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -104,20 +105,29 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"query of shape {tuple(query.shape)}: must be (batch, queries, width)")
         if attn_mask is not None and attn_mask.dim() == 3 and len(attn_mask) != len(query):
             attn_mask = attn_mask.unflatten(0, (len(query), self.num_heads))
-        keys_BHUK, values_BHUK = self.project(key, value)
+        queries_BHTK, keys_BHUK, values_BHUK = self.project(query, key, value)
         bias = attention_bias(key_padding_mask, attn_mask, query.dtype)
         context_BHTK, weights_BHTU = self.attend(
-            query, keys_BHUK, values_BHUK, bias, is_causal=is_causal, need_weights=need_weights
+            queries_BHTK, keys_BHUK, values_BHUK, bias, is_causal=is_causal, need_weights=need_weights
         )
         return self.merge(context_BHTK, gates), weights_BHTU
 
-    def project(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of every head, (B, H, U, K) each: what a KV cache stores."""
-        return self._split(self.k_proj(key)), self._split(self.v_proj(value))
+    def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The queries (B, H, T, K), keys and values (B, H, U, K) of every head; one product where all three are made
+        from one tensor."""
+        if query is key is value:
+            queries, keys, values = project_together(query, [self.q_proj, self.k_proj, self.v_proj])
+        else:
+            queries, keys, values = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        return self.split(queries), self.split(keys), self.split(values)
+
+    def split(self, x_BTW: Tensor) -> Tensor:
+        """Side by side (B, T, H·K) to head by head (B, H, T, K)."""
+        return x_BTW.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
     def attend(
         self,
-        query: Tensor,
+        queries_BHTK: Tensor,
         keys_BHUK: Tensor,
         values_BHUK: Tensor,
         bias: Tensor | None = None,
@@ -129,14 +139,13 @@ class MultiHeadAttention(nn.Module):
 
         `bias` is added to the scores and broadcasts to (B, H, T, U).
         """
-        queries_BHTK = self._split(self.q_proj(query))
         dropout = self.dropout if self.training else 0.0
         if not need_weights and not (is_causal and bias is not None):
             return F.scaled_dot_product_attention(
                 queries_BHTK, keys_BHUK, values_BHUK, attn_mask=bias, dropout_p=dropout, is_causal=is_causal
             ), None
         if is_causal:
-            causal_TU = causal_bias(query.shape[1], keys_BHUK.shape[2], query.dtype, query.device)
+            causal_TU = causal_bias(queries_BHTK.shape[2], keys_BHUK.shape[2], queries_BHTK.dtype, queries_BHTK.device)
             bias = causal_TU if bias is None else bias + causal_TU
         if not need_weights:
             return F.scaled_dot_product_attention(queries_BHTK, keys_BHUK, values_BHUK, bias, dropout), None
@@ -162,14 +171,25 @@ class MultiHeadAttention(nn.Module):
                 context_BHTK = fallback + gates_BHT.unsqueeze(-1) * (context_BHTK - fallback)
         # The scale is spread over a head's K columns first: one long inner loop instead of many short ones.
         scale_W = scale.unsqueeze(-1).expand(*scale.shape, self.head_dim).flatten(-2)
-        return self.out_proj(context_BHTK.transpose(1, 2).flatten(2) * scale_W)
+        context_BTW = context_BHTK.transpose(1, 2).flatten(2)
+        if scale_W.dim() == 1 and type(self.out_proj) is Projection:
+            # The same for all tokens, so the few columns of W_O are scaled in place of the many tokens.
+            return F.linear(context_BTW, self.out_proj.weight * scale_W, self.out_proj.bias)
+        return self.out_proj(context_BTW * scale_W)
 
     def head_scale(self) -> Tensor:
         """(H,): what the layer itself multiplies each head by, its learned gate times its mask."""
         return self.head_mask if self.gate is None else self.gate() * self.head_mask
 
-    def _split(self, x_BTW: Tensor) -> Tensor:
-        return x_BTW.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+def project_together(x: Tensor, projections: Sequence[nn.Linear]) -> Sequence[Tensor]:
+    """What several linear maps make of one input. Plain projections are one product, which saves calls."""
+    if not all(type(projection) is Projection for projection in projections):
+        return [projection(x) for projection in projections]
+    weights: list[Tensor] = [projection.weight for projection in projections]
+    biases: list[Tensor] = [projection.bias for projection in projections if projection.bias is not None]
+    together = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+    return together.split([projection.out_features for projection in projections], dim=-1)
 
 
 def attention_bias(key_padding_mask: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

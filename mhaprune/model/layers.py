@@ -5,7 +5,7 @@ Dimensions: B = batch, S = source, T = target, U = keys, D = d_model, H = heads 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.heads import Block
-from mhaprune.model.attention import MultiHeadAttention, Projection
+from mhaprune.model.attention import MultiHeadAttention, Projection, project_together
 from mhaprune.model.gates import GateConfig
 
 if TYPE_CHECKING:
@@ -54,10 +54,6 @@ class AttentionSublayer(nn.Module):
         self.attention = MultiHeadAttention(d_model, num_heads, head_dim=head_dim, dropout=dropout, gate=gate)
         self.dropout = nn.Dropout(dropout)
 
-    def project(self, memory_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values that the heads find in another sequence."""
-        return self.attention.project(memory_BSD, memory_BSD)
-
     def forward(
         self,
         x_BTD: Tensor,
@@ -81,12 +77,13 @@ class AttentionSublayer(nn.Module):
         if call.inputs is not None:
             call.inputs[self.block] = h_BTD
         if keys_values is None:
-            keys_values = attention.project(h_BTD, h_BTD)
-            if cache is not None:
-                keys_values = cache.append(*keys_values)
+            queries, keys, values = attention.project(h_BTD, h_BTD, h_BTD)
+            keys_values = (keys, values) if cache is None else cache.append(keys, values)
+        else:
+            queries = attention.split(attention.q_proj(h_BTD))
         need_weights = call.weights is not None
         context_BHTK, weights_BHTU = attention.attend(
-            h_BTD, *keys_values, bias, is_causal=is_causal, need_weights=need_weights
+            queries, *keys_values, bias, is_causal=is_causal, need_weights=need_weights
         )
         if call.contexts is not None:
             call.contexts[self.block] = context_BHTK
@@ -94,6 +91,17 @@ class AttentionSublayer(nn.Module):
             call.weights[self.block] = weights_BHTU
         merged_BTD = attention.merge(context_BHTK, call.gates.get(self.block), call.fallback.get(self.block))
         return x_BTD + self.dropout(merged_BTD)
+
+
+def project_memory(memory_BSD: Tensor, readers: Sequence[AttentionSublayer]) -> list[tuple[Tensor, Tensor] | None]:
+    """The keys and values that each of several cross-attentions finds in the output of the encoder, in one product.
+
+    A block without heads reads nothing: None.
+    """
+    attentions = [reader.attention for reader in readers]
+    projections = [each for a in attentions if a.num_heads for each in (a.k_proj, a.v_proj)]
+    parts = iter(project_together(memory_BSD, projections) if projections else ())
+    return [(a.split(next(parts)), a.split(next(parts))) if a.num_heads else None for a in attentions]
 
 
 class FeedForward(nn.Sequential):

@@ -21,7 +21,15 @@ from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.heads import Block, HeadGrid, Site
 from mhaprune.model.attention import Projection, padding_bias
 from mhaprune.model.gates import GateConfig
-from mhaprune.model.layers import AttentionSublayer, Call, DecoderLayer, EncoderLayer, FeedForward, sinusoids
+from mhaprune.model.layers import (
+    AttentionSublayer,
+    Call,
+    DecoderLayer,
+    EncoderLayer,
+    FeedForward,
+    project_memory,
+    sinusoids,
+)
 from mhaprune.ranges import Checked, Ge, Lt, Within
 from mhaprune.subject import Fallback, Gates, Outcome
 
@@ -31,9 +39,11 @@ class Transformer(Checked):
     """The sizes of an encoder-decoder transformer."""
 
     d_model: Annotated[int, Within(2, 2**16)] = 64
-    """Width of embeddings and hidden states; even, and a multiple of `num_heads`."""
+    """Width of embeddings and hidden states; even, and a multiple of `num_heads` unless `head_dim` is set."""
     num_heads: Annotated[int, Ge(1)] = 4
     """Heads in each attention block."""
+    head_dim: Annotated[int, Ge(1)] | None = None
+    """Width of one head. None shares `d_model` among the heads, so that their number changes no number of weights."""
     num_encoder_layers: Annotated[int, Within(0, 1000)] = 2
     """Encoder layers, each with one attention block; may be 0."""
     num_decoder_layers: Annotated[int, Within(1, 1000)] = 2
@@ -51,7 +61,7 @@ class Transformer(Checked):
         super().__post_init__()
         if self.d_model % 2:
             raise ValueError(f"d_model={self.d_model}: must be even, sines and cosines share it")
-        if self.d_model % self.num_heads:
+        if self.head_dim is None and self.d_model % self.num_heads:
             allowed = ", ".join(str(h) for h in range(1, self.d_model + 1) if self.d_model % h == 0)
             raise ValueError(f"num_heads={self.num_heads}: must divide d_model={self.d_model}, so one of {allowed}")
 
@@ -69,13 +79,16 @@ class Transformer(Checked):
         """An estimate of the memory for weights, gradients and both moments of the optimiser, in float32."""
         layers = self.num_encoder_layers + 2 * self.num_decoder_layers
         feed_forwards = self.num_encoder_layers + self.num_decoder_layers
-        weights = 4 * layers * self.d_model**2 + 2 * feed_forwards * self.d_model * self.dim_feedforward
+        weights = (
+            4 * layers * self.d_model * self.num_heads * self.width_per_head
+            + 2 * feed_forwards * self.d_model * self.dim_feedforward
+        )
         weights += 3 * vocabulary_size * self.d_model
         return 16 * weights + 4 * self.max_length * self.d_model
 
     @property
-    def head_dim(self) -> int:
-        return self.d_model // self.num_heads
+    def width_per_head(self) -> int:
+        return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
 
 
 class EncoderDecoder(nn.Module):
@@ -96,7 +109,7 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         grid = HeadGrid.full(config.blocks, config.num_heads) if grid is None else grid
         d_model, dropout = config.d_model, config.dropout
-        self.config, self.grid, self.head_dim = config, grid, config.head_dim
+        self.config, self.grid, self.head_dim = config, grid, config.width_per_head
         self.source_embedding = nn.Embedding(vocabulary_size, d_model)
         self.target_embedding = nn.Embedding(vocabulary_size, d_model)
         self.register_buffer("positions", sinusoids(config.max_length, d_model))
@@ -104,7 +117,7 @@ class EncoderDecoder(nn.Module):
 
         def attention(site: Site, layer: int) -> AttentionSublayer:
             block = Block(site, layer)
-            return AttentionSublayer(block, d_model, heads[block], config.head_dim, dropout, gate)
+            return AttentionSublayer(block, d_model, heads[block], config.width_per_head, dropout, gate)
 
         def feed_forward() -> FeedForward:
             return FeedForward(d_model, config.dim_feedforward, dropout)
@@ -164,19 +177,23 @@ class EncoderDecoder(nn.Module):
     def run(self, source_BS: Tensor, prefix_BT: Tensor, call: Call) -> Tensor:
         """What `forward` computes; records in `call` what that requests."""
         bias = self.bias(source_BS)
-        memory_BSD = self.encode(source_BS, call)
+        memories = self.project_memory(self.encode(source_BS, call, bias))
         x_BTD = self.embed(self.target_embedding, prefix_BT)
-        for layer in self.decoder:
-            x_BTD = layer(x_BTD, layer.cross.project(memory_BSD), bias, call)
+        for layer, memory in zip(self.decoder, memories, strict=True):
+            x_BTD = layer(x_BTD, memory, bias, call)
         return self.output(self.decoder_norm(x_BTD))
 
-    def encode(self, source_BS: Tensor, call: Call | None = None) -> Tensor:
-        """What the decoder reads, (B, S, D)."""
-        call, bias = call or Call(), self.bias(source_BS)
+    def encode(self, source_BS: Tensor, call: Call | None = None, bias: Tensor | None = None) -> Tensor:
+        """What the decoder reads, (B, S, D). `bias` is that of the source, if it is known already."""
+        call, bias = call or Call(), self.bias(source_BS) if bias is None else bias
         x_BSD = self.embed(self.source_embedding, source_BS)
         for layer in self.encoder:
             x_BSD = layer(x_BSD, bias, call)
         return self.encoder_norm(x_BSD)
+
+    def project_memory(self, memory_BSD: Tensor) -> list[tuple[Tensor, Tensor] | None]:
+        """The keys and values that the cross-attention of each decoder layer finds in the output of the encoder."""
+        return project_memory(memory_BSD, [layer.cross for layer in self.decoder])
 
     def bias(self, source_BS: Tensor) -> Tensor:
         """(B, 1, 1, S): a term that keeps attention off the padding of the source."""
@@ -189,4 +206,4 @@ class EncoderDecoder(nn.Module):
             raise ValueError(
                 f"max_length={len(self.positions)}: the model has no position for a sequence of {last} tokens"
             )
-        return embedding(ids_BT) * math.sqrt(self.config.d_model) + self.positions[first:last]
+        return torch.add(self.positions[first:last], embedding(ids_BT), alpha=math.sqrt(self.config.d_model))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mhaprune.heads import Block
 from mhaprune.model.attention import MultiHeadAttention
-from mhaprune.model.layers import AttentionSublayer
+from mhaprune.model.layers import AttentionSublayer, project_memory
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,10 @@ class Branches:
     def remember(self, sublayers: Sequence[AttentionSublayer], state_BTD: Tensor) -> Branches:
         """Begin the decoder: all masks share one state again, and `sublayers` read the states so far."""
         keys_values = {}
-        for sublayer in sublayers:
-            projected = sublayer.project(self.states.flatten(0, 1))
+        memories = project_memory(self.states.flatten(0, 1), sublayers)
+        for sublayer, projected in zip(sublayers, memories, strict=True):
+            if projected is None:
+                continue
             keys, values = (x.unflatten(0, self.states.shape[:2]) for x in projected)
             keys_values[sublayer.block] = keys, values
         return Branches(state_BTD[None], self.masks, np.zeros_like(self.rows), Memory(keys_values, self.rows))
@@ -129,7 +131,8 @@ def _self_attend(sublayer: AttentionSublayer, x_PBTD: Tensor, bias: Tensor | Non
     attention, h_XTD = sublayer.attention, sublayer.norm(x_PBTD.flatten(0, 1))
     if bias is not None:
         bias = bias.repeat(len(x_PBTD), 1, 1, 1)
-    context_XHTK, _ = attention.attend(h_XTD, *attention.project(h_XTD, h_XTD), bias, is_causal=is_causal)
+    queries, keys, values = attention.project(h_XTD, h_XTD, h_XTD)
+    context_XHTK, _ = attention.attend(queries, keys, values, bias, is_causal=is_causal)
     return context_XHTK.unflatten(0, x_PBTD.shape[:2])
 
 
@@ -140,12 +143,14 @@ def _cross_attend(
     if len(set(read_P.tolist())) == 1:
         # All states read one memory: as if they were one longer text.
         h_BXD = h_PBTD.transpose(0, 1).flatten(1, 2)
-        context_BHXK, _ = sublayer.attention.attend(h_BXD, keys[read_P[0]], values[read_P[0]], bias)
+        queries_BHXK = sublayer.attention.split(sublayer.attention.q_proj(h_BXD))
+        context_BHXK, _ = sublayer.attention.attend(queries_BHXK, keys[read_P[0]], values[read_P[0]], bias)
         return context_BHXK.unflatten(2, (len(x_PBTD), -1)).permute(2, 0, 1, 3, 4)
     keys, values = (_take(x, read_P).flatten(0, 1) for x in (keys, values))
     if bias is not None:
         bias = bias.repeat(len(x_PBTD), 1, 1, 1)
-    context_XHTK, _ = sublayer.attention.attend(h_PBTD.flatten(0, 1), keys, values, bias)
+    queries_XHTK = sublayer.attention.split(sublayer.attention.q_proj(h_PBTD.flatten(0, 1)))
+    context_XHTK, _ = sublayer.attention.attend(queries_XHTK, keys, values, bias)
     return context_XHTK.unflatten(0, x_PBTD.shape[:2])
 
 

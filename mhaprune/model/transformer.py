@@ -10,7 +10,7 @@ V = vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -124,12 +124,9 @@ class Seq2Seq(EncoderDecoder):
         without it the whole prefix is run again for every token, with the same result."""
         call = self.call(gates)
         bias = self.bias(source_BS)
-        readers = [layer.cross.attention.num_heads > 0 for layer in self.decoder]
-        memory: list[tuple[Tensor, Tensor] | None] = [None] * len(readers)
-        if any(readers):  # else nothing reads the output of the encoder
-            memory_BSD = self.encode(source_BS, call)
-            pairs = zip(self.decoder, readers, strict=True)
-            memory = [layer.cross.project(memory_BSD) if reads else None for layer, reads in pairs]
+        memory: Sequence[tuple[Tensor, Tensor] | None] = [None] * len(self.decoder)
+        if any(layer.cross.attention.num_heads for layer in self.decoder):  # else nothing reads the encoder's output
+            memory = self.project_memory(self.encode(source_BS, call, bias))
         caches = [KVCache(max_tokens) if use_cache else None for _ in self.decoder]
 
         def next_logits(tokens_BT: Tensor) -> Tensor:

@@ -157,8 +157,7 @@ def test_mask_gate_and_argument_multiply_the_same_quantity() -> None:
 def test_fallback_is_what_a_closed_gate_lets_through() -> None:
     ours, _ = twins()
     x, fallback = random(B, T, D), random(H, 1, D // H)
-    keys_values = ours.project(x, x)
-    context, _ = ours.attend(x, *keys_values)
+    context, _ = ours.attend(*ours.project(x, x, x))
     gates = torch.tensor([1.0, 0.0, 0.25, 1.0], dtype=torch.float64)
     mixed = context.clone()
     mixed[:, 1] = fallback[1]

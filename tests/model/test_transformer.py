@@ -113,13 +113,13 @@ def test_attention_maps_are_distributions_over_real_keys(model: Seq2Seq, batch: 
     block = Block(Site.ENCODER_SELF, 0)
     sublayer = model.attention_sublayers()[block]
     x = sublayer.norm(model.embed(model.source_embedding, batch.source))
-    _, values = sublayer.attention.project(x, x)
+    values = sublayer.attention.project(x, x, x)[2]
     torch.testing.assert_close(maps[block].weights @ values, model.head_outputs(batch)[block])
 
 
 def test_fallback_reaches_its_own_head(model: Seq2Seq, batch: Examples) -> None:
     """A head closed with its own constant as fallback moves by exactly what W_O makes of that constant."""
-    fallback = {block: torch.zeros(3, 1, model.config.head_dim, dtype=torch.float64) for block in model.grid.blocks}
+    fallback = {block: torch.zeros(3, 1, model.head_dim, dtype=torch.float64) for block in model.grid.blocks}
     head = model.grid.heads[-1]
     closed = HeadMask(model.grid).without(head)
     torch.testing.assert_close(model.logits(batch, closed.gates(), fallback), model.logits(batch, closed.gates()))

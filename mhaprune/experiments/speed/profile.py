@@ -67,8 +67,8 @@ def time_parts(
     """
     watch, watched = Stopwatch(device), copy.deepcopy(model)
     for sublayer in watched.attention_sublayers().values():
-        for name in ("forward", "project"):
-            setattr(sublayer, name, watch.around(ATTENTION, getattr(sublayer, name)))
+        sublayer.forward = watch.around(ATTENTION, sublayer.forward)  # type: ignore[method-assign]
+    watched.project_memory = watch.around(ATTENTION, watched.project_memory)  # type: ignore[method-assign]
     for layer in (*watched.encoder, *watched.decoder):
         feed_forward: Any = layer.feed_forward
         feed_forward.forward = watch.around(FEED_FORWARD, feed_forward.forward)

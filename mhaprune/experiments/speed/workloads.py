@@ -79,7 +79,7 @@ def _encoder_flops(model: Seq2Seq, batch: Examples) -> int:
 
 def _width(model: Seq2Seq, site: Site) -> int:
     """Of all heads at a site, side by side."""
-    return model.config.head_dim * len(only(model.grid, site))
+    return model.head_dim * len(only(model.grid, site))
 
 
 def only(grid: HeadGrid, *sites: Site) -> HeadGrid:
