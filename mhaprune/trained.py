@@ -30,7 +30,7 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.store import describe, option_name
 from mhaprune.tasks.base import Splits, Task
 from mhaprune.timing import device_name
-from mhaprune.training import Training
+from mhaprune.training import Training, nothing_learnt
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +204,10 @@ class Recipe:
 
         content = Cache(self.cache).get("trained", self._recipe(splits), make)
         model.load_state_dict(content["model"])
-        return model, pd.DataFrame(content["history"])
+        history = pd.DataFrame(content["history"])
+        if warning := nothing_learnt(self.training, history, splits.valid):
+            log.warning(warning)
+        return model, history
 
     def environment(self) -> dict[str, Any]:
         """Where and by what the run is done."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -115,8 +115,9 @@ class Training(Checked):
                 seconds += time.perf_counter() - begin  # after the loss was read, for which a GPU has to finish
                 if not math.isfinite(mean_loss):
                     raise Diverged(
-                        f"training.learning_rate={self.learning_rate}: the loss is {mean_loss} by step {done};"
-                        " a lower rate, a longer warm-up or a smaller clip_norm keeps it finite"
+                        f"training.learning_rate={self.learning_rate}: the loss is {mean_loss} by step {done}, exact"
+                        f" match had reached {best(rows):.3f}; a lower rate, a longer warm-up or a smaller clip_norm"
+                        " keeps it finite"
                     )
                 running.zero_()
                 rows.append({"step": done, "seconds": seconds, "loss": mean_loss, **self._held_out(model, valid)})
@@ -197,6 +198,25 @@ def training_step(
     for optimiser in optimisers:
         optimiser.step()
     return loss.detach()
+
+
+def nothing_learnt(training: Training, history: pd.DataFrame, valid: Examples) -> str | None:
+    """One line if the trained model predicts worse than the frequencies of the symbols alone do; else None."""
+    tokens = valid.target[valid.target != PAD]
+    shares = tokens.bincount().double() / len(tokens)
+    guess, loss = float(-(shares * shares.clamp(min=1e-12).log()).sum()), float(history["valid_loss"].iloc[-1])
+    if loss < guess:
+        return None
+    return (
+        f"training.learning_rate={training.learning_rate}, steps={training.steps}: nothing was learnt. The loss on the"
+        f" valid split is {loss:.3g} nats, that of guessing by the frequency of each symbol is {guess:.3g}; exact match"
+        f" reached {best(history.to_dict('records')):.3f}. Another rate or more steps may help."
+    )
+
+
+def best(rows: Sequence[Mapping[Any, Any]]) -> float:
+    """The highest exact match on the valid split so far."""
+    return float(max(row["valid_sequence_accuracy"] for row in rows))
 
 
 def groups_of(optimisers: Iterable[Optimizer]) -> list[dict[str, Any]]:

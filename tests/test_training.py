@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mhaprune.data import PAD
+from mhaprune.data import PAD, Examples
 from mhaprune.measure import Diverged
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from mhaprune.training import Training, cross_entropy, head_gates, training_step
+from mhaprune.training import Training, cross_entropy, head_gates, nothing_learnt, training_step
 
 GATE = Softmax(learning_rate=0.05, entropy_weight=0.01)
 RECIPE = Training(steps=7, batch_size=8, warmup_steps=2, evaluate_every=3, checkpoint_every=2)
@@ -44,8 +46,9 @@ def test_the_same_seed_gives_the_same_bits(task: Sort, splits: Splits) -> None:
     pd.testing.assert_frame_equal(*(table.drop(columns="seconds") for table in (rows, again)))
 
 
-def test_an_interrupted_training_goes_on_to_the_same_bits(task: Sort, splits: Splits) -> None:
-    whole, rows = train(task, splits)
+@pytest.mark.parametrize("recipe", [RECIPE, replace(RECIPE, optimiser="muon", sorted_batches=4)])
+def test_an_interrupted_training_goes_on_to_the_same_bits(task: Sort, splits: Splits, recipe: Training) -> None:
+    whole, rows = train(task, splits, recipe)
     states: list[dict[str, Any]] = []
 
     def save_and_stop(state: dict[str, Any]) -> None:
@@ -54,9 +57,9 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(task: Sort, splits: Sp
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(task, splits, save=save_and_stop)
+        train(task, splits, recipe, save=save_and_stop)
     torch.rand(100)  # whatever happened in between
-    resumed, again = train(task, splits, state=states[-1])
+    resumed, again = train(task, splits, recipe, state=states[-1])
     assert_same(whole, resumed)
     pd.testing.assert_frame_equal(*(table.drop(columns="seconds") for table in (rows, again)))
 
@@ -101,6 +104,35 @@ def test_the_rate_rises_in_a_line_and_falls_in_half_a_cosine() -> None:
     assert recipe.learning_rate_factor(110) == pytest.approx(0.0)
 
 
+def test_the_rate_falls_in_a_line_if_asked_to() -> None:
+    recipe = Training(steps=110, warmup_steps=10, decay="linear")
+    assert [recipe.learning_rate_factor(step) for step in (9, 35, 110)] == pytest.approx([1.0, 0.75, 0.0])
+
+
+def test_muon_moves_the_matrices_inside_and_adamw_the_rest(task: Sort) -> None:
+    model = fresh(task)
+    adamw, muon = Training(optimiser="muon", learning_rate=0.02, weight_decay=0.3).optimisers(model, GATE)
+    inside = {id(stack) for group in muon.param_groups for stack in group["params"]}
+    assert sum(stack.numel() for group in muon.param_groups for stack in group["params"]) == sum(
+        weight.numel()
+        for name, weight in model.named_parameters()
+        if weight.dim() == 2 and "embedding" not in name and not name.startswith("output")
+    )
+    weights, gates = adamw.param_groups
+    assert not inside & {id(stack) for group in adamw.param_groups for stack in group["params"]}
+    assert sum(stack.numel() for stack in gates["params"]) == len(model.grid)
+    assert (gates["lr"], gates["weight_decay"]) == (0.05, 0.0)
+    assert weights["weight_decay"] == muon.param_groups[0]["weight_decay"] == 0.3
+    assert weights["lr"] == muon.param_groups[0]["lr"] == 0.02
+
+
+def test_a_trained_model_has_left_the_stacks(task: Sort, splits: Splits) -> None:
+    model, _ = train(task, splits)
+    for parameter in model.parameters():
+        assert parameter.grad is None
+        assert parameter.untyped_storage().nbytes() == parameter.numel() * parameter.element_size()
+
+
 def test_every_batch_of_an_epoch_is_new(task: Sort, splits: Splits) -> None:
     batches = splits.train.shuffled_batches(30, torch.Generator().manual_seed(0))
     epoch = [next(batches) for _ in range(7)]
@@ -109,6 +141,25 @@ def test_every_batch_of_an_epoch_is_new(task: Sort, splits: Splits) -> None:
     assert len(seen.unique(dim=0)) == 200
     skipped = splits.train.shuffled_batches(30, torch.Generator().manual_seed(0), skip=6)
     assert torch.equal(next(skipped).source, epoch[6].source)
+
+
+def test_sorted_batches_hold_all_examples_and_less_padding(splits: Splits) -> None:
+    train = splits.train
+
+    def epoch(sorted_batches: int, skip: int = 0) -> list[Examples]:
+        batches = train.shuffled_batches(20, torch.Generator().manual_seed(0), sorted_batches, skip=skip)
+        return [next(batches) for _ in range(10 - skip)]
+
+    plain, ordered = epoch(1), epoch(5)
+    assert [len(batch) for batch in ordered] == [20] * 10
+    seen = torch.cat([F.pad(batch.source, (0, 7 - batch.source.shape[1])) for batch in ordered])
+    assert len(seen.unique(dim=0)) == 200
+    assert sum(batch.source.numel() for batch in ordered) < 0.9 * sum(batch.source.numel() for batch in plain)
+    # They come in no order of length, and each window of five batches holds examples drawn at random.
+    widths = [batch.source.shape[1] for batch in ordered]
+    assert widths != sorted(widths)
+    assert [len(set(widths[:5])), len(set(widths[5:]))] > [2, 2]
+    torch.testing.assert_close(epoch(5, skip=7)[0].source, ordered[7].source)
 
 
 def test_the_history_has_the_loss_the_accuracy_and_every_gate(task: Sort, splits: Splits) -> None:
@@ -127,13 +178,28 @@ def test_the_history_has_the_loss_the_accuracy_and_every_gate(task: Sort, splits
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(task: Sort, splits: Splits) -> None:
-    with pytest.raises(Diverged, match=r"training.learning_rate=1e\+30: the loss is nan by step 3"):
+    with pytest.raises(Diverged, match=r"training.learning_rate=1e\+30: the loss is nan by step 3, exact match had"):
         train(task, splits, Training(steps=6, learning_rate=1e30, warmup_steps=0, evaluate_every=3))
+
+
+def test_a_training_that_taught_nothing_is_named(task: Sort, splits: Splits) -> None:
+    """A model that knows how often each symbol is, and nothing else, has a loss of their entropy."""
+    history = pd.DataFrame({"valid_loss": [3.0, 0.0], "valid_sequence_accuracy": [0.1, 0.0]})
+    tokens = splits.valid.target[splits.valid.target != PAD].tolist()
+    entropy = -sum(math.log(tokens.count(token) / len(tokens)) for token in tokens) / len(tokens)
+    for loss, named in ((entropy - 1e-6, False), (entropy + 1e-6, True), (math.inf, True)):
+        history.loc[1, "valid_loss"] = loss
+        line = nothing_learnt(Training(learning_rate=5.0, weight_decay=0.1), history, splits.valid)
+        assert (line is not None) == named
+    assert line is not None
+    assert line.startswith("training.learning_rate=5.0, steps=1000: nothing was learnt.")
+    assert "exact match reached 0.100" in line
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"sorted_batches": 0}, "sorted_batches=0: must be 1 or more"),
         ({"steps": 0}, "steps=0: must be 1 or more"),
         ({"warmup_steps": -1}, "warmup_steps=-1: must be 0 or more"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: must be above 0 and finite"),
