@@ -21,7 +21,7 @@ REFUSED = [
     (["gate=none", "gate.scale=one"], "gate.scale=one: gate is not among the options chosen here, --help lists"),
     (["scorer=[ablation]", "scorer.random.draws=3"], "scorer.random.draws=3: random is not among the options chosen"),
     (["experiment=train", "experiment.tolerance=0"], "experiment.tolerance=0: no such key, allowed are examples"),
-    (["task=sorted"], "task=sorted: no such option, did you mean sort? allowed are copy, inflection, reverse"),
+    (["task=sorted"], "task=sorted: no such option, did you mean sort? allowed are copy, inflection, mirror"),
     (["task=null"], "task=null: must name one of copy, inflection, mirror_difference, reverse, running_sum, sort"),
     (["gate=null"], "gate=null: must name one of none, softmax"),
     (["scorer=null"], "scorer=null: must name one of ablation, "),
