@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,7 +109,7 @@ def test_the_history_of_a_file_must_be_that_of_its_model(run: Run, cache: Path) 
     study = run.study()
     pruned = study.subject.without(HeadMask(study.subject.grid).without(study.subject.grid.heads[0]))
     old = study.history.drop(columns="seconds").to_dict("records")
-    settings = torch.load(cache.parent / "whole.pt", weights_only=True)["settings"]
+    settings = torch.load(io.BytesIO(study.save(study.subject)), weights_only=True)["settings"]
     for name, content, message in (
         ("pruned", study.save(pruned), "was pruned or trained again since its training"),
         ("tuned", study.save(study.subject, steps=3), "was pruned or trained again since its training"),
