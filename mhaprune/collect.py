@@ -15,7 +15,7 @@ from mhaprune.plugins import find_class
 from mhaprune.reporting.page import render
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.store import RunFolder, read_status
-from mhaprune.tables import LABEL
+from mhaprune.tables import LABEL, SETTING
 
 RUN, COLLECTION = "run", "collection"
 """What a folder's `status.json` says under `kind`."""
@@ -83,7 +83,8 @@ def collect(folders: Iterable[Path], out: Path, title: str = "Runs compared") ->
         raise ValueError(f"folder={', '.join(map(str, folders))}: holds no run, a run folder has a status.json")
     with RunFolder(out).recorded() as folder:
         folder.note(kind=COLLECTION)
-        labels = dict(zip([run.folder for run in runs], _labels(runs), strict=True))
+        places = [run.folder for run in runs]
+        labels, settings = (dict(zip(places, names, strict=True)) for names in _names(runs))
         compared = [run for run in runs if run.why_not is None]
         left_out = [run for run in runs if run.why_not is not None]
         kinds = list(dict.fromkeys(run.experiment for run in compared if run.experiment is not None))
@@ -91,7 +92,7 @@ def collect(folders: Iterable[Path], out: Path, title: str = "Runs compared") ->
         plots: list[Plot] = []
         lines = [f"{labels[run.folder]} is not in here, {run.why_not} ({run.folder})." for run in left_out]
         for kind in kinds:
-            own = dict(_combined([run for run in compared if run.experiment is kind], labels))
+            own = dict(_combined([run for run in compared if run.experiment is kind], labels, settings))
             # Tables and figures of several experiments may have the same names.
             prefix = f"{kind.__name__.lower()}-" if len(kinds) > 1 else ""
             plots += [plot.named(prefix + plot.name) for plot in draw(kind.figures_over_runs, own)]
@@ -118,7 +119,9 @@ def _overview(runs: Sequence[FoundRun], labels: Mapping[Path, str]) -> pd.DataFr
     )
 
 
-def _combined(runs: Sequence[FoundRun], labels: Mapping[Path, str]) -> Iterator[tuple[str, pd.DataFrame]]:
+def _combined(
+    runs: Sequence[FoundRun], labels: Mapping[Path, str], settings: Mapping[Path, str]
+) -> Iterator[tuple[str, pd.DataFrame]]:
     names = dict.fromkeys(name for run in runs for name in run.status.get("files", []) if name.endswith(".csv"))
     for name in names:
         parts = []
@@ -126,25 +129,35 @@ def _combined(runs: Sequence[FoundRun], labels: Mapping[Path, str]) -> Iterator[
             if name in run.status["files"]:
                 frame = pd.read_csv(run.folder / name)
                 frame.insert(0, LABEL, labels[run.folder])
+                frame.insert(1, SETTING, settings[run.folder])
                 parts.append(frame)
         yield name.removesuffix(".csv"), pd.concat(parts, ignore_index=True)
 
 
-def _labels(runs: list[FoundRun]) -> list[str]:
-    """What tells the runs apart: the settings that differ between them and, where that is not enough, the folder."""
+def _names(runs: list[FoundRun]) -> tuple[list[str], list[str]]:
+    """The label and the setting of every run.
+
+    A label holds what tells the runs apart: the settings that differ between them and, where that is not enough, the
+    folder. A setting holds the same without seed and folder.
+    """
     settings = [_settings(run.status) for run in runs]
     names = dict.fromkeys(name for mine in settings for name in mine)
     varying = [name for name in names if len({mine.get(name) for mine in settings if mine}) > 1]
-    labels = [", ".join(f"{name}={mine[name]}" for name in varying if name in mine) for mine in settings]
+    labels = [_joined(mine, varying) for mine in settings]
     depth = 1
     while len({run.folder.parts[-depth:] for run in runs}) < len(runs):
         depth += 1
-    return [
+    unique = [
         label
         if label and labels.count(label) == 1
         else ", ".join(filter(None, [label, "/".join(run.folder.parts[-depth:])]))
         for label, run in zip(labels, runs, strict=True)
     ]
+    return unique, [_joined(mine, [name for name in varying if name != "seed"]) for mine in settings]
+
+
+def _joined(settings: Mapping[str, str], names: Iterable[str]) -> str:
+    return ", ".join(f"{name}={settings[name]}" for name in names if name in settings)
 
 
 def _settings(status: Mapping[str, Any]) -> dict[str, str]:

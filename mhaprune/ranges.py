@@ -89,7 +89,12 @@ class Checked:
 
 
 def check(name: str, value: Any, hint: Any) -> None:
-    """Raise ValueError unless `value` is in the ranges of `hint`, and each item of a tuple in those of the items."""
+    """Raise ValueError unless `value` is in the ranges of `hint`, and each item of a tuple in those of the items.
+
+    None has no range: it is a setting that was left out, where the type allows it.
+    """
+    if value is None:
+        return
     if get_origin(hint) is Annotated:
         hint, *ranges = get_args(hint)
         allowed = " and ".join(map(str, ranges))

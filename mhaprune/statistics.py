@@ -70,6 +70,14 @@ def student_interval(values_S: ArrayLike) -> tuple[float, float]:
     return mean - half, mean + half
 
 
+def geometric_mean(values_S: ArrayLike) -> tuple[float, float, float]:
+    """The geometric mean of positive values over a few seeds, and both ends of its interval: Student's for the mean of
+    the logarithms. The ends are NaN for one seed."""
+    logarithms_S = np.log(np.asarray(values_S, dtype=float))
+    low, high = student_interval(logarithms_S)
+    return math.exp(logarithms_S.mean()), math.exp(low), math.exp(high)
+
+
 def bernstein_bound(
     variance: np.ndarray | float,
     value_range: np.ndarray | float,

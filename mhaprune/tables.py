@@ -19,8 +19,12 @@ BLOCK = HEAD[:2]
 """The columns that name a block, one attention layer."""
 LABEL = "label"
 """The column that tells runs apart, where there are several."""
+SETTING = "setting"
+"""The label without the seed: what runs have in common that differ only in their seed. Empty if all runs do."""
 QUALITY = "sequence_accuracy"
 """The column of what a model is judged by: exact match."""
+VALID_QUALITY = f"valid_{QUALITY}"
+"""The same on the split that is measured during training."""
 CHOOSE_QUALITY = f"choose_{QUALITY}"
 """The same on the split on which choices are made, never reported."""
 ENDS = ("", "_low", "_high")

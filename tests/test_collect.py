@@ -54,6 +54,34 @@ def test_runs_are_combined_and_told_apart_by_what_differs(tmp_path: Path) -> Non
     assert again == lines
 
 
+def test_a_setting_is_what_runs_share_that_differ_in_their_seed(tmp_path: Path) -> None:
+    """It holds neither the seed nor the folder; a seed of something else is a setting like others."""
+    for job, (heads, seed) in enumerate([(2, 0), (2, 1), (4, 0), (4, 1)]):
+        make_run(tmp_path / "sweep" / str(job), num_heads=heads, seed=seed)
+    for name in ("monday", "tuesday"):
+        make_run(tmp_path / "same" / name, num_heads=2, seed=0)
+    for seed in (0, 1):
+        make_run(tmp_path / "seeds" / str(seed), num_heads=2, seed=seed)
+        make_run(tmp_path / "data" / str(seed), num_heads=2, seed=0)
+        status = read_status(tmp_path / "data" / str(seed)) | {"overrides": [f"task.seed={seed}"]}
+        (tmp_path / "data" / str(seed) / "status.json").write_text(json.dumps(status))
+
+    def names(folder: str) -> list[tuple[str, str]]:
+        collect([tmp_path / folder], tmp_path / "out" / folder)
+        table = pd.read_csv(tmp_path / "out" / folder / "pruning.csv", keep_default_na=False)
+        return list(table[["label", "setting"]].drop_duplicates().itertuples(index=False, name=None))
+
+    assert names("sweep") == [
+        ("num_heads=2, seed=0", "num_heads=2"),
+        ("num_heads=2, seed=1", "num_heads=2"),
+        ("num_heads=4, seed=0", "num_heads=4"),
+        ("num_heads=4, seed=1", "num_heads=4"),
+    ]
+    assert names("same") == [("monday", ""), ("tuesday", "")]
+    assert names("seeds") == [("seed=0", ""), ("seed=1", "")]
+    assert names("data") == [("task.seed=0", "task.seed=0"), ("task.seed=1", "task.seed=1")]
+
+
 def test_failed_and_unfinished_runs_are_named_and_left_out(tmp_path: Path) -> None:
     make_run(tmp_path / "0", num_heads=2)
     make_failed(tmp_path / "1", "model.num_heads=3: must divide")

@@ -28,6 +28,7 @@ class Base(Checked):
     decay: Annotated[float, Ge(0)] = 0.0
     share: Annotated[float, Ge(0), Lt(1)] = 0.0
     anything: float = 0.0
+    optional: Annotated[float | None, Within(0, 1)] = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Derived(Base):
         ({"decay": math.inf}, "decay=inf: must be 0 or more and finite"),
         ({"share": 1.0}, "share=1.0: must be 0 or more and below 1"),
         ({"share": math.nan}, "share=nan: must be 0 or more and below 1"),
+        ({"optional": 1.5}, "optional=1.5: must be from 0 to 1"),
+        ({"optional": math.nan}, "optional=nan: must be from 0 to 1"),
         ({"places": (3, -1)}, "places[1]=-1: must be 0 or more"),
         ({"sizes": (0,)}, "sizes[0]=0: must be 1 or more"),
         ({"sizes": ()}, "sizes=[]: must be one or more values, all different"),
@@ -62,7 +65,7 @@ def test_a_value_outside_its_range_is_refused(settings: dict[str, Any], message:
 
 def test_a_value_inside_its_range_is_not() -> None:
     Base(count=1, rate=1e-300, decay=0.0, share=0.999, anything=math.nan)
-    Derived(count=4, places=(0, 0), sizes=(2, 1))
+    Derived(count=4, places=(0, 0), sizes=(2, 1), optional=1.0)
     with pytest.raises(ValueError, match="^count=0: must be 1 or more$"):
         Base(count=0)
 

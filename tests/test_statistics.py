@@ -15,6 +15,7 @@ from mhaprune.statistics import (
     area_weights,
     bernstein_bound,
     bootstrap_interval,
+    geometric_mean,
     kendall,
     kendall_interval,
     overlap,
@@ -99,6 +100,17 @@ def test_students_interval_is_scipys(n: int) -> None:
 def test_one_seed_has_no_interval_and_equal_seeds_have_no_width() -> None:
     assert all(map(math.isnan, student_interval([0.9])))
     assert student_interval([0.5, 0.5, 0.5]) == (0.5, 0.5)
+
+
+def test_a_geometric_mean_has_the_interval_of_its_logarithms() -> None:
+    times = np.array([300.0, 400.0, 1200.0])
+    mean, low, high = geometric_mean(times)
+    assert mean == pytest.approx(stats.gmean(times))
+    assert (math.log(low), math.log(high)) == pytest.approx(student_interval(np.log(times)))
+    assert geometric_mean(1 / times) == pytest.approx((1 / mean, 1 / high, 1 / low)), "a ratio and its inverse agree"
+    mean, *ends = geometric_mean([7.4])
+    assert mean == pytest.approx(7.4)
+    assert all(map(math.isnan, ends))
 
 
 def test_students_interval_covers_three_seeds_where_the_bootstrap_does_not() -> None:

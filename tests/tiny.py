@@ -13,6 +13,7 @@ SEQUENCES = {"train": 200, "max_length": 6}
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "task": {
         "copy": SEQUENCES,
+        "mirror_difference": SEQUENCES,
         "reverse": SEQUENCES,
         "running_sum": SEQUENCES,
         "sort": SEQUENCES,

@@ -68,7 +68,7 @@ class Experiment(Checked, ABC):
     figures: ClassVar[Figures] = ()
     """The figures of one run, in the order of the report."""
     figures_over_runs: ClassVar[Figures] = ()
-    """The figures of several runs, whose tables have the column `label`."""
+    """The figures of several runs, whose tables have the columns `label` and `setting`."""
     recovers: ClassVar[bool] = False
     """Whether the experiment uses recoveries."""
     reads_example: ClassVar[bool] = False

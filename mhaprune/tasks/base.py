@@ -6,7 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from mhaprune.data import Examples, Vocabulary, pad
 from mhaprune.ranges import Checked, Ge, Within
@@ -38,6 +38,9 @@ class Splits:
 @dataclass(frozen=True)
 class Task(Checked, ABC):
     """A sequence-to-sequence task with fixed splits (see `Splits` for what each is for)."""
+
+    learnt: ClassVar[float] = 0.99
+    """The exact match from which on a model counts as having learnt the task."""
 
     seed: Annotated[int, Ge(0)] = 0
     """Fixes the examples. It is not the seed of the run: models of different seeds share the same examples."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from mhaprune.data import Vocabulary
 from mhaprune.ranges import Ge
@@ -38,6 +38,8 @@ class Inflection(Task):
 
     Lemmas and forms consist of the letters a to z. Where a lemma has several forms, the first is kept.
     """
+
+    learnt: ClassVar[float] = 0.88
 
     valid: HeldOut = 1000
     """Number of examples that are measured during training."""

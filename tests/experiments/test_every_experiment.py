@@ -73,7 +73,10 @@ def test_every_figure_is_drawn_in_both_forms_under_a_name_of_its_own(done: Done)
 
 def test_two_runs_are_compared(done: Done) -> None:
     """In a sentence for each, at least, and by every figure that it has for that."""
-    own = [{name: frame.assign(label=label) for name, frame in done.tables.items()} for label in ("one", "other")]
+    own = [
+        {name: frame.assign(label=label, setting="") for name, frame in done.tables.items()}
+        for label in ("one", "other")
+    ]
     both = {name: pd.concat([tables[name] for tables in own], ignore_index=True) for name in done.tables}
     assert len(list(done.kind.say_over_runs(both))) >= 2
     drawn = [[plot.name for plot in draw((figure,), both)] for figure in done.kind.figures_over_runs]

@@ -10,6 +10,7 @@ from mhaprune.data import PAD, Examples
 from mhaprune.tasks.base import SequenceTask, Task
 from mhaprune.tasks.copy import Copy
 from mhaprune.tasks.inflection import Inflection
+from mhaprune.tasks.mirror_difference import MirrorDifference
 from mhaprune.tasks.reverse import Reverse
 from mhaprune.tasks.running_sum import RunningSum
 from mhaprune.tasks.sort import Sort
@@ -28,6 +29,10 @@ def rows(task: Task, examples: Examples) -> list[tuple[list[str], list[str]]]:
         (Copy(**SMALL, train=100), lambda s: s),
         (Reverse(**SMALL, train=100), lambda s: s[::-1]),
         (Sort(**SMALL, train=100), sorted),
+        (
+            MirrorDifference(**SMALL, train=100),
+            lambda s: [str((int(a) - int(b)) % 10) for a, b in zip(s, s[::-1], strict=True)],
+        ),
         (RunningSum(**SMALL, train=100), lambda s: [str(sum(map(int, s[: i + 1])) % 10) for i in range(len(s))]),
     ],
     ids=lambda value: type(value).__name__,
@@ -42,6 +47,15 @@ def test_targets_are_right_and_splits_disjoint(task: SequenceTask, expected: Any
             assert 2 <= len(source) <= 10
             assert tuple(source) not in seen
             seen.add(tuple(source))
+
+
+def test_a_mirror_difference_depends_on_the_order_and_takes_all_symbols_there_are() -> None:
+    """The sums of two places are the same in both orders, and the differences are not."""
+    ten, four = MirrorDifference(**SMALL), MirrorDifference(**SMALL, num_symbols=4, max_length=7, train=100)
+    assert list(ten.answer([*"312"])) == ["1", "0", "9"]
+    assert list(ten.answer([*"213"])) == ["9", "0", "1"]
+    assert list(four.answer([*"3012"])) == ["1", "3", "1", "3"]
+    assert list(ten.answer(["7"])) == ["0"]
 
 
 def test_splits_are_of_a_kind() -> None:

@@ -1,0 +1,86 @@
+"""Measure how long the training of a model takes to reach a target and to stay there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import pandas as pd
+
+from mhaprune.evaluation import accuracy_columns
+from mhaprune.experiments.base import Experiment, Findings, Setup
+from mhaprune.experiments.learn import words
+from mhaprune.experiments.learn.figures import learning_curve, learning_curves, time_to_accuracy
+from mhaprune.heads import HeadGrid
+from mhaprune.measure import measure
+from mhaprune.ranges import Within
+from mhaprune.reporting.plots import Figures
+from mhaprune.tables import GATE, VALID_QUALITY
+from mhaprune.trained import Study
+
+ROUNDING = 1e-6
+"""450 of 500 examples are 0.9, but a mean in float32 is a little less."""
+
+
+@dataclass(frozen=True)
+class Learn(Experiment):
+    """After how many steps and seconds of training exact match on the valid split reaches a target and stays there:
+    tables `learning` and `reached`.
+
+    The target is reached at the first evaluation from which on no evaluation is below it; the one before training does
+    not count. So the time is known as finely as `training.evaluate_every`. A run that does not get there is kept: its
+    steps and seconds are those of its whole training, a lower bound of what it would have needed.
+
+    The seconds are those of the training steps alone, in the run that trained the model. A model from the cache or from
+    a file brings them with it, so they are comparable if the models were trained on one machine under the same load.
+    """
+
+    target: Annotated[float | None, Within(0, 1)] = None
+    """The exact match to reach. None takes that of the task, from which on it counts as learnt."""
+
+    figures: ClassVar[Figures] = (learning_curve,)
+    figures_over_runs: ClassVar[Figures] = (learning_curves, time_to_accuracy)
+    say = staticmethod(words.say)
+    say_in_common = staticmethod(words.over_runs)
+
+    def check(self, setup: Setup) -> None:
+        saved, model = setup.recipe.saved, setup.recipe.model
+        if saved is None:
+            return
+        if saved.steps_since or len(saved.heads) < len(HeadGrid.full(model.blocks, model.num_heads)):
+            raise ValueError(
+                f"model_file={saved.path}: was pruned or trained again since its training, must be as experiment=train"
+                " saves it"
+            )
+        if not all("seconds" in row for row in saved.history):
+            raise ValueError(f"model_file={saved.path}: has no seconds of its training, must be saved by this version")
+
+    def __call__(self, study: Study) -> Findings:
+        target = study.task.learnt if self.target is None else self.target
+        size = {"parameters": study.subject.count_parameters()}
+        accuracy = accuracy_columns(measure(study.subject, study.splits.report))
+        gates = [name for name in study.history if name.startswith(GATE)]
+        tables = {
+            "learning": study.history.drop(columns=gates),
+            "reached": pd.DataFrame([time_to(study.history, target) | size | accuracy]),
+        }
+        return Findings(tables)
+
+
+def time_to(history: pd.DataFrame, target: float) -> dict[str, Any]:
+    """The steps and seconds to the first evaluation from which on none is below the target; those of the whole training
+    if there is no such evaluation."""
+    during = history[history["step"] > 0]
+    below = during[VALID_QUALITY] < target - ROUNDING
+    stays = during[~below[::-1].cummax()[::-1]]  # from the end back to the last evaluation that is below
+    last = during.iloc[-1]
+    found = last if stays.empty else stays.iloc[0]
+    return {
+        "target": target,
+        "reached": not stays.empty,
+        "steps": int(found["step"]),
+        "seconds": float(found["seconds"]),
+        f"best_{VALID_QUALITY}": float(during[VALID_QUALITY].max()),
+        f"last_{VALID_QUALITY}": float(last[VALID_QUALITY]),
+        "ms_per_step": 1000 * float(last["seconds"]) / int(last["step"]),
+    }

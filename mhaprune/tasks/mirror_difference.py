@@ -1,0 +1,23 @@
+"""Subtract from each symbol its mirror image, modulo the number of symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mhaprune.tasks.base import SequenceTask
+
+
+@dataclass(frozen=True)
+class MirrorDifference(SequenceTask):
+    """3 1 2 -> 1 0 9, for ten symbols: t_i = (s_i − s_{n−1−i}) mod num_symbols.
+
+    It exists because every symbol of the target needs two symbols of the source at once, and in order: a − b is not
+    b − a. A single head that averages cannot just look at both places: it would add their values, and a sum does not
+    tell which symbol comes first. (The second half of the target is the first half backwards and negated, so it can be
+    read off what is written already.)
+    """
+
+    def transform(self, source: Sequence[int]) -> Sequence[int]:
+        pairs = zip(source, reversed(source), strict=True)
+        return [(symbol - mirrored) % self.num_symbols for symbol, mirrored in pairs]
