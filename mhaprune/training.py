@@ -32,17 +32,18 @@ Objective = Callable[[EncoderDecoder, Examples], Tensor]
 
 @dataclass(frozen=True)
 class Training(Checked):
-    """AdamW (Loshchilov & Hutter 2019) or Muon with linear warm-up and decay to zero, gradients clipped by norm."""
+    """Muon (Jordan et al. 2024) or AdamW (Loshchilov & Hutter 2019), with linear warm-up and decay to zero, gradients
+    clipped by norm."""
 
-    steps: Annotated[int, Ge(1)] = 1000
+    steps: Annotated[int, Ge(1)] = 400
     """Number of optimiser steps."""
     batch_size: Annotated[int, Ge(1)] = 64
     """Number of examples per step."""
-    optimiser: Literal["adamw", "muon"] = "adamw"
+    optimiser: Literal["adamw", "muon"] = "muon"
     """`muon` updates the matrices inside the layers by Muon; everything else is left to AdamW."""
-    learning_rate: Annotated[float, Gt(0)] = 3e-3
+    learning_rate: Annotated[float, Gt(0)] = 4e-3
     """The highest learning rate of the weights, after warm-up. Gates have their own."""
-    warmup_steps: Annotated[int, Ge(0)] = 100
+    warmup_steps: Annotated[int, Ge(0)] = 50
     """Number of first steps in which the learning rate rises."""
     weight_decay: Annotated[float, Ge(0)] = 1.0
     """The factor λ of AdamW. Gates do not decay."""
@@ -50,12 +51,12 @@ class Training(Checked):
     """The largest norm of all gradients together. A longer gradient is scaled down to it."""
     decay: Literal["cosine", "linear"] = "cosine"
     """How the learning rate falls to zero after warm-up: in half a cosine or in a line."""
-    sorted_batches: Annotated[int, Ge(1)] = 1
+    sorted_batches: Annotated[int, Ge(1)] = 8
     """Number of batches that are drawn together and sorted by length among themselves, so that each holds little
     padding; 1 sorts nothing."""
     label_smoothing: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of the target probability that is spread evenly over all symbols."""
-    evaluate_every: Annotated[int, Ge(1)] = 100
+    evaluate_every: Annotated[int, Ge(1)] = 25
     """Number of steps between two rows of the history: loss, held-out accuracy, gates."""
     checkpoint_every: Annotated[int, Ge(1)] = 500
     """Number of steps between two saved states. A training that is resumed ends in the same bits."""

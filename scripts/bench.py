@@ -91,7 +91,7 @@ class TorchSeq2Seq(nn.Module):
 def training() -> list[Pair]:
     """A training step of ours, gates included, against the same step of torch.nn.Transformer; AdamW and clipping
     alike."""
-    config, batch, recipe = Transformer(), random_examples(64, 10), Training()
+    config, batch, recipe = Transformer(), random_examples(64, 10), Training(optimiser="adamw")
     ours = Seq2Seq(config, VOCABULARY_SIZE, Softmax())
     peer = TorchSeq2Seq(config)
     ours_optimisers = recipe.optimisers(ours, Softmax())

@@ -67,6 +67,7 @@ LEARNT = (
     "training.learning_rate=0.01",
     "training.warmup_steps=10",
     "training.weight_decay=0.1",
+    "training.optimiser=adamw",
     "training.evaluate_every=100",
 )
 """A model of six heads that has learnt to sort short sequences, so that every budget costs it something else."""

@@ -203,12 +203,25 @@ def test_a_yaml_shows_every_field_and_agrees_with_the_defaults(path: Path) -> No
 
 def check_variant(path: Path, settings: dict[str, Any]) -> None:
     """One that has no class of its own changes another option of its group, or chooses nothing."""
-    defaults = [entry for entry in settings.pop("defaults", []) if isinstance(entry, str) and entry != "_self_"]
-    if not defaults:
+    parent = parent_of(path, settings)
+    if parent is None:
         assert not settings or path.parent.name == "launch", path
         return
-    (parent,) = (entry.removesuffix("@_here_") for entry in defaults)
-    assert parent == "default" or path.stem.startswith(f"{parent}_")
-    base = settings_of(path.parent / f"{parent}.yaml")
+    assert parent.stem == "default" or path.stem.startswith(f"{parent.stem}_")
+    base = composed(parent)
     assert settings, "else it is the same option"
     assert all(key in base and base[key] != value for key, value in settings.items())
+
+
+def composed(path: Path) -> dict[str, Any]:
+    """The settings of an option with those that it inherits."""
+    settings = settings_of(path)
+    parent = parent_of(path, settings)
+    return settings if parent is None else composed(parent) | settings
+
+
+def parent_of(path: Path, settings: dict[str, Any]) -> Path | None:
+    """The option of its group that a YAML starts from; takes the defaults list out of its settings."""
+    names = [entry for entry in settings.pop("defaults", []) if isinstance(entry, str) and entry != "_self_"]
+    assert len(names) < 2, path
+    return path.parent / f"{names[0].removesuffix('@_here_')}.yaml" if names else None

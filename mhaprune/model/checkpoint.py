@@ -19,7 +19,8 @@ from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 
-FORMAT, VERSION = "mhaprune model", 2
+FORMAT, VERSION = "mhaprune model", 3
+"""Version 3 names the optimiser, and its history has seconds."""
 BROUGHT = ("task", "model", "gate", "training")
 """The settings of a run that a saved model brings with it."""
 KINDS: dict[str, type] = {
