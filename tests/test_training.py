@@ -21,7 +21,9 @@ from mhaprune.tasks.sort import Sort
 from mhaprune.training import Training, cross_entropy, head_gates, nothing_learnt, training_step
 
 GATE = Softmax(learning_rate=0.05, entropy_weight=0.01)
-RECIPE = Training(optimiser="adamw", sorted_batches=1, steps=7, batch_size=8, warmup_steps=2, evaluate_every=3, checkpoint_every=2)
+RECIPE = Training(
+    optimiser="adamw", sorted_batches=1, steps=7, batch_size=8, warmup_steps=2, evaluate_every=3, checkpoint_every=2
+)
 
 
 def fresh(task: Sort, dropout: float = 0.2) -> Seq2Seq:
