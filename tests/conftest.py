@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import gc
 import importlib.util
 import io
 import os
@@ -17,6 +19,9 @@ from typing import Any, NamedTuple
 import hydra
 import pytest
 import torch
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -62,16 +67,53 @@ LEARNT = (
     "task.score=60",
     "task.choose=60",
     "task.report=60",
-    "training.steps=300",
+    "training.steps=150",
     "training.batch_size=32",
-    "training.learning_rate=0.01",
+    "training.learning_rate=0.02",
     "training.warmup_steps=10",
     "training.weight_decay=0.1",
     "training.evaluate_every=100",
+    "training.checkpoint_every=100",
 )
 """A model of six heads that has learnt to sort short sequences, so that every budget costs it something else."""
 TINY_SEQUENCES = tuple(small("task", "sort"))
 TINY_ABLATE = tuple(small("experiment", "ablate"))
+
+
+def pytest_collection_finish() -> None:
+    """What the imports have made stays: no collection need look through it again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hydra_reads_once() -> Iterator[None]:
+    """Hydra reads the same YAML files and parses the same overrides again for every run."""
+    known: dict[Any, Any] = {}
+    parse_rule, load_file = OverridesParser.parse_rule, FileConfigSource.load_config
+    load_resource = ImportlibResourcesConfigSource.load_config
+
+    def once(key: Any, make: Callable[[], Any]) -> Any:
+        if key not in known:
+            known[key] = make()
+        return copy.deepcopy(known[key])
+
+    def parsed(self: OverridesParser, text: str, rule: str) -> Any:
+        return once((text, rule), lambda: parse_rule(self, text, rule))
+
+    def from_file(self: FileConfigSource, name: str) -> Any:
+        file = Path(self.path, self._normalize_file_name(name))
+        written = file.stat().st_mtime_ns if file.exists() else None
+        return once((file, written, self.provider), lambda: load_file(self, name))
+
+    def from_package(self: ImportlibResourcesConfigSource, name: str) -> Any:
+        return once((self.path, name, self.provider), lambda: load_resource(self, name))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OverridesParser, "parse_rule", parsed)
+        patch.setattr(FileConfigSource, "load_config", from_file)
+        patch.setattr(ImportlibResourcesConfigSource, "load_config", from_package)
+        yield
 
 
 @pytest.fixture(autouse=True)
