@@ -19,9 +19,6 @@ from typing import Any, NamedTuple
 import hydra
 import pytest
 import torch
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -84,36 +81,6 @@ def pytest_collection_finish() -> None:
     """What the imports have made stays: no collection need look through it again."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def hydra_reads_once() -> Iterator[None]:
-    """Hydra reads the same YAML files and parses the same overrides again for every run."""
-    known: dict[Any, Any] = {}
-    parse_rule, load_file = OverridesParser.parse_rule, FileConfigSource.load_config
-    load_resource = ImportlibResourcesConfigSource.load_config
-
-    def once(key: Any, make: Callable[[], Any]) -> Any:
-        if key not in known:
-            known[key] = make()
-        return copy.deepcopy(known[key])
-
-    def parsed(self: OverridesParser, text: str, rule: str) -> Any:
-        return once((text, rule), lambda: parse_rule(self, text, rule))
-
-    def from_file(self: FileConfigSource, name: str) -> Any:
-        file = Path(self.path, self._normalize_file_name(name))
-        written = file.stat().st_mtime_ns if file.exists() else None
-        return once((file, written, self.provider), lambda: load_file(self, name))
-
-    def from_package(self: ImportlibResourcesConfigSource, name: str) -> Any:
-        return once((self.path, name, self.provider), lambda: load_resource(self, name))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OverridesParser, "parse_rule", parsed)
-        patch.setattr(FileConfigSource, "load_config", from_file)
-        patch.setattr(ImportlibResourcesConfigSource, "load_config", from_package)
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -232,6 +199,16 @@ def judged(model: Seq2Seq, scores_N: Tensor) -> Evidence:
 
 def compose(*overrides: str) -> dict[str, Any]:
     """The composed config in plain values, as `scripts/run.py` builds it."""
+    caches = [override for override in overrides if override.startswith("cache=")]
+    config = copy.deepcopy(_composed(*(override for override in overrides if override not in caches)))
+    if caches:
+        config["cache"] = caches[-1].removeprefix("cache=")
+    return config
+
+
+@functools.cache
+def _composed(*overrides: str) -> dict[str, Any]:
+    """Hydra takes long, and runs that differ in the place of their cache only are many."""
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return plain(hydra.compose("config", overrides=list(overrides)))
 
