@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import gc
 import importlib.util
 import io
 import os
@@ -62,17 +64,24 @@ LEARNT = (
     "task.score=60",
     "task.choose=60",
     "task.report=60",
-    "training.steps=300",
+    "training.steps=150",
     "training.batch_size=32",
-    "training.learning_rate=0.01",
+    "training.learning_rate=0.02",
     "training.warmup_steps=10",
     "training.weight_decay=0.1",
     "training.optimiser=adamw",
     "training.evaluate_every=100",
+    "training.checkpoint_every=100",
 )
 """A model of six heads that has learnt to sort short sequences, so that every budget costs it something else."""
 TINY_SEQUENCES = tuple(small("task", "sort"))
 TINY_ABLATE = tuple(small("experiment", "ablate"))
+
+
+def pytest_collection_finish() -> None:
+    """What the imports have made stays: no collection need look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -191,6 +200,16 @@ def judged(model: Seq2Seq, scores_N: Tensor) -> Evidence:
 
 def compose(*overrides: str) -> dict[str, Any]:
     """The composed config in plain values, as `scripts/run.py` builds it."""
+    caches = [override for override in overrides if override.startswith("cache=")]
+    config = copy.deepcopy(_composed(*(override for override in overrides if override not in caches)))
+    if caches:
+        config["cache"] = caches[-1].removeprefix("cache=")
+    return config
+
+
+@functools.cache
+def _composed(*overrides: str) -> dict[str, Any]:
+    """Hydra takes long, and runs that differ in the place of their cache only are many."""
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return plain(hydra.compose("config", overrides=list(overrides)))
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,12 @@ def test_inflection_chooses_its_recipe_and_can_be_overruled() -> None:
     assert build(compose("task=inflection", "training=default")).training.steps == 400
 
 
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    """The default config."""
+    return {key: value for key, value in describe(build(compose())).items() if key != "_target_"}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -98,8 +105,8 @@ def test_inflection_chooses_its_recipe_and_can_be_overruled() -> None:
         ({"speed": 3}, "speed=3: no such setting, allowed are task, model, training"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
-    config = {key: value for key, value in describe(build(compose())).items() if key != "_target_"}
+def test_what_cannot_be_is_refused_in_one_line(settings: dict[str, Any], message: str, plain: dict[str, Any]) -> None:
+    config = copy.deepcopy(plain)
     for key, value in settings.items():
         *parents, last = key.split(".")
         node = config

@@ -23,9 +23,13 @@ CLOCK = {"seconds", "latency_ms", "speedup", "speedup_q1", "speedup_q3"}
 
 
 def run(folder: Path, *overrides: str) -> dict[str, pd.DataFrame]:
+    return tables_of(folder, *SMALL, *overrides)
+
+
+def tables_of(folder: Path, *overrides: str) -> dict[str, pd.DataFrame]:
     with RunFolder(folder).recorded() as recorded:
-        build(compose(*SMALL, *overrides))(recorded)
-    return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
+        build(compose(*overrides))(recorded)
+    return read(folder)
 
 
 @pytest.fixture(scope="module")
@@ -141,17 +145,17 @@ def test_the_same_recipe_is_trained_once(tmp_path: Path, monkeypatch: pytest.Mon
         return plain(*arguments, **keywords)  # type: ignore[arg-type]
 
     monkeypatch.setattr(training, "training_step", counted)
-    cache = f"cache={tmp_path / 'cache'}"
-    trained = run(tmp_path / "a", cache)
+    train = ["experiment=train", *TINY, *TINY_SEQUENCES, f"cache={tmp_path / 'cache'}"]
+    trained = tables_of(tmp_path / "a", *train)
     assert steps == 6
-    loaded = run(tmp_path / "b", cache, "scorer=[ablation]", "experiment.budgets=[1]")
+    loaded = run(tmp_path / "b", train[-1], "scorer=[ablation]", "experiment.budgets=[1]")
     assert steps == 6
     pd.testing.assert_frame_equal(
         trained["training"].drop(columns="run"), loaded["training"].drop(columns="run"), check_exact=True
     )
-    run(tmp_path / "c", cache, "seed=1")
+    tables_of(tmp_path / "c", *train, "seed=1")
     assert steps == 12
-    run(tmp_path / "d", cache, "gate.learning_rate=0.5")
+    tables_of(tmp_path / "d", *train, "gate.learning_rate=0.5")
     assert steps == 18
 
 
@@ -206,14 +210,21 @@ def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) 
 
 
 def test_a_sweep_in_several_processes_ends_in_the_same_tables(tmp_path: Path) -> None:
-    small = [*SMALL, "scorer=[ablation,gate]", "seed=0,1", f"cache={tmp_path / 'cache'}"]
-    here = run_here(main, "-m", f"hydra.sweep.dir={tmp_path / 'basic'}", *small)
+    """Each trained anew."""
+
+    def arguments(name: str) -> list[str]:
+        output = [f"hydra.sweep.dir={tmp_path / name}", f"cache={tmp_path / name / 'cache'}"]
+        return ["-m", "experiment=evaluate", *TINY, *TINY_SEQUENCES, "seed=0,1", *output]
+
+    here = run_here(main, *arguments("basic"))
     assert here.returncode == 0, here.stderr
-    done = run_script("run.py", "-m", "launch=joblib", f"hydra.sweep.dir={tmp_path / 'joblib'}", *small)
+    done = run_script("run.py", "launch=joblib", *arguments("joblib"))
     assert done.returncode == 0, done.stderr
-    for name in ("heads", "pruning"):
+    for name in ("accuracy", "training"):
         first, second = (pd.read_csv(tmp_path / launch / f"{name}.csv") for launch in ("basic", "joblib"))
         columns = [column for column in first if column not in CLOCK]
+        assert first["label"].nunique() == 2
+        assert first["loss"].nunique() > 1
         pd.testing.assert_frame_equal(first[columns], second[columns], check_exact=True)
 
 

@@ -44,7 +44,6 @@ def planted(model: Seq2Seq, splits: Splits) -> tuple[Seq2Seq, Examples]:
     [
         HardConcrete(keep=3),
         Subset(keep=3),
-        Subset(keep=3 / 18),
         Racing(keep=3, first=16),
         Ablation(),
     ],
@@ -57,6 +56,13 @@ def test_planted_heads_are_found_and_exactly_so_many_kept(planted: tuple[Seq2Seq
     assert {str(head) for head in mask.kept} == set(PLANTED)
     if isinstance(scorer, HardConcrete):
         assert (scores.values[0] > 0.5).sum() == 3
+
+
+def test_a_share_of_the_heads_is_their_number(planted: tuple[Seq2Seq, Examples]) -> None:
+    model, examples = planted
+    share, number, fewer = (Subset(keep=keep, steps=5)(model, examples, seed=0).values for keep in (3 / 18, 3, 2))
+    assert torch.equal(share, number)
+    assert not torch.equal(number, fewer)
 
 
 WORTHS = torch.logspace(-3, 0.5, 18, dtype=torch.double)[[(5 * n + 2) % 18 for n in range(18)]]

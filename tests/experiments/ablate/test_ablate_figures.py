@@ -18,12 +18,17 @@ def drawn(tables: Tables) -> Iterator[Plot]:
     return draw(Ablate.figures, tables)
 
 
+@pytest.fixture(scope="module")
+def plots() -> dict[str, Plot]:
+    """All figures of all tables."""
+    return {plot.name: plot for plot in drawn(all_tables())}
+
+
 def over_runs(tables: Tables) -> dict[str, Plot]:
     return {plot.name: plot for plot in draw(Ablate.figures_over_runs, tables)}
 
 
-def test_every_figure_is_labelled_and_says_what_it_shows() -> None:
-    plots = {plot.name: plot for plot in drawn(all_tables())}
+def test_every_figure_is_labelled_and_says_what_it_shows(plots: dict[str, Plot]) -> None:
     assert len(plots) == len(Ablate.figures)
     for plot in plots.values():
         bottom = [axes for axes in plot.figure.axes if (spec := axes.get_subplotspec()) and spec.is_last_row()]
@@ -38,34 +43,33 @@ def test_every_figure_is_labelled_and_says_what_it_shows() -> None:
     assert "held-out exact match" in text_of(plots["training"])
 
 
-def test_the_heat_map_leaves_removed_heads_empty() -> None:
+def test_the_heat_map_leaves_removed_heads_empty(plots: dict[str, Plot]) -> None:
     """Head 1 of `cross` does not exist; the numbers that do are all there, each in its own cell."""
-    heads = next(plot for plot in drawn(all_tables()) if plot.name == "heads")
-    values = heads.figure.axes[0].images[0].get_array()
+    values = plots["heads"].figure.axes[0].images[0].get_array()
     assert values is not None
     np.testing.assert_array_equal(np.isnan(np.ma.filled(values, np.nan)), [[False, False, True], [False, True, False]])
 
 
-def test_the_same_tables_give_the_same_bytes() -> None:
-    for first, second in zip(drawn(all_tables()), drawn(all_tables()), strict=True):
+def test_the_same_tables_give_the_same_bytes(plots: dict[str, Plot]) -> None:
+    for first, second in zip(plots.values(), drawn(all_tables()), strict=True):
         assert first.svg == second.svg, first.name
         assert first.png == second.png, first.name
 
 
 @pytest.mark.parametrize("missing", ["heads", "agreement", "pruning", "latency", "training"])
-def test_what_cannot_be_drawn_is_left_out(missing: str) -> None:
+def test_what_cannot_be_drawn_is_left_out(missing: str, plots: dict[str, Plot]) -> None:
     tables = all_tables()
     del tables[missing]
-    assert 0 < len(list(drawn(tables))) < len(list(drawn(all_tables())))
+    assert 0 < len(list(drawn(tables))) < len(plots)
 
 
-def test_a_single_scorer_and_a_model_without_gates_drawn() -> None:
+def test_a_single_scorer_and_a_model_without_gates_drawn(plots: dict[str, Plot]) -> None:
     tables = all_tables()
     for name in ("heads", "pruning"):
         tables[name] = tables[name][tables[name]["scorer"] == "ablation"]
     tables["agreement"] = tables["agreement"].iloc[:0]
     tables["training"] = tables["training"][["step", "loss", "valid_loss", "valid_sequence_accuracy"]]
-    assert {plot.name for plot in drawn(all_tables())} - {plot.name for plot in drawn(tables)} == {"agreement"}
+    assert set(plots) - {plot.name for plot in drawn(tables)} == {"agreement"}
 
 
 def comparison_tables() -> Tables:
