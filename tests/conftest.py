@@ -70,6 +70,7 @@ LEARNT = (
     "training.warmup_steps=10",
     "training.weight_decay=0.1",
     "training.optimiser=adamw",
+    "training.sorted_batches=1",
     "training.evaluate_every=100",
     "training.checkpoint_every=100",
 )
