@@ -84,13 +84,3 @@ def choose_columns(subject: Subject, choose: Examples) -> dict[str, float]:
     """The columns for choosing between models. They are never reported."""
     outcome = measure(subject, choose)
     return {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
-
-
-def say_accuracy(accuracy: pd.DataFrame) -> str:
-    """The table `accuracy` in a sentence."""
-    row = accuracy.iloc[0]
-    return (
-        f"{row[QUALITY]:.3f} exact match"
-        f" (95 % interval {row['sequence_accuracy_low']:.3f}–{row['sequence_accuracy_high']:.3f}),"
-        f" {row['token_accuracy']:.4f} token accuracy on the report split."
-    )

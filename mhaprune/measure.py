@@ -123,9 +123,12 @@ def mean_outputs(subject: Subject, examples: Examples, batch_size: int = BATCH_S
 
 
 @torch.no_grad()
-def logit_difference(first: Subject, second: Subject, batch: Examples, gates: Tensor | None = None) -> float:
-    """The largest absolute difference of a logit between `first` under `gates` and `second`, padding excluded."""
-    difference_BTV = first.logits(batch, gates) - second.logits(batch)
+def logit_difference(
+    first: Subject, second: Subject, batch: Examples, gates: Tensor | None = None, second_gates: Tensor | None = None
+) -> float:
+    """The largest absolute difference of a logit between `first` under `gates` and `second` under `second_gates`,
+    padding excluded."""
+    difference_BTV = first.logits(batch, gates) - second.logits(batch, second_gates)
     return float(difference_BTV[batch.target != PAD].abs().max())
 
 

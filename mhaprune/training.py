@@ -35,7 +35,7 @@ class Training(Checked):
     """Muon (Jordan et al. 2024) or AdamW (Loshchilov & Hutter 2019), with linear warm-up and decay to zero, gradients
     clipped by norm."""
 
-    steps: Annotated[int, Ge(1)] = 400
+    steps: Annotated[int, Ge(1)] = 600
     """Number of optimiser steps."""
     batch_size: Annotated[int, Ge(1)] = 64
     """Number of examples per step."""

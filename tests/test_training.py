@@ -194,7 +194,7 @@ def test_a_training_that_taught_nothing_is_named(task: Sort, splits: Splits) -> 
         line = nothing_learnt(Training(learning_rate=5.0, weight_decay=0.1), history, splits.valid)
         assert (line is not None) == named
     assert line is not None
-    assert line.startswith("training.learning_rate=5.0, steps=400: nothing was learnt.")
+    assert line.startswith("training.learning_rate=5.0, steps=600: nothing was learnt.")
     assert "exact match reached 0.100" in line
 
 

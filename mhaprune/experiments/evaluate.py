@@ -9,11 +9,12 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from mhaprune.evaluation import evaluate, say_accuracy
+from mhaprune.evaluation import evaluate
 from mhaprune.experiments.base import Experiment, Findings
 from mhaprune.model.checkpoint import exported
 from mhaprune.ranges import Ge
 from mhaprune.reporting.plots import Figures
+from mhaprune.reporting.sentences import say_accuracy
 from mhaprune.reporting.shared_figures import training_curve
 from mhaprune.tables import Tables
 from mhaprune.trained import Study

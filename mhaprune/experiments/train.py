@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from mhaprune.evaluation import evaluate, say_accuracy
+from mhaprune.evaluation import evaluate
 from mhaprune.experiments.base import Experiment, Findings
 from mhaprune.ranges import Ge
 from mhaprune.reporting.plots import Figures
+from mhaprune.reporting.sentences import say_accuracy
 from mhaprune.reporting.shared_figures import training_curve
 from mhaprune.tables import Tables
 from mhaprune.trained import Study

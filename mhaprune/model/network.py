@@ -42,7 +42,7 @@ class Transformer(Checked):
     """Width of embeddings and hidden states; even, and a multiple of `num_heads` unless `head_dim` is set."""
     num_heads: Annotated[int, Ge(1)] = 4
     """Heads in each attention block."""
-    head_dim: Annotated[int, Ge(1)] | None = None
+    head_dim: Annotated[int | None, Ge(1)] = None
     """Width of one head. None shares `d_model` among the heads, so that their number changes no number of weights."""
     num_encoder_layers: Annotated[int, Within(0, 1000)] = 2
     """Encoder layers, each with one attention block; may be 0."""

@@ -101,10 +101,12 @@ def smallest_bite(subject: Subject, batch: Examples) -> float:
     for a block in which closing any head moves nothing: its heads would look useless. An encoder does not count if
     cross-attention has no head left to read it.
     """
-    precise, everything = subject.in_double(), HeadMask(subject.grid)
+    precise, everything, device = subject.in_double(), HeadMask(subject.grid), batch.source.device
     bites: dict[Block, float] = {}
     for head in subject.grid:
-        bite = logit_difference(precise, precise, batch, everything.without(head).gates(batch.source.device))
+        closed = everything.without(head).gates(device)
+        # Both sides have gates: a pass without any may round differently, which is no bite.
+        bite = logit_difference(precise, precise, batch, closed, everything.gates(device))
         bites[head.block] = max(bite, bites.get(head.block, 0.0))
     crosses = {block for block in subject.grid.blocks if block.site is Site.CROSS}
     if crosses and not crosses & bites.keys():

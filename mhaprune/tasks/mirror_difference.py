@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from mhaprune.tasks.base import SequenceTask
+from mhaprune.ranges import Within
+from mhaprune.tasks.base import ALPHABET, SequenceTask
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,11 @@ class MirrorDifference(SequenceTask):
     tell which symbol comes first. (The second half of the target is the first half backwards and negated, so it can be
     read off what is written already.)
     """
+
+    num_symbols: Annotated[int, Within(2, len(ALPHABET))] = 7
+    """Number of different symbols. Fewer than the other toys have: the differences have to be learnt by heart."""
+    max_length: Annotated[int, Within(1, 4096)] = 6
+    """Number of symbols of the longest sequences. Shorter than those of the other toys, which it is harder than."""
 
     def transform(self, source: Sequence[int]) -> Sequence[int]:
         pairs = zip(source, reversed(source), strict=True)

@@ -30,7 +30,7 @@ def rows(task: Task, examples: Examples) -> list[tuple[list[str], list[str]]]:
         (Reverse(**SMALL, train=100), lambda s: s[::-1]),
         (Sort(**SMALL, train=100), sorted),
         (
-            MirrorDifference(**SMALL, train=100),
+            MirrorDifference(**SMALL, num_symbols=10, train=100),
             lambda s: [str((int(a) - int(b)) % 10) for a, b in zip(s, s[::-1], strict=True)],
         ),
         (RunningSum(**SMALL, train=100), lambda s: [str(sum(map(int, s[: i + 1])) % 10) for i in range(len(s))]),
@@ -51,7 +51,10 @@ def test_targets_are_right_and_splits_disjoint(task: SequenceTask, expected: Any
 
 def test_a_mirror_difference_depends_on_the_order_and_takes_all_symbols_there_are() -> None:
     """The sums of two places are the same in both orders, and the differences are not."""
-    ten, four = MirrorDifference(**SMALL), MirrorDifference(**SMALL, num_symbols=4, max_length=7, train=100)
+    ten, four = (
+        MirrorDifference(**SMALL, num_symbols=10),
+        MirrorDifference(**SMALL, num_symbols=4, max_length=7, train=100),
+    )
     assert list(ten.answer([*"312"])) == ["1", "0", "9"]
     assert list(ten.answer([*"213"])) == ["9", "0", "1"]
     assert list(four.answer([*"3012"])) == ["1", "3", "1", "3"]

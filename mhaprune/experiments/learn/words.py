@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pandas as pd
 
-from mhaprune.evaluation import say_accuracy
+from mhaprune.reporting.sentences import say_accuracy
 from mhaprune.statistics import geometric_mean
 from mhaprune.tables import SETTING, VALID_QUALITY, Tables
 

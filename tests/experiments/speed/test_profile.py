@@ -16,7 +16,7 @@ def test_each_part_gets_its_own_time(model: Seq2Seq, batch: Examples, monkeypatc
     """Slow down one kind of sublayer: its part, and no other, takes longer by that."""
     plain = time_parts(model, lambda watched: watched.decode_greedily(batch.source, 5), rounds=3).median()
     for part, methods in (
-        ("attention", [(AttentionSublayer, "forward"), (AttentionSublayer, "project")]),
+        ("attention", [(AttentionSublayer, "forward"), (Seq2Seq, "project_memory")]),
         ("feed_forward", [(FeedForward, "forward")]),
     ):
         with monkeypatch.context() as patch:
