@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,29 @@ def training() -> list[Pair]:
             peer_optimiser.step()
 
     return [("training", ours_step, peer_step)]
+
+
+def recipes(count: int = 16) -> list[Pair]:
+    """As many training steps by the default recipe of a task as by the one before it: AdamW, batches as drawn."""
+
+    def steps(*overrides: str) -> Callable[[], None]:
+        run = described("experiment=train", *overrides)
+        recipe, train = run.training, run.task.splits().train
+        model = Seq2Seq(run.model, len(run.task.vocabulary), run.gate).train()
+        optimisers = recipe.optimisers(model, run.gate)
+        batches = train.shuffled_batches(recipe.batch_size, torch.Generator().manual_seed(0), recipe.sorted_batches)
+
+        def call() -> None:
+            with torch.enable_grad():
+                for batch in islice(batches, count):
+                    training_step(model, batch, optimisers)
+
+        return call
+
+    pairs: list[Pair] = []
+    for task, before in (("sort", "adamw"), ("inflection", "adamw_inflection")):
+        pairs.append((f"recipe of {task}", steps(f"task={task}"), steps(f"task={task}", f"training={before}")))
+    return pairs
 
 
 def removal() -> list[Pair]:
@@ -297,7 +321,7 @@ def random_examples(batch_size: int, length: int) -> Examples:
     return Examples(source, target)
 
 
-TIMED = {bench.__name__: bench for bench in (training, removal, decode, ablation, oracle, shapley, greedy)}
+TIMED = {bench.__name__: bench for bench in (training, recipes, removal, decode, ablation, oracle, shapley, greedy)}
 COUNTED = {bench.__name__: bench for bench in (racing,)}
 BENCHES = (*TIMED, *COUNTED)
 

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
+import pytest
 import torch
+from torch.optim import Optimizer
 
 from conftest import run_here, script
+from mhaprune.data import Examples
 from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 
 
 def test_a_bench_prints_ratios_with_their_spread_and_the_control() -> None:
@@ -21,8 +26,27 @@ def test_a_bench_prints_ratios_with_their_spread_and_the_control() -> None:
 def test_bad_names_and_too_few_pairs_are_refused() -> None:
     main = script("bench").main
     refused = run_here(main, "speed").stderr
-    assert "NAME=speed: no such bench, allowed are training, removal, decode, ablation, oracle, shapley" in refused
+    assert (
+        "NAME=speed: no such bench, allowed are training, recipes, removal, decode, ablation, oracle, shapley"
+        in refused
+    )
     assert "--pairs=3: must be 20 or more" in run_here(main, "--pairs", "3").stderr
+
+
+@torch.no_grad()
+def test_the_recipes_train_on_the_batches_of_their_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = script("bench")
+    sizes: list[tuple[int, str]] = []
+
+    def seen(model: Seq2Seq, batch: Examples, optimisers: Sequence[Optimizer]) -> None:
+        assert torch.is_grad_enabled()
+        sizes.append((len(batch), "+".join(type(optimiser).__name__ for optimiser in optimisers)))
+
+    monkeypatch.setattr(bench, "training_step", seen)
+    for _, ours, peer in bench.recipes(count=2):
+        ours()
+        peer()
+    assert sizes == [(64, "AdamW+Muon")] * 2 + [(64, "AdamW")] * 2 + [(128, "AdamW+Muon")] * 2 + [(128, "AdamW")] * 2
 
 
 @torch.no_grad()
