@@ -53,7 +53,7 @@ def test_a_config_becomes_plain_objects() -> None:
 
 
 def test_inflection_chooses_its_recipe_and_can_be_overruled() -> None:
-    assert build(compose("task=inflection")).training.steps == 800
+    assert build(compose("task=inflection")).training.steps == 1200
     assert build(compose("task=inflection", "training.steps=7")).training.steps == 7
     assert build(compose("task=inflection", "training=default")).training.steps == 600
 
