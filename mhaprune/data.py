@@ -71,7 +71,8 @@ class Examples:
     ) -> Iterator[Examples]:
         """Endless batches: every epoch a new permutation. The first `skip` are dropped.
 
-        With `sorted_batches` above 1 so many batches are sorted by length among themselves and come in random order.
+        The examples of `sorted_batches` batches are drawn together, sorted by length and cut into batches. These come
+        in random order. 1 sorts nothing.
         """
         lengths = self.lengths().cpu()
         while True:

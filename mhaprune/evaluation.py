@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+import torch
 
-from mhaprune.data import Examples
+from mhaprune.data import PAD, Examples
 from mhaprune.measure import measure
 from mhaprune.statistics import bootstrap_interval, wilson_interval, with_interval
 from mhaprune.subject import Outcome, Subject
-from mhaprune.tables import QUALITY, join_names
+from mhaprune.tables import QUALITY, VALID_QUALITY, join_names
 from mhaprune.tasks.base import Task
+from mhaprune.training.loop import Training
 
 COUNTED = 16
 """Number of examples whose floating-point operations are counted, to report the mean."""
@@ -84,3 +86,20 @@ def choose_columns(subject: Subject, choose: Examples) -> dict[str, float]:
     """The columns for choosing between models. They are never reported."""
     outcome = measure(subject, choose)
     return {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
+
+
+def nothing_learnt(training: Training, history: pd.DataFrame, valid: Examples) -> str | None:
+    """One line if a trained model predicts worse than the frequency of each symbol alone does; else None.
+
+    The loss of such a guess is the entropy of the symbols in the targets of the valid split.
+    """
+    tokens = valid.target[valid.target != PAD]
+    shares = tokens.bincount().double() / len(tokens)
+    guess, loss = float(torch.special.entr(shares).sum()), float(history["valid_loss"].iloc[-1])
+    if loss < guess:
+        return None
+    return (
+        f"training.learning_rate={training.learning_rate}, steps={training.steps}: nothing was learnt. The loss on the"
+        f" valid split is {loss:.3g} nats, that of guessing by the frequency of each symbol is {guess:.3g}; exact match"
+        f" reached {history[VALID_QUALITY].max():.3f}. Another rate or more steps may help."
+    )

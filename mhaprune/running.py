@@ -25,7 +25,7 @@ from mhaprune.scorers.scoring import naming
 from mhaprune.store import RunFolder, describe, fingerprint, option_name, target
 from mhaprune.tasks.base import Task
 from mhaprune.trained import Recipe, Study
-from mhaprune.training import Training
+from mhaprune.training.loop import Training
 
 
 @dataclass(frozen=True, repr=False)

@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 
 from mhaprune.cache import Cache, Make, Remember, data_digest, source_digests, weights_digest
+from mhaprune.evaluation import nothing_learnt
 from mhaprune.heads import HeadGrid
 from mhaprune.model.checkpoint import BROUGHT, SavedModel, load, restore, to_bytes
 from mhaprune.model.gates import GateConfig
@@ -30,11 +31,14 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.store import describe, option_name
 from mhaprune.tasks.base import Splits, Task
 from mhaprune.timing import device_name
-from mhaprune.training import Training, nothing_learnt
+from mhaprune.training.loop import Training
 
 log = logging.getLogger(__name__)
 
-LARGE = ("d_model", "num_encoder_layers", "num_decoder_layers", "dim_feedforward", "max_length", "train")
+LARGE = (
+    *("d_model", "num_heads", "head_dim", "num_encoder_layers", "num_decoder_layers", "dim_feedforward"),
+    *("max_length", "train"),
+)
 """The settings that decide how much memory a model and its examples take."""
 
 
@@ -228,7 +232,7 @@ class Recipe:
     @property
     def _modules(self) -> list[str]:
         """The modules whose code, with what they import, decides what a training ends in."""
-        modules = ["mhaprune.training", "mhaprune.model.network"]
+        modules = ["mhaprune.training.loop", "mhaprune.model.network"]
         return modules if self.gate is None else [*modules, type(self.gate).__module__]
 
     def _recipe(self, splits: Splits) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from mhaprune.scorers.shapley import Shapley
 from mhaprune.subject import Subject
 from mhaprune.tasks.sort import Sort
 from mhaprune.timing import COPIES, in_turn, ratios, taking_turns
-from mhaprune.training import Training, training_step
+from mhaprune.training.loop import Training, training_step
 
 VOCABULARY_SIZE = 13
 DEFAULT = Transformer()

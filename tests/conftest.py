@@ -35,7 +35,7 @@ from mhaprune.schedules.base import Evidence
 from mhaprune.subject import Fallback
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from mhaprune.training import Training
+from mhaprune.training.loop import Training
 from tiny import chosen, options, small
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -24,9 +24,9 @@ from mhaprune.store import option_name
 from mhaprune.tasks.base import Task
 
 HOUSE = """
-    places refusals plugins ranges heads data statistics tables store timing cache subject measure model optimisers
-    training tasks evaluation scorers schedules recoveries pruning reporting trained experiments running config
-    collect command_line api __main__
+    places refusals plugins ranges heads data statistics tables store timing cache subject measure model training
+    tasks evaluation scorers schedules recoveries pruning reporting trained experiments running config collect
+    command_line api __main__
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 """The rooms. Each imports only from those before it."""
 PACKAGE = ROOT / "mhaprune"
@@ -92,7 +92,8 @@ def test_imports_point_upwards_only(module: str) -> None:
 
 def test_imports_never_go_round() -> None:
     """Not inside a room either."""
-    TopologicalSorter({module: own_imports(module) for module in MODULES}).prepare()  # raises CycleError
+    order = list(TopologicalSorter({module: own_imports(module) for module in MODULES}).static_order())  # or CycleError
+    assert set(order) >= set(MODULES)
 
 
 def test_the_house_has_no_other_rooms() -> None:
@@ -114,7 +115,7 @@ def test_scorers_and_schedules_see_a_model_through_the_protocol_only() -> None:
         new = {other for module in new for other in own_imports(module)} - seen
         seen |= new
     assert "mhaprune.subject" in seen
-    assert not seen & {"mhaprune.model.transformer", "mhaprune.training"}
+    assert not seen & {"mhaprune.model.transformer", "mhaprune.training.loop"}
 
 
 @pytest.mark.parametrize("module", PLUG_INS, ids=lambda module: module.removeprefix("mhaprune."))

@@ -150,7 +150,7 @@ def test_what_a_module_imports_is_digested_with_it(tmp_path: Path, monkeypatch: 
     assert list(source_digests("closed_package.top")) == [f"closed_package.{n}" for n in ("bottom", "middle", "top")]
 
 
-ROOTS = ["mhaprune.training", "mhaprune.model.network", "mhaprune.pruning.oracle", "mhaprune.pruning.costs"]
+ROOTS = ["mhaprune.training.loop", "mhaprune.model.network", "mhaprune.pruning.oracle", "mhaprune.pruning.costs"]
 ROOTS += ["mhaprune.model.transformer"]
 ROOTS += [f"mhaprune.{f}.{p.stem}" for f in ("scorers", "recoveries") for p in (PACKAGE / f).glob("[!_]*.py")]
 
@@ -167,7 +167,7 @@ def test_every_exception_is_met_and_has_a_reason() -> None:
 
 def test_what_observes_a_trained_model_is_no_part_of_how_it_is_trained() -> None:
     """The wall: how a network is observed, pruned and decoded may be edited, and nothing is trained again."""
-    training = source_digests("mhaprune.training", "mhaprune.model.network")
+    training = source_digests("mhaprune.training.loop", "mhaprune.model.network")
     assert "mhaprune.model.layers" in training
     assert "mhaprune.model.transformer" not in training
     assert "mhaprune.model.transformer" in source_digests("mhaprune.model.transformer")

@@ -20,7 +20,7 @@ from mhaprune.pruning.removal import proofs
 from mhaprune.store import RunFolder
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from mhaprune.training import Training
+from mhaprune.training.loop import Training
 from tiny import chosen, options
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

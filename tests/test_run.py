@@ -229,6 +229,11 @@ def test_a_sweep_in_several_processes_ends_in_the_same_tables(tmp_path: Path) ->
         pd.testing.assert_frame_equal(first[columns], second[columns], check_exact=True)
 
 
+def hear() -> None:
+    """Take interrupts as in a terminal: a shell makes what runs in its background ignore them, its children too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupted_run_says_so_and_goes_on_where_it_was(tmp_path: Path) -> None:
     arguments = [f"hydra.run.dir={tmp_path / 'run'}", f"cache={tmp_path / 'cache'}", "experiment=train"]
     arguments += [o for o in SMALL if not o.startswith(("training.steps", "experiment."))]
@@ -245,7 +250,7 @@ def test_an_interrupted_run_says_so_and_goes_on_where_it_was(tmp_path: Path) -> 
     assert read_status(tmp_path / "run")["reason"] == "interrupted"
     [partial] = (tmp_path / "cache").glob("*.partial.pt")
     reached = torch.load(partial, weights_only=True)["content"]["step"]
-    again = subprocess.Popen([*command, "training.steps=100000"], stdout=subprocess.PIPE, text=True)
+    again = subprocess.Popen([*command, "training.steps=100000"], stdout=subprocess.PIPE, text=True, preexec_fn=hear)
     assert again.stdout is not None
     lines = iter(again.stdout.readline, "")
     assert any("goes on from the interrupted one" in line for line in lines)

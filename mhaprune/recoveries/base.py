@@ -15,7 +15,7 @@ from mhaprune.measure import Diverged
 from mhaprune.ranges import Checked
 from mhaprune.store import describe
 from mhaprune.tasks.base import Splits
-from mhaprune.training import Training
+from mhaprune.training.loop import Training
 
 if TYPE_CHECKING:
     from mhaprune.model.transformer import Seq2Seq

@@ -216,3 +216,21 @@ def test_a_sequence_that_is_too_long_is_refused() -> None:
 def test_a_shape_that_cannot_be_is_refused(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Transformer(**settings)
+
+
+def test_heads_may_have_a_width_of_their_own(batch: Examples) -> None:
+    """Five heads of two columns each in a model of twelve, which five does not divide."""
+    config = Transformer(
+        d_model=12, num_heads=5, head_dim=2, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=16
+    )
+    model = Seq2Seq(config, 8, Softmax()).double()
+    assert model.head_dim == 2
+    for block, weights_HKD in model.output_weights().items():
+        assert weights_HKD.shape == (5, 2, 12), block
+    mask = HeadMask(model.grid, frozenset(model.grid.heads[::2]))
+    torch.testing.assert_close(model.without(mask).logits(batch), model.logits(batch, mask.gates()))
+    attention = 3 * (3 * 10 * (12 + 1) + 12 * (10 + 1)) + 3 * 5
+    without_heads = Seq2Seq(config, 8, None, model.grid.without(model.grid.heads)).count_parameters() - 3 * 12
+    assert model.count_parameters() == attention + without_heads
+    shared = Transformer(d_model=12, num_heads=3, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=16)
+    assert config.bytes_to_train(8) < shared.bytes_to_train(8)

@@ -18,7 +18,7 @@ from mhaprune.recoveries.fine_tune import FineTune, distil
 from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from mhaprune.training import cross_entropy
+from mhaprune.training.loop import cross_entropy
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,9 @@ def call_of_other_sizes(subject: Seq2Seq) -> LayerCall:
     width, heads = subject.config.d_model, subject.config.num_heads
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        layer = MultiHeadAttention(width, heads, qdim=width + 2, kdim=width + 4, vdim=width + 6)
+        layer = MultiHeadAttention(
+            width, heads, qdim=width + 2, kdim=width + 4, vdim=width + 6, head_dim=subject.head_dim
+        )
         query, key, value = torch.randn(2, 4, width + 2), torch.randn(2, 6, width + 4), torch.randn(2, 6, width + 6)
     return LayerCall(layer, query, key, value)
 

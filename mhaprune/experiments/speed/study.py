@@ -75,18 +75,18 @@ class Speed(Experiment):
         if not scorers and schedule.scoring != "none":
             raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
         # A pruned model has lost heads, but each head keeps its number.
-        self._check_widths(max((head.head + 1 for head in grid), default=1))
+        self._check_widths(setup.recipe.model, max((head.head + 1 for head in grid), default=1))
 
-    def _check_widths(self, num_heads: int) -> None:
+    def _check_widths(self, shape: Transformer, num_heads: int) -> None:
+        shared = shape.head_dim is None  # else heads keep their width at every d_model
+        allowed = f"even and a multiple of {num_heads}, the heads of a block" if shared else "even"
         for d_model in self.d_models:
-            if d_model % 2 or d_model % num_heads:
-                raise ValueError(
-                    f"experiment.d_models={d_model}: must be even and a multiple of {num_heads}, the heads of a block"
-                )
+            if d_model % 2 or (shared and d_model % num_heads):
+                raise ValueError(f"experiment.d_models={d_model}: must be {allowed}")
 
     def __call__(self, study: Study) -> Findings:
         subject, device = study.subject, study.splits.report.source.device
-        self._check_widths(subject.config.num_heads)
+        self._check_widths(subject.config, subject.config.num_heads)
         full = HeadGrid.full(subject.config.blocks, subject.config.num_heads)
         masks = [evenly(full, count) for count in heads_to_remove(self.shares, len(full))]
         longest = max(*self.source_lengths, *self.target_lengths)

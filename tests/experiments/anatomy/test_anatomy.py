@@ -13,9 +13,13 @@ import torch
 from conftest import TINY, compose
 from mhaprune.config import build
 from mhaprune.data import Examples
+from mhaprune.experiments.anatomy.calls import call_of_other_sizes
 from mhaprune.experiments.anatomy.study import Anatomy
+from mhaprune.experiments.anatomy.walkthrough import walk
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadId, Site
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import ProofFailed
 from mhaprune.running import Run
 from tiny import chosen, small
@@ -72,3 +76,11 @@ def test_what_is_compared_has_one_scale(run: Run) -> None:
     scales = {axes.get_title(loc="left"): axes.images[0].get_clim() for axes in plots["tensors"].figure.axes}
     assert scales["10. scores"] == scales["11. scaled scores"] == scales["12. masked scores"]
     assert scales["14. head outputs"] == scales["16. gated outputs"] != scales["10. scores"]
+
+
+def test_the_call_of_other_sizes_has_the_heads_of_the_model() -> None:
+    """Also five heads of two columns each, where five does not divide the width."""
+    config = Transformer(d_model=12, num_heads=5, head_dim=2, num_encoder_layers=1, num_decoder_layers=1)
+    call = call_of_other_sizes(Seq2Seq(config, 8))
+    assert (call.layer.num_heads, call.layer.head_dim) == (5, 2)
+    assert walk(call)[-1].value.shape == (2, 4, 12)

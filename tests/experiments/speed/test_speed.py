@@ -238,6 +238,7 @@ def test_a_model_without_encoder_layers_has_a_decoder_only() -> None:
             "experiment.d_models=66: must be even and a multiple of 4, the heads of a block",
         ),
         (["experiment.d_models=[15]", "model.num_heads=1"], "experiment.d_models=15: must be even"),
+        (["experiment.d_models=[15]", "model.head_dim=8"], "experiment.d_models=15: must be even$"),
         (["experiment.d_models=[]"], r"experiment.d_models=\[\]: must be one or more values"),
         (["experiment.batch_sizes=[0]"], r"experiment.batch_sizes\[0\]=0: must be from 1 to 65536"),
         (["experiment.batch_sizes=[2,2]"], r"experiment.batch_sizes=\[2, 2\]: .* all different"),
@@ -255,6 +256,10 @@ def test_a_model_without_encoder_layers_has_a_decoder_only() -> None:
 def test_what_cannot_be_is_refused_before_training(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}"):
         build(compose("experiment=speed", *arguments))
+
+
+def test_heads_of_a_width_of_their_own_fit_every_d_model() -> None:
+    assert build(compose("experiment=speed", "experiment.d_models=[66]", "model.head_dim=8"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -23,11 +24,25 @@ from mhaprune.data import PAD, Examples
 from mhaprune.measure import Diverged, measure
 from mhaprune.model.gates import GateConfig, HeadGate
 from mhaprune.model.network import EncoderDecoder
-from mhaprune.optimisers import Muon, stacked, unstack
 from mhaprune.ranges import Checked, Ge, Gt, Lt
+from mhaprune.training.optimisers import Muon, stacked, unstack
 
 Objective = Callable[[EncoderDecoder, Examples], Tensor]
 """What training lowers: a number for a batch, penalties of the gates aside."""
+
+
+class Watch:
+    """The seconds since it was made, on top of those given, without its pauses."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.begin = time.perf_counter() - seconds
+
+    @contextmanager
+    def paused(self) -> Iterator[float]:
+        """Stop for the block; gives the seconds so far."""
+        seconds = time.perf_counter() - self.begin
+        yield seconds
+        self.begin = time.perf_counter() - seconds
 
 
 @dataclass(frozen=True)
@@ -46,14 +61,14 @@ class Training(Checked):
     warmup_steps: Annotated[int, Ge(0)] = 50
     """Number of first steps in which the learning rate rises."""
     weight_decay: Annotated[float, Ge(0)] = 1.0
-    """The factor λ of AdamW. Gates do not decay."""
+    """The factor λ: a step multiplies the weights by 1 - λ·learning rate, with both optimisers. Gates do not decay."""
     clip_norm: Annotated[float, Gt(0)] = 1.0
     """The largest norm of all gradients together. A longer gradient is scaled down to it."""
     decay: Literal["cosine", "linear"] = "cosine"
     """How the learning rate falls to zero after warm-up: in half a cosine or in a line."""
     sorted_batches: Annotated[int, Ge(1)] = 8
-    """Number of batches that are drawn together and sorted by length among themselves, so that each holds little
-    padding; 1 sorts nothing."""
+    """Number of batches whose examples are drawn together and then sorted by length. Each batch so holds examples of
+    similar length and little padding. 1 sorts nothing."""
     label_smoothing: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of the target probability that is spread evenly over all symbols."""
     evaluate_every: Annotated[int, Ge(1)] = 25
@@ -88,57 +103,65 @@ class Training(Checked):
         """
         objective = objective or partial(cross_entropy, label_smoothing=self.label_smoothing)
         optimisers = self.optimisers(model, gate)
+        try:
+            rows = self._train(model, train, valid, seed, optimisers, objective, state, save)
+        finally:
+            unstack(model.parameters())
+            model.eval()
+        return pd.DataFrame(rows)
+
+    def _train(
+        self,
+        model: EncoderDecoder,
+        train: Examples,
+        valid: Examples,
+        seed: int,
+        optimisers: Sequence[Optimizer],
+        objective: Objective,
+        state: dict[str, Any] | None,
+        save: Callable[[dict[str, Any]], None] | None,
+    ) -> list[dict[str, Any]]:
+        """The loop itself."""
         order = torch.Generator().manual_seed(seed)
-        running = torch.zeros((), device=train.source.device)
-        rows: list[dict[str, Any]] = []
-        first, seconds = 0, 0.0
-        if state is not None:
-            model.load_state_dict(state["model"])
-            for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
-                optimiser.load_state_dict(saved)
-            running.copy_(state["running"])
-            rows, first, seconds = list(state["rows"]), int(state["step"]), float(state["seconds"])
-            _set_rng(state["rng"], train.source.device)
+        device = train.source.device
+        running = torch.zeros((), device=device)
+        if state is None:
+            rows = [{"step": 0, "seconds": 0.0, "loss": math.nan, **self._held_out(model, valid)}]
+            first, watch = 0, Watch()
         else:
-            rows.append({"step": 0, "seconds": 0.0, "loss": math.nan, **self._held_out(model, valid)})
+            _restore(state, model, optimisers, running)
+            first, watch, rows = int(state["step"]), Watch(state["seconds"]), list(state["rows"])
         batches = train.shuffled_batches(self.batch_size, order, self.sorted_batches, skip=first)
         progress = tqdm(range(first, self.steps), "training", self.steps, initial=first, disable=None, leave=False)
-        begin = time.perf_counter()
         for step in progress:
-            for group in groups_of(optimisers):
+            for group in parameter_groups(optimisers):
                 group["lr"] = group["initial_lr"] * self.learning_rate_factor(step)
             model.train()
-            loss = training_step(model, next(batches), optimisers, objective, self.clip_norm)
-            running += loss
+            running += training_step(model, next(batches), optimisers, objective, self.clip_norm)
             done = step + 1
             if done % self.evaluate_every == 0 or done == self.steps:
                 mean_loss = running.item() / ((done - 1) % self.evaluate_every + 1)
-                seconds += time.perf_counter() - begin  # after the loss was read, for which a GPU has to finish
-                if not math.isfinite(mean_loss):
-                    raise Diverged(
-                        f"training.learning_rate={self.learning_rate}: the loss is {mean_loss} by step {done}, exact"
-                        f" match had reached {best(rows):.3f}; a lower rate, a longer warm-up or a smaller clip_norm"
-                        " keeps it finite"
-                    )
-                running.zero_()
-                rows.append({"step": done, "seconds": seconds, "loss": mean_loss, **self._held_out(model, valid)})
-                progress.set_postfix(loss=f"{mean_loss:.3f}", exact=f"{rows[-1]['valid_sequence_accuracy']:.3f}")
-                begin = time.perf_counter()
+                with watch.paused() as seconds:  # after the loss was read, for which a GPU has to finish
+                    self._check_finite(mean_loss, done, rows)
+                    running.zero_()
+                    rows.append({"step": done, "seconds": seconds, "loss": mean_loss, **self._held_out(model, valid)})
+                    progress.set_postfix(loss=f"{mean_loss:.3f}", exact=f"{rows[-1]['valid_sequence_accuracy']:.3f}")
             if save is not None and done % self.checkpoint_every == 0 and done < self.steps:
-                state = {
-                    "model": model.state_dict(),
-                    "optimisers": [optimiser.state_dict() for optimiser in optimisers],
-                    "rng": _rng(train.source.device),
-                }
-                seconds += time.perf_counter() - begin
-                save(state | {"running": running, "rows": rows, "step": done, "seconds": seconds})
-                begin = time.perf_counter()
-        unstack(model.parameters())
-        model.eval()
-        return pd.DataFrame(rows)
+                with watch.paused() as seconds:
+                    now = {"running": running, "rows": rows, "step": done, "seconds": seconds, "rng": _rng(device)}
+                    save(now | _states(model, optimisers))
+        return rows
+
+    def _check_finite(self, loss: float, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        if not math.isfinite(loss):
+            raise Diverged(
+                f"training.learning_rate={self.learning_rate}: the loss is {loss} by step {step}, exact match had"
+                f" reached {max(row['valid_sequence_accuracy'] for row in rows):.3f}; a lower rate, a longer warm-up or"
+                " a smaller clip_norm keeps it finite"
+            )
 
     def optimisers(self, model: EncoderDecoder, gate: GateConfig | None) -> list[Optimizer]:
-        """Those of the weights and, at a learning rate of their own and without weight decay, of the gates.
+        """AdamW and, where it is chosen, Muon. Gates are AdamW's, at a learning rate of their own, and do not decay.
 
         The parameters of the model become slices of what the optimisers hold, until `unstack`.
         """
@@ -152,7 +175,7 @@ class Training(Checked):
         optimisers: list[Optimizer] = [AdamW(groups, lr=self.learning_rate, fused=True)]
         if matrices:
             optimisers.append(Muon(stacked(matrices), self.learning_rate, self.weight_decay))
-        for group in groups_of(optimisers):
+        for group in parameter_groups(optimisers):
             group["initial_lr"] = group["lr"]
         return optimisers
 
@@ -189,38 +212,19 @@ def training_step(
     objective: Objective = cross_entropy,
     clip_norm: float = 1.0,
 ) -> Tensor:
-    """One step down the objective; gives what it was, detached."""
+    """One step down the objective; returns its value before the step, detached."""
     loss = objective(model, batch)
     for optimiser in optimisers:
         optimiser.zero_grad(set_to_none=False)  # the gradients of the parameters are slices of these
     penalties = [penalty for gate in head_gates(model) if (penalty := gate.penalty()) is not None]
     sum(penalties, loss).backward()
-    nn.utils.clip_grad_norm_([stack for group in groups_of(optimisers) for stack in group["params"]], clip_norm)
+    nn.utils.clip_grad_norm_([stack for group in parameter_groups(optimisers) for stack in group["params"]], clip_norm)
     for optimiser in optimisers:
         optimiser.step()
     return loss.detach()
 
 
-def nothing_learnt(training: Training, history: pd.DataFrame, valid: Examples) -> str | None:
-    """One line if the trained model predicts worse than the frequencies of the symbols alone do; else None."""
-    tokens = valid.target[valid.target != PAD]
-    shares = tokens.bincount().double() / len(tokens)
-    guess, loss = float(-(shares * shares.clamp(min=1e-12).log()).sum()), float(history["valid_loss"].iloc[-1])
-    if loss < guess:
-        return None
-    return (
-        f"training.learning_rate={training.learning_rate}, steps={training.steps}: nothing was learnt. The loss on the"
-        f" valid split is {loss:.3g} nats, that of guessing by the frequency of each symbol is {guess:.3g}; exact match"
-        f" reached {best(history.to_dict('records')):.3f}. Another rate or more steps may help."
-    )
-
-
-def best(rows: Sequence[Mapping[Any, Any]]) -> float:
-    """The highest exact match on the valid split so far."""
-    return float(max(row["valid_sequence_accuracy"] for row in rows))
-
-
-def groups_of(optimisers: Iterable[Optimizer]) -> list[dict[str, Any]]:
+def parameter_groups(optimisers: Iterable[Optimizer]) -> list[dict[str, Any]]:
     """The groups of parameters of all optimisers."""
     return [group for optimiser in optimisers for group in optimiser.param_groups]
 
@@ -235,6 +239,19 @@ def head_gates(model: EncoderDecoder) -> list[HeadGate]:
     """The trainable gates of a model, block by block; empty for a model without."""
     gates = [sublayer.attention.gate for sublayer in model.attention_sublayers().values()]
     return [gate for gate in gates if gate is not None]
+
+
+def _states(model: EncoderDecoder, optimisers: Sequence[Optimizer]) -> dict[str, Any]:
+    return {"model": model.state_dict(), "optimisers": [optimiser.state_dict() for optimiser in optimisers]}
+
+
+def _restore(state: Mapping[str, Any], model: EncoderDecoder, optimisers: Sequence[Optimizer], running: Tensor) -> None:
+    """Go back to a saved state: weights, optimisers, the sum of losses since the last evaluation, random draws."""
+    model.load_state_dict(state["model"])
+    for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
+        optimiser.load_state_dict(saved)
+    running.copy_(state["running"])
+    _set_rng(state["rng"], running.device)
 
 
 def _rng(device: torch.device) -> list[Tensor]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-import math
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from mhaprune.training import Training, cross_entropy, head_gates, nothing_learnt, training_step
+from mhaprune.training.loop import Training, Watch, cross_entropy, head_gates, training_step
 
 GATE = Softmax(learning_rate=0.05, entropy_weight=0.01)
 RECIPE = Training(
@@ -128,8 +129,13 @@ def test_muon_moves_the_matrices_inside_and_adamw_the_rest(task: Sort) -> None:
     assert weights["lr"] == muon.param_groups[0]["lr"] == 0.02
 
 
-def test_a_trained_model_has_left_the_stacks(task: Sort, splits: Splits) -> None:
-    model, _ = train(task, splits)
+@pytest.mark.parametrize("rate", [0.003, 1e30])
+def test_a_trained_model_has_left_the_stacks(task: Sort, splits: Splits, rate: float) -> None:
+    """Also if the training ended in an error."""
+    model = fresh(task)
+    with pytest.raises(Diverged) if rate > 1 else nullcontext():
+        replace(RECIPE, learning_rate=rate, warmup_steps=0)(model, splits.train, splits.valid, GATE, 5)
+    assert not model.training
     for parameter in model.parameters():
         assert parameter.grad is None
         assert parameter.untyped_storage().nbytes() == parameter.numel() * parameter.element_size()
@@ -184,20 +190,6 @@ def test_a_loss_that_is_not_finite_ends_the_training(task: Sort, splits: Splits)
         train(task, splits, Training(steps=6, learning_rate=1e30, warmup_steps=0, evaluate_every=3))
 
 
-def test_a_training_that_taught_nothing_is_named(task: Sort, splits: Splits) -> None:
-    """A model that knows how often each symbol is, and nothing else, has a loss of their entropy."""
-    history = pd.DataFrame({"valid_loss": [3.0, 0.0], "valid_sequence_accuracy": [0.1, 0.0]})
-    tokens = splits.valid.target[splits.valid.target != PAD].tolist()
-    entropy = -sum(math.log(tokens.count(token) / len(tokens)) for token in tokens) / len(tokens)
-    for loss, named in ((entropy - 1e-6, False), (entropy + 1e-6, True), (math.inf, True)):
-        history.loc[1, "valid_loss"] = loss
-        line = nothing_learnt(Training(learning_rate=5.0, weight_decay=0.1), history, splits.valid)
-        assert (line is not None) == named
-    assert line is not None
-    assert line.startswith("training.learning_rate=5.0, steps=600: nothing was learnt.")
-    assert "exact match reached 0.100" in line
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -211,3 +203,12 @@ def test_a_training_that_taught_nothing_is_named(task: Sort, splits: Splits) -> 
 def test_a_recipe_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Training(**settings)
+
+
+def test_a_watch_counts_on_and_leaves_pauses_out() -> None:
+    watch = Watch(5.0)
+    with watch.paused() as first:
+        time.sleep(0.2)
+    with watch.paused() as second:
+        pass
+    assert 5 <= first <= second < 5.1
