@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mhaprune.training.optimisers import NEWTON_SCHULZ, Muon, orthogonal, stacked, unstack
 
-SHAPES = ((6, 6), (9, 4), (6, 6), (5,), (4, 9), (9, 4), (0, 4))
+SHAPES = ((6, 6), (9, 4), (6, 6), (5,), (4, 9), (9, 4), (0, 4), (2, 2), (2, 2), (2, 2))
 
 
 def parameters(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
@@ -25,7 +25,7 @@ def test_a_stack_holds_the_parameters_of_one_shape() -> None:
     plain = parameters()
     before = [weight.detach().clone() for weight in plain]
     stacks = stacked(plain)
-    assert [tuple(stack.shape) for stack in stacks] == [(2, 6, 6), (2, 9, 4), (1, 5), (1, 4, 9), (1, 0, 4)]
+    assert [tuple(stack.shape) for stack in stacks] == [(2, 6, 6), (2, 9, 4), (1, 5), (1, 4, 9), (1, 0, 4), (3, 2, 2)]
     for weight, value in zip(plain, before, strict=True):
         assert torch.equal(weight, value)
     loss_of(plain, [torch.zeros_like(value) for value in before]).backward()
