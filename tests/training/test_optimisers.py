@@ -87,7 +87,8 @@ def iterated(matrix: Tensor) -> Tensor:
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_muon_is_that_of_torch_up_to_its_bfloat16() -> None:
-    ours = [weight for weight in parameters(torch.float32) if weight.dim() == 2 and weight.numel()]
+    # Of the smallest matrices bfloat16 may lose the lesser direction altogether.
+    ours = [weight for weight in parameters(torch.float32) if weight.dim() == 2 and weight.numel() > 4]
     twins = copy.deepcopy(ours)
     start = copy.deepcopy(ours)
     wanted = [torch.randn_like(weight) for weight in ours]
