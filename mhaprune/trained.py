@@ -111,9 +111,8 @@ class Recipe:
         model = self.model.bytes_to_train(len(self.task.vocabulary))
         for key, needed in (("model", model), ("task", self.task.bytes_of_examples())):
             if needed > have:
-                sizes = ", ".join(
-                    f"{name}={value}" for name, value in vars(getattr(self, key)).items() if name in LARGE
-                )
+                given = {name: value for name, value in vars(getattr(self, key)).items() if name in LARGE and value}
+                sizes = ", ".join(f"{name}={value}" for name, value in given.items())
                 raise ValueError(
                     f"{key} with {sizes}: takes about {needed / 2**30:.3g} GiB, must be at most"
                     f" {have / 2**30:.3g} GiB, the memory of this machine"

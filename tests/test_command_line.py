@@ -12,7 +12,7 @@ from conftest import ROOT, TINY, TINY_SEQUENCES, run_here
 from mhaprune.command_line import described, main
 from mhaprune.store import read_status
 
-PLAIN = "d_model=64, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=128"
+PLAIN = "d_model=64, num_heads=4, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=128"
 REFUSED = [
     (["sped=1"], "sped=1: no such key, did you mean seed? allowed are seed, device, num_threads, cache"),
     (["training.step=1"], "training.step=1: no such key, did you mean steps? allowed are steps, batch_size"),

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, drawing, run_here, run_script
-from mhaprune import training
 from mhaprune.command_line import main
 from mhaprune.config import build
 from mhaprune.store import RunFolder, fingerprint, read_status
+from mhaprune.training import loop
 
 SMALL = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE]
 CLOCK = {"seconds", "latency_ms", "speedup", "speedup_q1", "speedup_q3"}
@@ -137,14 +137,14 @@ def test_what_computes_a_model_is_part_of_what_tells_it_apart(tmp_path: Path, mo
 def test_the_same_recipe_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another experiment, other scorers and other budgets do not train again; another seed does."""
     steps = 0
-    plain = training.training_step
+    plain = loop.training_step
 
     def counted(*arguments: object, **keywords: object) -> torch.Tensor:
         nonlocal steps
         steps += 1
         return plain(*arguments, **keywords)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(training, "training_step", counted)
+    monkeypatch.setattr(loop, "training_step", counted)
     train = ["experiment=train", *TINY, *TINY_SEQUENCES, f"cache={tmp_path / 'cache'}"]
     trained = tables_of(tmp_path / "a", *train)
     assert steps == 6
