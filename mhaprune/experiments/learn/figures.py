@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -82,7 +83,9 @@ def learning_curves(tables: Tables) -> Plot | None:
     colours, in rows of panels of their own."""
     if "learning" not in tables or "reached" not in tables:
         return None
-    rows = [(task, runs, names) for task, runs in by_task(tables["learning"]) for names in _parts(runs[SETTING])]
+    tasks = list(by_task(tables["learning"]))
+    colours = _colours(runs[SETTING] for _, runs in tasks)
+    rows = [(task, runs, names) for task, runs in tasks for names in _parts(colours, runs[SETTING])]
     targets = tables["reached"].groupby("task")["target"].unique()
     written = [[_wrapped(name) for name in names] for _, _, names in rows]
     heights = [max(2.8, 0.8 + 0.17 * sum(1 + name.count("\n") for name in names)) for names in written]
@@ -91,8 +94,8 @@ def learning_curves(tables: Tables) -> Plot | None:
     grid = panels(figure, 2 * len(rows), 2, "", "exact match (valid split)", **options)
     for i, (task, runs, names) in enumerate(rows):
         for axes, clock in zip(grid[2 * i : 2 * i + 2], CLOCKS, strict=True):
-            for name, label, colour in zip(names, written[i], COLOURS, strict=False):
-                own = runs[runs[SETTING] == name]
+            for name, label in zip(names, written[i], strict=True):
+                own, colour = runs[runs[SETTING] == name], colours[name]
                 for _, run in own.groupby(LABEL, sort=False):
                     axes.plot(run[clock.column], run[VALID_QUALITY], linewidth=0.7, alpha=0.5, color=colour)
                 steps = own.groupby("step")
@@ -194,10 +197,18 @@ def _scale(axes: Axes, times: pd.Series, ends: Sequence[float]) -> None:
     axes.set_xlim(low, high)
 
 
-def _parts(settings: pd.Series) -> Iterator[list[str]]:
-    """The settings in their order, as many at a time as there are colours."""
-    names = list(settings.unique())
-    return (names[start : start + len(COLOURS)] for start in range(0, len(names), len(COLOURS)))
+def _colours(tasks: Iterable[pd.Series]) -> dict[str, str]:
+    """A colour for every setting of any task, the same in all of them; they come round again."""
+    names = dict.fromkeys(name for settings in tasks for name in settings.unique())
+    return dict(zip(names, itertools.cycle(COLOURS), strict=False))
+
+
+def _parts(colours: dict[str, str], settings: pd.Series) -> Iterator[list[str]]:
+    """A task's settings in their order, in parts in which no colour stands for two of them."""
+    names, own = list(colours), set(settings)
+    for start in range(0, len(names), len(COLOURS)):
+        if part := [name for name in names[start : start + len(COLOURS)] if name in own]:
+            yield part
 
 
 def _wrapped(name: str) -> str:

@@ -64,11 +64,15 @@ def over_runs(tables: Tables) -> Iterator[str]:
 
 
 def by_task(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The runs of each task, with names in the column of settings that do not repeat the task and are never empty."""
-    for task, rows in runs.groupby("task", sort=False):
-        parts = rows[SETTING].str.split(", ")
-        names = parts.map(lambda own, task=task: ", ".join(part for part in own if part != f"task={task}"))
-        yield str(task), rows.assign(**{SETTING: names.replace("", "default" if names.nunique() > 1 else "all runs")})
+    """The runs of each task, with names in the column of settings that do not repeat the task and are never empty. The
+    settings have one order in all tasks, that of their first runs."""
+    whole = zip(runs[SETTING].str.split(", "), runs["task"], strict=True)
+    names = [", ".join(part for part in parts if part != f"task={task}") for parts, task in whole]
+    unset = "default" if len(set(names)) > 1 else "all runs"
+    named = runs.assign(**{SETTING: [name or unset for name in names]})
+    order = {name: i for i, name in enumerate(named[SETTING].unique())}
+    for task, rows in named.groupby("task", sort=False):
+        yield str(task), rows.sort_values(SETTING, key=lambda own: own.map(order), kind="stable")
 
 
 def plain(value: float) -> str:

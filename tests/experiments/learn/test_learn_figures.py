@@ -171,6 +171,21 @@ def test_every_task_has_panels_of_its_own() -> None:
     assert [len(places(circles(axes, still_open=False))) for axes in times] == [4, 4, 4, 4]
 
 
+def test_a_setting_has_its_colour_and_its_place_in_every_task() -> None:
+    """Whichever of them comes first there, and where one is missing."""
+    orders = (("sort", "abc"), ("copy", "cba"), ("reverse", "c"))
+    plots = over_runs(collected((task, f"rate={name}", 0, run(40)) for task, names in orders for name in names))
+    panels = plots["learning"].figure.axes[1::2]
+    drawn = [{str(line.get_label()): line.get_color() for line in axes.get_lines()} for axes in panels]
+    colours = [{name: colour for name, colour in own.items() if name.startswith("rate")} for own in drawn]
+    assert list(colours[0]) == list(colours[1]) == ["rate=a", "rate=b", "rate=c"]
+    assert len(set(colours[0].values())) == 3
+    assert colours[1] == colours[0]
+    assert colours[2] == {"rate=c": colours[0]["rate=c"]}
+    rows = [[label.get_text() for label in axes.get_yticklabels()] for axes in plots["time_to_accuracy"].figure.axes]
+    assert rows[::2] == [["rate=a", "rate=b", "rate=c"]] * 2 + [["rate=c"]]
+
+
 def test_the_same_tables_give_the_same_bytes() -> None:
     found = sweep(a=[40, 60], b=[20, None])
     for first, second in zip(over_runs(found).values(), over_runs(found).values(), strict=True):

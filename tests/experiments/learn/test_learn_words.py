@@ -115,6 +115,13 @@ def test_every_task_is_compared_for_itself() -> None:
     ]
 
 
+def test_the_setting_that_others_are_compared_with_is_the_same_for_every_task() -> None:
+    """Also where the runs of another one come first, as they do when sweeps are put together."""
+    first = [("sort", "task=sort", 0, run(40)), ("sort", "task=sort, a=1", 0, run(20))]
+    lines = common(collected([*first, ("copy", "task=copy, a=1", 0, run(20)), ("copy", "task=copy", 0, run(40))]))
+    assert [line.split(":")[1].split(" needs")[0] for line in lines] == [" default", " a=1", " a=1"] * 2
+
+
 def test_settings_without_a_name_get_one() -> None:
     assert common(collected([("sort", "", seed, run(40)) for seed in (0, 1)]))[0].startswith("all runs: 2 of 2")
     both = collected([("sort", "task=sort", 0, run(40)), ("sort", "task=sort, a=1", 0, run(20))])
