@@ -169,13 +169,20 @@ class MultiHeadAttention(nn.Module):
                 scale = scale * gates_BHT.mT
             else:
                 context_BHTK = fallback + gates_BHT.unsqueeze(-1) * (context_BHTK - fallback)
-        # The scale is spread over a head's K columns first: one long inner loop instead of many short ones.
-        scale_W = scale.unsqueeze(-1).expand(*scale.shape, self.head_dim).flatten(-2)
         context_BTW = context_BHTK.transpose(1, 2).flatten(2)
-        if scale_W.dim() == 1 and type(self.out_proj) is Projection:
+        if scale.dim() == 1 and type(self.out_proj) is Projection:
             # The same for all tokens, so the few columns of W_O are scaled in place of the many tokens.
-            return F.linear(context_BTW, self.out_proj.weight * scale_W, self.out_proj.bias)
-        return self.out_proj(context_BTW * scale_W)
+            return F.linear(context_BTW, self.scaled_output(scale), self.out_proj.bias)
+        return self.out_proj(context_BTW * self._spread(scale))
+
+    def scaled_output(self, scale_H: Tensor) -> Tensor:
+        """W_O with the columns that read head n multiplied by its scale: (D, H·K)."""
+        return self.out_proj.weight * self._spread(scale_H)
+
+    def _spread(self, scale: Tensor) -> Tensor:
+        """A scale (..., H) for each of a head's K columns, (..., H·K): one long inner loop instead of many short
+        ones."""
+        return scale.unsqueeze(-1).expand(*scale.shape, self.head_dim).flatten(-2)
 
     def head_scale(self) -> Tensor:
         """(H,): what the layer itself multiplies each head by, its learned gate times its mask."""
@@ -186,10 +193,15 @@ def project_together(x: Tensor, projections: Sequence[nn.Linear]) -> Sequence[Te
     """What several linear maps make of one input. Plain projections are one product, which saves calls."""
     if not all(type(projection) is Projection for projection in projections):
         return [projection(x) for projection in projections]
+    together = F.linear(x, *side_by_side(projections))
+    return together.split([projection.out_features for projection in projections], dim=-1)
+
+
+def side_by_side(projections: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of one linear map that does what several do to one input."""
     weights: list[Tensor] = [projection.weight for projection in projections]
     biases: list[Tensor] = [projection.bias for projection in projections if projection.bias is not None]
-    together = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
-    return together.split([projection.out_features for projection in projections], dim=-1)
+    return torch.cat(weights), torch.cat(biases) if biases else None
 
 
 def attention_bias(key_padding_mask: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -1,6 +1,7 @@
-"""Greedy decoding, token by token, and the memory that saves it from reading the prefix again.
+"""Greedy decoding, token by token, and the attention of one token to those before it.
 
-Dimensions: B = batch, T = positions so far, H = heads of a block, K = head_dim, V = vocabulary.
+Dimensions: B = batch, T = positions so far, S = source, D = d_model, H = heads of a block, K = head_dim,
+V = vocabulary.
 """
 
 from __future__ import annotations
@@ -8,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mhaprune.data import BOS, EOS, PAD
+from mhaprune.model.attention import side_by_side
+from mhaprune.model.layers import AttentionSublayer, Call
+
+Step = Callable[[Tensor], Tensor]
+"""What a sublayer does to the newest position of every sequence, (B, D) to (B, D)."""
 
 
 class KVCache:
@@ -18,18 +25,50 @@ class KVCache:
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens, self.length = max_tokens, 0
-        self.stored: tuple[Tensor, Tensor] | None = None
+        self.stored: Tensor | None = None
 
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add (B, H, T, K) of the newest positions; returns those of all positions."""
+    def append(self, newest_B2HK: Tensor) -> tuple[Tensor, Tensor]:
+        """Add keys and values of the newest position; returns those of all positions, (B, H, T, K) each."""
         if self.stored is None:
-            batch, heads, _, head_dim = keys.shape
-            shape = (batch, heads, self.max_tokens, head_dim)
-            self.stored = keys.new_empty(shape), values.new_empty(shape)
-        start, self.length = self.length, self.length + keys.shape[2]
-        for store, new in zip(self.stored, (keys, values), strict=True):
-            store[:, :, start : self.length] = new
-        return self.stored[0][:, :, : self.length], self.stored[1][:, :, : self.length]
+            batch, two, heads, head_dim = newest_B2HK.shape
+            self.stored = newest_B2HK.new_empty(batch, two, heads, self.max_tokens, head_dim)
+        self.stored[:, :, :, self.length] = newest_B2HK
+        self.length += 1
+        keys, values = self.stored[:, :, :, : self.length].unbind(1)
+        return keys, values
+
+
+def attention_step(
+    sublayer: AttentionSublayer,
+    call: Call,
+    max_tokens: int,
+    memory: tuple[Tensor, Tensor] | None = None,
+    bias: Tensor | None = None,
+) -> Step:
+    """What the sublayer does to one position after the other: the same as it does to a whole text at once.
+
+    It attends to keys and values (B, H, S, K) of a `memory` with a `bias`, or else to the positions so far. Everything
+    that is the same for all tokens is computed here: with few tokens in a call, what decoding takes is the number of
+    calls. So queries, keys and values are made by one matrix, and gates are multiplied into W_O; `call` must therefore
+    have the gates of a block as (H,), the same for all examples. Nothing is dropped out.
+    """
+    attention, norm = sublayer.attention, sublayer.norm
+    heads, output_bias = attention.num_heads, attention.out_proj.bias
+    if heads == 0:
+        return lambda x_BD: x_BD + output_bias
+    gates_H = call.gates.get(sublayer.block)
+    output_DW = attention.scaled_output(attention.head_scale() * (1 if gates_H is None else gates_H))
+    own = (attention.k_proj, attention.v_proj) if memory is None else ()
+    weight, projection_bias = side_by_side([attention.q_proj, *own])
+    cache = KVCache(max_tokens)
+
+    def step(x_BD: Tensor) -> Tensor:
+        projected = F.linear(norm(x_BD), weight, projection_bias).unflatten(-1, (-1, heads, attention.head_dim))
+        keys, values = cache.append(projected[:, 1:]) if memory is None else memory
+        context_BH1K = F.scaled_dot_product_attention(projected[:, 0].unsqueeze(2), keys, values, bias)
+        return x_BD + F.linear(context_BH1K.flatten(1), output_DW, output_bias)
+
+    return step
 
 
 @torch.no_grad()

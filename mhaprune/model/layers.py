@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +14,6 @@ from torch import Tensor, nn
 from mhaprune.heads import Block
 from mhaprune.model.attention import MultiHeadAttention, Projection, project_together
 from mhaprune.model.gates import GateConfig
-
-if TYPE_CHECKING:
-    from mhaprune.model.decoding import KVCache
 
 
 @dataclass
@@ -62,7 +58,6 @@ class AttentionSublayer(nn.Module):
         keys_values: tuple[Tensor, Tensor] | None = None,
         bias: Tensor | None = None,
         is_causal: bool = False,
-        cache: KVCache | None = None,
     ) -> Tensor:
         attention = self.attention
         if attention.num_heads == 0:
@@ -78,12 +73,11 @@ class AttentionSublayer(nn.Module):
             call.inputs[self.block] = h_BTD
         if keys_values is None:
             queries, keys, values = attention.project(h_BTD, h_BTD, h_BTD)
-            keys_values = (keys, values) if cache is None else cache.append(keys, values)
         else:
-            queries = attention.split(attention.q_proj(h_BTD))
+            queries, (keys, values) = attention.split(attention.q_proj(h_BTD)), keys_values
         need_weights = call.weights is not None
         context_BHTK, weights_BHTU = attention.attend(
-            queries, *keys_values, bias, is_causal=is_causal, need_weights=need_weights
+            queries, keys, values, bias, is_causal=is_causal, need_weights=need_weights
         )
         if call.contexts is not None:
             call.contexts[self.block] = context_BHTK
@@ -142,17 +136,10 @@ class DecoderLayer(nn.Module):
         self.cross = cross
         self.feed_forward = feed_forward
 
-    def forward(
-        self,
-        x_BTD: Tensor,
-        memory: tuple[Tensor, Tensor] | None,
-        bias: Tensor,
-        call: Call,
-        cache: KVCache | None = None,
-    ) -> Tensor:
+    def forward(self, x_BTD: Tensor, memory: tuple[Tensor, Tensor] | None, bias: Tensor, call: Call) -> Tensor:
         """`memory` is the encoder's output projected for the cross-attention; None if that has no heads."""
         # No padding mask here: targets are padded on the right, where a causal mask never lets a real position look.
-        x_BTD = self.self_attention(x_BTD, call, is_causal=cache is None, cache=cache)
+        x_BTD = self.self_attention(x_BTD, call, is_causal=True)
         return self.feed_forward(self.cross(x_BTD, call, keys_values=memory, bias=bias))
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mhaprune.data import EOS, PAD, Examples, shift_right
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.attention import MultiHeadAttention
-from mhaprune.model.decoding import KVCache, decode_greedily
+from mhaprune.model.decoding import Step, attention_step, decode_greedily
 from mhaprune.model.layers import AttentionSublayer, Call
 from mhaprune.model.network import EncoderDecoder
 from mhaprune.model.relevance import with_relevance
@@ -120,23 +120,36 @@ class Seq2Seq(EncoderDecoder):
         stop: bool = False,
         use_cache: bool = True,
     ) -> Tensor:
-        """What `decoding.decode_greedily` returns. `use_cache` keeps the keys and values of the positions so far;
-        without it the whole prefix is run again for every token, with the same result."""
-        call = self.call(gates)
-        bias = self.bias(source_BS)
-        memory: Sequence[tuple[Tensor, Tensor] | None] = [None] * len(self.decoder)
+        """What `decoding.decode_greedily` returns, under `gates` (N,) for all examples. `use_cache` keeps the keys and
+        values of the positions so far; without it the whole prefix is run again for every token, with the same
+        result."""
+        call, bias = self.call(gates), self.bias(source_BS)
+        memories: Sequence[tuple[Tensor, Tensor] | None] = [None] * len(self.decoder)
         if any(layer.cross.attention.num_heads for layer in self.decoder):  # else nothing reads the encoder's output
-            memory = self.project_memory(self.encode(source_BS, call, bias))
-        caches = [KVCache(max_tokens) if use_cache else None for _ in self.decoder]
+            memories = self.project_memory(self.encode(source_BS, call, bias))
+        layers = list(zip(self.decoder, memories, strict=True))
+        steps: list[Step] = []
+        for layer, memory in layers if use_cache else ():
+            steps.append(self.attention_step(layer.self_attention, call, max_tokens))
+            steps.append(self.attention_step(layer.cross, call, max_tokens, memory, bias))
+            steps.append(layer.feed_forward)
 
         def next_logits(tokens_BT: Tensor) -> Tensor:
-            first = tokens_BT.shape[1] - 1 if use_cache else 0
-            x_BTD = self.embed(self.target_embedding, tokens_BT[:, first:], first)
-            for layer, keys_values, cache in zip(self.decoder, memory, caches, strict=True):
-                x_BTD = layer(x_BTD, keys_values, bias, call, cache)
-            return self.output(self.decoder_norm(x_BTD[:, -1]))
+            if use_cache:
+                first = tokens_BT.shape[1] - 1
+                x_BD = self.embed(self.target_embedding, tokens_BT[:, first:], first)[:, 0]
+                for step in steps:
+                    x_BD = step(x_BD)
+            else:
+                x_BTD = self.embed(self.target_embedding, tokens_BT)
+                for layer, memory in layers:
+                    x_BTD = layer(x_BTD, memory, bias, call)
+                x_BD = x_BTD[:, -1]
+            return self.output(self.decoder_norm(x_BD))
 
         return decode_greedily(next_logits, source_BS, max_tokens, stop=stop)
+
+    attention_step = staticmethod(attention_step)
 
     def count_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.timing import Device
@@ -69,6 +70,12 @@ def time_parts(
     for sublayer in watched.attention_sublayers().values():
         sublayer.forward = watch.around(ATTENTION, sublayer.forward)  # type: ignore[method-assign]
     watched.project_memory = watch.around(ATTENTION, watched.project_memory)  # type: ignore[method-assign]
+    prepare = watch.around(ATTENTION, watched.attention_step)
+
+    def watched_step(*arguments: Any) -> Callable[[Tensor], Tensor]:
+        return watch.around(ATTENTION, prepare(*arguments))
+
+    watched.attention_step = watched_step  # type: ignore[assignment]
     for layer in (*watched.encoder, *watched.decoder):
         feed_forward: Any = layer.feed_forward
         feed_forward.forward = watch.around(FEED_FORWARD, feed_forward.forward)

@@ -4,11 +4,12 @@ import time
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mhaprune.data import Examples
 from mhaprune.experiments.speed.profile import time_parts
-from mhaprune.model.layers import AttentionSublayer, FeedForward
+from mhaprune.model.layers import FeedForward
 from mhaprune.model.transformer import Seq2Seq
 
 
@@ -16,18 +17,18 @@ def test_each_part_gets_its_own_time(model: Seq2Seq, batch: Examples, monkeypatc
     """Slow down one kind of sublayer: its part, and no other, takes longer by that."""
     plain = time_parts(model, lambda watched: watched.decode_greedily(batch.source, 5), rounds=3).median()
     for part, methods in (
-        ("attention", [(AttentionSublayer, "forward"), (Seq2Seq, "project_memory")]),
+        ("attention", [(F, "scaled_dot_product_attention"), (Seq2Seq, "project_memory")]),
         ("feed_forward", [(FeedForward, "forward")]),
     ):
         with monkeypatch.context() as patch:
-            for cls, name in methods:
-                method = getattr(cls, name)
+            for owner, name in methods:
+                method = getattr(owner, name)
 
                 def slow(*arguments: object, method: object = method, **named: object) -> Tensor:
                     time.sleep(0.002)
                     return method(*arguments, **named)  # type: ignore[operator]
 
-                patch.setattr(cls, name, slow)
+                patch.setattr(owner, name, slow)
             slowed = time_parts(model, lambda watched: watched.decode_greedily(batch.source, 5), rounds=3).median()
         assert list(slowed.index) == ["attention", "feed_forward", "rest"]
         for name in slowed.index:
