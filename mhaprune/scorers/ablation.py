@@ -12,6 +12,7 @@ from mhaprune.data import Examples
 from mhaprune.heads import Block
 from mhaprune.measure import Replacement, all_open, mean_outputs, measure_masks
 from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.scorers.prediction import PASSES, Prediction
 from mhaprune.subject import Fallback, Subject
 
 
@@ -24,9 +25,10 @@ class Ablation(Scorer):
 
     family: ClassVar[str] = "ablation"
 
-    replace: Literal["zero", "mean", "resample"] = "zero"
-    """What stands in the place of the head's output: nothing, its mean over all tokens of the split, or its output on
-    another example, which is drawn at random, position by position."""
+    replace: Literal["zero", "mean", "resample", "predicted"] = "zero"
+    """What stands in the place of the head's output: nothing, its mean over all tokens of the split, its output on
+    another example, which is drawn at random, position by position, or what the other heads of its block predict of it.
+    The last is the loss after a refit of W_O for those heads, with nothing else fitted."""
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
@@ -34,12 +36,14 @@ class Ablation(Scorer):
         gates_MN = all_open(subject, 1 + num_heads)
         gates_MN[1:].fill_diagonal_(0.0)
         replacement: Replacement | None = None
+        passes = 1 + num_heads
         if self.replace == "mean":
-            replacement = mean(subject, examples)
+            replacement, passes = mean(subject, examples), passes + 1
         elif self.replace == "resample":
-            replacement = resample(examples, seed)
+            replacement, passes = resample(examples, seed), passes + 1
+        elif self.replace == "predicted":
+            replacement, passes = predicted(subject, examples), passes + PASSES + 1
         loss_ME = measure_masks(subject, examples, gates_MN, replacement).loss.double()
-        passes = 1 + num_heads + (replacement is not None)
         return Scores.mean_over_examples((loss_ME[1:] - loss_ME[0]).T, passes)
 
 
@@ -47,6 +51,18 @@ def mean(subject: Subject, examples: Examples) -> Replacement:
     """The mean outputs of the split."""
     outputs = mean_outputs(subject, examples)
     return lambda subject, batch, at: outputs
+
+
+def predicted(subject: Subject, examples: Examples, ridge: float = 1e-3) -> Replacement:
+    """What a ridge regression on the other heads of its block, fitted to the split, says of a head."""
+    prediction = Prediction.fit(subject, examples, ridge)
+
+    def replacement(subject: Subject, batch: Examples, at: Tensor) -> Fallback:
+        outputs = subject.head_outputs(batch)
+        missed = prediction.missed(outputs)
+        return {block: context_BHTK - missed[block] for block, context_BHTK in outputs.items()}
+
+    return replacement
 
 
 def resample(examples: Examples, seed: int) -> Replacement:

@@ -1,0 +1,71 @@
+"""What the other heads of its block tell of a head, by linear regression.
+
+Dimensions: B = batch, T = positions, X = tokens of a split, H = heads of a block, K = head_dim, W = H·K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mhaprune.data import Examples
+from mhaprune.heads import Block
+from mhaprune.measure import BATCH_SIZE
+from mhaprune.subject import Subject
+
+PASSES = 1
+"""Forward passes over the split that a fit takes."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicts the outputs of each head from those of the other heads of its block."""
+
+    means: Mapping[Block, Tensor]
+    """(W,): the mean outputs of all heads, side by side."""
+    maps: Mapping[Block, Tensor]
+    """(H, W, K): what makes of outputs less their means the part of head n that is not predicted."""
+
+    @classmethod
+    @torch.no_grad()
+    def fit(cls, subject: Subject, examples: Examples, ridge: float) -> Prediction:
+        """By ridge regression with an intercept over all tokens of a split, padding excluded, in float64.
+
+        The penalty on squared coefficients is `ridge` times the mean variance of an output. All regressions of a block
+        come from one inverse P of its regularised covariance: the residual of head n is A P_n (P_nn)⁻¹.
+        """
+        sums: dict[Block, Tensor] = {}
+        for batch in examples.batches(BATCH_SIZE):
+            valid = subject.queries(batch)
+            for block, context_BHTK in subject.head_outputs(batch).items():
+                outputs_XW = _side_by_side(context_BHTK)[valid[block]].double()
+                ones_X1 = outputs_XW.new_ones(len(outputs_XW), 1)
+                outputs = torch.cat([outputs_XW, ones_X1], dim=1)
+                sums[block] = sums.get(block, 0) + outputs.T @ outputs
+        head_dims = {block: weights.shape[1] for block, weights in subject.output_weights().items()}
+        means = {block: products[-1, :-1] / products[-1, -1] for block, products in sums.items()}
+        maps = {}
+        for block, products in sums.items():
+            covariance_WW = products[:-1, :-1] / products[-1, -1] - means[block].outer(means[block])
+            diagonal_W = covariance_WW.diagonal()  # a view
+            diagonal_W += ridge * diagonal_W.mean().clamp_min(torch.finfo(torch.float64).tiny)
+            inverse_WHK = torch.linalg.inv(covariance_WW).unflatten(1, (-1, head_dims[block]))
+            own_HKK = inverse_WHK.unflatten(0, (-1, head_dims[block])).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+            maps[block] = inverse_WHK.transpose(0, 1) @ torch.linalg.inv(own_HKK)
+        return cls(means, maps)
+
+    def missed(self, outputs: Mapping[Block, Tensor]) -> dict[Block, Tensor]:
+        """The outputs (B, H, T, K) less what is predicted of them."""
+        return {
+            block: (
+                (_side_by_side(context) - self.means[block].to(context)) @ self.maps[block].to(context)[:, None]
+            ).transpose(0, 1)
+            for block, context in outputs.items()
+        }
+
+
+def _side_by_side(context_BHTK: Tensor) -> Tensor:
+    return context_BHTK.transpose(1, 2).flatten(2)

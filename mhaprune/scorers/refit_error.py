@@ -1,0 +1,44 @@
+"""What the head adds that the other heads of its block could not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+
+from mhaprune.data import Examples
+from mhaprune.measure import BATCH_SIZE
+from mhaprune.ranges import Gt
+from mhaprune.scorers.base import Scorer, Scores, TokenValues
+from mhaprune.scorers.prediction import PASSES, Prediction
+from mhaprune.subject import Subject
+
+
+@dataclass(frozen=True)
+class RefitError(Scorer):
+    """Mean over tokens of ‖g_n r_n O_n‖²: the squared error that is left in the output of the block when head n goes
+    and W_O is fitted anew for the other heads. r_n is the part of c_n that they do not predict by linear regression.
+
+    This is the error of the optimal brain surgeon (Hassibi & Stork 1992) for a whole head. Its standard error takes
+    the regression as given.
+    """
+
+    family: ClassVar[str] = "reconstruction"
+
+    ridge: Annotated[float, Gt(0)] = 1e-3
+    """The penalty on squared coefficients of the regression, as a multiple of the mean variance of an output."""
+
+    @torch.no_grad()
+    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+        prediction = Prediction.fit(subject, examples, self.ridge)
+        weights, gates_N = subject.output_weights(), subject.learned_gates()
+        if gates_N is not None:
+            gates = subject.grid.split(gates_N)
+            weights = {block: gates[block][:, None, None] * weights_HKD for block, weights_HKD in weights.items()}
+
+        def errors(batch: Examples) -> TokenValues:
+            missed, valid = prediction.missed(subject.head_outputs(batch)), subject.queries(batch)
+            return [((missed[block] @ weights[block]).square().sum(dim=-1), valid[block]) for block in missed]
+
+        return Scores.mean_over_tokens(map(errors, examples.batches(BATCH_SIZE)), forward_passes=PASSES + 1)

@@ -1,0 +1,80 @@
+"""What the other heads of a block can stand in for, against least squares and against a model with a new W_O."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mhaprune.data import PAD, Examples
+from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.measure import measure
+from mhaprune.model.transformer import Seq2Seq
+from mhaprune.scorers.ablation import Ablation, predicted
+from mhaprune.scorers.prediction import Prediction
+from mhaprune.scorers.refit_error import RefitError
+from mhaprune.tasks.base import Splits
+
+TINY = 1e-9
+
+
+def outputs_and_rest(model: Seq2Seq, examples: Examples, block: Block, head: int) -> tuple[Tensor, Tensor]:
+    """At every token what a head puts out, (X, K), and what the others of its block do and a one, (X, 1 + K·(H-1))."""
+    tokens = examples.source if block.site == Site.ENCODER_SELF else examples.target
+    context_XHK = model.head_outputs(examples)[block].transpose(1, 2)[tokens != PAD]
+    others = torch.cat([context_XHK[:, :head], context_XHK[:, head + 1 :]], dim=1).flatten(1)
+    return context_XHK[:, head], torch.cat([torch.ones(len(others), 1), others], dim=1)
+
+
+@torch.no_grad()
+def test_the_score_is_the_error_that_least_squares_leaves(model: Seq2Seq, splits: Splits) -> None:
+    scores, gates = RefitError(ridge=TINY)(model, splits.score, 0).values[0], model.learned_gates()
+    assert gates is not None
+    for n, (head, score) in enumerate(zip(model.grid, scores, strict=True)):
+        own, rest = outputs_and_rest(model, splits.score, head.block, head.head)
+        wanted = gates[n] * own @ model.output_weights()[head.block][head.head]
+        left = wanted - rest @ torch.linalg.lstsq(rest, wanted).solution
+        torch.testing.assert_close(score, left.square().sum(dim=1).mean(), rtol=1e-5, atol=1e-12)
+
+
+@torch.no_grad()
+def test_ablation_by_what_is_predicted_is_the_loss_with_a_new_output_projection(model: Seq2Seq, splits: Splits) -> None:
+    replacement, dense = predicted(model, splits.score, TINY), measure(model, splits.score).loss
+    for head in (model.grid.heads[1], model.grid.heads[-1]):
+        own, rest = outputs_and_rest(model, splits.score, head.block, head.head)
+        moved = torch.linalg.lstsq(rest, own).solution @ model.output_weights()[head.block][head.head]
+        mask = HeadMask(model.grid).without(head)
+        gate = model.learned_gates()[model.grid.heads.index(head)]  # type: ignore[index]
+        refitted = model.without(mask)
+        projection = refitted.attention_sublayers()[head.block].attention.out_proj
+        projection.bias += gate * moved[0]
+        projection.weight += gate * moved[1:].T
+        loss = measure(refitted, splits.score).loss
+        torch.testing.assert_close(measure(model, splits.score, mask.gates(), replacement).loss, loss)
+        assert not torch.allclose(loss, dense)
+    default = Ablation(replace="predicted")(model, splits.score, 0)
+    torch.testing.assert_close(default.values[0, -1], (loss - dense).mean(), rtol=0.05, atol=1e-3)
+    assert default.forward_passes == 1 + len(model.grid) + 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("block", [Block(Site.ENCODER_SELF, 1), Block(Site.CROSS, 0)])
+def test_a_head_that_another_one_repeats_can_be_stood_in_for(model: Seq2Seq, splits: Splits, block: Block) -> None:
+    attention = model.attention_sublayers()[block].attention
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+        projection.weight[4:8] = projection.weight[:4]
+        projection.bias[4:8] = projection.bias[:4]
+    first, second, third = model.grid.split(RefitError(ridge=1e-6)(model, splits.score, 0).values)[block][0]
+    assert max(first, second) < 1e-4 * third
+
+
+def test_what_is_missed_has_no_mean_and_tells_nothing_of_the_others(model: Seq2Seq, splits: Splits) -> None:
+    """As residuals of a regression with an intercept do."""
+    prediction = Prediction.fit(model, splits.score, TINY)
+    block = Block(Site.DECODER_SELF, 1)
+    missed = prediction.missed(model.head_outputs(splits.score))[block]
+    missed_XHK = missed.transpose(1, 2)[splits.score.target != PAD]
+    _, rest = outputs_and_rest(model, splits.score, block, 0)
+    products = rest.T @ missed_XHK[:, 0] / len(rest)
+    assert products.abs().max() < 1e-6
+    assert (rest.T @ missed_XHK[:, 1] / len(rest)).abs().max() > 1e-3
