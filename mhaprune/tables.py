@@ -17,6 +17,8 @@ HEAD = ["site", "layer", "head"]
 """The columns that name a head."""
 BLOCK = HEAD[:2]
 """The columns that name a block, one attention layer."""
+OTHER_HEAD = [f"other_{column}" for column in HEAD]
+"""The columns that name the second head of a pair."""
 LABEL = "label"
 """The column that tells runs apart, where there are several."""
 SETTING = "setting"
@@ -27,6 +29,10 @@ VALID_QUALITY = f"valid_{QUALITY}"
 """The same on the split that is measured during training."""
 CHOOSE_QUALITY = f"choose_{QUALITY}"
 """The same on the split on which choices are made, never reported."""
+LOSS_RISE = "loss_rise"
+"""The column of what is lost with heads closed, in nats: the mean rise of the loss."""
+INTERACTION = "interaction"
+"""The column of what two heads cost together beyond the sum of what each costs alone, in nats."""
 ENDS = ("", "_low", "_high")
 """A number and the ends of its 95 % interval: the endings of its three columns."""
 QUARTILES = ("", "_q1", "_q3")

@@ -1,0 +1,127 @@
+"""Which heads stand in for each other: pair by pair, together, and block by block over many models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import SymLogNorm
+from matplotlib.figure import Figure
+
+from mhaprune.experiments.interact.words import HIGH, LOW, other_heads
+from mhaprune.reporting.heat_map import heat_map
+from mhaprune.reporting.plots import Plot, errors, legend_above, line_style, number, panels
+from mhaprune.tables import BLOCK, INTERACTION, LABEL, LOSS_RISE, OTHER_HEAD, HeadName, Tables, block_label, named
+
+SMALL = 0.01
+"""Nats up to which the colours of the matrix are in proportion; beyond, they follow the logarithm."""
+COLOUR_MAP = "RdBu_r"
+
+
+def interactions(tables: Tables) -> Plot | None:
+    """The matrix of second differences, head by head."""
+    if "pairs" not in tables:
+        return None
+    pairs, heads = tables["pairs"], named(tables["alone"])
+    values = _matrix(pairs, INTERACTION, heads)
+    sure = _matrix(((pairs[LOW] > 0) | (pairs[HIGH] < 0)).to_frame("sure").join(pairs), "sure", heads) == 1
+    side = 0.24 * len(heads)
+    figure = Figure(figsize=(3.4 + side, 1.6 + side))
+    axes = figure.add_subplot()
+    largest = max(float(np.nanmax(np.abs(values))), 2 * SMALL)
+    norm = SymLogNorm(SMALL, vmin=-largest, vmax=largest)
+    numbers = [head.head for head in heads]
+    image = heat_map(axes, values, rows=numbers, columns=numbers, cmap=COLOUR_MAP, norm=norm, aspect="equal")
+    rows, columns = (~sure & ~np.isnan(values)).nonzero()
+    axes.plot(columns, rows, linestyle="", marker=".", markersize=2, color="black")
+    axes.set_facecolor("lightgrey")  # of the diagonal, where there is no pair
+    _name_blocks(axes, heads)
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, label="interaction (nats)")
+    bar.ax.minorticks_off()
+    caption = (
+        "What two heads cost together beyond the sum of what each costs alone, in nats of loss on the report split:"
+        " the second difference of the loss. Red: they stand in for each other, and closing both costs more. Blue: they"
+        " work together, and without the one the other is worth less. Colours are in proportion up to"
+        f" {SMALL:g} nats and follow the logarithm beyond. A dot: the 95 % interval over examples holds 0."
+    )
+    return Plot("interactions", caption, figure)
+
+
+def together(tables: Tables) -> Plot | None:
+    """The loss as heads go together, beside what their costs alone and in pairs make expect: a panel per scorer."""
+    if "together" not in tables:
+        return None
+    table = tables["together"]
+    scorers = list(table["scorer"].unique())
+    figure = Figure(figsize=(1.6 + 4.6 * min(2, len(scorers)), 0.6 + 3.3 * -(-len(scorers) // 2)))
+    label = f"heads removed, of {int(table['heads_total'].max())}"
+    grid = panels(figure, len(scorers), min(2, len(scorers)), label, "rise of the loss (nats)", sharey=True)
+    for axes, scorer in zip(grid, scorers, strict=True):
+        rows = table[table["scorer"] == scorer].sort_values("heads_removed")
+        removed = rows["heads_removed"]
+        what = {"expected_alone": "sum of each alone", "expected_pairs": "sum with pairs"}
+        for i, (column, name) in enumerate(what.items()):
+            axes.plot(removed, rows[column], linestyle="--", markersize=3.5, label=name, **line_style(i))
+        measured: Any = {"color": "black", "marker": "o", "markersize": 3.5, "elinewidth": 0.8, "label": "measured"}
+        axes.errorbar(removed, rows[LOSS_RISE], errors(rows, LOSS_RISE), **measured)
+        axes.set_yscale("symlog", linthresh=SMALL)
+        axes.set_title(f"in the order of {scorer}")
+    legend_above(figure, grid[0])
+    caption = (
+        "The rise of the loss on the report split as heads go together, and what one expects of it: the sum of what"
+        " each head costs alone, and that sum with the interactions of all pairs added. Bars are 95 % intervals over"
+        f" examples; the axis is in proportion up to {SMALL:g} nats and logarithmic beyond."
+    )
+    return Plot("together", caption, figure)
+
+
+def by_block(tables: Tables) -> Plot | None:
+    """The mean interaction of two heads by the blocks they are in, over all runs: a panel per task."""
+    if "pairs" not in tables:
+        return None
+    tasks = list(tables["pairs"].groupby("task", sort=False))
+    blocks = [block_label(*block) for block in tables["alone"][BLOCK].drop_duplicates().itertuples(index=False)]
+    side = 0.62 * len(blocks)
+    figure = Figure(figsize=(1.6 + side * len(tasks), 1.6 + side))
+    grid = panels(figure, len(tasks), len(tasks), "", sharey=True)
+    for axes, (task, pairs) in zip(grid, tasks, strict=True):
+        first = [block_label(*block) for block in pairs[BLOCK].itertuples(index=False)]
+        second = [block_label(*block) for block in pairs[OTHER_HEAD[:2]].itertuples(index=False)]
+        mean = pairs.assign(first=first, second=second).groupby(["second", "first"])[INTERACTION].mean().unstack()
+        values = mean.reindex(index=blocks, columns=blocks).to_numpy(float)
+        largest = max(float(np.nanmax(np.abs(values))), SMALL)
+        colours: Any = {"cmap": COLOUR_MAP, "norm": SymLogNorm(SMALL, vmin=-largest, vmax=largest)}
+        heat_map(axes, values, rows=blocks, columns=blocks, write=lambda x: number(x, 2), **colours)
+        axes.tick_params(axis="x", rotation=45)
+        axes.set_title(f"{task} ({pairs[LABEL].nunique()} models)")
+    caption = (
+        "The mean interaction of two heads in nats, by the blocks they are in, over all models of a task. Red: they"
+        " stand in for each other. Blue: they work together."
+    )
+    return Plot("interactions", caption, figure)
+
+
+def _matrix(pairs: pd.DataFrame, column: str, heads: list[HeadName]) -> np.ndarray:
+    """A column of the table of pairs as a symmetric matrix, NaN on the diagonal."""
+    place = {head: i for i, head in enumerate(heads)}
+    values = np.full((len(heads), len(heads)), np.nan)
+    for first, second, value in zip(named(pairs), other_heads(pairs), pairs[column], strict=True):
+        values[place[first], place[second]] = values[place[second], place[first]] = value
+    return values
+
+
+def _name_blocks(axes: Axes, heads: list[HeadName]) -> None:
+    """A line between blocks, and the name of each at both axes."""
+    blocks = [(head.site, head.layer) for head in heads]
+    starts = [i for i, block in enumerate(blocks) if i == 0 or blocks[i - 1] != block]
+    for start, end in zip(starts, [*starts[1:], len(heads)], strict=True):
+        if start:
+            axes.axvline(start - 0.5, color="black", linewidth=0.6)
+            axes.axhline(start - 0.5, color="black", linewidth=0.6)
+        name, middle = block_label(*blocks[start]), (start + end - 1) / 2
+        left: Any = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center"}
+        below: Any = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "top", "rotation": 90}
+        axes.annotate(name, (0, middle), (-26, 0), textcoords="offset points", **left)
+        axes.annotate(name, (middle, 0), (0, -24), textcoords="offset points", **below)

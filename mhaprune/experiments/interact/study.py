@@ -1,0 +1,119 @@
+"""Close the heads two at a time, and compare with what each of them costs alone.
+
+Dimensions: E = examples of the report split, N = all heads, P = pairs of them, M = masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+from mhaprune.data import Examples
+from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
+from mhaprune.experiments.interact import words
+from mhaprune.experiments.interact.figures import by_block, interactions, together
+from mhaprune.heads import HeadMask
+from mhaprune.measure import BATCH_SIZE, measure_removed
+from mhaprune.pruning.plans import Plan, make_plans, plan_columns
+from mhaprune.pruning.removal import EquivalenceCheck, proofs
+from mhaprune.reporting.plots import Figures
+from mhaprune.schedules.budgets import removing
+from mhaprune.scorers.scoring import Scoring, head_columns
+from mhaprune.statistics import with_interval
+from mhaprune.subject import Subject
+from mhaprune.tables import INTERACTION, LOSS_RISE, OTHER_HEAD
+from mhaprune.trained import Study
+
+
+@dataclass(frozen=True)
+class Interact(Experiment):
+    """What two heads cost together beyond what each costs alone: tables `alone`, `pairs` and `together`.
+
+    The interaction of heads i and j is the second difference of the loss, ℓ(ij) − ℓ(i) − ℓ(j) + ℓ, where ℓ(S) is the
+    loss with the heads S closed. Above 0 they stand in for each other: closing one is cheap as long as the other is
+    there. Below 0 they work together: without the one, the other is worth less.
+
+    `together` holds what heads cost that go together, in the order of each scorer, and what their costs alone and in
+    pairs make expect.
+    """
+
+    figures: ClassVar[Figures] = (interactions, together)
+    figures_over_runs: ClassVar[Figures] = (by_block,)
+    say = staticmethod(words.say)
+    say_in_common = staticmethod(words.over_runs)
+
+    def check(self, setup: Setup) -> None:
+        the_one(setup.schedules)
+        if not setup.scorers:
+            raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
+        if len(setup.grid) < 2:
+            raise ValueError(f"experiment=interact: the model has {len(setup.grid)} heads, a pair needs 2")
+
+    def __call__(self, study: Study) -> Findings:
+        subject, report = study.subject, study.splits.report
+        scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
+        budgets = removing(range(len(subject.grid) + 1), subject.grid)
+        plans = [
+            plan for plan in make_plans(scoring, study.scorers, the_one(study.schedules), budgets) if plan.draw == 0
+        ]
+        every = HeadMask(subject.grid)
+        alone = [every.without(head) for head in subject.grid]
+        pairs = [every.without(*pair) for pair in combinations(subject.grid, 2)]
+        rise_ME = loss_rises(subject, report, [*alone, *pairs, *(plan.mask for plan in plans)])
+        alone_NE, pairs_PE, planned_ME = np.split(rise_ME, [len(alone), len(alone) + len(pairs)])
+        first_P, second_P = np.triu_indices(len(alone), 1)
+        interaction_PE = pairs_PE - alone_NE[first_P] - alone_NE[second_P]
+        tables = {
+            "alone": pd.DataFrame(
+                head_columns(head) | with_interval(LOSS_RISE, rise_E)
+                for head, rise_E in zip(subject.grid, alone_NE, strict=True)
+            ),
+            "pairs": pd.DataFrame(
+                head_columns(first)
+                | dict(zip(OTHER_HEAD, head_columns(second).values(), strict=True))
+                | {LOSS_RISE: both_E.mean()}
+                | with_interval(INTERACTION, interaction_E)
+                for (first, second), both_E, interaction_E in zip(
+                    combinations(subject.grid, 2), pairs_PE, interaction_PE, strict=True
+                )
+            ),
+            "together": together_table(plans, planned_ME, alone_NE.mean(axis=1), interaction_PE.mean(axis=1)),
+        }
+        equivalence = EquivalenceCheck(subject, report)
+        equivalence.prove(max((plan.mask for plan in plans), key=lambda mask: len(mask.removed)))
+        return Findings(tables, {"max_difference_masked_removed": equivalence.worst} | proofs(subject, report))
+
+
+def loss_rises(subject: Subject, examples: Examples, masks: Sequence[HeadMask]) -> np.ndarray:
+    """(M, E): the loss of every example with the heads of each mask closed minus that with all open, in nats."""
+    masks = [HeadMask(subject.grid), *masks]
+    parts = tqdm(list(examples.batches(BATCH_SIZE)), "pairs of heads", disable=None, leave=False)
+    loss_ME = torch.cat([measure_removed(subject, part, masks).loss for part in parts], dim=1).double().cpu().numpy()
+    return loss_ME[1:] - loss_ME[0]
+
+
+def together_table(
+    plans: Sequence[Plan], planned_ME: np.ndarray, alone_N: np.ndarray, interaction_P: np.ndarray
+) -> pd.DataFrame:
+    """A row per plan: what its heads cost together, the sum of what they cost alone, and that with the interactions of
+    all their pairs added."""
+    interaction_NN = np.zeros((len(alone_N), len(alone_N)))
+    interaction_NN[np.triu_indices(len(alone_N), 1)] = interaction_P
+    rows: list[dict[str, Any]] = []
+    for plan, rise_E in zip(plans, planned_ME, strict=True):
+        gone_N = 1 - plan.mask.gates().numpy()
+        alone = float(np.einsum("n,n->", gone_N, alone_N))
+        pairs = float(np.einsum("i,ij,j->", gone_N, interaction_NN, gone_N))
+        rows.append(
+            plan_columns(plan)
+            | with_interval(LOSS_RISE, rise_E)
+            | {"expected_alone": alone, "expected_pairs": alone + pairs}
+        )
+    return pd.DataFrame(rows)

@@ -1,0 +1,179 @@
+"""`experiment=interact`: second differences of the loss over pairs of heads, and what they make expect."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from conftest import TINY, compose
+from legible import check_legible
+from mhaprune.config import ConfigError, build
+from mhaprune.experiments.interact.figures import by_block, interactions, together
+from mhaprune.experiments.interact.study import Interact
+from mhaprune.experiments.interact.words import HIGH, LOW, other_heads
+from mhaprune.heads import HeadMask
+from mhaprune.measure import measure
+from mhaprune.reporting.plots import Plot, draw
+from mhaprune.running import Run
+from mhaprune.tables import ENDS, HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, Tables, named
+from tiny import chosen, small
+
+
+@pytest.fixture(scope="module")
+def run(cache: Path) -> Run:
+    two = "scorer=[ablation,magnitude]"
+    return build(compose(*TINY, *small("task", "sort"), *chosen("experiment", "interact"), two, f"cache={cache}"))
+
+
+@pytest.fixture(scope="module")
+def tables(run: Run) -> Tables:
+    return run.experiment(run.study()).tables
+
+
+def test_interactions_are_second_differences_on_the_report_split(run: Run, tables: Tables) -> None:
+    study = run.study()
+    subject, report = study.subject, study.splits.report
+    pairs, heads = tables["pairs"], list(subject.grid)
+    assert [(str(first), str(second)) for first, second in combinations(heads, 2)] == [
+        (str(first), str(second)) for first, second in zip(named(pairs), other_heads(pairs), strict=True)
+    ]
+    assert len(pairs) == len(heads) * (len(heads) - 1) // 2
+
+    def loss(*closed: int) -> float:
+        mask = HeadMask(subject.grid).without(*(heads[n] for n in closed))
+        return float(measure(subject, report, mask.gates()).loss.double().mean())
+
+    for (i, j), row in zip(combinations(range(len(heads)), 2), pairs.to_dict("records"), strict=True):
+        assert [row[column] for column in HEAD] == [heads[i].block.site.value, heads[i].block.layer, heads[i].head]
+        assert [row[column] for column in OTHER_HEAD] == [
+            heads[j].block.site.value,
+            heads[j].block.layer,
+            heads[j].head,
+        ]
+        assert row[LOSS_RISE] == pytest.approx(loss(i, j) - loss(), abs=1e-5)
+        assert row[INTERACTION] == pytest.approx(loss(i, j) - loss(i) - loss(j) + loss(), abs=1e-5)
+        assert row[LOW] < row[INTERACTION] < row[HIGH]
+    assert pairs[INTERACTION].abs().max() > 1e-4
+    for head, rise in zip(heads, tables["alone"][LOSS_RISE], strict=True):
+        assert rise == pytest.approx(loss(heads.index(head)) - loss(), abs=1e-5)
+
+
+def test_up_to_two_heads_nothing_else_is_expected_than_is_measured(tables: Tables) -> None:
+    """Of one head the sum is the measurement; of two, that with the pair."""
+    table = tables["together"]
+    assert set(table["scorer"]) == {"ablation", "magnitude"}
+    for _, rows in table.groupby("scorer"):
+        rows = rows.set_index("heads_removed")
+        assert list(rows.index) == list(range(int(rows["heads_total"].iloc[0]) + 1))
+        assert rows.loc[:1, "expected_alone"].tolist() == pytest.approx(rows.loc[:1, LOSS_RISE].tolist(), abs=1e-6)
+        assert rows.loc[:2, "expected_pairs"].tolist() == pytest.approx(rows.loc[:2, LOSS_RISE].tolist(), abs=1e-6)
+        everything = tables["alone"][LOSS_RISE].sum()
+        assert rows["expected_alone"].iloc[-1] == pytest.approx(everything)
+        assert rows["expected_pairs"].iloc[-1] == pytest.approx(everything + tables["pairs"][INTERACTION].sum())
+        assert rows["expected_pairs"].iloc[-1] != pytest.approx(rows["expected_alone"].iloc[-1])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["scorer=[]"], r"scorer=\[\]: must name at least one scorer"),
+        (["schedule=[one_shot,greedy]"], r"schedule=\[one_shot,greedy\]: must name exactly one"),
+    ],
+)
+def test_what_cannot_be_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(compose(*TINY, "experiment=interact", *overrides))
+
+
+def made(label: str = "seed=0", sign: float = 1.0) -> dict[str, pd.DataFrame]:
+    """Four heads: the first two stand in for each other, the last two work together, the rest is noise."""
+    heads = pd.DataFrame(
+        [("encoder_self", 0, 0), ("encoder_self", 0, 1), ("cross", 0, 0), ("cross", 0, 1)], columns=HEAD
+    )
+    alone = heads.assign(**{LOSS_RISE: [0.1, 0.2, 0.3, 0.4]})
+    pairs = pd.DataFrame(
+        [(*heads.loc[i], *heads.loc[j]) for i, j in combinations(range(4), 2)], columns=HEAD + OTHER_HEAD
+    )
+    values = np.array([0.5, 0.001, 0.002, -0.003, 0.0, -0.2]) * sign
+    ends = {f"{INTERACTION}{end}": values + width for end, width in zip(ENDS, (0, -0.01, 0.01), strict=True)}
+    pairs = pairs.assign(**{LOSS_RISE: [0.8, 0.401, 0.502, 0.497, 0.6, 0.5]}, **ends)
+    counts = {"heads_removed": [0, 1, 2, 3, 4], "heads_total": 4}
+    expected = {"expected_alone": [0.0, 0.1, 0.3, 0.6, 1.0], "expected_pairs": [0.0, 0.1, 0.8, 1.1, 1.3]}
+    rise = {
+        f"{LOSS_RISE}{end}": np.array([0, 0.1, 0.8, 1.2, 1.5]) + w for end, w in zip(ENDS, (0, -0.05, 0.1), strict=True)
+    }
+    rows = pd.DataFrame({"scorer": "ablation", **counts, **expected, **rise})
+    return {
+        name: frame.assign(label=label, setting="", task="sort")
+        for name, frame in {"alone": alone, "pairs": pairs, "together": rows}.items()
+    }
+
+
+def test_the_strongest_pairs_are_named_and_what_is_not_sure_is_not_counted() -> None:
+    apart, together_, counted, half = Interact.say(made())
+    assert apart == (
+        "encoder self 0.0 and encoder self 0.1 stand in for each other most: alone they cost 0.100 and 0.200 nats,"
+        " together 0.800."
+    )
+    assert together_.startswith("cross 0.0 and cross 0.1 work together most: alone they cost 0.300 and 0.400")
+    assert "Of 6 pairs of heads, 1 cost more" in counted
+    assert "and 1 cost less; for the other 4" in counted
+    assert half == (
+        "The 2 heads that go first by ablation cost 0.300 nats by the sum of what each costs alone, and 0.800 when all"
+        " of them are gone; with the interactions of their pairs one expects 0.800."
+    )
+
+
+def both() -> Tables:
+    runs = [made("seed=0"), made("seed=1"), made("seed=2", sign=-1.0)]
+    return {name: pd.concat([one[name] for one in runs], ignore_index=True) for name in runs[0]}
+
+
+def test_over_models_it_is_the_share_of_pairs() -> None:
+    (line,) = Interact.say_in_common(both())
+    assert line.startswith("On sort, over 3 models, 17 % (17 to 17) of the pairs of heads cost more together")
+    assert list(Interact.say_in_common(made())) == []
+
+
+def plot_of(figure: object, tables: Tables) -> Plot:
+    (plot,) = draw((figure,), tables)  # type: ignore[arg-type]
+    check_legible(plot)
+    return plot
+
+
+def test_the_matrix_has_every_pair_twice_and_marks_what_is_not_sure() -> None:
+    plot = plot_of(interactions, made())
+    axes = plot.figure.axes[0]
+    values = np.ma.filled(axes.images[0].get_array(), np.nan)
+    assert np.isnan(values.diagonal()).all()
+    np.testing.assert_array_equal(values, values.T)
+    assert values[0, 1] == 0.5
+    assert values[2, 3] == -0.2
+    (dots,) = [line for line in axes.get_lines() if line.get_marker() == "."]
+    marked = set(zip(*map(np.ndarray.tolist, dots.get_data()), strict=True))  # type: ignore[arg-type]
+    assert marked == {(i, j) for i in range(4) for j in range(4) if i != j} - {(0, 1), (1, 0), (2, 3), (3, 2)}
+    names = [text.get_text() for text in axes.texts]
+    assert names == ["encoder self 0", "encoder self 0", "cross 0", "cross 0"]
+
+
+def test_what_is_measured_stands_beside_what_is_expected() -> None:
+    plot = plot_of(together, made())
+    lines = {line.get_label(): line.get_ydata() for line in plot.figure.axes[0].get_lines()}
+    np.testing.assert_allclose(lines["sum of each alone"], [0, 0.1, 0.3, 0.6, 1])
+    np.testing.assert_allclose(lines["sum with pairs"], [0, 0.1, 0.8, 1.1, 1.3])
+
+
+def test_over_models_blocks_are_compared() -> None:
+    plot = plot_of(by_block, both())
+    values = np.ma.filled(plot.figure.axes[0].images[0].get_array(), np.nan)
+    np.testing.assert_allclose(values, [[0.5 / 3, np.nan], [0, -0.2 / 3]], atol=1e-12)
+
+
+def test_a_model_that_has_names_of_its_own_is_drawn_too(tables: Tables) -> None:
+    assert len(named(tables["alone"])) == len(tables["alone"])
+    for figure in Interact.figures:
+        plot_of(figure, tables)
