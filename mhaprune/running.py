@@ -116,7 +116,7 @@ class Run(Checked):
         for name, scorer in self.scorer.items():
             with naming(name):
                 scorer.check(len(grid), gated)
-        self.experiment.check(Setup(self._recipe, self.scorer, self.schedule, example))
+        self.experiment.check(Setup(self._recipe, self.scorer, self.schedule, self.recovery, example))
         self._recipe.read_sources()
         for plug_in in (*self.scorer.values(), *self.recovery.values()):
             source_digests(*modules_of(plug_in))

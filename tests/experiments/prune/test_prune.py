@@ -441,8 +441,8 @@ def test_what_cannot_be_pruned_is_refused_before_training(arguments: list[str], 
 
 
 def test_other_experiments_refuse_recoveries() -> None:
-    with pytest.raises(ConfigError, match=r"recovery=\[fine_tune\]: experiment=ablate recovers nothing, experiment=pr"):
-        build(compose("recovery=fine_tune"))
+    with pytest.raises(ConfigError, match=r"recovery=\[refit\]: experiment=compare recovers nothing, experiment=prune"):
+        build(compose("experiment=compare", "recovery=refit"))
 
 
 def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_scored(cache: Path, folder: Path) -> None:
