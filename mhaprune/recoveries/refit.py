@@ -44,7 +44,7 @@ class Refit(Recovery):
 
     examples: Annotated[int, Ge(1)] = 1024
     """Number of sources; all of the split if that has fewer. 1024 are some 8000 tokens, for at most 129 unknowns per
-    output of the default model; more changed no answer."""
+    output of the default model. Four times as many gained .04 of exact match at most, with 20 of 24 heads gone."""
     ridge: Annotated[float, Ge(0)] = 1e-3
     """How strongly weights stay at their old values. 0 is least squares."""
     feed_forward: bool = True
