@@ -22,7 +22,7 @@ from mhaprune.reporting.plots import Plot
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
-from mhaprune.store import RunFolder, describe, fingerprint, option_name, target
+from mhaprune.store import RunFolder, describe, fingerprint, modules_of, option_name, target
 from mhaprune.tasks.base import Task
 from mhaprune.trained import Recipe, Study
 from mhaprune.training.loop import Training
@@ -72,7 +72,7 @@ class Run(Checked):
     scorer: dict[str, Scorer] = field(default_factory=dict)
     """The ways to score heads, by name."""
     recovery: dict[str, Recovery] = field(default_factory=dict)
-    """The ways to train a pruned model, by name."""
+    """The ways to bring back what a removal cost, by name."""
     gate: GateConfig | None = None
     """The learned gates of the heads. None trains a model without gates."""
     seed: Annotated[int, Within(0, 2**32 - 1)] = 0
@@ -116,10 +116,10 @@ class Run(Checked):
         for name, scorer in self.scorer.items():
             with naming(name):
                 scorer.check(len(grid), gated)
-        self.experiment.check(Setup(self._recipe, self.scorer, self.schedule, example))
+        self.experiment.check(Setup(self._recipe, self.scorer, self.schedule, self.recovery, example))
         self._recipe.read_sources()
         for plug_in in (*self.scorer.values(), *self.recovery.values()):
-            source_digests(type(plug_in).__module__)
+            source_digests(*modules_of(plug_in))
 
     @property
     def identity(self) -> dict[str, Any]:

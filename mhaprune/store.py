@@ -73,6 +73,20 @@ def describe(value: Any) -> Any:
     return value
 
 
+def modules_of(value: Any) -> list[str]:
+    """The modules of the classes of a configured object and of those that it holds."""
+    return sorted(_modules(describe(value)))
+
+
+def _modules(description: Any) -> set[str]:
+    if isinstance(description, Mapping):
+        own = {description["_target_"].rpartition(".")[0]} if "_target_" in description else set()
+        return own.union(*map(_modules, description.values()))
+    if isinstance(description, list):
+        return set().union(*map(_modules, description))
+    return set()
+
+
 def fingerprint(description: Any) -> str:
     """Twelve hexadecimal digits that change when the description does."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:12]

@@ -78,6 +78,11 @@ def summary() -> pd.DataFrame:
     )
 
 
+def refitted(table: pd.DataFrame, **changes: object) -> pd.DataFrame:
+    """The rows of ablation once more, after a refit."""
+    return table[(table["scorer"] == "ablation")].assign(recovery="refit", note="", **changes)
+
+
 def text_of(plot: Plot) -> str:
     """The words in a figure: its SVG keeps text as text."""
     return " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", plot.svg.decode()))

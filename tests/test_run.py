@@ -48,7 +48,7 @@ def read(folder: Path) -> dict[str, pd.DataFrame]:
 def test_a_run_leaves_what_the_house_promises(first: Path) -> None:
     folder = first / "run"
     tables = read(folder)
-    assert set(tables) == {"summary", "heads", "pruning", "agreement", "latency", "training"}
+    assert set(tables) == {"summary", "heads", "pruning", "recovered", "agreement", "latency", "training"}
     heads, pruning = tables["heads"], tables["pruning"]
     total = 2 + 2 + 2
     assert len(heads) == total * (3 + 3)

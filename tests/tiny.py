@@ -31,6 +31,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "fine_tune": {"steps": 2},
         "fine_tune_between": {"steps": 2},
         "fine_tune_distil": {"steps": 2},
+        "fine_tune_refit": {"steps": 2},
         "from_scratch": {"draws": 2},
     },
     "experiment": {

@@ -12,6 +12,7 @@ import pandas as pd
 from mhaprune.heads import HeadGrid
 from mhaprune.model.gates import GateConfig
 from mhaprune.ranges import Checked, Ge, Within
+from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.head_map import heads_that_matter
 from mhaprune.reporting.plots import Figures, Plot, draw
 from mhaprune.reporting.verdict import Verdict
@@ -41,6 +42,7 @@ class Setup:
     recipe: Recipe
     scorers: Mapping[str, Scorer]
     schedules: Mapping[str, Schedule]
+    recoveries: Mapping[str, Recovery]
     example: Sequence[str] | None = None
     """The symbols of a source that the user typed."""
 

@@ -1,19 +1,20 @@
-"""What every recovery promises: it is given a model that has lost heads, and trains one of that shape."""
+"""What every recovery promises: it is given a model that has lost heads, and returns a better one of that shape."""
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pandas as pd
 
 from mhaprune.cache import Remember, source_digests, weights_digest
 from mhaprune.measure import Diverged
 from mhaprune.ranges import Checked
-from mhaprune.store import describe
+from mhaprune.store import describe, modules_of
+from mhaprune.tables import VALID_QUALITY
 from mhaprune.tasks.base import Splits
 from mhaprune.training.loop import Training
 
@@ -21,11 +22,15 @@ if TYPE_CHECKING:
     from mhaprune.model.transformer import Seq2Seq
 
 State = dict[str, Any]
+Made = TypeVar("Made")
+HISTORY = ["step", "seconds", "loss", "valid_loss", "valid_token_accuracy", VALID_QUALITY]
+"""The first columns of the history of a training, a row for each evaluation; a recovery that trains nothing has no
+rows."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a recovery trains with: the model before heads were removed, how it was trained, and on what."""
+    """What a recovery works with: the model before heads were removed, how it was trained, and on what."""
 
     dense: Seq2Seq
     """The model before heads were removed."""
@@ -37,15 +42,23 @@ class Lesson:
     """The seed of the run."""
     extra_steps: int = 0
     """The largest number of steps that a model of the run is trained for beyond `training`."""
+    _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` returns for a key, computed once for all the models that are recovered in a run."""
+        if key not in self._known:
+            self._known[key] = make()
+        known: Made = self._known[key]
+        return known
 
 
 @dataclass(frozen=True)
 class Recovery(Checked, ABC):
-    """A way to train what is left."""
+    """A way to bring back what a removal cost."""
 
     @property
     def extra_steps(self) -> int:
-        """How many steps it trains beyond those of the dense model."""
+        """How many steps it trains beyond those of the dense model; 0 if it trains nothing."""
         return 0
 
     @property
@@ -71,9 +84,9 @@ class Recovery(Checked, ABC):
     def __call__(
         self, lesson: Lesson, left: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Seq2Seq, pd.DataFrame]:
-        """A trained model of the shape of `left`, which stays as it is, and the history of its training.
+        """A recovered model of the shape of `left`, which stays as it is, and the history of its training (`HISTORY`).
 
-        `state` is what an interrupted call gave to `save`. Raises `Diverged` where the loss is not finite.
+        `state` is what an interrupted call gave to `save`. Raises `Diverged` where a number is not finite.
         """
 
 
@@ -86,14 +99,14 @@ class Recovered(NamedTuple):
 
 
 def recover(recovery: Recovery, lesson: Lesson, left: Seq2Seq, draw: int, remember: Remember) -> Recovered:
-    """Recover what is left, once for each shape and weights; a training that diverges leaves it as it was."""
+    """Recover what is left, once for each shape and weights; a recovery that diverges leaves it as it was."""
 
     def make(state: State | None, save: Callable[[State], None]) -> State:
         try:
             model, history = recovery(lesson, left, draw, state, save)
         except Diverged as error:
-            return {"weights": None, "history": [], "note": f"diverged, so it is as it was: {error}"}
-        return {"weights": model.state_dict(), "history": history.to_dict("records"), "note": ""}
+            return {"weights": None, "history": {}, "note": f"diverged, so it is as it was: {error}"}
+        return {"weights": model.state_dict(), "history": history.to_dict("list"), "note": ""}
 
     settings = describe(recovery)
     settings.pop("draws", None)  # one draw is the same however many others there are
@@ -101,7 +114,7 @@ def recover(recovery: Recovery, lesson: Lesson, left: Seq2Seq, draw: int, rememb
         "recovery": settings,
         "from": recovery.starts_from(lesson, left),
         "draw": draw,
-        "recovered_with": source_digests(type(recovery).__module__),
+        "recovered_with": source_digests(*modules_of(recovery)),
     }
     content = remember("recovered", what, make)
     model = copy.deepcopy(left)

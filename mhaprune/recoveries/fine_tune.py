@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class FineTune(Recovery):
     """The pruned model is trained on, with the settings of the dense model's training except for those below.
 
-    The learning rate warms up and decays to zero again. With `when=after` every pruned model starts from the weights
-    that pruning left. With `when=between` the model of one budget is fine-tuned before the heads for the next budget
-    are chosen on it (Molchanov et al. 2017, figure 1).
+    The learning rate warms up and decays to zero again. With `when=after` every pruned model is fine-tuned once. With
+    `when=between` the model of one budget is fine-tuned before the heads for the next budget are chosen on it
+    (Molchanov et al. 2017, figure 1).
     """
 
     steps: Annotated[int, Ge(1)] = 300
@@ -39,22 +39,25 @@ class FineTune(Recovery):
     """Whether to fine-tune after all heads are removed, or between two budgets."""
     distillation: Annotated[float, Within(0, 1)] = 0.0
     """The share of `distil` in the objective (Hinton et al. 2015, at temperature 1). 0 trains on the target alone."""
+    start: Recovery | None = None
+    """A recovery that is done first, whenever this one is. None starts from the weights that pruning left."""
 
     @property
     def extra_steps(self) -> int:
-        return self.steps
+        return self.steps + (0 if self.start is None else self.start.extra_steps)
 
     @property
     def between(self) -> bool:
         return self.when == "between"
 
     def starts_from(self, lesson: Lesson, left: Seq2Seq) -> Any:
-        return left_digest(left)
+        return [left_digest(left), None if self.start is None else self.start.starts_from(lesson, left)]
 
     def __call__(
         self, lesson: Lesson, left: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Seq2Seq, pd.DataFrame]:
-        model = copy.deepcopy(left)
+        started = left if self.start is None else self.start(lesson, left, draw, None, lambda state: None)[0]
+        model = copy.deepcopy(started)
         warmup_steps = min(lesson.training.warmup_steps, self.steps // 10)
         training = replace(
             lesson.training, steps=self.steps, learning_rate=self.learning_rate, warmup_steps=warmup_steps

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mhaprune.experiments.ablate.words import recoveries
 from mhaprune.reporting.plots import (
     COLOURS,
     CONTROL_COLOUR,
@@ -18,7 +19,7 @@ from mhaprune.reporting.plots import (
     legend_above,
     line_style,
 )
-from mhaprune.tables import QUALITY, Tables, candidates, repeated_draws
+from mhaprune.tables import NOTHING, QUALITY, Tables, candidates, repeated_draws
 
 
 def accuracy_curves(tables: Tables) -> Plot | None:
@@ -29,6 +30,7 @@ def accuracy_curves(tables: Tables) -> Plot | None:
     figure = Figure(figsize=(7, 4.2))
     axes = figure.add_subplot()
     _draw_curves(axes, pruning)
+    _draw_recovered(axes, tables)
     total = int(pruning["heads_total"].max())
     axes.set(xlabel=f"heads removed, of {total}", ylabel="exact match", ylim=(-0.03, 1.03))
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
@@ -38,7 +40,10 @@ def accuracy_curves(tables: Tables) -> Plot | None:
         " Bars are 95 % intervals over examples"
     )
     band = ", the grey line and band the mean and range of the random control." if len(repeated_draws(pruning)) else "."
-    return Plot("accuracy", caption + band, figure)
+    recovered = (
+        " Dashed with open marks: the same heads gone, and what is left recovered." if "recovered" in tables else ""
+    )
+    return Plot("accuracy", caption + band + recovered, figure)
 
 
 def _draw_curves(axes: Axes, pruning: pd.DataFrame) -> None:
@@ -51,6 +56,19 @@ def _draw_curves(axes: Axes, pruning: pd.DataFrame) -> None:
         axes.errorbar(curve["heads_removed"], curve[QUALITY], bars, **style)
     for name in repeated_draws(pruning):
         draw_band(axes, pruning[pruning["scorer"] == name])
+
+
+def _draw_recovered(axes: Axes, tables: Tables) -> None:
+    """Beside the curve of a scorer the one after each recovery, in the same colour."""
+    if "recovered" not in tables:
+        return
+    names = candidates(tables["pruning"])
+    for i, ((name, scorer), curve) in enumerate(tables["recovered"].groupby(["recovery", "scorer"], sort=False)):
+        curve = curve.sort_values("heads_removed")
+        style = line_style(names.index(scorer)) if scorer in names else {"color": CONTROL_COLOUR, "marker": "x"}
+        style |= {"label": f"{scorer}, then {name}", "capsize": 2, "markersize": 7, "elinewidth": 1}
+        style |= {"linestyle": ("--", ":", "-.")[i % 3], "markerfacecolor": "none"}
+        axes.errorbar(curve["heads_removed"], curve[QUALITY], errors(curve, QUALITY), **style)
 
 
 def accuracy_latency(tables: Tables) -> Plot | None:
@@ -89,10 +107,12 @@ def compare_runs(tables: Tables) -> Plot | None:
     if "summary" not in tables:
         return None
     summary = tables["summary"]
+    recovered = recoveries(summary)
+    summary = summary.assign(scorer=summary["scorer"].where(recovered == NOTHING, "after " + recovered))
     measures = {
         "heads that can go (share)": summary["heads_removed"] / summary["heads_total"],
         "speed-up there": summary["speedup"],
-        "Spearman ρ with ablation": summary["spearman_with_ablation"],
+        "Spearman ρ with ablation": summary["spearman_with_ablation"].where(recovered == NOTHING),
     }
     labels = list(summary["label"].unique())
     names = list(summary["scorer"].unique())
@@ -108,4 +128,6 @@ def compare_runs(tables: Tables) -> Plot | None:
     legend_above(figure, figure.axes[0])
     tolerance = summary["tolerance"].max()
     caption = f"The largest budget that loses at most {tolerance:g} of exact match on the choose split, run by run."
+    if (recovered != NOTHING).any():
+        caption += " Recovered are the models of the scorer that can remove the most heads without."
     return Plot("runs", caption, figure)

@@ -2,40 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from typing import ClassVar
 
 import pandas as pd
+from tqdm import tqdm
 
+from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.experiments.ablate import words
 from mhaprune.experiments.ablate.figures import accuracy_curves, accuracy_latency, compare_runs
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance, the_one
-from mhaprune.pruning.plans import make_plans
+from mhaprune.measure import measure
+from mhaprune.pruning.plans import Plan, make_plans, plan_columns
 from mhaprune.pruning.removal import proofs, prune, time_removed
+from mhaprune.recoveries.base import Lesson, recover
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import agreement, compare_curves, head_scores, training_curve
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.statistics import spearman
-from mhaprune.tables import CHOOSE_QUALITY, ENDS, GATE, INITIAL_GATE, QUALITY, QUARTILES
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, GATE, INITIAL_GATE, NOTHING, QUALITY, QUARTILES
 from mhaprune.trained import Study
 
 
 @dataclass(frozen=True)
 class Ablate(WithinTolerance):
-    """Scorers × budgets: tables `summary`, `heads`, `pruning`, `agreement`, `latency` and `training`.
+    """Scorers × budgets: tables `summary`, `heads`, `pruning`, `agreement`, `latency` and `training`; and `recovered`,
+    by default what a refit brings back.
 
     For every scorer the summary names the largest budget that loses at most `tolerance` of exact match on the *choose*
     split, and the exact match at that budget on the *report* split. The first draw of a random scorer is treated like
     any other scorer. Its further draws are a control: only their accuracy is measured. A schedule that uses no scorer
     has a row under its own name.
+
+    The models of one scorer are recovered, because a recovery takes longer than a measurement: of the one whose heads
+    can go furthest as they are. They have rows of their own in the summary.
     """
 
     budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
     """How many heads to remove: shares of all heads (0.25) or numbers of heads (6)."""
 
+    recovers: ClassVar[bool] = True
     figures: ClassVar[Figures] = (
         accuracy_curves,
         head_scores,
@@ -56,6 +66,11 @@ class Ablate(WithinTolerance):
         heads_to_remove(self.budgets, len(setup.grid), len(schedule.smallest(setup.grid).removed))
         if not setup.scorers:
             raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
+        if others := [name for name, recovery in setup.recoveries.items() if recovery.between or recovery.control]:
+            raise ValueError(
+                f"recovery=[{','.join(others)}]: experiment=ablate recovers models that have lost all their heads at"
+                " once, and has no control; experiment=prune does both"
+            )
 
     def __call__(self, study: Study) -> Findings:
         subject, report = study.subject, study.splits.report
@@ -66,20 +81,43 @@ class Ablate(WithinTolerance):
         latency = time_removed(
             subject, [plan for plan in plans if plan.draw == 0], report[: self.latency_batch], self.latency_rounds
         )
-        pruning = pruning.merge(latency, how="left", on=[name for name in latency if name in pruning])
+        pruning = with_times(pruning, latency)
         heads = heads_table(scoring, study.scorers)
         alike = pd.concat([rank_agreement(heads), initial_gates(study.history)], ignore_index=True)
-        return Findings(
-            {
-                "summary": summary_table(pruning, alike, self.tolerance),
-                "heads": heads,
-                "pruning": pruning,
-                "agreement": alike,
-                "latency": latency,
-                "training": study.history,
-            },
-            {"max_difference_masked_removed": difference, **proofs(subject, report)},
-        )
+        summary = summary_table(pruning, alike, self.tolerance)
+        furthest = words.largest_budget(summary)["scorer"]
+        mine = [plan for plan in plans if (plan.scorer, plan.draw) == (furthest, 0)]
+        recovered = [with_times(recovered_table(study, name, mine), latency) for name in study.recoveries]
+        summaries = [summary, *(summary_table(table, alike, self.tolerance) for table in recovered)]
+        tables = {
+            "summary": pd.concat(summaries, ignore_index=True),
+            "heads": heads,
+            "pruning": pruning,
+            **({"recovered": pd.concat(recovered, ignore_index=True)} if recovered else {}),
+            "agreement": alike,
+            "latency": latency,
+            "training": study.history,
+        }
+        return Findings(tables, {"max_difference_masked_removed": difference, **proofs(subject, report)})
+
+
+def with_times(table: pd.DataFrame, latency: pd.DataFrame) -> pd.DataFrame:
+    """The table with the times of its models where they were taken."""
+    return table.merge(latency, how="left", on=[name for name in latency if name in table])
+
+
+def recovered_table(study: Study, name: str, plans: Sequence[Plan]) -> pd.DataFrame:
+    """The rows of `pruning` for these plans after the recovery of that name. The dense model stays as it is."""
+    splits, rows = study.splits, []
+    lesson = Lesson(study.subject, study.training, splits, study.seed)
+    for plan in tqdm(plans, "recovering", disable=None, leave=False):
+        model, note = study.subject.without(plan.mask), ""
+        if plan.mask.removed:
+            model, _, note = recover(study.recoveries[name], lesson, model, 0, study.remember)
+        accuracy = accuracy_columns(measure(model, splits.report)) | choose_columns(model, splits.choose)
+        size = size_columns(model, splits.report)
+        rows.append(plan_columns(plan) | {"recovery": name} | accuracy | size | {"note": note})
+    return pd.DataFrame(rows)
 
 
 def initial_gates(history: pd.DataFrame) -> pd.DataFrame:
@@ -100,6 +138,7 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
         rows.append(
             {
                 "scorer": name,
+                "recovery": best.get("recovery", NOTHING),
                 "tolerance": tolerance,
                 "heads_total": best["heads_total"],
                 "heads_removed": best["heads_removed"],

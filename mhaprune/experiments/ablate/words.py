@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pandas as pd
 
 from mhaprune.reporting.verdict import Verdict, scored
-from mhaprune.tables import CHOOSE_QUALITY, INITIAL_GATE, QUALITY, REFERENCE, Tables, head_names, named
+from mhaprune.tables import CHOOSE_QUALITY, INITIAL_GATE, NOTHING, QUALITY, REFERENCE, Tables, head_names, named
+
+NO_NOTES = pd.DataFrame(columns=["recovery", "note"])
 
 
 def say(tables: Tables) -> Iterator[str]:
     """How many heads can go, which they are, and how the scorers agree."""
     yield _headline(tables["summary"])
     yield from _details(tables)
+
+
+def recoveries(summary: pd.DataFrame) -> pd.Series:
+    """The recovery of every row; nothing in a table that was written before there were any."""
+    none = pd.Series(NOTHING, index=summary.index)
+    return summary["recovery"].fillna(NOTHING) if "recovery" in summary else none
+
+
+def as_they_are(summary: pd.DataFrame) -> pd.DataFrame:
+    """The rows of models that nothing was done to after the removal."""
+    return summary[recoveries(summary) == NOTHING]
 
 
 def largest_budget(summary: pd.DataFrame) -> pd.Series:
@@ -23,7 +37,7 @@ def largest_budget(summary: pd.DataFrame) -> pd.Series:
 
 def head_map(tables: Tables) -> Verdict:
     """The heads of the largest budget, removed together."""
-    best = largest_budget(tables["summary"])
+    best = largest_budget(as_they_are(tables["summary"]))
     names = set(tables["heads"]["scorer"])
     heads = scored(tables["heads"], REFERENCE if REFERENCE in names else best["scorer"])
     gone = set(head_names(best["removed"]))
@@ -37,28 +51,43 @@ def head_map(tables: Tables) -> Verdict:
 
 
 def _headline(summary: pd.DataFrame) -> str:
-    """How many heads can go, and what that brings."""
-    best = largest_budget(summary)
+    """How many heads can go, and what that brings; then the same after each recovery."""
+    plain = as_they_are(summary)
+    best = largest_budget(plain)
     total, dense = int(best["heads_total"]), best["dense_sequence_accuracy"]
+    after = "".join(map(_after, summary.drop(plain.index).to_dict("records")))
     if best["heads_removed"] == 0:
         return (
-            f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense:.2f} exact match."
+            f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense:.2f} exact match"
+            f"{after}."
         )
-    equals = summary.loc[summary["heads_removed"] == best["heads_removed"], "scorer"]
+    equals = plain.loc[plain["heads_removed"] == best["heads_removed"], "scorer"]
     return (
         f"{int(best['heads_removed'])} of {total} heads can go at {best[QUALITY]:.2f} exact match"
         f" ({dense:.2f} with all), as chosen by {best['scorer']}{' and by others' if len(equals) > 1 else ''};"
         f" greedy decoding is then {best['speedup']:.2f}× as fast"
-        f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f})."
+        f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f}){after}."
     )
 
 
+def _after(row: Mapping[str, Any]) -> str:
+    """The same after a recovery, as a part of the sentence."""
+    if not row["heads_removed"]:
+        return f"; after {row['recovery']} none can"
+    gone, exact, speedup = int(row["heads_removed"]), row[QUALITY], row["speedup"]
+    return f"; after {row['recovery']} {gone} can go at {exact:.2f} ({speedup:.2f}× as fast)"
+
+
 def _details(tables: Tables) -> Iterator[str]:
-    rows = tables["summary"].to_dict("records")
-    best = largest_budget(tables["summary"])
+    plain = as_they_are(tables["summary"])
+    rows = plain.to_dict("records")
+    best = largest_budget(plain)
     if best["heads_removed"] > 0:
         names = ", ".join(map(str, head_names(best["removed"])))
         yield f"They are (site.layer.head, counted from 0): {names}. All others are kept."
+    for row in tables["summary"].drop(plain.index).query("heads_removed > 0").to_dict("records"):
+        names = ", ".join(map(str, head_names(row["removed"])))
+        yield f"After {row['recovery']} these can go, as chosen by {row['scorer']}: {names}."
     parts = [
         f"{int(row['heads_removed']) or 'none'} by {row['scorer']}"
         + (f" (at {row[QUALITY]:.2f})" if row["heads_removed"] else "")
@@ -70,10 +99,13 @@ def _details(tables: Tables) -> Iterator[str]:
     )
     rhos = [
         f"{row['scorer']} at ρ = {row['spearman_with_ablation']:.2f}"
-        for row in tables["summary"].dropna(subset=["spearman_with_ablation"]).to_dict("records")
+        for row in plain.dropna(subset=["spearman_with_ablation"]).to_dict("records")
     ]
     if rhos:
         yield f"Agreement with ablation over the heads (Spearman): {', '.join(rhos)}."
+    for (name, note), failed in tables.get("recovered", NO_NOTES).dropna(subset="note").groupby(["recovery", "note"]):
+        if note:
+            yield f"{name} failed for {len(failed)} of the models ({note})."
     for row in tables.get("agreement", pd.DataFrame()).to_dict("records"):
         if row["other"] == INITIAL_GATE:
             yield f"The learned gates against what they started from: Spearman ρ = {row['spearman']:.2f}."

@@ -1,1 +1,1 @@
-"""How few heads are enough, chosen how, and with what training afterwards."""
+"""How few heads are enough, chosen how, and with what done afterwards."""

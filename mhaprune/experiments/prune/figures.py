@@ -56,8 +56,8 @@ def recovery_curves(tables: Tables) -> Plot | None:
         axes.set(title=_title(name), ylim=(-0.03, 1.03), xticks=range(len(place)), xticklabels=list(place))
     legend_above(figure, grid[0])
     caption = (
-        "Exact match under greedy decoding on the report split against heads left, one panel for each kind of training"
-        " afterwards; bars are 95 % intervals over examples."
+        "Exact match under greedy decoding on the report split against heads left, one panel for each"
+        " recovery; bars are 95 % intervals over examples."
     )
     if len(control):
         caption += " Grey: the best shape of each size trained from random weights for as many steps in all."
@@ -155,7 +155,7 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
         axes.set_title(_title(name))
     caption = (
         f"Exact match in percent on every kind of example of the report split, heads chosen by {_way_of(best)}: what"
-        " suffers first, and what training brings back."
+        " suffers first, and what each recovery brings back."
     )
     return Plot("groups", caption, figure)
 
@@ -199,7 +199,7 @@ def _full(table: pd.DataFrame) -> pd.Series:
 
 
 def _title(recovery: str) -> str:
-    return "no training" if recovery == NOTHING else recovery
+    return "no recovery" if recovery == NOTHING else recovery
 
 
 def _places(table: pd.DataFrame) -> dict[int, int]:

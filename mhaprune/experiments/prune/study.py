@@ -1,4 +1,4 @@
-"""How few heads are enough, chosen how, and with what training afterwards."""
+"""How few heads are enough, chosen how, and with what done afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that lost heads and were trained again: at the end, between one budget and the next, or anew as a control."""
+"""Models that lost heads and were recovered: at the end, between one budget and the next, or anew as a control."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Trial(NamedTuple):
 
 
 class Trials:
-    """Prunes one dense model by plans and trains it again by recoveries.
+    """Prunes one dense model by plans and recovers it.
 
-    Equal masks are recovered and measured once. Trained models are kept in the cache, so an interrupted run continues
+    Equal masks are recovered and measured once. Recovered models are kept in the cache, so an interrupted run continues
     where it stopped.
     """
 

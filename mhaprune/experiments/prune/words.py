@@ -25,7 +25,7 @@ def _headline(smallest: pd.DataFrame) -> str:
     if best["heads_removed"] == 0:
         return (
             f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense:.3f} exact match,"
-            " however they are chosen and whatever is trained afterwards."
+            " however they are chosen and whatever is done afterwards."
         )
     kept = int(best["heads_kept"])
     line = (
@@ -105,9 +105,14 @@ def _way(row: Any) -> str:
 
 def _after(row: Any) -> str:
     if row["recovery"] == NOTHING:
-        return "without any training afterwards"
+        return "with nothing done afterwards"
     return f"{row['recovery']}" if row["control"] else f"after {row['recovery']}"
 
 
 def _trained(row: Any) -> str:
-    return "" if row["recovery"] == NOTHING else f" and trained for {int(row['steps'])} steps more ({row['recovery']})"
+    if row["recovery"] == NOTHING:
+        return ""
+    steps = int(row["steps"])
+    return (
+        f" and trained for {steps} steps more ({row['recovery']})" if steps else f" and recovered by {row['recovery']}"
+    )

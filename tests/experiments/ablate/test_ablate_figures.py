@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from made_tables import all_tables, pruning_table, text_of
+from made_tables import all_tables, pruning_table, refitted, text_of
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.tables import Tables
@@ -41,6 +41,29 @@ def test_every_figure_is_labelled_and_says_what_it_shows(plots: dict[str, Plot])
     assert "dense against itself" in text_of(plots["latency"])
     assert "cross 0" in text_of(plots["heads"])
     assert "held-out exact match" in text_of(plots["training"])
+
+
+def test_a_recovery_is_drawn_beside_the_curve_of_its_scorer() -> None:
+    tables = all_tables()
+    tables["recovered"] = refitted(tables["pruning"], sequence_accuracy=0.9)
+    plot = next(plot for plot in drawn(tables) if plot.name == "accuracy")
+    (axes,) = plot.figure.axes
+    lines = {line.get_label(): line for line in axes.containers if line.get_label()}
+    plain, after = (lines[name].lines[0] for name in ("ablation", "ablation, then refit"))  # type: ignore[attr-defined]
+    assert plain.get_color() == after.get_color()
+    assert plain.get_linestyle() != after.get_linestyle()
+    np.testing.assert_allclose(np.asarray(after.get_ydata(), dtype=float), 0.9)
+    assert plot.caption.endswith("what is left recovered.")
+
+
+def test_runs_with_and_without_a_recovery_are_compared() -> None:
+    tables = comparison_tables()
+    after = refitted(tables["summary"], heads_removed=3)
+    tables = {**tables, "summary": pd.concat([tables["summary"], after], ignore_index=True)}
+    plot = over_runs(tables)["runs"]
+    assert "after refit" in text_of(plot)
+    assert "Recovered are the models" in plot.caption
+    assert "refit" not in text_of(over_runs(comparison_tables())["runs"])
 
 
 def test_the_heat_map_leaves_removed_heads_empty(plots: dict[str, Plot]) -> None:

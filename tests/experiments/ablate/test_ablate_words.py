@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from made_tables import summary
+from made_tables import refitted, summary
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.tables import INITIAL_GATE, Tables
 
@@ -27,6 +27,35 @@ def test_that_nothing_can_go_is_said_plainly() -> None:
     lines = said({"summary": summary().assign(heads_removed=0, tolerance=0.01)})
     assert lines[0] == "None of 24 heads can go within 0.01 of the dense model's 1.00 exact match."
     assert lines[1].endswith("scorer by scorer: none by gate, none by ablation.")
+
+
+def test_what_goes_after_a_recovery_is_said_beside_what_goes_without() -> None:
+    gone = " ".join(f"cross.1.{n}" for n in range(15))
+    after = refitted(summary(), heads_removed=15, removed=gone, sequence_accuracy=0.985, speedup=1.4)
+    both = pd.concat([summary().assign(recovery="nothing"), after], ignore_index=True)
+    plain, lines = said({"summary": summary()}), said({"summary": both})
+    assert lines[0] == plain[0].removesuffix(".") + "; after refit 15 can go at 0.98 (1.40× as fast)."
+    assert lines[2] == f"After refit these can go, as chosen by ablation: {gone.replace(' ', ', ')}."
+    assert lines[1:2] + lines[3:] == plain[1:], "the rest is about models as they are"
+    none = both.assign(heads_removed=0)
+    assert said({"summary": none})[0].endswith(" exact match; after refit none can.")
+
+
+def test_a_recovery_that_failed_is_named() -> None:
+    recovered = refitted(summary()).assign(note="diverged, so it is as it was: why")
+    assert said({"summary": summary(), "recovered": recovered})[-1] == (
+        "refit failed for 1 of the models (diverged, so it is as it was: why)."
+    )
+    as_read_back = recovered.assign(note=float("nan"))
+    assert said({"summary": summary(), "recovered": as_read_back}) == said({"summary": summary()})
+
+
+def test_runs_from_before_there_were_recoveries_are_said_beside_later_ones() -> None:
+    later = pd.concat([summary().assign(recovery="nothing"), refitted(summary(), heads_removed=12)])
+    both = pd.concat([summary().assign(label="old"), later.assign(label="new")], ignore_index=True)
+    old, new = Ablate.say_over_runs({"summary": both})
+    assert "after refit" not in old
+    assert "after refit 12 can go" in new
 
 
 def test_gates_that_kept_their_initial_order_are_said() -> None:

@@ -28,6 +28,7 @@ from mhaprune.pruning.removal import ProofFailed
 from mhaprune.recoveries.base import Lesson
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.from_scratch import FromScratch
+from mhaprune.recoveries.refit import Refit
 from mhaprune.schedules.budgets import Budget, Cost, removing
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
@@ -38,7 +39,7 @@ from mhaprune.store import RunFolder, read_status
 from mhaprune.subject import Outcome
 from mhaprune.trained import Study
 
-RECOVERIES = "recovery=[fine_tune,fine_tune_between,from_scratch]"
+RECOVERIES = "recovery=[refit,fine_tune,fine_tune_between,from_scratch]"
 SETTINGS = (
     *("schedule=[one_shot,greedy]", RECOVERIES, "experiment.budgets=[1,3,4]"),
     *("recovery.fine_tune.steps=30", "recovery.fine_tune_between.steps=20", "recovery.from_scratch.draws=2"),
@@ -101,9 +102,9 @@ def test_tables_and_proofs_are_there(folder: Path, tables: Mapping[str, pd.DataF
     assert status["checks"]["max_difference_masked_removed"] <= 1e-9
     assert status["checks"]["min_difference_open_closed"] > 0
     table = tables["recovery"]
-    assert set(table["recovery"]) == {"nothing", "fine_tune", "fine_tune_between", "from_scratch"}
+    assert set(table["recovery"]) == {"nothing", "refit", "fine_tune", "fine_tune_between", "from_scratch"}
     ways = table[~table["control"]].groupby(["schedule", "recovery"])["heads_kept"].apply(sorted)
-    assert len(ways) == 6
+    assert len(ways) == 8
     assert all(kept == [2, 3, 5, 6] for kept in ways)
 
 
@@ -129,6 +130,20 @@ def test_fine_tuning_is_training_that_goes_on(tables: Mapping[str, pd.DataFrame]
     assert row["sequence_accuracy"] == pytest.approx(exact(left, study.splits.report))
     assert row["loss"] == pytest.approx(float(measure(left, study.splits.report).loss.double().mean()))
     assert row["steps"] == 30
+
+
+def test_a_refit_is_closer_to_the_dense_model_and_no_training(tables: Mapping[str, pd.DataFrame], study: Study) -> None:
+    table = tables["recovery"]
+    assert "refit" not in set(tables["recovery_training"]["recovery"])
+    losses = table.pivot_table(index=["schedule", "heads_kept"], columns="recovery", values="loss")
+    fewer = losses[losses.index.get_level_values("heads_kept") < 6]
+    assert (fewer["refit"] < fewer["nothing"]).all()
+    row = one(table, schedule="greedy", recovery="refit", heads_kept=3)
+    assert row["steps"] == 0
+    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+    left = study.subject.without(mask_of(study, row["removed"]))
+    twin, _ = Refit()(lesson, left, 0, None, lambda state: None)
+    assert row["loss"] == pytest.approx(float(measure(twin, study.splits.report).loss.double().mean()), rel=1e-6)
 
 
 def test_between_budgets_the_trained_model_chooses_what_goes_next(
@@ -175,7 +190,7 @@ def test_the_smallest_is_within_tolerance_and_nothing_smaller_is(tables: Mapping
     table, smallest = tables["recovery"], tables["smallest"]
     dense = table[(table["recovery"] == "nothing") & (table["heads_kept"] == 6)].iloc[0]
     bar = dense["choose_sequence_accuracy"] - 0.01
-    assert len(smallest) == 7
+    assert len(smallest) == 9
     means = table[table["control"]].groupby("heads_kept")[["sequence_accuracy", "choose_sequence_accuracy"]].mean()
     fits = means.index[means["choose_sequence_accuracy"] >= bar]
     control = one(smallest, control=True)
@@ -426,8 +441,8 @@ def test_what_cannot_be_pruned_is_refused_before_training(arguments: list[str], 
 
 
 def test_other_experiments_refuse_recoveries() -> None:
-    with pytest.raises(ConfigError, match=r"recovery=\[fine_tune\]: experiment=ablate recovers nothing, experiment=pr"):
-        build(compose("recovery=fine_tune"))
+    with pytest.raises(ConfigError, match=r"recovery=\[refit\]: experiment=compare recovers nothing, experiment=prune"):
+        build(compose("experiment=compare", "recovery=refit"))
 
 
 def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_scored(cache: Path, folder: Path) -> None:

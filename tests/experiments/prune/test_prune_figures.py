@@ -95,7 +95,7 @@ def test_no_word_is_clipped_or_covered_however_many_there_are(
 def test_a_curve_for_every_way_and_the_control_in_every_panel(tables: Tables) -> None:
     plot = recovery_curves(tables)
     assert plot is not None
-    assert titles(plot.figure) == ["no training", "tune", "between"]
+    assert titles(plot.figure) == ["no recovery", "tune", "between"]
     for axes, recovery in zip(plot.figure.axes, EXACT, strict=True):
         assert [label.get_text() for label in axes.get_xticklabels()] == ["6", "4", "1"]
         control, *lines = axes.get_lines()
@@ -140,7 +140,7 @@ def test_groups_are_those_of_the_best_schedule(tables: Tables) -> None:
     plot = accuracy_by_group({**tables, "smallest": better})
     assert plot is not None
     assert "one_shot by ablation" in plot.caption
-    assert titles(plot.figure) == ["no training", "tune", "between"]
+    assert titles(plot.figure) == ["no recovery", "tune", "between"]
     np.testing.assert_allclose(plot.figure.axes[0].images[0].get_array(), [[10, 10, 10], [50, 50, 50]])
     assert [label.get_text() for label in plot.figure.axes[0].get_yticklabels()] == ["2 symbols", "10 symbols"]
 
@@ -157,7 +157,7 @@ def test_runs_are_compared_task_by_task(tables: Tables) -> None:
     combined["smallest"].loc[combined["smallest"]["label"] == "seed=1", "heads_kept"] = 3
     over, *each = Prune.say_over_runs(combined)
     assert over == (
-        "sort needs, of 6 heads, run by run: 4, 3 without any training afterwards; 4, 3 after tune; 4, 3 after between."
+        "sort needs, of 6 heads, run by run: 4, 3 with nothing done afterwards; 4, 3 after tune; 4, 3 after between."
     )
     assert [line.split(":")[0] for line in each] == ["seed=0", "seed=1", "seed=2"]
 
@@ -171,7 +171,9 @@ def test_the_answer_names_the_fewest_heads_and_the_control(tables: Tables) -> No
         " reaches 0.850 (0.800 to 0.900, 2 of them); greedy decoding is then 1.50× as fast (quartiles 1.40–1.60)."
     )
     assert which.endswith("decoder_self.0.0, decoder_self.0.1, cross.0.0, cross.0.1.")
-    assert "4 without any training afterwards (at 0.900, one_shot with ablation), 4 after tune" in ways
+    assert "4 with nothing done afterwards (at 0.900, one_shot with ablation), 4 after tune" in ways
+    untrained = {**tables, "smallest": tables["smallest"].assign(steps=0)}
+    assert ", chosen by one_shot with ablation and recovered by tune; the best shape" in next(Prune.say(untrained))
     whole = tables["smallest"].assign(heads_kept=6, heads_removed=0)
     (none, _) = Prune.say({**tables, "smallest": whole})
     assert none.startswith("None of 6 heads can go within 0.01 of the dense model's 1.000 exact match")

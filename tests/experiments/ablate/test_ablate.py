@@ -1,0 +1,93 @@
+"""`experiment=ablate` on a model that has learnt something: what a recovery brings back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from conftest import LEARNT, compose
+from mhaprune.config import ConfigError, build
+from mhaprune.experiments.ablate.study import summary_table
+from mhaprune.heads import HeadId, HeadMask
+from mhaprune.measure import measure
+from mhaprune.recoveries.base import Lesson
+from mhaprune.recoveries.refit import Refit
+from mhaprune.trained import Study
+from tiny import small
+
+SETTINGS = (*LEARNT, *small("experiment", "ablate"), "scorer=[gate,ablation,random]", "scorer.random.draws=3")
+
+
+def tables_of(cache: Path, *settings: str) -> Mapping[str, pd.DataFrame]:
+    return build(compose("experiment=ablate", *SETTINGS, *settings, f"cache={cache}")).results().tables
+
+
+@pytest.fixture(scope="module")
+def tables(cache: Path) -> Mapping[str, pd.DataFrame]:
+    torch.set_num_threads(1)
+    return tables_of(cache)
+
+
+@pytest.fixture(scope="module")
+def study(cache: Path, tables: Mapping[str, pd.DataFrame]) -> Study:
+    return build(compose("experiment=ablate", *SETTINGS, f"cache={cache}")).study()
+
+
+def test_the_recovered_models_are_those_of_the_scorer_that_goes_furthest(
+    tables: Mapping[str, pd.DataFrame], study: Study
+) -> None:
+    pruning, recovered, summary = (tables[name] for name in ("pruning", "recovered", "summary"))
+    plain = summary[summary["recovery"] == "nothing"]
+    (scorer,) = recovered["scorer"].unique()
+    assert plain.set_index("scorer")["heads_removed"][scorer] == plain["heads_removed"].max()
+    own = pruning[(pruning["scorer"] == scorer) & (pruning["draw"] == 0)]
+    same = ["heads_removed", "removed", "parameters", "flops", "speedup"]
+    pd.testing.assert_frame_equal(recovered[same], own[same].reset_index(drop=True))
+    assert set(recovered) - set(pruning) == {"recovery", "note"}
+    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+    assert (recovered["heads_removed"] > 0).any()
+    for row in recovered.to_dict("records"):
+        left = study.subject.without(HeadMask(study.subject.grid, frozenset(map(HeadId.parse, row["removed"].split()))))
+        if row["heads_removed"]:
+            left, _ = Refit()(lesson, left, 0, None, lambda state: None)
+        for prefix, examples in (("", study.splits.report), ("choose_", study.splits.choose)):
+            assert row[f"{prefix}loss"] == pytest.approx(float(measure(left, examples).loss.double().mean()), rel=1e-5)
+
+
+def test_its_budget_is_chosen_as_that_of_every_other(tables: Mapping[str, pd.DataFrame]) -> None:
+    """On the choose split, against the dense model; what is reported is the report split."""
+    summary, recovered = tables["summary"], tables["recovered"]
+    (row,) = summary[summary["recovery"] == "refit"].to_dict("records")
+    bar = recovered.loc[recovered["heads_removed"] == 0, "choose_sequence_accuracy"].item() - row["tolerance"]
+    fits = recovered[recovered["choose_sequence_accuracy"] >= bar]
+    assert row["heads_removed"] == fits["heads_removed"].max()
+    report = recovered.set_index("heads_removed")["sequence_accuracy"]
+    assert row["sequence_accuracy"] == report[row["heads_removed"]]
+    turned = recovered.assign(choose_sequence_accuracy=[1.0] + [0.0] * (len(recovered) - 1), sequence_accuracy=1.0)
+    assert summary_table(turned, pd.DataFrame(columns=["scorer", "other", "spearman"]), 0.01)[
+        "heads_removed"
+    ].tolist() == [0]
+
+
+def test_without_recoveries_the_rest_is_the_same(tables: Mapping[str, pd.DataFrame], cache: Path) -> None:
+    plain = tables_of(cache, "recovery=[]")
+    assert set(tables) - set(plain) == {"recovered"}
+    assert set(plain["summary"]["recovery"]) == {"nothing"}
+    exact = ["scorer", "draw", "heads_removed", "sequence_accuracy", "choose_loss"]
+    pd.testing.assert_frame_equal(plain["pruning"][exact], tables["pruning"][exact])
+
+
+def test_several_recoveries_have_rows_of_their_own(cache: Path) -> None:
+    several = tables_of(cache, "recovery=[refit,fine_tune]", "recovery.fine_tune.steps=2", "experiment.budgets=[2]")
+    assert list(several["recovered"]["recovery"]) == ["refit", "refit", "fine_tune", "fine_tune"]
+    assert list(several["summary"]["recovery"]) == ["nothing"] * 3 + ["refit", "fine_tune"]
+
+
+@pytest.mark.parametrize("name", ["refit_between", "from_scratch"])
+def test_recoveries_that_come_between_or_keep_no_weights_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"recovery=\[{name}\]: experiment=ablate recovers .*; experiment=prune"):
+        build(compose("experiment=ablate", f"recovery=[refit,{name}]", "gate=none", "scorer=[ablation]"))

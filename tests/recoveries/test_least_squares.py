@@ -1,0 +1,73 @@
+"""The correction of a linear map against torch's own least squares."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mhaprune.recoveries.least_squares import correct
+
+
+def problem(tokens: int, inputs: int) -> tuple[nn.Linear, Tensor, Tensor]:
+    torch.manual_seed(0)
+    linear = nn.Linear(inputs, 3).double()
+    read = torch.randn(tokens, inputs).double() * torch.arange(1, inputs + 1) + 2.0
+    return linear, read, torch.randn(tokens, 3).double() + 5.0
+
+
+@torch.no_grad()
+def reference(linear: nn.Linear, read: Tensor, wanted: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """The ridge as rows of its own: sqrt(strength) · W should be sqrt(strength) · W_old."""
+    inputs = linear.in_features
+    strength = (ridge * read.square().sum(dim=0).mean()).sqrt()
+    rows = torch.cat([strength * torch.eye(inputs).double(), torch.zeros(inputs, 1).double()], dim=1)
+    left = torch.cat([torch.cat([read, torch.ones(len(read), 1).double()], dim=1), rows])
+    right = torch.cat([wanted, strength * linear.weight.T])
+    solution = torch.linalg.lstsq(left, right).solution
+    return solution[:-1].T, solution[-1]
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-3, 0.5])
+@torch.no_grad()
+def test_it_is_least_squares_with_the_ridge_around_the_old_weights(ridge: float) -> None:
+    linear, read, wanted = problem(40, 5)
+    weight, bias = reference(linear, read, wanted, ridge)
+    parts = [(read[some], (wanted - linear(read))[some]) for some in (slice(0, 7), slice(7, 40))]
+    correct(linear, parts, ridge)
+    torch.testing.assert_close(linear.weight, nn.Parameter(weight))
+    torch.testing.assert_close(linear.bias, nn.Parameter(bias))
+
+
+@torch.no_grad()
+def test_what_lacks_nothing_is_not_changed() -> None:
+    linear, read, _ = problem(40, 5)
+    before = copy.deepcopy(linear.state_dict())
+    correct(linear, [(read, torch.zeros(40, 3))], 1e-3)
+    assert all(torch.equal(value, before[name]) for name, value in linear.state_dict().items())
+
+
+@torch.no_grad()
+def test_without_inputs_the_bias_takes_the_mean() -> None:
+    linear, (_, read, missing) = nn.Linear(1, 3).double(), problem(40, 0 + 1)
+    linear.weight, linear.in_features = nn.Parameter(linear.weight[:, :0]), 0
+    before = linear.bias.clone()
+    correct(linear, [(read[:, :0], missing)], 1e-3)
+    torch.testing.assert_close(linear.bias - before, missing.mean(dim=0))
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-3])
+@torch.no_grad()
+def test_fewer_tokens_than_inputs_leave_the_rest_as_it_was(ridge: float) -> None:
+    linear, read, wanted = problem(3, 8)
+    before = linear.weight.clone()
+    correct(linear, [(read, wanted - linear(read))], ridge)
+    change = linear.weight - before
+    assert 0 < change.abs().max() < 10
+    unseen = torch.linalg.svd(torch.cat([read, torch.ones(3, 1).double()], dim=1)).Vh[3:, :-1]
+    assert unseen.abs().max() > 0.1
+    if ridge == 0:
+        torch.testing.assert_close(linear(read), wanted)
+    assert torch.linalg.matrix_rank(change) <= 3

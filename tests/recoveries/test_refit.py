@@ -1,0 +1,267 @@
+"""A refit against plain twins, on models that have learnt nothing; float64, so that equal means equal."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import gated_model, lesson_of
+from mhaprune.data import PAD, Examples
+from mhaprune.heads import HeadId, HeadMask
+from mhaprune.measure import logit_difference
+from mhaprune.model.checkpoint import load, restore, to_bytes
+from mhaprune.model.sublayers import Sublayer, sublayers
+from mhaprune.model.transformer import Seq2Seq
+from mhaprune.recoveries.base import Lesson, recover
+from mhaprune.recoveries.fine_tune import FineTune
+from mhaprune.recoveries.refit import Refit, refit, show
+from mhaprune.tasks.base import Splits
+from mhaprune.tasks.sort import Sort
+
+RAGGED = (
+    "encoder_self.0.0",
+    "decoder_self.0.1",
+    "decoder_self.0.2",
+    "cross.0.0",
+    "cross.1.0",
+    "cross.1.1",
+    "cross.1.2",
+)
+GONE = {"ragged": RAGGED, "decoder only": ("decoder_self.1.0",), "all": None}
+
+
+@pytest.fixture(scope="module")
+def lesson(task: Sort, splits: Splits) -> Lesson:
+    """Of a model that answers with several symbols, some answers shorter than others."""
+    dense = gated_model(task)
+    with torch.no_grad():
+        dense.output.bias[:4] += torch.tensor([-100.0, -100.0, -1.0, -1.0]).double()
+    return lesson_of(dense, splits)
+
+
+def without(model: Seq2Seq, names: Sequence[str] | None) -> Seq2Seq:
+    """None removes all heads."""
+    heads = model.grid.heads if names is None else map(HeadId.parse, names)
+    return model.without(HeadMask(model.grid, frozenset(heads)))
+
+
+@pytest.fixture(params=GONE)
+def left(request: pytest.FixtureRequest, lesson: Lesson) -> Seq2Seq:
+    return without(lesson.dense, GONE[request.param])
+
+
+def recovered(recovery: Any, lesson: Lesson, left: Seq2Seq) -> Seq2Seq:
+    model: Seq2Seq = recovery(lesson, left, 0, None, lambda state: None)[0]
+    return model
+
+
+def same(first: nn.Module, second: nn.Module) -> bool:
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def answered(dense: Seq2Seq, source: Tensor) -> Examples:
+    """The sources with the answers of the dense model, in one batch, by another way than the one under test."""
+    answers = dense.decode_greedily(source, dense.config.max_length, use_cache=False)
+    lengths = (answers != PAD).sum(dim=1)
+    assert 0 < lengths.min() < lengths.max(), "the fixture must give answers of several lengths"
+    return Examples(source, answers)[:]
+
+
+def walked(dense: Seq2Seq, old: Seq2Seq, new: Seq2Seq, batch: Examples) -> list[tuple[Sublayer, nn.Linear, Tensor]]:
+    """For every sublayer: that of the new model, the old map, and the dense model's stream after it."""
+    steps = zip(*(sublayers(model, batch) for model in (dense, old, new)), strict=True)
+    return [(mine, before.last, taught.output()) for taught, before, mine in steps]
+
+
+@torch.no_grad()
+def test_every_map_is_least_squares_on_the_streams_that_the_maps_before_it_left(lesson: Lesson, left: Seq2Seq) -> None:
+    """In one batch, by torch.linalg.lstsq, with a row for every weight that the ridge holds. So the error on what it
+    saw is never larger than before."""
+    ridge, better = 0.01, 0
+    new = recovered(Refit(ridge=ridge), lesson, left)
+    batch = answered(lesson.dense, lesson.splits.train.source)
+    for mine, old, stream_BTD in walked(lesson.dense, left, new, batch):
+        read, wanted = mine.hidden[mine.valid], (stream_BTD - mine.stream)[mine.valid]
+        width = read.shape[1]
+        strength = (ridge * read.square().sum() / max(1, width)).sqrt()
+        rows = torch.eye(width + 1).double()[:-1] * strength
+        inputs = torch.cat([torch.cat([read, read.new_ones(len(read), 1)], dim=1), rows])
+        solution = torch.linalg.lstsq(inputs, torch.cat([wanted, strength * old.weight.T])).solution
+        torch.testing.assert_close(mine.last.weight.T, solution[:-1], msg=mine.name)
+        torch.testing.assert_close(mine.last.bias, solution[-1], msg=mine.name)
+        if width == 0:
+            torch.testing.assert_close(mine.last.bias, wanted.mean(dim=0))
+        before, after = ((wanted - one(read)).square().sum() for one in (old, mine.last))
+        assert after <= before * (1 + 1e-9) + 1e-20, mine.name
+        better += int(after < 0.99 * before)
+    assert better, "the fixture must have lost something"
+
+
+@torch.no_grad()
+def test_a_model_that_lost_nothing_is_not_changed(lesson: Lesson, batch: Examples) -> None:
+    """With live gates and with folded ones."""
+    for left in (lesson.dense, without(lesson.dense, ())):
+        new = recovered(Refit(), lesson, left)
+        assert logit_difference(new, lesson.dense, batch) < 1e-9
+        single = lesson_of(copy.deepcopy(lesson.dense).float(), lesson.splits)
+        assert logit_difference(recovered(Refit(), single, copy.deepcopy(left).float()), single.dense, batch) < 1e-3
+
+
+@torch.no_grad()
+def test_a_learned_gate_stays_where_it_is_and_the_map_behind_it_is_fitted(lesson: Lesson) -> None:
+    """A live gate scales what W_O reads, so it must count in the fit: closing a head of a gated model is removal."""
+    gated = copy.deepcopy(lesson.dense)
+    for sublayer in gated.attention_sublayers().values():
+        sublayer.attention.head_mask[0] = 0.0
+    first = [head for head in gated.grid if head.head == 0]
+    removed = lesson.dense.without(HeadMask(gated.grid, frozenset(first)))
+    masked, cut = (recovered(Refit(ridge=0.0), lesson, left) for left in (gated, removed))
+    assert masked.learned_gates() is not None
+    assert logit_difference(masked, cut, lesson.splits.report) < 1e-6
+
+
+def test_no_target_and_no_other_split_is_read(lesson: Lesson, left: Seq2Seq) -> None:
+    train = lesson.splits.train
+    unlabelled = Examples(train.source, torch.full_like(train.target, -1))
+    nothing: Any = None
+    blind = replace(lesson, splits=Splits(unlabelled, nothing, nothing, nothing, nothing))
+    first = recovered(Refit(), lesson, left)
+    assert same(first, recovered(Refit(), blind, left))
+    others = replace(lesson, splits=replace(lesson.splits, train=Examples(train.source.roll(1, 0)[:100], train.target)))
+    assert not same(first, recovered(Refit(), others, left)), "it does read the sources"
+
+
+def test_padding_changes_nothing(lesson: Lesson, left: Seq2Seq, batch: Examples) -> None:
+    source = lesson.splits.train.source
+    wider = torch.cat([source, source.new_zeros(len(source), 3)], dim=1)
+    models = [refit(left, show(lesson.dense, ids), 1e-3) for ids in (source, wider)]
+    assert logit_difference(*models, batch) < 1e-9
+
+
+def test_only_attention_is_fitted_where_that_is_said(lesson: Lesson, left: Seq2Seq) -> None:
+    new = recovered(Refit(feed_forward=False), lesson, left)
+    changed = {name for name, value in new.state_dict().items() if not torch.equal(value, left.state_dict()[name])}
+    assert changed
+    assert all(".out_proj." in name for name in changed)
+    both = {
+        name
+        for name, value in recovered(Refit(), lesson, left).state_dict().items()
+        if not torch.equal(value, left.state_dict()[name])
+    }
+    assert {name for name in both if ".feed_forward.4." in name} == both - changed != set()
+
+
+@torch.no_grad()
+def end_of(model: Seq2Seq, batch: Examples) -> Tensor:
+    """The last residual stream of every token that is no padding."""
+    *_, last = sublayers(model, batch)
+    return last.output()[last.valid]
+
+
+def test_it_serves_after_training_and_after_itself(lesson: Lesson) -> None:
+    seen = answered(lesson.dense, lesson.splits.train.source)
+    dense = end_of(lesson.dense, seen)
+    for left in (
+        recovered(FineTune(steps=2), lesson, without(lesson.dense, RAGGED)),
+        without(recovered(Refit(), lesson, without(lesson.dense, RAGGED)), ["encoder_self.0.1", "cross.0.1"]),
+    ):
+        new = recovered(Refit(ridge=0.0), lesson, left)
+        before, after = (end_of(model, seen) for model in (left, new))
+        assert (after - dense).square().mean() < 0.5 * (before - dense).square().mean()
+
+
+def test_a_refitted_model_is_read_back_from_a_file_and_refitted_from_there(lesson: Lesson, tmp_path: Path) -> None:
+    left = without(lesson.dense, RAGGED).float()
+    single = lesson_of(copy.deepcopy(lesson.dense).float(), lesson.splits)
+    new = recovered(Refit(), single, left)
+    bias = new.decoder[1].cross.attention.out_proj.bias
+    assert new.decoder[1].cross.attention.num_heads == 0
+    assert not torch.equal(bias, left.decoder[1].cross.attention.out_proj.bias), "an empty block has a bias of its own"
+    settings: dict[str, Any] = {name: {} for name in ("task", "model", "training")} | {"gate": None}
+    (tmp_path / "pruned.pt").write_bytes(to_bytes(new, settings, [], {}))
+    back = restore(load(str(tmp_path / "pruned.pt")), new.config, new.output.out_features)
+    assert same(back, new)
+    assert same(recovered(Refit(), single, back), recovered(Refit(), single, new))
+    assert same(
+        recovered(Refit(), lesson_of(back, lesson.splits), without(back, ["cross.0.1"])), without(back, ())
+    ) is (False)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-3])
+def test_few_examples_are_enough_for_some_change_and_are_said_once(
+    lesson: Lesson, left: Seq2Seq, ridge: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    fresh = replace(lesson)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            new = recovered(Refit(examples=2, ridge=ridge), fresh, left)
+    (line,) = caplog.messages
+    assert line.startswith("refit: ")
+    assert "tokens are fewer than the 16 inputs of a map" in line
+    assert "\n" not in line
+    assert all(value.isfinite().all() for value in new.state_dict().values())
+    assert not same(new, left)
+
+
+def test_enough_examples_are_not_remarked_on(lesson: Lesson, left: Seq2Seq, caplog: pytest.LogCaptureFixture) -> None:
+    recovered(Refit(), replace(lesson), left)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("broken", ["dense", "left"])
+def test_states_that_are_not_finite_are_said_in_a_line_and_leave_the_model_as_it_was(
+    lesson: Lesson, broken: str
+) -> None:
+    models = {"dense": copy.deepcopy(lesson.dense), "left": without(lesson.dense, RAGGED)}
+    with torch.no_grad():
+        models[broken].encoder[1].feed_forward[1].weight[0] = torch.inf
+    done = recover(
+        Refit(),
+        lesson_of(models["dense"], lesson.splits),
+        models["left"],
+        0,
+        lambda kind, what, make: make(None, print),
+    )
+    assert done.note == "diverged, so it is as it was: the states of encoder.1.feed_forward are not finite"
+    assert same(done.model, models["left"])
+    assert done.history.empty
+
+
+def test_fine_tuning_can_start_from_it(lesson: Lesson) -> None:
+    left = without(lesson.dense, RAGGED)
+    both = recovered(FineTune(steps=2, start=Refit()), lesson, left)
+    assert same(both, recovered(FineTune(steps=2), lesson, recovered(Refit(), lesson, left)))
+    assert not same(both, recovered(FineTune(steps=2), lesson, left))
+    longer = FineTune(steps=2, start=FineTune(steps=3))
+    assert longer.extra_steps == 5
+
+
+def test_a_recovery_that_holds_another_is_kept_for_the_code_of_both(lesson: Lesson) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
+        asked.append(what)
+        return {"weights": None, "history": {}, "note": ""}
+
+    for start in (None, Refit(), Refit(ridge=0.1)):
+        recover(FineTune(start=start), lesson, lesson.dense, 0, remember)
+    plain, started, other = asked
+    assert "mhaprune.recoveries.refit" not in plain["recovered_with"]
+    assert "mhaprune.recoveries.refit" in started["recovered_with"]
+    assert started["recovery"] != other["recovery"]
+
+
+@pytest.mark.parametrize(("setting", "allowed"), [({"examples": 0}, "1 or more"), ({"ridge": -1.0}, "0 or more")])
+def test_settings_out_of_range_are_refused(setting: dict[str, Any], allowed: str) -> None:
+    (name, value), *_ = setting.items()
+    with pytest.raises(ValueError, match=f"^{name}={value}: must be {allowed}"):
+        Refit(**setting)
