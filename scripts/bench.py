@@ -4,12 +4,13 @@ time."""
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,11 @@ from mhaprune.model.gates import Softmax
 from mhaprune.model.layers import AttentionSublayer, Call, EncoderLayer, FeedForward, sinusoids
 from mhaprune.model.network import Transformer
 from mhaprune.model.shared_prefixes import Branches, depth_first
+from mhaprune.model.sublayers import sublayers
 from mhaprune.model.transformer import TOKENS_AT_ONCE, Seq2Seq
+from mhaprune.recoveries.least_squares import correct
+from mhaprune.recoveries.refit import refit as refit_all
+from mhaprune.recoveries.refit import show
 from mhaprune.schedules.base import Evidence
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.greedy import Greedy
@@ -229,6 +234,36 @@ class Encoder(nn.Module):
         return ends
 
 
+def pairs_of_heads(config: Transformer = DEFAULT, num_examples: int = 64) -> list[Pair]:
+    """The loss with every two heads of the default model closed, on 64 examples, against one pass per pair."""
+    model, examples = Seq2Seq(config, VOCABULARY_SIZE, Softmax()), Sort().splits().score[:num_examples]
+    every = HeadMask(model.grid)
+    gates = torch.stack([every.without(*pair).gates() for pair in combinations(model.grid, 2)])
+    return [("pairs of heads", *shared_and_plain(model, examples, gates))]
+
+
+def refit(config: Transformer = DEFAULT, num_examples: int = 1024) -> list[Pair]:
+    """Refit of the default model without half its heads, all sublayers in one pass, against one whole pass for each
+    sublayer. What the dense model shows is there already for both."""
+    dense = Seq2Seq(config, VOCABULARY_SIZE, Softmax())
+    shown = show(dense, Sort(train=num_examples).splits().train.source)
+    left = dense.without(HeadMask(dense.grid, frozenset(head for head in dense.grid if head.head % 2)))
+
+    @torch.no_grad()
+    def pass_by_pass() -> Seq2Seq:
+        model = copy.deepcopy(left)
+        for i, wanted in enumerate(shown.streams):
+            whole = [list(sublayers(model, batch))[i] for batch in shown.batches]
+            parts = [
+                (one.hidden[one.valid], stream - one.output()[one.valid])
+                for one, stream in zip(whole, wanted, strict=True)
+            ]
+            correct(whole[0].last, parts, 1e-3)
+        return model
+
+    return [("refit", lambda: refit_all(left, shown, 1e-3), pass_by_pass)]
+
+
 def oracle() -> list[Pair]:
     """All 4096 masks of a model with 12 heads, on 8 examples, against one mask a pass."""
     model = Seq2Seq(Transformer(num_heads=2), VOCABULARY_SIZE, Softmax())
@@ -321,7 +356,10 @@ def random_examples(batch_size: int, length: int) -> Examples:
     return Examples(source, target)
 
 
-TIMED = {bench.__name__: bench for bench in (training, recipes, removal, decode, ablation, oracle, shapley, greedy)}
+TIMED = {
+    bench.__name__: bench
+    for bench in (training, recipes, removal, decode, ablation, pairs_of_heads, oracle, shapley, greedy, refit)
+}
 COUNTED = {bench.__name__: bench for bench in (racing,)}
 BENCHES = (*TIMED, *COUNTED)
 

@@ -27,8 +27,7 @@ def test_bad_names_and_too_few_pairs_are_refused() -> None:
     main = script("bench").main
     refused = run_here(main, "speed").stderr
     assert (
-        "NAME=speed: no such bench, allowed are training, recipes, removal, decode, ablation, oracle, shapley"
-        in refused
+        "NAME=speed: no such bench, allowed are training, recipes, removal, decode, ablation, pairs_of_heads" in refused
     )
     assert "--pairs=3: must be 20 or more" in run_here(main, "--pairs", "3").stderr
 
@@ -63,3 +62,8 @@ def test_both_sides_of_a_pair_do_the_same() -> None:
     assert shared() == one_by_one()
     for name, cached, uncached in bench.decode(length=12):
         assert (cached() == uncached()).double().mean() > 0.99, f"{name}: but for ties that rounding decides"
+    ((_, at_once, pass_by_pass),) = bench.refit(config, num_examples=32)
+    for one, other in zip(at_once().parameters(), pass_by_pass().parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    ((_, shared, one_by_one),) = bench.pairs_of_heads(config, num_examples=4)
+    torch.testing.assert_close(shared().loss, torch.stack([outcome.loss for outcome in one_by_one()]))
