@@ -195,10 +195,11 @@ def mean_over_runs(axes: Axes, frame: pd.DataFrame, row: str, value: str, names:
     axes.scatter(means, rows, marker="|", s=220, linewidth=2.5, color="black", label="mean, 95 % interval over runs")
     axes.hlines(rows, intervals[:, 0], intervals[:, 1], color="black", linewidth=1)
     told_apart = len(labels) <= len(COLOURS) - 1  # black is the mean's
+    in_row = frame.groupby(row)[value]
+    shifts = 0.5 * ((in_row.cumcount() + 0.5) / in_row.transform("size") - 0.5)  # equal runs would hide each other
     for i, (label, run) in enumerate(frame.groupby("label", sort=False)):
-        shift = 0.5 * ((i + 0.5) / len(labels) - 0.5)  # equal runs would hide each other
         style = line_style(i) if told_apart else {"color": CONTROL_COLOUR, "marker": "o"}
-        places = [names.index(name) + shift for name in run[row]]
+        places = [names.index(name) for name in run[row]] + shifts[run.index]
         name = label if told_apart else "one run" if i == 0 else None
         axes.scatter(run[value], places, s=24, linewidth=0, zorder=3, label=name, **style)
     axes.axvline(0, color="black", linewidth=0.8)

@@ -10,7 +10,7 @@ import pandas as pd
 from mhaprune.evaluation import accuracy_columns
 from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.learn import words
-from mhaprune.experiments.learn.figures import learning_curve, learning_curves, time_to_accuracy
+from mhaprune.experiments.learn.figures import last_accuracy, learning_curve, learning_curves, time_to_accuracy
 from mhaprune.heads import HeadGrid
 from mhaprune.measure import measure
 from mhaprune.ranges import Within
@@ -39,7 +39,7 @@ class Learn(Experiment):
     """The exact match to reach. None takes that of the task, from which on it counts as learnt."""
 
     figures: ClassVar[Figures] = (learning_curve,)
-    figures_over_runs: ClassVar[Figures] = (learning_curves, time_to_accuracy)
+    figures_over_runs: ClassVar[Figures] = (learning_curves, time_to_accuracy, last_accuracy)
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
 

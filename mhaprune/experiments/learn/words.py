@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 
 from mhaprune.reporting.sentences import say_accuracy
-from mhaprune.statistics import geometric_mean
+from mhaprune.statistics import geometric_mean, student_interval
 from mhaprune.tables import SETTING, VALID_QUALITY, Tables
 
 TIMES = ("steps", "seconds")
+LAST = f"last_{VALID_QUALITY}"
 UNEVEN = 1.25
 """How many times the milliseconds of a step may differ between runs of one setting before their seconds are doubted."""
 
@@ -87,7 +88,9 @@ def _how_many(runs: pd.DataFrame) -> str:
     if len(there) < len(runs):
         given = " and ".join(dict.fromkeys(map(str, sorted(runs.loc[~runs["reached"], "steps"]))))
         rest = f" The rest does not within {given} steps, so the mean is not known." if len(there) else ""
-        return f"{counted}{_after(there)}.{rest}" if rest else f"{counted} within {given} steps."
+        mean, *ends = (min(1.0, max(0.0, share)) for share in (runs[LAST].mean(), *student_interval(runs[LAST])))
+        last = f" At the end they are at {mean:.2f} on average ({_to(ends, '{:.2f}'.format)})." if len(runs) > 1 else ""
+        return (f"{counted}{_after(there)}.{rest}" if rest else f"{counted} within {given} steps.") + last
     if len(runs) == 1:
         return f"{counted}{_after(there)} and {plain(runs['seconds'].iloc[0])} s."
     (steps, *ends), (seconds, *ends_of_seconds) = (geometric_mean(runs[time]) for time in TIMES)

@@ -73,10 +73,10 @@ def test_a_run_that_never_gets_there_is_counted_and_no_mean_is_claimed() -> None
     lines = common(sweep(first=[40, None, 60], second=[20, 30, None], third=[None, None, None]))
     assert lines == [
         "rate=first: 2 of 3 runs reach 0.99, after 40 and 60 steps. The rest does not within 100 steps, so the mean is"
-        " not known.",
+        " not known. At the end they are at 0.98 on average (0.88 to 1.00).",
         "rate=second: 2 of 3 runs reach 0.99, after 20 and 30 steps. The rest does not within 100 steps, so the mean is"
-        " not known.",
-        "rate=third: 0 of 3 runs reach 0.99 within 100 steps.",
+        " not known. At the end they are at 0.98 on average (0.88 to 1.00).",
+        "rate=third: 0 of 3 runs reach 0.99 within 100 steps. At the end they are at 0.93 on average (0.93 to 0.93).",
         "rate=second needs 0.50 times the steps and 0.50 times the seconds of rate=first (seed 0 alone, so there is no"
         " interval).",
         "rate=third is not compared with rate=first: no seed reaches the target with both.",
