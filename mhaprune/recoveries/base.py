@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import pandas as pd
 
@@ -55,6 +55,9 @@ class Lesson:
 @dataclass(frozen=True)
 class Recovery(Checked, ABC):
     """A way to bring back what a removal cost."""
+
+    kept: ClassVar[bool] = True
+    """Whether the cache keeps what it makes; it need not if that takes a second."""
 
     @property
     def extra_steps(self) -> int:
@@ -116,7 +119,7 @@ def recover(recovery: Recovery, lesson: Lesson, left: Seq2Seq, draw: int, rememb
         "draw": draw,
         "recovered_with": source_digests(*modules_of(recovery)),
     }
-    content = remember("recovered", what, make)
+    content = remember("recovered", what, make) if recovery.kept else make(None, lambda state: None)
     model = copy.deepcopy(left)
     if content["weights"] is not None:
         model.load_state_dict(content["weights"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import pandas as pd
 import torch
@@ -41,6 +41,8 @@ class Refit(Recovery):
     al. 2022 tune one number per head in this way; K-prune (Park et al. 2024) fits to what the dense sublayer puts out;
     both follow the optimal brain surgeon (Hassibi & Stork 1992), which corrects the weights left when one goes.
     """
+
+    kept: ClassVar[bool] = False
 
     examples: Annotated[int, Ge(1)] = 1024
     """Number of sources; all of the split if that has fewer. 1024 are some 8000 tokens, for at most 129 unknowns per

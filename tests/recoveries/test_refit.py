@@ -245,6 +245,17 @@ def test_fine_tuning_can_start_from_it(lesson: Lesson) -> None:
     assert longer.extra_steps == 5
 
 
+def test_it_is_done_anew_rather_than_kept_in_a_cache(lesson: Lesson, left: Seq2Seq) -> None:
+    def refuse(kind: str, what: Any, make: Any) -> Any:
+        raise AssertionError("it takes a second")
+
+    found = recover(Refit(), lesson, left, 0, refuse)
+    assert same(found.model, recovered(Refit(), lesson, left))
+    assert found.history.empty
+    with pytest.raises(AssertionError, match="takes a second"):
+        recover(FineTune(steps=1), lesson, left, 0, refuse)
+
+
 def test_a_recovery_that_holds_another_is_kept_for_the_code_of_both(lesson: Lesson) -> None:
     asked: list[dict[str, Any]] = []
 
