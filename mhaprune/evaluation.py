@@ -10,7 +10,7 @@ import torch
 
 from mhaprune.data import PAD, Examples
 from mhaprune.measure import measure
-from mhaprune.statistics import bootstrap_interval, wilson_interval, with_interval
+from mhaprune.statistics import mean_interval, share_interval, wilson_interval, with_interval
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import QUALITY, VALID_QUALITY, join_names
 from mhaprune.tasks.base import Task
@@ -70,9 +70,9 @@ def _natural(group: str) -> tuple[int, str]:
 def accuracy_columns(outcome: Outcome) -> dict[str, float]:
     """Mean loss, token accuracy and exact match, each with its 95 % interval over examples, `_low` and `_high`."""
     columns: dict[str, float] = {}
+    intervals = {"loss": mean_interval, "token_accuracy": share_interval, QUALITY: wilson_interval}
     for name, values in outcome._asdict().items():
-        interval = wilson_interval if name == QUALITY else bootstrap_interval
-        columns |= with_interval(name, values.double().cpu().numpy(), interval)
+        columns |= with_interval(name, values.double().cpu().numpy(), intervals[name])
     return columns
 
 

@@ -15,6 +15,8 @@ Tables = Mapping[str, pd.DataFrame]
 
 HEAD = ["site", "layer", "head"]
 """The columns that name a head."""
+MOMENTS = ["score", "stderr", "skewness"]
+"""The columns from which the interval of a score is made."""
 BLOCK = HEAD[:2]
 """The columns that name a block, one attention layer."""
 OTHER_HEAD = [f"other_{column}" for column in HEAD]

@@ -38,6 +38,7 @@ def all_tables() -> dict[str, pd.DataFrame]:
     heads = [("encoder_self", 0, 0), ("encoder_self", 0, 1), ("cross", 0, 0), ("cross", 0, 2)]
     scores = [
         {"scorer": scorer, "draw": 0, "site": s, "layer": layer, "head": h, "score": i * k, "stderr": 0.1 * k}
+        | {"skewness": 0.3}
         for scorer, k in (("gate", 1.0), ("ablation", 0.3))
         for i, (s, layer, h) in enumerate(heads)
     ]

@@ -11,7 +11,7 @@ import torch
 
 from mhaprune.experiments.speed.matchup import peak_bytes
 from mhaprune.experiments.speed.profile import Stopwatch
-from mhaprune.timing import device_name, in_turn, ratios, taking_turns
+from mhaprune.timing import COPIES, copies, device_name, in_turn, ratios, taking_turns
 
 
 def test_a_round_makes_every_call_once_and_none_always_follows_the_same() -> None:
@@ -85,6 +85,15 @@ def test_on_a_gpu_a_stopwatch_reads_its_events_when_all_is_done(gpu: list[str]) 
     assert 6 <= watch.read()["nap"] < 12
     assert gpu == ["synchronize"]
     assert watch.read() == {}
+
+
+def test_copies_are_made_among_each_other() -> None:
+    made: list[str] = []
+    models = copies({name: lambda n=name: made.append(n) or f"{n}{len(made)}" for name in "abc"})
+    assert {name: len(set(own)) for name, own in models.items()} == dict.fromkeys("abc", COPIES)
+    rounds = [made[i : i + 3] for i in range(0, 3 * COPIES, 3)]
+    assert all(sorted(one) == list("abc") for one in rounds)
+    assert len({"".join(one) for one in rounds}) > 1
 
 
 def test_copies_take_turns() -> None:

@@ -152,8 +152,10 @@ class MultiHeadAttention(nn.Module):
         scores_BHTU = queries_BHTK @ keys_BHUK.mT / math.sqrt(self.head_dim)
         if bias is not None:
             scores_BHTU = scores_BHTU + bias
-        # A row without any open key has only -inf, whose softmax is NaN where the fused kernel gives zeros.
-        weights_BHTU = scores_BHTU.softmax(dim=-1).masked_fill(scores_BHTU == -math.inf, 0.0)
+        # The softmax of a row without any open key is NaN, and so is its gradient. The fused kernel gives zeros.
+        nothing_open_BHT1 = (scores_BHTU == -math.inf).all(dim=-1, keepdim=True)
+        weights_BHTU = scores_BHTU.masked_fill(nothing_open_BHT1, 0.0).softmax(dim=-1)
+        weights_BHTU = weights_BHTU.masked_fill(nothing_open_BHT1, 0.0)
         return F.dropout(weights_BHTU, dropout, self.training) @ values_BHUK, weights_BHTU
 
     def merge(self, context_BHTK: Tensor, gates: Tensor | None = None, fallback: Tensor | None = None) -> Tensor:
@@ -236,6 +238,7 @@ class Projection(nn.Linear):
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask as -inf where it is True; a float mask in the precision of the scores, as both paths want it."""
     if mask.dtype != torch.bool:
-        return mask
+        return mask.to(dtype)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask, -math.inf)

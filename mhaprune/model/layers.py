@@ -143,7 +143,10 @@ class DecoderLayer(nn.Module):
         return self.feed_forward(self.cross(x_BTD, call, keys_values=memory, bias=bias))
 
 
-def sinusoids(length: int, d_model: int) -> Tensor:
-    """Positions (length, D): sin and cos of t / 10000^(2i/D), interleaved (Vaswani et al. 2017, section 3.5)."""
-    angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, d_model, 2) / d_model)
+def sinusoids(length: int, d_model: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Positions (length, D): sin and cos of t / 10000^(2i/D), interleaved (Vaswani et al. 2017, section 3.5).
+
+    All is computed in `dtype`.
+    """
+    angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, d_model, 2, dtype=dtype) / d_model)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)

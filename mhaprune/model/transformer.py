@@ -21,7 +21,7 @@ from mhaprune.data import EOS, PAD, Examples, shift_right
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.decoding import Step, attention_step, decode_greedily
-from mhaprune.model.layers import AttentionSublayer, Call
+from mhaprune.model.layers import AttentionSublayer, Call, sinusoids
 from mhaprune.model.network import EncoderDecoder
 from mhaprune.model.relevance import with_relevance
 from mhaprune.model.shared_prefixes import Branches, depth_first
@@ -102,7 +102,11 @@ class Seq2Seq(EncoderDecoder):
         return smaller
 
     def in_double(self) -> Self:
-        return copied(self, partial(Tensor.to, dtype=torch.float64, copy=True))
+        double = copied(self, partial(Tensor.to, dtype=torch.float64, copy=True))
+        # Converted, they would be as far from sines and cosines as before.
+        positions = sinusoids(self.config.max_length, self.config.d_model, torch.float64)
+        double.positions = positions.to(self.positions.device)
+        return double
 
     def with_relevance(self, epsilon: float) -> Self:
         return with_relevance(self, epsilon)

@@ -18,7 +18,7 @@ from mhaprune.pruning.plans import Plan, plan_columns, removed_names
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import DENSE, DENSE_AGAIN
 from mhaprune.tasks.base import Splits
-from mhaprune.timing import in_turn, ratio_columns
+from mhaprune.timing import COPIES, copies, in_turn, ratio_columns, taking_turns
 
 PROOF_BATCH = 16
 MAX_DIFFERENCE = 1e-9
@@ -120,15 +120,16 @@ def smallest_bite(subject: Subject, batch: Examples) -> float:
 def time_removed(subject: Subject, plans: Sequence[Plan], batch: Examples, rounds: int) -> pd.DataFrame:
     """Milliseconds of one `predict` of the batch: one row per plan, then the dense model and the same again (A/A).
 
-    All models take turns. A speed-up is dense over removed, round by round: median and quartiles. The dense model also
-    has its gates folded into the weights, so that gates do not count as a speed-up.
+    All models take turns, and so do copies of each. A speed-up is dense over removed, round by round: median and
+    quartiles. The dense model also has its gates folded into the weights, so that gates do not count as a speed-up.
     """
-    models = {name: subject.without(HeadMask(subject.grid)) for name in (DENSE, DENSE_AGAIN)}
-    for mask in {plan.mask: None for plan in plans}:
-        if mask.removed:
-            models[removed_names(mask)] = subject.without(mask)
-    calls = {name: partial(model.predict, batch) for name, model in models.items()}
-    times = in_turn(calls, rounds, device=batch.source.device)
+    makers = {name: partial(subject.without, HeadMask(subject.grid)) for name in (DENSE, DENSE_AGAIN)}
+    makers |= {removed_names(plan.mask): partial(subject.without, plan.mask) for plan in plans if plan.mask.removed}
+    calls = {
+        name: taking_turns([partial(model.predict, batch) for model in models])
+        for name, models in copies(makers).items()
+    }
+    times = in_turn(calls, rounds, warmup=COPIES, device=batch.source.device)
     rows = [plan_columns(plan) | _speed(times, removed_names(plan.mask) or DENSE) for plan in plans]
     rows += [{"scorer": name, "draw": 0, "heads_removed": 0} | _speed(times, name) for name in (DENSE, DENSE_AGAIN)]
     return pd.DataFrame(rows)

@@ -26,11 +26,12 @@ from mhaprune.reporting.plots import (
     power_of_ten,
 )
 from mhaprune.scorers.agreement import with_reference
-from mhaprune.statistics import student_interval
+from mhaprune.statistics import skewed_ends, student_interval
 from mhaprune.tables import (
     BLOCK,
     GATE,
     HEAD,
+    MOMENTS,
     QUALITY,
     REFERENCE,
     SITES,
@@ -94,7 +95,9 @@ def agreement(tables: Tables) -> Plot | None:
             if site in scores.index.get_level_values("site"):
                 x, y = scores.loc[[site]], reference.loc[[site]]
                 style: Any = {"color": COLOURS[i], "fmt": MARKERS[i], "markersize": 5, "elinewidth": 1}
-                axes.errorbar(x, y["score"], 1.96 * y["stderr"], label=SITES[site], **style)
+                low, high = skewed_ends(y[MOMENTS].to_numpy().T)
+                bars = [y["score"] - low, high - y["score"]]
+                axes.errorbar(x, y["score"], bars, label=SITES[site], **style)
         rho = with_reference(pairs, name)["spearman"]
         axes.set(title=f"Spearman ρ = {rho:.2f}", xlabel=f"{name} score")
         axes.set_yscale("symlog", linthresh=_linear_range(reference["score"]))

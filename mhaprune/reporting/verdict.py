@@ -35,7 +35,7 @@ def prunable_alone(heads: pd.DataFrame, scorer: str, tolerance: float, more: str
     """The verdict that takes one head at a time; `more` is appended to its meaning."""
     title = f"{int((~heads['stays']).sum())} of {len(heads)} heads are prunable, one at a time"
     meaning = (
-        f"Empty tiles are heads whose ablation costs less than {tolerance:g} nats, each alone, at 95 % confidence on"
-        " the score split; for the blue ones there is no such confidence."
+        f"Empty tiles are heads whose ablation costs less than {tolerance:g} nats, each alone, at 95 % confidence"
+        " for all of them together, on the score split; for the blue ones there is no such confidence."
     )
     return Verdict(heads, scorer, title, meaning + more)

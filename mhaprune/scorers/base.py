@@ -33,15 +33,21 @@ class Scores:
     """Number of forward passes over the whole split."""
     backward_passes: float = 0.0
     """Number of backward passes over the whole split."""
+    skewness: Tensor | None = None
+    """(R, N): the skewness of a score that is a mean over examples, for an interval that is honest (see
+    `statistics.skewed_ends`)."""
 
     @classmethod
     def mean_over_examples(cls, values_EN: Tensor, forward_passes: float, backward_passes: float = 0.0) -> Scores:
-        """The mean of what every example says, with its standard error."""
+        """The mean of what every example says, with its standard error and its skewness."""
         if len(values_EN) < 2:
             raise ValueError(f"score split of {len(values_EN)}: a standard error needs 2 or more examples")
         values_EN = values_EN.double()
-        stderr_N = _deviation(values_EN) / len(values_EN) ** 0.5
-        return cls(values_EN.mean(dim=0)[None], stderr_N[None], forward_passes, backward_passes)
+        stderr_N, mean_N = _deviation(values_EN) / len(values_EN) ** 0.5, values_EN.mean(dim=0)
+        centred_EN = values_EN - mean_N
+        cubes_N, variance_N = (centred_EN**3).mean(dim=0), (centred_EN**2).mean(dim=0)
+        skewness_N = torch.where(variance_N > 0, cubes_N / (variance_N**1.5 * len(values_EN) ** 0.5), 0.0)
+        return cls(mean_N[None], stderr_N[None], forward_passes, backward_passes, skewness_N[None])
 
     @classmethod
     def mean_over_tokens(cls, batches: Iterable[TokenValues], forward_passes: float) -> Scores:

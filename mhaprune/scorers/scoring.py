@@ -118,6 +118,7 @@ def heads_table(scoring: Scoring, scorers: Mapping[str, Scorer]) -> pd.DataFrame
                     **pd.DataFrame(map(head_columns, subject.grid)),
                     "score": values_N.tolist(),
                     "stderr": float("nan") if scores.stderr is None else scores.stderr[draw].tolist(),
+                    "skewness": float("nan") if scores.skewness is None else scores.skewness[draw].tolist(),
                 }
             )
             frame["rank"] = frame["score"].rank(ascending=False, method="first").astype(int)

@@ -120,6 +120,38 @@ def test_a_query_without_any_key_gets_zeros_on_both_paths() -> None:
         assert torch.isfinite(out).all()
 
 
+def test_a_query_without_any_key_has_finite_gradients_on_both_paths() -> None:
+    ours, _ = twins()
+    q, k = random(2, T, D).requires_grad_(), random(2, U, D).requires_grad_()
+    nothing = padding_mask(torch.tensor([0, 3]), U)
+    wanted = [q, k, *(parameter for name, parameter in ours.named_parameters() if "bias" not in name)]
+    plain, explicit = (
+        torch.autograd.grad(ours(q, k, k, key_padding_mask=nothing, need_weights=asked)[0].square().sum(), wanted)
+        for asked in (False, True)
+    )
+    for one, other in zip(plain, explicit, strict=True):
+        assert one.abs().max() > 0
+        torch.testing.assert_close(other, one)
+    assert (explicit[0][0] == 0).all(), "what attends to nothing does not depend on its query"
+
+
+@pytest.mark.parametrize("mask_dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_float_mask_may_be_of_another_precision(dtype: torch.dtype, mask_dtype: torch.dtype) -> None:
+    ours, x = twins()[0].to(dtype), random(B, T, D).to(dtype)
+    mask = random(T, T).to(mask_dtype)
+    mask[1, 2:] = -torch.inf
+    for is_causal in (False, True):
+        plain, _ = ours(x, x, x, attn_mask=mask, is_causal=is_causal)
+        explicit, weights = ours(x, x, x, attn_mask=mask, is_causal=is_causal, need_weights=True)
+        assert weights is not None
+        assert plain.dtype == explicit.dtype == weights.dtype == dtype
+        tolerance = 0.05 * plain.abs().max().item()
+        torch.testing.assert_close(explicit, plain, atol=tolerance, rtol=0)
+        precise, _ = copy.deepcopy(ours).double()(*3 * [x.double()], attn_mask=mask.double(), is_causal=is_causal)
+        torch.testing.assert_close(plain.double(), precise, atol=tolerance, rtol=0)
+
+
 def test_open_gates_change_nothing_and_every_gate_matters() -> None:
     ours, _ = twins()
     x = random(B, T, D)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
-from mhaprune.heads import HeadMask
+from mhaprune.heads import HeadMask, Site
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
@@ -24,6 +26,9 @@ def test_removed_equals_masked(kept: list[int], bias: bool) -> None:
     masked, _ = layer(q, k, v, gates=gates)
     small = remove_heads(layer, kept)
     torch.testing.assert_close(small(q, k, v)[0], masked)
+    explicit, weights = small(q, k, v, need_weights=True)
+    torch.testing.assert_close(explicit, masked)
+    torch.testing.assert_close(weights, layer(q, k, v, need_weights=True)[1][:, kept])
     assert small.num_heads == len(kept)
     assert small.gate is None
     assert small.q_proj.weight.shape == (2 * len(kept), 8)
@@ -88,6 +93,25 @@ def test_what_is_left_is_built_like_a_network_without_those_heads() -> None:
         assert mine.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
     for mine, theirs in zip(left.modules(), built.modules(), strict=True):
         assert vars(mine).keys() == vars(theirs).keys()
+
+
+def test_what_was_removed_stays_so_in_training_and_in_evaluation() -> None:
+    """Layers with one head, with none, and a site without any."""
+    model = Seq2Seq(Transformer(d_model=8, num_heads=2), 11, Softmax()).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    gone = [head for n, head in enumerate(model.grid) if n in (1, 4, 5) or head.site is Site.CROSS]
+    mask = HeadMask(model.grid, frozenset(gone))
+    left = model.without(mask)
+    before = copy.deepcopy(left)
+    source, prefix = torch.randint(3, 11, (2, 4, 5))
+    for training in (True, False, True, False):
+        masked = model.train(training)(source, prefix, mask.gates())
+        torch.testing.assert_close(left.train(training)(source, prefix), masked)
+        assert {module.training for module in left.modules()} == {training}
+        assert (left.grid, repr(left)) == (before.grid, repr(before))
+        assert left.state_dict().keys() == before.state_dict().keys()
+        assert all(torch.equal(value, before.state_dict()[name]) for name, value in left.state_dict().items())
 
 
 def test_a_double_of_a_double_is_a_copy_too() -> None:

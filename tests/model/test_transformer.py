@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -194,6 +196,27 @@ def test_sinusoids_follow_the_paper() -> None:
     positions = sinusoids(50, 6)
     assert positions[7, 2].item() == pytest.approx(torch.sin(torch.tensor(7 / 10000 ** (2 / 6))).item())
     assert positions[7, 3].item() == pytest.approx(torch.cos(torch.tensor(7 / 10000 ** (2 / 6))).item())
+
+
+def test_the_positions_of_a_double_are_exact_in_float64() -> None:
+    """Those of float32, written in float64, would be wrong from the sixth digit on."""
+    config = Transformer(d_model=64, num_heads=2, max_length=50)
+    single = Seq2Seq(config, 11)
+    double = single.in_double()
+    assert (single.positions.dtype, double.positions.dtype) == (torch.float32, torch.float64)
+    assert single.positions.equal(sinusoids(50, 64))
+    for t, i in ((1, 3), (49, 1), (49, 17)):
+        angle = t / 10000 ** (2 * i / 64)
+        assert double.positions[t, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-14)
+        assert double.positions[t, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-14)
+    assert double.in_double().positions.equal(double.positions)
+    (head,) = single.grid.heads[:1]
+    assert double.without(HeadMask(double.grid).without(head)).positions.equal(double.positions)
+
+
+def test_sinusoids_of_float32_are_bit_for_bit_what_models_were_trained_with() -> None:
+    angles = torch.arange(64)[:, None] / 10000 ** (torch.arange(0, 48, 2) / 48)
+    assert sinusoids(64, 48).equal(torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1))
 
 
 def test_a_sequence_that_is_too_long_is_refused() -> None:

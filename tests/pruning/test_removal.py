@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ from mhaprune.scorers.base import Budgeted, Scores
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits
+from mhaprune.timing import COPIES
 
 
 def plans(model: Seq2Seq) -> list[Plan]:
@@ -107,6 +109,23 @@ def test_an_encoder_that_nobody_reads_is_no_fault_but_one_that_is_read_must_bite
     assert smallest_bite(deaf, splits.report) > 0, "of the blocks that are read"
     one_left = model.without(HeadMask(model.grid, frozenset(crosses[1:])))
     assert smallest_bite(one_left, splits.report) > 0
+
+
+def test_copies_of_each_model_are_timed_and_none_has_gates_left(
+    model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dense model that computes its gates in every call would flatter every speed-up."""
+    asked: list[Seq2Seq] = []
+    monkeypatch.setattr(Seq2Seq, "predict", lambda self, batch: asked.append(self))
+    time_removed(model, plans(model), splits.report[:4], rounds=2 * COPIES)
+    assert model.learned_gates() is not None
+    assert all(timed.learned_gates() is None for timed in asked)
+    times = Counter(map(id, asked))
+    assert set(times.values()) == {1 + 2}, "once to warm up, then in turn"
+    shapes = Counter(timed.grid for timed in {id(timed): timed for timed in asked}.values())
+    assert [shapes[mask.grid.without(mask.removed)] for mask in dict.fromkeys(plan.mask for plan in plans(model))] == [
+        2 * COPIES, COPIES, COPIES
+    ]  # fmt: skip
 
 
 def test_every_plan_is_timed_against_the_dense_model(model: Seq2Seq, splits: Splits) -> None:

@@ -35,7 +35,7 @@ def drawn(case: str) -> Plot:
 
 def scored(*names: str) -> pd.DataFrame:
     rows = [
-        {"scorer": name, "draw": 0, "site": s, "layer": n, "head": h, "score": score, "stderr": 0.0}
+        {"scorer": name, "draw": 0, "site": s, "layer": n, "head": h, "score": score, "stderr": 0.0, "skewness": 0.0}
         for name in names
         for (s, n, h), score in zip(HEADS, SCORES[name], strict=True)
     ]

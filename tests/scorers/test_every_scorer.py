@@ -48,6 +48,9 @@ def check_shape(scores: Scores, num_heads: int) -> None:
     if scores.stderr is not None:
         assert scores.stderr.shape == scores.values.shape
         assert (scores.stderr >= 0).all(), "and no NaN"
+    if scores.skewness is not None:
+        assert scores.skewness.shape == scores.values.shape
+        assert scores.skewness.isfinite().all()
 
 
 def test_a_score_and_its_error_are_one_finite_number_for_every_head(

@@ -111,6 +111,15 @@ def test_planted_heads_are_among_more_and_the_last_of_them_is_not_tied(
         assert abs(int((values > 0.5).sum()) - keep) <= 1
 
 
+@pytest.mark.parametrize("keep", [6, 9, 12])
+def test_the_budget_of_hard_concrete_is_the_expected_number_of_open_gates(keep: int) -> None:
+    """Heads of no worth stay undecided, all alike, so that only the penalty says how open they are. It is least with
+    one gate fewer than wanted."""
+    values = HardConcrete(keep=keep)(worth_game(torch.zeros(18).double()), numbered(range(1, 65)), seed=0).values[0]
+    assert float(values.std()) < 1e-6
+    assert keep - 1.2 < float(values.sum()) < keep
+
+
 def test_logits_stay_within_their_bound() -> None:
     """Heads of much worth and of none would go far beyond it."""
     worths = torch.tensor([9.0, 8.0, -8.0, -9.0]).double()

@@ -12,7 +12,7 @@ import numpy as np
 from mhaprune.heads import HeadMask
 from mhaprune.pruning.oracle import OBJECTIVES
 from mhaprune.pruning.plans import Plan
-from mhaprune.statistics import area_weights, with_interval
+from mhaprune.statistics import area_weights, difference_interval, mean_interval, share_interval, with_interval
 from mhaprune.subject import Outcome
 from mhaprune.tables import QUALITY
 
@@ -49,7 +49,8 @@ class Regrets:
         """`regret_sequence_accuracy` and `regret_loss` with their intervals."""
         columns: dict[str, float] = {}
         for name in reversed(OBJECTIVES):
-            columns |= with_interval(f"regret_{name}", self.regret(plans, name))
+            interval = mean_interval if name == "loss" else difference_interval
+            columns |= with_interval(f"regret_{name}", self.regret(plans, name), interval)
         return columns
 
     def area_columns(self, scorer: str) -> dict[str, float]:
@@ -59,4 +60,5 @@ class Regrets:
             removed: np.mean([self.outcome(p.mask, QUALITY) for p in plans if len(p.mask.removed) == removed], 0)
             for removed in sorted({len(plan.mask.removed) for plan in plans})
         }
-        return with_interval("area", np.einsum("b,be->e", area_weights(list(curve)), np.stack(list(curve.values()))))
+        areas_E = np.einsum("b,be->e", area_weights(list(curve)), np.stack(list(curve.values())))
+        return with_interval("area", areas_E, share_interval)

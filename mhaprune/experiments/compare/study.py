@@ -32,9 +32,9 @@ from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing,
 from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.base import Scorer, TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table, settings_text
-from mhaprune.statistics import CONFIDENCE, prunable, sign_flip_p, spearman, with_interval
+from mhaprune.statistics import CONFIDENCE, difference_interval, prunable, sign_flip_p, spearman, with_interval
 from mhaprune.store import option_name
-from mhaprune.tables import CHOOSE_QUALITY, ENDS, QUALITY, REFERENCE, UNINFORMED
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, QUALITY, REFERENCE, UNINFORMED
 from mhaprune.trained import Study
 
 
@@ -43,8 +43,8 @@ class Compare(Experiment):
     """Scorers × budgets × oracle: tables `winner`, `methods`, `heads`, `pruning`, `oracle`, `agreement` and `training`.
 
     The oracle is the best subset of heads on the *choose* split. Regret is what a scorer's subset loses against the
-    oracle's on the *report* split. A head is prunable if at 95 % confidence its ablation costs less than
-    `tolerance_nats`.
+    oracle's on the *report* split. A head is prunable if its ablation costs less than `tolerance_nats`,
+    at 95 % confidence for all such heads together.
     """
 
     budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
@@ -165,7 +165,7 @@ class Compare(Experiment):
         for k in budgets:
             seeming = max((exact[plan.mask] for plan in mixed if len(plan.mask.removed) == k), key=np.mean)
             gains.append(seeming - exact[honest[k]])
-        return with_interval("leak", np.mean(gains, axis=0))
+        return with_interval("leak", np.mean(gains, axis=0), difference_interval)
 
 
 def best_first(rows: pd.DataFrame) -> pd.DataFrame:
@@ -228,8 +228,7 @@ def methods_table(
 def winner_table(methods: pd.DataFrame, regrets: Regrets, heads: pd.DataFrame, tolerance: float) -> dict[str, Any]:
     """The scorer that does best on the choose split, and its margin over the next one on the report split.
 
-    The interval of the margin is a bootstrap interval. The sign-flip test decides whether the margin is noise: it stays
-    honest when only a few examples differ.
+    The sign-flip test decides whether the margin is noise: it stays honest when only a few examples differ.
     """
     order = best_first(methods[methods["family"] != UNINFORMED])
     best = order.iloc[0]
@@ -239,10 +238,11 @@ def winner_table(methods: pd.DataFrame, regrets: Regrets, heads: pd.DataFrame, t
     if len(order) > 1:
         ours, theirs = (regrets.regret(regrets.of(name), QUALITY) for name in order["scorer"][:2])
         p = sign_flip_p(theirs - ours)
-        row |= {"runner_up": order.iloc[1]["scorer"], **with_interval("margin", theirs - ours), "margin_p": p}
+        margin = with_interval("margin", theirs - ours, difference_interval)
+        row |= {"runner_up": order.iloc[1]["scorer"], **margin, "margin_p": p}
         row["verdict"] = "undecided" if p > 1 - CONFIDENCE else "ahead" if row["margin"] > 0 else "behind"
     ablation = heads[heads["scorer"] == REFERENCE]
     if len(ablation):
-        row["prunable_heads"] = int(prunable(ablation["score"], ablation["stderr"], tolerance).sum())
+        row["prunable_heads"] = int(prunable(ablation[MOMENTS].to_numpy().T, tolerance).sum())
         row |= {"heads_total": len(ablation), "prunable_tolerance": tolerance}
     return row

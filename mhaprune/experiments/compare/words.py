@@ -10,7 +10,7 @@ import pandas as pd
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.verdict import Verdict, prunable_alone, scored
 from mhaprune.statistics import prunable
-from mhaprune.tables import CHOOSE_QUALITY, REFERENCE, UNINFORMED, Tables
+from mhaprune.tables import CHOOSE_QUALITY, MOMENTS, REFERENCE, UNINFORMED, Tables
 
 
 def say(tables: Tables) -> Iterator[str]:
@@ -49,7 +49,7 @@ def head_map(tables: Tables) -> Verdict | None:
     heads = scored(scores, REFERENCE)
     ablation = scores[scores["scorer"] == REFERENCE]
     tolerance = float(tables["winner"]["prunable_tolerance"].iloc[0])
-    heads["stays"] = ~prunable(ablation["score"].to_numpy(), ablation["stderr"].to_numpy(), tolerance)
+    heads["stays"] = ~prunable(ablation[MOMENTS].to_numpy().T, tolerance)
     return prunable_alone(heads, REFERENCE, tolerance)
 
 
@@ -82,7 +82,8 @@ def _details(winner: pd.DataFrame) -> Iterator[str]:
     if "prunable_heads" in row and not math.isnan(row["prunable_heads"]):
         yield (
             f"{int(row['prunable_heads'])} of {int(row['heads_total'])} heads are prunable one at a time: at 95 %"
-            f" confidence the ablation of each costs less than {row['prunable_tolerance']:g} nats."
+            f" confidence for all of these together, the ablation of each costs less than"
+            f" {row['prunable_tolerance']:g} nats."
         )
     if not math.isnan(row["leak"]):
         yield (

@@ -30,7 +30,7 @@ from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.statistics import prunable, spearman
 from mhaprune.subject import Subject
-from mhaprune.tables import GATE, HEAD, REFERENCE
+from mhaprune.tables import GATE, HEAD, MOMENTS, REFERENCE
 from mhaprune.trained import Study
 
 
@@ -39,8 +39,8 @@ class Explain(Experiment):
     """What the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`, `examples`,
     `attention`, `gates`, `starts` and `training`.
 
-    Attention is shown while the model answers an example. A head is prunable if at 95 % confidence its ablation costs
-    less than `tolerance_nats`.
+    Attention is shown while the model answers an example. A head is prunable if its ablation costs less than
+    `tolerance_nats`, at 95 % confidence for all such heads together.
     """
 
     examples: tuple[Annotated[int, Ge(0)], ...] = ()
@@ -172,7 +172,7 @@ def looks_table(
     for part in (first[[*HEAD, "scorer", "score", "stderr", "rank"]], looks, closed):
         table = table.merge(part, how="left", on=HEAD)
     ablation = heads[heads["scorer"] == REFERENCE].set_index(HEAD).reindex(pd.MultiIndex.from_frame(table[HEAD]))
-    table["prunable"] = prunable(ablation["score"].to_numpy(), ablation["stderr"].to_numpy(), tolerance)
+    table["prunable"] = prunable(ablation[MOMENTS].to_numpy().T, tolerance)
     return table.assign(tolerance=tolerance)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import nan
-from random import Random
 from typing import Any
 
 import pandas as pd
@@ -18,7 +17,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tables import DENSE, DENSE_AGAIN
-from mhaprune.timing import COPIES, in_turn, ratio_columns, taking_turns
+from mhaprune.timing import COPIES, copies, in_turn, ratio_columns, taking_turns
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PROGRAMS = 10_000
@@ -43,20 +42,19 @@ class Matchup:
         self.masks, self.device, self.vocabulary_size, self.compiled = masks, device, vocabulary_size, compiled
         fresh = partial(Seq2Seq, shape, vocabulary_size)
         dense = fresh()
+
+        def ready(make: Callable[[], Seq2Seq]) -> Seq2Seq:
+            model = make().to(device, PRECISIONS[dtype])
+            for layer in (*model.encoder, *model.decoder) if compiled else ():
+                layer.compile(fullgraph=True)  # fails instead of running uncompiled code
+            return model
+
         makers: dict[str, Callable[[], Seq2Seq]] = {DENSE: fresh, DENSE_AGAIN: fresh}
         for mask in masks:
             present = HeadMask(dense.grid, mask.removed & frozenset(dense.grid))
             makers[_removed(mask)] = partial(dense.without, present)
             makers[_built(mask)] = partial(fresh, grid=dense.grid.without(present.removed))
-        self.models: dict[str, list[Seq2Seq]] = {name: [] for name in makers}
-        draw = Random(0)
-        for _ in range(COPIES):
-            # Neighbours in memory, all copies of one model could be 2 % slower than all of another.
-            for name in draw.sample(list(makers), len(makers)):
-                model = makers[name]().to(device, PRECISIONS[dtype])
-                for layer in (*model.encoder, *model.decoder) if compiled else ():
-                    layer.compile(fullgraph=True)  # fails instead of running uncompiled code
-                self.models[name].append(model)
+        self.models = copies({name: partial(ready, make) for name, make in makers.items()})
 
     def speed(self, work: Workload, rounds: int) -> pd.DataFrame:
         """A row per mask. Ratios are taken round by round, and stand with their quartiles: `speedup` is dense over

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,7 @@ from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.subset import Subset
 from mhaprune.scorers.taylor import Taylor
-from mhaprune.statistics import area, student_interval
+from mhaprune.statistics import area, difference_interval, prunable, student_interval
 from mhaprune.store import RunFolder, read_status
 from mhaprune.subject import Outcome
 from mhaprune.tasks.base import Splits
@@ -145,28 +146,44 @@ def test_the_winner_is_chosen_on_the_choose_split(tables: Mapping[str, pd.DataFr
     assert winner["margin"] == pytest.approx(regrets[1] - regrets[0], abs=1e-6)
     assert winner["margin"] != 0, "the fixture must tell right from wrong"
     ablation = tables["heads"][tables["heads"]["scorer"] == "ablation"]
-    ends = ablation["score"] + stats.norm.ppf(0.95) * ablation["stderr"]
-    assert winner["prunable_heads"] == (ends < 0.01).sum()
-    assert (ends < 1.0).sum() > winner["prunable_heads"], "the fixture must tell right from wrong"
+    claimed, more = (prunable(ablation[["score", "stderr", "skewness"]].to_numpy().T, nats) for nats in (0.01, 1.0))
+    assert winner["prunable_heads"] == claimed.sum()
+    assert more.sum() > claimed.sum(), "the fixture must tell right from wrong"
 
 
-@pytest.mark.parametrize(("change", "verdict"), [(1.0, "ahead"), (-1.0, "behind"), (0.0, "undecided")])
-def test_the_verdict_has_three_ways(change: float, verdict: str) -> None:
-    """Two scorers whose choices differ on one example in four, in favour of the first, of the second, of neither."""
+def winner_of(first: torch.Tensor, second: torch.Tensor) -> dict[str, Any]:
+    """Of two scorers with these outcomes of every example; the first is better on the choose split."""
     grid = HeadGrid.full([Block(Site.CROSS, 0)], 2)
     masks = [HeadMask(grid, frozenset([head])) for head in grid]
-    right = torch.full((80,), 0.5)
-    right[:20] += change / 2
-    right[20:24] += torch.tensor([0.5, -0.5, 0.5, -0.5])
-    reported = {masks[0]: Outcome(right, right, right), masks[1]: Outcome(1 - right, 1 - right, 1 - right)}
+    reported = {mask: Outcome(right, right, right) for mask, right in zip(masks, (first, second), strict=True)}
     plans = [Plan(name, 0, "one_shot", mask) for name, mask in zip("ab", masks, strict=True)]
     best = [Plan(name, 0, "exact", masks[0]) for name in ("loss", "sequence_accuracy")]
     methods = pd.DataFrame(
         {"scorer": ["a", "b"], "family": "x", "choose_sequence_accuracy": [0.9, 0.8], "choose_loss": 1.0}
     )
-    winner = winner_table(methods, Regrets(plans, best, reported), pd.DataFrame(columns=["scorer"]), 0.01)
+    return winner_table(methods, Regrets(plans, best, reported), pd.DataFrame(columns=["scorer"]), 0.01)
+
+
+@pytest.mark.parametrize(("change", "verdict"), [(1.0, "ahead"), (-1.0, "behind"), (0.0, "undecided")])
+def test_the_verdict_has_three_ways(change: float, verdict: str) -> None:
+    """Two scorers whose choices differ on one example in four, in favour of the first, of the second, of neither."""
+    right = torch.full((80,), 0.5)
+    right[:20] += change / 2
+    right[20:24] += torch.tensor([0.5, -0.5, 0.5, -0.5])
+    winner = winner_of(right, 1 - right)
     assert winner["winner"] == "a"
     assert winner["verdict"] == verdict
+
+
+def test_a_margin_of_four_examples_is_within_the_noise() -> None:
+    """Signs of chance are alike in one case of eight."""
+    right = torch.ones(80)
+    winner = winner_of(right, right.index_fill(0, torch.arange(4), 0.0))
+    assert winner["margin"] == pytest.approx(4 / 80)
+    assert winner["margin_p"] == pytest.approx(1 / 8, abs=0.02)
+    assert winner["verdict"] == "undecided"
+    low, high = difference_interval((torch.arange(80) < 4).double().numpy())
+    assert (winner["margin_low"], winner["margin_high"]) == pytest.approx((low, high))
 
 
 def test_the_answer_names_winner_margin_and_leak(tables: Mapping[str, pd.DataFrame]) -> None:

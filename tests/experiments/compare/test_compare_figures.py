@@ -109,7 +109,7 @@ def method_tables(scorers: tuple[str, ...] = EVERY, heads: int = 24, seed: int =
     ]
     scores = [
         {"scorer": name, "draw": number, "site": site, "layer": layer, "head": head}
-        | {"score": scale * draw.normal(1, 1), "stderr": 0.1 * scale}
+        | {"score": scale * draw.normal(1, 1), "stderr": 0.1 * scale, "skewness": 0.3}
         for name, scale in zip(scorers, 10.0 ** draw.integers(-6, 4, len(scorers)), strict=True)
         for number in range(10 if name == "random" else 1)
         for site in ("encoder_self", "decoder_self", "cross")

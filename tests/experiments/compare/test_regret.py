@@ -7,7 +7,7 @@ import torch
 from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.pruning.plans import Plan
-from mhaprune.statistics import bootstrap_interval, with_interval
+from mhaprune.statistics import difference_interval, mean_interval, share_interval, with_interval
 from mhaprune.subject import Outcome
 
 GRID = HeadGrid.full([Block(Site.CROSS, 0)], 3)
@@ -48,13 +48,20 @@ def test_regret_is_against_the_best_of_its_own_objective_and_size(regrets: Regre
     ]
     assert columns["regret_sequence_accuracy"] == pytest.approx(float(expected.mean()))
     assert (columns["regret_loss_low"], columns["regret_loss_high"]) == pytest.approx(
-        bootstrap_interval(regrets.regret(inner, "loss"))
+        mean_interval(regrets.regret(inner, "loss"))
+    )
+    assert (columns["regret_sequence_accuracy_low"], columns["regret_sequence_accuracy_high"]) == pytest.approx(
+        difference_interval(expected.double().numpy()), rel=1e-4
     )
 
 
 def test_the_area_is_that_of_the_whole_curve(regrets: Regrets) -> None:
     means = [float(regrets.reported[without(*range(n))].sequence_accuracy.mean()) for n in range(4)]
-    assert regrets.area_columns("mine")["area"] == pytest.approx(np.trapezoid(means) / 3)
+    columns = regrets.area_columns("mine")
+    assert columns["area"] == pytest.approx(np.trapezoid(means) / 3)
+    areas = [regrets.reported[without(*range(n))].sequence_accuracy.double().numpy() for n in range(4)]
+    each = np.trapezoid(areas, axis=0) / 3
+    assert (columns["area_low"], columns["area_high"]) == pytest.approx(share_interval(each))
 
 
 def test_an_interval_is_that_of_the_mean_over_examples() -> None:

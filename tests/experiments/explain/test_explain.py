@@ -27,6 +27,7 @@ from mhaprune.model.gates import Softmax
 from mhaprune.reporting.plots import Plot
 from mhaprune.running import Run
 from mhaprune.scorers.entropy import Entropy
+from mhaprune.statistics import prunable as claimed
 from mhaprune.statistics import spearman
 from mhaprune.store import RunFolder
 from mhaprune.tables import Tables
@@ -92,8 +93,9 @@ def test_heads_are_scored_and_watched_on_the_score_split_and_broken_on_the_repor
     prunable = tables["looks"]["prunable"]
     ablation = study.scorers["ablation"](model, splits.score, 0)
     assert ablation.stderr is not None
-    upper = (ablation.values + 1.6449 * ablation.stderr)[0]
-    assert list(prunable) == (upper < 0.01).tolist()
+    assert ablation.skewness is not None
+    known = torch.cat([ablation.values, ablation.stderr, ablation.skewness]).numpy()
+    assert list(prunable) == claimed(known, 0.01).tolist()
     left = HeadMask(model.grid, frozenset(head for head, gone in zip(model.grid, prunable, strict=True) if gone))
     together = model.without(left).evaluate(splits.report).sequence_accuracy.mean().item()
     assert tables["looks"]["without_prunable"].unique() == pytest.approx(together)

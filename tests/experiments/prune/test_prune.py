@@ -186,6 +186,21 @@ def test_the_control_has_the_shape_of_the_best_and_nothing_else_of_it(
     assert not torch.equal(twins[0].output.bias, twins[1].output.bias)
 
 
+def test_the_steps_of_a_row_are_those_that_were_trained(tables: Mapping[str, pd.DataFrame]) -> None:
+    way = ["schedule", "scorer", "recovery", "draw", "heads_kept"]
+    taken = tables["recovery_training"].groupby(way)["step"].max()
+    rows = tables["recovery"].query("steps > 0").drop_duplicates(way).set_index(way)
+    names = set(rows.index.get_level_values("recovery"))
+    assert names == {"fine_tune", "fine_tune_between", "from_scratch"}
+    compared = 0
+    for name, row in rows.iterrows():
+        if name in taken.index:  # of equal masks the first is trained
+            rounds = row["steps"] / 20 if name[2] == "fine_tune_between" else 1
+            assert taken[name] * rounds == row["steps"], name
+            compared += 1
+    assert compared > 10
+
+
 def test_the_smallest_is_within_tolerance_and_nothing_smaller_is(tables: Mapping[str, pd.DataFrame]) -> None:
     table, smallest = tables["recovery"], tables["smallest"]
     dense = table[(table["recovery"] == "nothing") & (table["heads_kept"] == 6)].iloc[0]
