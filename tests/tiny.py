@@ -21,6 +21,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "scorer": {
         "hard_concrete": {"steps": 5},
         "integrated_gradients": {"steps": 3},
+        "integrated_gradients_all": {"steps": 3},
         "racing": {"first": 8},
         "random": {"draws": 2},
         "shapley": {"evaluations": 80},

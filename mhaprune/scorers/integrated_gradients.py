@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from tqdm import tqdm
@@ -17,19 +17,31 @@ from mhaprune.subject import Subject
 
 @dataclass(frozen=True)
 class IntegratedGradients(Scorer):
-    """-∫₀¹ ∂ℓ/∂ξ_n dα along gates α·1 (Sundararajan et al. 2017; on attention Hao et al. 2021).
+    """-∫₀¹ ∂ℓ/∂ξ_n dα along gates α·1 (Sundararajan et al. 2017; one layer at a time Hao et al. 2021).
 
-    The scores of all heads sum to the loss with all closed minus the loss with all open.
+    The scores of the heads that are scaled together sum to the loss with all of these closed minus the loss with all
+    heads open.
+
+    With `path=block`, this is the attention attribution of Hao et al., eq. 3, summed over queries and keys: the output
+    of a head is linear in its weights A, so at weights α·A the sum Σ A ⊙ ∂ℓ/∂A is ∂ℓ/∂ξ_n at gate α. They rank heads by
+    the largest entry of that attribution instead of its sum, and their F is a probability where ℓ is a loss.
     """
 
     family: ClassVar[str] = "gradient"
 
+    path: Literal["block", "all"] = "block"
+    """Which gates are scaled together: those of one block while all others stay open, or those of all blocks. On the
+    path of all, gradients come from models in which every head is half closed."""
     steps: Annotated[int, Ge(1)] = 20
-    """Number of points of the midpoint rule."""
+    """Number of points of the midpoint rule on each path. Each takes a pass forward and one backward."""
 
     def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
-        open_N = all_open(subject, 1)[0]
-        total_EN = torch.zeros(len(examples), len(open_N), dtype=torch.double, device=open_N.device)
-        for step in tqdm(range(self.steps), "integrated gradients", disable=None, leave=False):
-            total_EN -= gate_gradients(subject, examples, (step + 0.5) / self.steps * open_N)
-        return Scores.mean_over_examples(total_EN / self.steps, self.steps, self.steps)
+        open_N, grid = all_open(subject, 1)[0], subject.grid
+        paths = [range(len(grid))] if self.path == "all" else [grid.positions(block) for block in grid.blocks]
+        points = [(list(path), (step + 0.5) / self.steps) for path in paths if path for step in range(self.steps)]
+        total_EN = torch.zeros(len(examples), len(grid), dtype=torch.double, device=open_N.device)
+        for path, alpha in tqdm(points, "integrated gradients", disable=None, leave=False):
+            gates_N = open_N.clone()
+            gates_N[path] = alpha
+            total_EN[:, path] -= gate_gradients(subject, examples, gates_N)[:, path]
+        return Scores.mean_over_examples(total_EN / self.steps, len(points), len(points))

@@ -1,8 +1,12 @@
-"""What the head adds on average to the heads that came before it."""
+"""What the head adds on average to the heads that came before it.
+
+Dimensions: N = all heads of the subject, M = masks, E = examples, P = pairs of permutations.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import comb
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -12,28 +16,35 @@ from tqdm import tqdm
 
 from mhaprune.data import Examples
 from mhaprune.measure import all_open, measure_masks
-from mhaprune.ranges import Ge, Gt, Lt
+from mhaprune.ranges import Ge, Gt, Lt, Within
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.statistics import bernstein_bound
 from mhaprune.subject import Subject
 
 PAIRS_AT_ONCE = 8
+MASKS_AT_ONCE = 1024
+MOST_HEADS = 16
+"""All subsets of more heads take too long."""
 
 
 @dataclass(frozen=True)
 class Shapley(Scorer):
-    """Shapley value of the head in the game v(S) = -mean loss with only the heads S open, by sampled permutations
-    (Castro et al. 2009; for attention heads Held & Yang 2022).
+    """Shapley value of the head in the game v(S) = -mean loss with only the heads S open (Shapley 1953; for attention
+    heads Held & Yang 2022). The scores sum to v(all) - v(none).
 
-    Permutations come in antithetic pairs, one and its reverse. The scores sum to v(all) - v(none). The standard error
-    is that of the sampling, over pairs.
+    Where all 2^N subsets fit into `evaluations`, it is computed from all of them. The standard error is then over
+    examples. Otherwise permutations are sampled (Castro et al. 2009), in antithetic pairs, one and its reverse, and the
+    standard error is that of the sampling, over pairs.
     """
 
     family: ClassVar[str] = "game"
     draws_by_head: ClassVar[bool] = True
 
     evaluations: Annotated[int, Ge(1)] = 1000
-    """The largest number of evaluations of v. Sampling ends with the last pair that fits into it."""
+    """The largest number of evaluations of v. Sampling ends with the last pair that fits into it. 65536 are all subsets
+    of 16 heads."""
+    exact_up_to: Annotated[int, Within(0, MOST_HEADS)] = MOST_HEADS
+    """The largest number of heads for which all subsets are run, if they fit into `evaluations`. 0 always samples."""
     bound: Annotated[float, Ge(0)] = 0.0
     """Sampling ends sooner once every head is known to ± `bound` nats, by an empirical Bernstein bound (Audibert et al.
     2009) with the range of the contributions seen. 0 uses all evaluations."""
@@ -54,6 +65,8 @@ class Shapley(Scorer):
         self.check(num_heads, gated=subject.learned_gates() is not None)
         if not num_heads:
             return Scores(torch.zeros(1, 0).double())
+        if num_heads <= self.exact_up_to and 2**num_heads <= self.evaluations:
+            return _exact(subject, examples)
         draw = torch.Generator().manual_seed(seed)
         per_pair = max(1, 2 * (num_heads - 1))
         pairs = (self.evaluations - 2) // per_pair if num_heads > 1 else 1
@@ -91,3 +104,25 @@ class Shapley(Scorer):
         confidence = 1 - (1 - self.confidence) / (looks * values_PN.shape[1])
         halves_N = bernstein_bound(values_PN.var(axis=0), np.ptp(values_PN, axis=0), len(values_PN), confidence)
         return bool((halves_N <= self.bound).all())
+
+
+def _exact(subject: Subject, examples: Examples) -> Scores:
+    """The Shapley values of each example, from the losses under all subsets, and their mean.
+
+    A subset of s heads counts for each of them with 1 / (N · C(N-1, s-1)), and against each other head with
+    1 / (N · C(N-1, s)).
+    """
+    num_heads = len(subject.grid)
+    opened = all_open(subject, 1)
+    counts = [0.0, *(1 / (num_heads * comb(num_heads - 1, others)) for others in range(num_heads)), 0.0]
+    weights = torch.tensor(counts, dtype=torch.double, device=opened.device)
+    places_N = torch.arange(num_heads - 1, -1, -1, device=opened.device)  # the last head changes first: long prefixes
+    values_EN = torch.zeros(len(examples), num_heads, dtype=torch.double, device=opened.device)
+    numbers = torch.arange(2**num_heads, device=opened.device).split(MASKS_AT_ONCE)
+    for numbers_M in tqdm(numbers, "shapley", disable=None, leave=False):
+        open_MN = (numbers_M[:, None] >> places_N) & 1
+        loss_ME = measure_masks(subject, examples, open_MN.to(opened)).loss.double()
+        sizes_M1 = open_MN.sum(dim=1, keepdim=True)
+        weights_MN = torch.where(open_MN.bool(), weights[sizes_M1], -weights[sizes_M1 + 1])
+        values_EN -= loss_ME.T @ weights_MN
+    return Scores.mean_over_examples(values_EN, 2**num_heads)

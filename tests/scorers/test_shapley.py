@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import combinations
+from itertools import combinations, permutations
 from math import factorial
 
 import pytest
 import torch
 from torch import Tensor
 
-from games import ONE, Game
+from games import ONE, Game, numbered
 from mhaprune.data import Examples
 from mhaprune.measure import measure
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.scorers import shapley as module
 from mhaprune.scorers.shapley import Shapley
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
@@ -55,16 +56,51 @@ def test_shapley_sums_and_comes_within_its_bound(small: Seq2Seq, splits: Splits)
     none, whole = (-measure(small, splits.score, gates).loss.mean() for gates in ends)
     torch.testing.assert_close(exact.sum(), whole - none)
     bound = 0.02
-    scores = Shapley(evaluations=100_000, bound=bound)(small, splits.score, seed=0)
+    scores = Shapley(evaluations=100_000, exact_up_to=0, bound=bound)(small, splits.score, seed=0)
     assert scores.forward_passes < 100_000
     assert (scores.values[0] - exact).abs().max() <= bound
     torch.testing.assert_close(scores.values.sum(), whole - none)
-    few = Shapley(evaluations=50)(small, splits.score, seed=0)
+    few = Shapley(evaluations=50, exact_up_to=0)(small, splits.score, seed=0)
     assert few.forward_passes == 2 + 4 * 10
     torch.testing.assert_close(few.values.sum(), whole - none)
     assert few.stderr is not None
     assert ((few.values[0] - exact).abs() < 6 * few.stderr[0] + 1e-9).all()
     assert (few.values[0] - exact).abs().max() > 1e-6
+
+
+def test_all_subsets_are_the_sum_over_them_and_add_up(small: Seq2Seq, splits: Splits) -> None:
+    scores = Shapley(evaluations=64)(small, splits.score, seed=0)
+    torch.testing.assert_close(scores.values[0], shapley_by_hand(small, splits.score))
+    ends = torch.stack([torch.zeros(6), torch.ones(6)]).double()
+    none, whole = (-measure(small, splits.score, gates).loss for gates in ends)
+    torch.testing.assert_close(scores.values.sum(), (whole - none).mean())
+    assert scores.forward_passes == 64
+    by_example = torch.stack([shapley_by_hand(small, splits.score[n : n + 1]) for n in range(4)])
+    few = Shapley(evaluations=64)(small, splits.score[:4], seed=1)
+    assert few.stderr is not None
+    torch.testing.assert_close(few.stderr[0], by_example.std(0) / 4**0.5)
+
+
+@pytest.mark.parametrize("num_heads", [1, 2, 3, 4])
+def test_all_subsets_are_all_permutations(num_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each head adds to those before it, mean over all orders; each subset is run once for each example."""
+    monkeypatch.setattr(module, "MASKS_AT_ONCE", 3)
+    value, orders = any_value(num_heads), list(permutations(range(num_heads)))
+    expected = [0.0] * num_heads
+    for order in orders:
+        for i, head in enumerate(order):
+            expected[head] += (value(frozenset(order[: i + 1])) - value(frozenset(order[:i]))) / len(orders)
+    game = game_of(num_heads, value)
+    scores = Shapley()(game, numbered(range(1, 3)), seed=0)
+    assert scores.values[0].tolist() == pytest.approx(expected)
+    assert scores.forward_passes == len(game.runs) == sum(game.runs.values()) == 2**num_heads
+
+
+def test_subsets_that_do_not_fit_into_the_evaluations_are_sampled() -> None:
+    game = game_of(5, any_value(5))
+    two = numbered(range(1, 3))
+    assert [Shapley(evaluations=n)(game, two, 0).forward_passes for n in (31, 32)] == [2 + 3 * 8, 32]
+    assert [Shapley(exact_up_to=n)(game, two, 0).forward_passes for n in (4, 5)] == [2 + 124 * 8, 32]
 
 
 def game_of(num_heads: int, value: Value) -> Game:
@@ -112,7 +148,7 @@ def test_a_permutation_and_its_reverse_are_exact_where_heads_interact_in_pairs()
 @pytest.mark.parametrize("pairs", [2, 8, 11])
 def test_sampling_is_the_loop_over_permutations(pairs: int) -> None:
     value = any_value(5)
-    scores = Shapley(evaluations=2 + pairs * 8 + 7)(game_of(5, value), ONE, seed=4)
+    scores = Shapley(evaluations=2 + pairs * 8 + 7, exact_up_to=0)(game_of(5, value), ONE, seed=4)
     by_hand = torch.tensor(pairs_by_hand(5, value, pairs, seed=4), dtype=torch.double)
     torch.testing.assert_close(scores.values[0], by_hand.mean(0))
     assert scores.stderr is not None
@@ -139,7 +175,8 @@ def test_sampling_ends_once_the_bound_holds_for_all_heads_and_looks(enough: int,
     width = half_width(by_hand[:enough], miss)
     assert all(half_width(by_hand[:n], miss) > width for n in range(8, enough, 8))
     for bound, pairs in ((width * (1 + 1e-9), enough), (width * (1 - 1e-9), min(enough + 8, 396))):
-        scores = Shapley(evaluations=2 + 396 * 8, bound=bound, confidence=confidence)(game_of(5, value), ONE, seed=0)
+        sampled = Shapley(evaluations=2 + 396 * 8, exact_up_to=0, bound=bound, confidence=confidence)
+        scores = sampled(game_of(5, value), ONE, seed=0)
         assert scores.forward_passes == 2 + pairs * 8
         torch.testing.assert_close(scores.values[0], torch.tensor(by_hand[:pairs], dtype=torch.double).mean(0))
 
@@ -148,6 +185,7 @@ def test_sampling_ends_once_the_bound_holds_for_all_heads_and_looks(enough: int,
     ("make", "message"),
     [
         (lambda: Shapley(evaluations=0), "evaluations=0: must be 1 or more"),
+        (lambda: Shapley(exact_up_to=17), "exact_up_to=17: must be from 0 to 16"),
         (lambda: Shapley(bound=-1.0), "bound=-1.0: must be 0 or more and finite"),
         (lambda: Shapley(confidence=1.0), "confidence=1.0: must be above 0 and below 1"),
     ],

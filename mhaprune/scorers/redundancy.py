@@ -1,0 +1,67 @@
+"""How little another head of the block repeats the head.
+
+Dimensions: B = batch, T = positions, X = tokens of a batch, H = heads of a block, K = head_dim, D = model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mhaprune.data import Examples
+from mhaprune.heads import Block
+from mhaprune.measure import BATCH_SIZE
+from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.subject import Subject
+
+ROUNDING = 1e-12
+"""A variance below this share of the mean square is rounding."""
+
+
+@dataclass(frozen=True)
+class Redundancy(Scorer):
+    """1 - the largest cosine between what the head and another head of its block write, c_n O_n less its mean over
+    tokens, taken over all tokens at once.
+
+    Bian et al. 2021 call heads redundant whose attention maps are alike. Here what the heads write is compared, because
+    heads that look at the same places may still tell the model different things. A head that writes the same at every
+    token scores 0. A head with no other head beside it that varies scores 1. Two heads that repeat each other both
+    score low, so this score belongs with a schedule that scores again after each removal.
+    """
+
+    family: ClassVar[str] = "reconstruction"
+
+    @torch.no_grad()
+    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+        weights = subject.output_weights()
+        tokens: dict[Block, Tensor] = {}
+        sums: dict[Block, Tensor] = {}
+        products: dict[Block, Tensor] = {}
+        for batch in examples.batches(BATCH_SIZE):
+            valid = subject.queries(batch)
+            for block, context_BHTK in subject.head_outputs(batch).items():
+                written_XHD = (context_BHTK @ weights[block]).transpose(1, 2)[valid[block]].double()
+                written_HX = written_XHD.movedim(1, 0).flatten(1)
+                tokens[block] = tokens.get(block, 0) + valid[block].sum()
+                sums[block] = sums.get(block, 0) + written_XHD.sum(dim=0)
+                products[block] = products.get(block, 0) + written_HX @ written_HX.T
+        repeated = [
+            most_alike(products[block] / tokens[block], sums[block] / tokens[block]) for block in subject.grid.blocks
+        ]
+        return Scores(1 - torch.cat(repeated)[None], forward_passes=1)
+
+
+def most_alike(products_HH: Tensor, means_HD: Tensor) -> Tensor:
+    """(H,): the largest cosine of each head with another one, from the mean products and the means of what they write;
+    1 for a head that does not vary, 0 for one that is alone."""
+    covariance_HH = products_HH - means_HD @ means_HD.T
+    variance_H = covariance_HH.diagonal()
+    varies_H = variance_H > ROUNDING * products_HH.diagonal()
+    cosine_HH = covariance_HH / (variance_H[:, None] * variance_H).clamp_min(0).sqrt()
+    others_HH = varies_H[:, None] & varies_H & ~torch.eye(len(varies_H), dtype=torch.bool, device=varies_H.device)
+    largest_H = cosine_HH.masked_fill(~others_HH, -torch.inf).max(dim=1).values if len(varies_H) else variance_H
+    largest_H = torch.where(others_HH.any(dim=1), largest_H, 0.0)
+    return torch.where(varies_H, largest_H, 1.0)
