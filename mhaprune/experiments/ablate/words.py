@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from mhaprune.experiments.can_go import sure_count, what_is_sure
 from mhaprune.reporting.verdict import Verdict, scored
 from mhaprune.tables import CHOOSE_QUALITY, INITIAL_GATE, NOTHING, QUALITY, REFERENCE, Tables, head_names, named
 
@@ -42,7 +43,7 @@ def head_map(tables: Tables) -> Verdict:
     heads = scored(tables["heads"], REFERENCE if REFERENCE in names else best["scorer"])
     gone = set(head_names(best["removed"]))
     heads["stays"] = [head not in gone for head in named(heads)]
-    title = f"{len(gone)} of {len(heads)} heads can go: {best[QUALITY]:.2f} exact match is left"
+    title = f"{len(gone)} of {len(heads)} heads can go{_surely(best)}: {best[QUALITY]:.2f} exact match is left"
     if not gone:
         title = f"None of {len(heads)} heads can go at the budgets tried"
     meaning = f"Empty tiles are heads that were removed together, as chosen by {best['scorer']}; blue ones stay."
@@ -63,7 +64,7 @@ def _headline(summary: pd.DataFrame) -> str:
         )
     equals = plain.loc[plain["heads_removed"] == best["heads_removed"], "scorer"]
     return (
-        f"{int(best['heads_removed'])} of {total} heads can go at {best[QUALITY]:.2f} exact match"
+        f"{int(best['heads_removed'])} of {total} heads can go{_surely(best)} at {best[QUALITY]:.2f} exact match"
         f" ({dense:.2f} with all), as chosen by {best['scorer']}{' and by others' if len(equals) > 1 else ''};"
         f" greedy decoding is then {best['speedup']:.2f}× as fast"
         f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f}){after}."
@@ -75,7 +76,13 @@ def _after(row: Mapping[str, Any]) -> str:
     if not row["heads_removed"]:
         return f"; after {row['recovery']} none can"
     gone, exact, speedup = int(row["heads_removed"]), row[QUALITY], row["speedup"]
-    return f"; after {row['recovery']} {gone} can go at {exact:.2f} ({speedup:.2f}× as fast)"
+    return f"; after {row['recovery']} {gone} can go{_surely(row)} at {exact:.2f} ({speedup:.2f}× as fast)"
+
+
+def _surely(row: Mapping[str, Any] | pd.Series) -> str:
+    """How many surely can; nothing in a table that was written before that was asked."""
+    sure = sure_count(row)
+    return "" if sure is None else f" ({sure or 'none'} surely)"
 
 
 def _details(tables: Tables) -> Iterator[str]:
@@ -89,14 +96,17 @@ def _details(tables: Tables) -> Iterator[str]:
         names = ", ".join(map(str, head_names(row["removed"])))
         yield f"After {row['recovery']} these can go, as chosen by {row['scorer']}: {names}."
     parts = [
-        f"{int(row['heads_removed']) or 'none'} by {row['scorer']}"
-        + (f" (at {row[QUALITY]:.2f})" if row["heads_removed"] else "")
+        f"{int(row['heads_removed'])}{_surely(row)} by {row['scorer']} (at {row[QUALITY]:.2f})"
+        if row["heads_removed"]
+        else f"none by {row['scorer']}"
         for row in rows
     ]
     yield (
         f"The largest budget within {best['tolerance']:g} of exact match on the choose split, scorer by scorer:"
         f" {', '.join(parts)}."
     )
+    if sure_count(best) is not None:
+        yield what_is_sure(best["tolerance"])
     rhos = [
         f"{row['scorer']} at ρ = {row['spearman_with_ablation']:.2f}"
         for row in plain.dropna(subset=["spearman_with_ablation"]).to_dict("records")

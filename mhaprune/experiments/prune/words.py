@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from mhaprune.experiments.can_go import sure_count, what_is_sure
 from mhaprune.reporting.verdict import Verdict
 from mhaprune.tables import CHOOSE_QUALITY, HEAD, NOTHING, QUALITY, Tables, block_order, head_names
 
@@ -29,7 +30,7 @@ def _headline(smallest: pd.DataFrame) -> str:
         )
     kept = int(best["heads_kept"])
     line = (
-        f"{kept} of {total} heads {'is' if kept == 1 else 'are'} enough for {best[QUALITY]:.3f} exact"
+        f"{kept} of {total} heads {'is' if kept == 1 else 'are'} enough{_surely(best)} for {best[QUALITY]:.3f} exact"
         f" match ({dense:.3f} with all), chosen by {_way(best)}{_trained(best)}"
     )
     if best["control_draws"]:
@@ -55,8 +56,10 @@ def _details(tables: Tables) -> Iterator[str]:
     parts = []
     for _, rows in smallest.groupby("recovery", sort=False):
         row = fewest_heads(rows)
-        parts.append(f"{int(row['heads_kept'])} {_after(row)} (at {row[QUALITY]:.3f}, {_way(row)})")
+        parts.append(f"{int(row['heads_kept'])}{_surely(row)} {_after(row)} (at {row[QUALITY]:.3f}, {_way(row)})")
     yield f"The fewest heads within {best['tolerance']:g} of exact match on the choose split: {', '.join(parts)}."
+    if sure_count(best) is not None:
+        yield what_is_sure(best["tolerance"])
     for (name, note), rows in noted.groupby(["recovery", "note"], sort=False):
         yield f"{name} failed for {len(rows)} of the models ({note})."
 
@@ -68,7 +71,9 @@ def head_map(tables: Tables) -> Verdict:
     stays = dict.fromkeys(head_names(best["removed"]), False) | dict.fromkeys(head_names(best["kept"]), True)
     order = sorted(stays, key=lambda name: (*block_order(name.site, name.layer), name.head))
     heads = pd.DataFrame(order, columns=HEAD).assign(score=nan, name="", stays=[stays[name] for name in order])
-    title = f"{int(best['heads_kept'])} of {len(heads)} heads are enough: {best[QUALITY]:.2f} exact match"
+    title = (
+        f"{int(best['heads_kept'])} of {len(heads)} heads are enough{_surely(best)}: {best[QUALITY]:.2f} exact match"
+    )
     if best["recovery"] != NOTHING and not (isinstance(best["note"], str) and best["note"]):
         title += f" after {best['recovery']}"
     return Verdict(heads, "", title, "Empty tiles are heads that were removed together; blue ones stay.")
@@ -97,6 +102,12 @@ def over_runs(tables: Tables) -> Iterator[str]:
 def _best(smallest: pd.DataFrame) -> Any:
     """The smallest model that is no control. Ties go to the best on the choose split."""
     return fewest_heads(smallest[~smallest["control"]])
+
+
+def _surely(row: Any) -> str:
+    """How many surely are; nothing for a control, and in a table that was written before that was asked."""
+    sure = sure_count(row)
+    return "" if sure is None else f" ({int(row['heads_total']) - sure} surely)"
 
 
 def _way(row: Any) -> str:

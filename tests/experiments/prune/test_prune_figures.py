@@ -172,6 +172,11 @@ def test_the_answer_names_the_fewest_heads_and_the_control(tables: Tables) -> No
     )
     assert which.endswith("decoder_self.0.0, decoder_self.0.1, cross.0.0, cross.0.1.")
     assert "4 with nothing done afterwards (at 0.900, one_shot with ablation), 4 after tune" in ways
+    unsure = {**tables, "smallest": tables["smallest"].assign(heads_removed_sure=1)}
+    first, _, ways, sure = Prune.say(unsure)
+    assert first.startswith("4 of 6 heads are enough (5 surely) for 0.990 exact match")
+    assert "4 (5 surely) with nothing done afterwards (at 0.900, one_shot with ablation)" in ways
+    assert sure.startswith("Surely means ")
     untrained = {**tables, "smallest": tables["smallest"].assign(steps=0)}
     assert ", chosen by one_shot with ablation and recovered by tune; the best shape" in next(Prune.say(untrained))
     whole = tables["smallest"].assign(heads_kept=6, heads_removed=0)
