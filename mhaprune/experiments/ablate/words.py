@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.experiments.can_go import sure_count, what_is_sure
+from mhaprune.reporting.sentences import if_noise
 from mhaprune.reporting.verdict import Verdict, scored
 from mhaprune.tables import CHOOSE_QUALITY, INITIAL_GATE, NOTHING, QUALITY, REFERENCE, Tables, head_names, named
 
@@ -16,7 +17,7 @@ NO_NOTES = pd.DataFrame(columns=["recovery", "note"])
 
 def say(tables: Tables) -> Iterator[str]:
     """How many heads can go, which they are, and how the scorers agree."""
-    yield _headline(tables["summary"])
+    yield _headline(tables)
     yield from _details(tables)
 
 
@@ -51,12 +52,13 @@ def head_map(tables: Tables) -> Verdict:
     return Verdict(heads, scorer, title, meaning)
 
 
-def _headline(summary: pd.DataFrame) -> str:
+def _headline(tables: Tables) -> str:
     """How many heads can go, and what that brings; then the same after each recovery."""
+    summary = tables["summary"]
     plain = as_they_are(summary)
     best = largest_budget(plain)
     total, dense = int(best["heads_total"]), best["dense_sequence_accuracy"]
-    after = "".join(map(_after, summary.drop(plain.index).to_dict("records")))
+    after = "".join(_after(row, tables) for row in summary.drop(plain.index).to_dict("records"))
     if best["heads_removed"] == 0:
         return (
             f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense:.2f} exact match"
@@ -67,16 +69,16 @@ def _headline(summary: pd.DataFrame) -> str:
         f"{int(best['heads_removed'])} of {total} heads can go{_surely(best)} at {best[QUALITY]:.2f} exact match"
         f" ({dense:.2f} with all), as chosen by {best['scorer']}{' and by others' if len(equals) > 1 else ''};"
         f" greedy decoding is then {best['speedup']:.2f}× as fast"
-        f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f}){after}."
+        f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f}{if_noise(best, tables)}){after}."
     )
 
 
-def _after(row: Mapping[str, Any]) -> str:
+def _after(row: Mapping[str, Any], tables: Tables) -> str:
     """The same after a recovery, as a part of the sentence."""
     if not row["heads_removed"]:
         return f"; after {row['recovery']} none can"
-    gone, exact, speedup = int(row["heads_removed"]), row[QUALITY], row["speedup"]
-    return f"; after {row['recovery']} {gone} can go{_surely(row)} at {exact:.2f} ({speedup:.2f}× as fast)"
+    gone, exact = f"{int(row['heads_removed'])} can go{_surely(row)}", row[QUALITY]
+    return f"; after {row['recovery']} {gone} at {exact:.2f} ({row['speedup']:.2f}× as fast{if_noise(row, tables)})"
 
 
 def _surely(row: Mapping[str, Any] | pd.Series) -> str:

@@ -9,19 +9,20 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.experiments.can_go import sure_count, what_is_sure
+from mhaprune.reporting.sentences import if_noise
 from mhaprune.reporting.verdict import Verdict
 from mhaprune.tables import CHOOSE_QUALITY, HEAD, NOTHING, QUALITY, Tables, block_order, head_names
 
 
 def say(tables: Tables) -> Iterator[str]:
     """How few heads are enough, which they are, and what each recovery needs."""
-    yield _headline(tables["smallest"])
+    yield _headline(tables)
     yield from _details(tables)
 
 
-def _headline(smallest: pd.DataFrame) -> str:
+def _headline(tables: Tables) -> str:
     """The fewest heads of any way, beside the control of that size."""
-    best = _best(smallest)
+    best = _best(tables["smallest"])
     total, dense = int(best["heads_total"]), best["dense_sequence_accuracy"]
     if best["heads_removed"] == 0:
         return (
@@ -43,7 +44,7 @@ def _headline(smallest: pd.DataFrame) -> str:
             line += f" ({best['control_least']:.3f} to {best['control_most']:.3f}, {draws} of them)"
     return (
         f"{line}; greedy decoding is then {best['speedup']:.2f}× as fast"
-        f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f})."
+        f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f}{if_noise(best, tables)})."
     )
 
 
