@@ -48,6 +48,7 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> Pruned:
     chosen among them. Raises `ProofFailed` if a removed model differs from the masked one.
     """
     equivalence = EquivalenceCheck(subject, splits.report)
+    dense = measure(subject.without(HeadMask(subject.grid)), splits.choose)
     measured: dict[HeadMask, dict[str, Any]] = {}
     reported: dict[HeadMask, Outcome] = {}
     chosen: dict[HeadMask, dict[str, float]] = {}
@@ -62,7 +63,7 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> Pruned:
             reported[mask] = measure(smaller, splits.report)
             measured[mask] = accuracy_columns(reported[mask]) | size_columns(smaller, splits.report)
         if to_choose:
-            chosen[mask] = choose_columns(smaller, splits.choose)
+            chosen[mask] = choose_columns(measure(smaller, splits.choose), dense)
         rows.append(plan_columns(plan) | measured[mask] | (chosen[mask] if plan.draw == 0 else {}))
     return Pruned(pd.DataFrame(rows), reported, equivalence.worst)
 

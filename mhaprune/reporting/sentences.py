@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 
 from mhaprune.statistics import student_interval
-from mhaprune.tables import QUALITY
+from mhaprune.tables import DENSE_AGAIN, QUALITY, Tables
 
 
 def points_over_runs(points: pd.Series) -> str:
     """A mean over runs in percentage points, with its 95 % interval: `1.2 points (0.3 to 2.1)`."""
     low, high = student_interval(points)
     return f"{points.mean():.1f} points ({low:.1f} to {high:.1f})"
+
+
+def if_noise(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:
+    """What to add to the speed-up of a row that is within the quartiles of the dense model timed against itself:
+    `; not beyond dense against itself: 0.98–1.02`. Nothing for any other, or where that was not timed."""
+    latency = tables.get("latency", pd.DataFrame())
+    for again in latency[latency.eq(DENSE_AGAIN).any(axis=1)].to_dict("records"):
+        low, high = again["speedup_q1"], again["speedup_q3"]
+        if low <= row["speedup"] <= high:
+            return f"; not beyond dense against itself: {low:.2f}–{high:.2f}"
+    return ""
 
 
 def say_accuracy(accuracy: pd.DataFrame) -> str:

@@ -81,10 +81,22 @@ CASES: dict[str, tuple[type[Experiment], Tables, str, set[int]]] = {
         "None of 5 heads can go at the budgets tried",
         {0, 1, 2, 3, 4},
     ),
+    "sure": (
+        Ablate,
+        {"summary": summary(**GONE).assign(heads_removed_sure=[0, 1]), "heads": scored("gate", "ablation")},
+        "2 of 5 heads can go (1 surely): 0.98 exact match is left",
+        {0, 2, 3},
+    ),
     "prune": (
         Prune,
         {"smallest": pd.DataFrame([SMALLEST, SMALLEST | {"control": True, "heads_kept": 1}])},
         "2 of 5 heads are enough: 0.97 exact match after fine_tune",
+        {0, 3},
+    ),
+    "prune, sure": (
+        Prune,
+        {"smallest": pd.DataFrame([SMALLEST | {"heads_total": 5, "heads_removed_sure": 2}])},
+        "2 of 5 heads are enough (3 surely): 0.97 exact match after fine_tune",
         {0, 3},
     ),
     "explain": (Explain, {"looks": looks()}, "1 of 4 heads are prunable, one at a time", {0, 2, 3}),

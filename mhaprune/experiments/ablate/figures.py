@@ -19,7 +19,7 @@ from mhaprune.reporting.plots import (
     legend_above,
     line_style,
 )
-from mhaprune.tables import NOTHING, QUALITY, Tables, candidates, repeated_draws
+from mhaprune.tables import NOTHING, QUALITY, SURE, Tables, candidates, repeated_draws
 
 
 def accuracy_curves(tables: Tables) -> Plot | None:
@@ -31,6 +31,7 @@ def accuracy_curves(tables: Tables) -> Plot | None:
     axes = figure.add_subplot()
     _draw_curves(axes, pruning)
     _draw_recovered(axes, tables)
+    sure = _mark_sure(axes, tables)
     total = int(pruning["heads_total"].max())
     axes.set(xlabel=f"heads removed, of {total}", ylabel="exact match", ylim=(-0.03, 1.03))
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
@@ -40,10 +41,11 @@ def accuracy_curves(tables: Tables) -> Plot | None:
         " Bars are 95 % intervals over examples"
     )
     band = ", the grey line and band the mean and range of the random control." if len(repeated_draws(pruning)) else "."
+    marked = " Rings: so many heads can go surely, at 95 % confidence on the choose split." if sure else ""
     recovered = (
         " Dashed with open marks: the same heads gone, and what is left recovered." if "recovered" in tables else ""
     )
-    return Plot("accuracy", caption + band + recovered, figure)
+    return Plot("accuracy", caption + band + recovered + marked, figure)
 
 
 def _draw_curves(axes: Axes, pruning: pd.DataFrame) -> None:
@@ -69,6 +71,23 @@ def _draw_recovered(axes: Axes, tables: Tables) -> None:
         style |= {"label": f"{scorer}, then {name}", "capsize": 2, "markersize": 7, "elinewidth": 1}
         style |= {"linestyle": ("--", ":", "-.")[i % 3], "markerfacecolor": "none"}
         axes.errorbar(curve["heads_removed"], curve[QUALITY], errors(curve, QUALITY), **style)
+
+
+def _mark_sure(axes: Axes, tables: Tables) -> bool:
+    """Draw a ring on every curve where the heads end that can go surely; returns whether there is any."""
+    summary = tables.get("summary", pd.DataFrame())
+    if SURE not in summary:
+        return False
+    names = candidates(tables["pruning"])
+    sure = summary[(summary[SURE] > 0) & summary["scorer"].isin(names)]
+    for (_, row), recovery in zip(sure.iterrows(), recoveries(sure), strict=True):
+        curves = tables["pruning"] if recovery == NOTHING else tables["recovered"].query("recovery == @recovery")
+        point = curves[(curves["scorer"] == row["scorer"]) & (curves["heads_removed"] == row[SURE])]
+        style: Any = {"color": line_style(names.index(row["scorer"]))["color"], "marker": "o", "markersize": 12}
+        axes.plot(point["heads_removed"], point[QUALITY], markerfacecolor="none", **style)
+    if len(sure):
+        axes.plot([], [], "o", markerfacecolor="none", color="black", markersize=9, label="can go surely")
+    return len(sure) > 0
 
 
 def accuracy_latency(tables: Tables) -> Plot | None:

@@ -14,6 +14,8 @@ from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.experiments.ablate import words
 from mhaprune.experiments.ablate.figures import accuracy_curves, accuracy_latency, compare_runs
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance, the_one
+from mhaprune.experiments.can_go import within_tolerance
+from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
 from mhaprune.pruning.plans import Plan, make_plans, plan_columns
 from mhaprune.pruning.removal import proofs, prune, time_removed
@@ -24,7 +26,7 @@ from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.statistics import spearman
-from mhaprune.tables import CHOOSE_QUALITY, ENDS, GATE, INITIAL_GATE, NOTHING, QUALITY, QUARTILES
+from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, ENDS, GATE, INITIAL_GATE, NOTHING, QUALITY, QUARTILES, SURE
 from mhaprune.trained import Study
 
 
@@ -34,7 +36,8 @@ class Ablate(WithinTolerance):
     by default what a refit brings back.
 
     For every scorer the summary names the largest budget that loses at most `tolerance` of exact match on the *choose*
-    split, and the exact match at that budget on the *report* split. The first draw of a random scorer is treated like
+    split, and the exact match at that budget on the *report* split. `heads_removed_sure` is how many heads can go
+    surely, at 95 % confidence (see `mhaprune.experiments.can_go`). The first draw of a random scorer is treated like
     any other scorer. Its further draws are a control: only their accuracy is measured. A schedule that uses no scorer
     has a row under its own name.
 
@@ -110,13 +113,14 @@ def recovered_table(study: Study, name: str, plans: Sequence[Plan]) -> pd.DataFr
     """The rows of `pruning` for these plans after the recovery of that name. The dense model stays as it is."""
     splits, rows = study.splits, []
     lesson = Lesson(study.subject, study.training, splits, study.seed)
+    dense = measure(study.subject.without(HeadMask(study.subject.grid)), splits.choose)
     for plan in tqdm(plans, "recovering", disable=None, leave=False):
         model, note = study.subject.without(plan.mask), ""
         if plan.mask.removed:
             model, _, note = recover(study.recoveries[name], lesson, model, 0, study.remember)
-        accuracy = accuracy_columns(measure(model, splits.report)) | choose_columns(model, splits.choose)
-        size = size_columns(model, splits.report)
-        rows.append(plan_columns(plan) | {"recovery": name} | accuracy | size | {"note": note})
+        columns = plan_columns(plan) | {"recovery": name} | accuracy_columns(measure(model, splits.report))
+        columns |= choose_columns(measure(model, splits.choose), dense)
+        rows.append(columns | size_columns(model, splits.report) | {"note": note})
     return pd.DataFrame(rows)
 
 
@@ -133,8 +137,7 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
     rows = []
     for name, curve in pruning[pruning["draw"] == 0].groupby("scorer", sort=False):
         dense = curve[curve["heads_removed"] == 0].iloc[0]
-        within = curve[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - tolerance
-        best = curve[within].sort_values("heads_removed").iloc[-1]
+        best, sure = within_tolerance(curve, dense, tolerance)
         rows.append(
             {
                 "scorer": name,
@@ -142,8 +145,10 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
                 "tolerance": tolerance,
                 "heads_total": best["heads_total"],
                 "heads_removed": best["heads_removed"],
+                SURE: sure,
                 "removed": best["removed"],
                 CHOOSE_QUALITY: best[CHOOSE_QUALITY],
+                **{f"{CHOOSE_DROP}{end}": best[f"{CHOOSE_DROP}{end}"] for end in ENDS},
                 "dense_sequence_accuracy": dense[QUALITY],
                 **{f"{QUALITY}{end}": best[f"{QUALITY}{end}"] for end in ENDS},
                 **{f"speedup{end}": best[f"speedup{end}"] for end in QUARTILES},

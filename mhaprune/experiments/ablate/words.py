@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from mhaprune.experiments.can_go import sure_count, what_is_sure
+from mhaprune.reporting.sentences import if_noise
 from mhaprune.reporting.verdict import Verdict, scored
 from mhaprune.tables import CHOOSE_QUALITY, INITIAL_GATE, NOTHING, QUALITY, REFERENCE, Tables, head_names, named
 
@@ -15,7 +17,7 @@ NO_NOTES = pd.DataFrame(columns=["recovery", "note"])
 
 def say(tables: Tables) -> Iterator[str]:
     """How many heads can go, which they are, and how the scorers agree."""
-    yield _headline(tables["summary"])
+    yield _headline(tables)
     yield from _details(tables)
 
 
@@ -42,7 +44,7 @@ def head_map(tables: Tables) -> Verdict:
     heads = scored(tables["heads"], REFERENCE if REFERENCE in names else best["scorer"])
     gone = set(head_names(best["removed"]))
     heads["stays"] = [head not in gone for head in named(heads)]
-    title = f"{len(gone)} of {len(heads)} heads can go: {best[QUALITY]:.2f} exact match is left"
+    title = f"{len(gone)} of {len(heads)} heads can go{_surely(best)}: {best[QUALITY]:.2f} exact match is left"
     if not gone:
         title = f"None of {len(heads)} heads can go at the budgets tried"
     meaning = f"Empty tiles are heads that were removed together, as chosen by {best['scorer']}; blue ones stay."
@@ -50,12 +52,13 @@ def head_map(tables: Tables) -> Verdict:
     return Verdict(heads, scorer, title, meaning)
 
 
-def _headline(summary: pd.DataFrame) -> str:
+def _headline(tables: Tables) -> str:
     """How many heads can go, and what that brings; then the same after each recovery."""
+    summary = tables["summary"]
     plain = as_they_are(summary)
     best = largest_budget(plain)
     total, dense = int(best["heads_total"]), best["dense_sequence_accuracy"]
-    after = "".join(map(_after, summary.drop(plain.index).to_dict("records")))
+    after = "".join(_after(row, tables) for row in summary.drop(plain.index).to_dict("records"))
     if best["heads_removed"] == 0:
         return (
             f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense:.2f} exact match"
@@ -63,19 +66,25 @@ def _headline(summary: pd.DataFrame) -> str:
         )
     equals = plain.loc[plain["heads_removed"] == best["heads_removed"], "scorer"]
     return (
-        f"{int(best['heads_removed'])} of {total} heads can go at {best[QUALITY]:.2f} exact match"
+        f"{int(best['heads_removed'])} of {total} heads can go{_surely(best)} at {best[QUALITY]:.2f} exact match"
         f" ({dense:.2f} with all), as chosen by {best['scorer']}{' and by others' if len(equals) > 1 else ''};"
         f" greedy decoding is then {best['speedup']:.2f}× as fast"
-        f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f}){after}."
+        f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f}{if_noise(best, tables)}){after}."
     )
 
 
-def _after(row: Mapping[str, Any]) -> str:
+def _after(row: Mapping[str, Any], tables: Tables) -> str:
     """The same after a recovery, as a part of the sentence."""
     if not row["heads_removed"]:
         return f"; after {row['recovery']} none can"
-    gone, exact, speedup = int(row["heads_removed"]), row[QUALITY], row["speedup"]
-    return f"; after {row['recovery']} {gone} can go at {exact:.2f} ({speedup:.2f}× as fast)"
+    gone, exact = f"{int(row['heads_removed'])} can go{_surely(row)}", row[QUALITY]
+    return f"; after {row['recovery']} {gone} at {exact:.2f} ({row['speedup']:.2f}× as fast{if_noise(row, tables)})"
+
+
+def _surely(row: Mapping[str, Any] | pd.Series) -> str:
+    """How many surely can; nothing in a table that was written before that was asked."""
+    sure = sure_count(row)
+    return "" if sure is None else f" ({sure or 'none'} surely)"
 
 
 def _details(tables: Tables) -> Iterator[str]:
@@ -89,14 +98,17 @@ def _details(tables: Tables) -> Iterator[str]:
         names = ", ".join(map(str, head_names(row["removed"])))
         yield f"After {row['recovery']} these can go, as chosen by {row['scorer']}: {names}."
     parts = [
-        f"{int(row['heads_removed']) or 'none'} by {row['scorer']}"
-        + (f" (at {row[QUALITY]:.2f})" if row["heads_removed"] else "")
+        f"{int(row['heads_removed'])}{_surely(row)} by {row['scorer']} (at {row[QUALITY]:.2f})"
+        if row["heads_removed"]
+        else f"none by {row['scorer']}"
         for row in rows
     ]
     yield (
         f"The largest budget within {best['tolerance']:g} of exact match on the choose split, scorer by scorer:"
         f" {', '.join(parts)}."
     )
+    if sure_count(best) is not None:
+        yield what_is_sure(best["tolerance"])
     rhos = [
         f"{row['scorer']} at ρ = {row['spearman_with_ablation']:.2f}"
         for row in plain.dropna(subset=["spearman_with_ablation"]).to_dict("records")

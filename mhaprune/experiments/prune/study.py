@@ -14,6 +14,7 @@ from mhaprune.cache import Make
 from mhaprune.data import Examples
 from mhaprune.evaluation import by_group, groups_of
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance
+from mhaprune.experiments.can_go import within_tolerance
 from mhaprune.experiments.prune import words
 from mhaprune.experiments.prune.figures import (
     accuracy_by_group,
@@ -43,7 +44,7 @@ from mhaprune.schedules.budgets import (
 )
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.scoring import Scoring
-from mhaprune.tables import BEST_OF_SIZE, CHOOSE_QUALITY, NOTHING, QUALITY
+from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_QUALITY, ENDS, NOTHING, QUALITY, SURE
 from mhaprune.trained import Study
 
 WAY = ["schedule", "scorer", "recovery"]
@@ -55,7 +56,9 @@ class Prune(WithinTolerance):
     `recovery_training` and `training`; and in `models/` the model of every line of `smallest` that has lost heads.
 
     For each way `smallest` names the smallest model that loses at most `tolerance` of the dense model's exact match on
-    the *choose* split, and its exact match on the *report* split. A control among the recoveries takes the shape of the
+    the *choose* split, and its exact match on the *report* split. `heads_removed_sure` is how many heads can go surely,
+    at 95 % confidence (see `mhaprune.experiments.can_go`); a control has none, because it stands for several draws. A
+    control among the recoveries takes the shape of the
     best model at each budget.
     """
 
@@ -202,8 +205,7 @@ def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float)
     controls = table[table["control"]]
     rows = []
     for (schedule, scorer, recovery), curve in _ways(table):
-        within = curve[curve[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - tolerance]
-        best = (within if len(within) else dense.to_frame().T).sort_values("heads_kept").iloc[0]
+        best, sure = within_tolerance(curve, dense, tolerance)
         control = controls.loc[controls["heads_kept"] == best["heads_kept"], QUALITY]
         speed = speeds.loc[best["removed"]]
         rows.append(
@@ -214,7 +216,9 @@ def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float)
                 "control": bool(curve["control"].any()),
                 "tolerance": tolerance,
                 **best[["budget", "heads_total", "heads_kept", "heads_removed", "kept", "removed", "steps"]],
+                SURE: sure,
                 CHOOSE_QUALITY: best[CHOOSE_QUALITY],
+                **{f"{CHOOSE_DROP}{end}": best[f"{CHOOSE_DROP}{end}"] for end in ENDS},
                 "dense_sequence_accuracy": dense[QUALITY],
                 **best[[QUALITY, "sequence_accuracy_low", "sequence_accuracy_high"]],
                 **speed[["speedup", "speedup_q1", "speedup_q3"]],
@@ -232,10 +236,9 @@ def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
     yield from table[~table["control"]].groupby(WAY, sort=False)
     for recovery, rows in table[table["control"]].groupby("recovery", sort=False):
         exact = [f"{split}sequence_accuracy" for split in ("", "choose_")]
-        means = rows.groupby("heads_kept", sort=False)[exact].transform("mean")
-        blank = dict.fromkeys(
-            ("sequence_accuracy_low", "sequence_accuracy_high"), nan
-        )  # the interval of one draw is not that of the mean
+        means = rows.groupby("heads_kept", sort=False)[[*exact, CHOOSE_DROP]].transform("mean")
+        # The interval of one draw is not that of the mean.
+        blank = {f"{name}{end}": nan for name in (QUALITY, CHOOSE_DROP) for end in ("_low", "_high")}
         yield (BEST_OF_SIZE, BEST_OF_SIZE, recovery), rows.assign(**means, **blank).drop_duplicates("heads_kept")
 
 

@@ -56,6 +56,7 @@ class Trials:
         self.lesson, self.recoveries, self.remember = lesson, recoveries, remember
         self.histories: list[pd.DataFrame] = []
         self.worst = 0.0
+        self._dense = measure(lesson.dense.without(HeadMask(lesson.dense.grid)), lesson.splits.choose)
         self._done: dict[tuple[str, HeadMask], Trial] = {}
 
     def after(self, plans: Sequence[Plan]) -> Iterator[Trial]:
@@ -122,7 +123,8 @@ class Trials:
         reported = measure(left, splits.report)
         control = name != NOTHING and self.recoveries[name].control
         columns = _identity(plan, way) | {"control": control, "steps": steps, **accuracy_columns(reported)}
-        columns |= choose_columns(left, splits.choose) | size_columns(left, splits.report) | {"note": note}
+        columns |= choose_columns(measure(left, splits.choose), self._dense)
+        columns |= size_columns(left, splits.report) | {"note": note}
         if control and note:  # a model that kept its weights is no control
             columns |= {name: nan for name, value in columns.items() if isinstance(value, float)}
         return Trial(plan, way, left, columns, reported)

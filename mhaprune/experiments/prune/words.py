@@ -8,19 +8,21 @@ from typing import Any
 
 import pandas as pd
 
+from mhaprune.experiments.can_go import sure_count, what_is_sure
+from mhaprune.reporting.sentences import if_noise
 from mhaprune.reporting.verdict import Verdict
 from mhaprune.tables import CHOOSE_QUALITY, HEAD, NOTHING, QUALITY, Tables, block_order, head_names
 
 
 def say(tables: Tables) -> Iterator[str]:
     """How few heads are enough, which they are, and what each recovery needs."""
-    yield _headline(tables["smallest"])
+    yield _headline(tables)
     yield from _details(tables)
 
 
-def _headline(smallest: pd.DataFrame) -> str:
+def _headline(tables: Tables) -> str:
     """The fewest heads of any way, beside the control of that size."""
-    best = _best(smallest)
+    best = _best(tables["smallest"])
     total, dense = int(best["heads_total"]), best["dense_sequence_accuracy"]
     if best["heads_removed"] == 0:
         return (
@@ -29,7 +31,7 @@ def _headline(smallest: pd.DataFrame) -> str:
         )
     kept = int(best["heads_kept"])
     line = (
-        f"{kept} of {total} heads {'is' if kept == 1 else 'are'} enough for {best[QUALITY]:.3f} exact"
+        f"{kept} of {total} heads {'is' if kept == 1 else 'are'} enough{_surely(best)} for {best[QUALITY]:.3f} exact"
         f" match ({dense:.3f} with all), chosen by {_way(best)}{_trained(best)}"
     )
     if best["control_draws"]:
@@ -42,7 +44,7 @@ def _headline(smallest: pd.DataFrame) -> str:
             line += f" ({best['control_least']:.3f} to {best['control_most']:.3f}, {draws} of them)"
     return (
         f"{line}; greedy decoding is then {best['speedup']:.2f}× as fast"
-        f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f})."
+        f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f}{if_noise(best, tables)})."
     )
 
 
@@ -55,8 +57,10 @@ def _details(tables: Tables) -> Iterator[str]:
     parts = []
     for _, rows in smallest.groupby("recovery", sort=False):
         row = fewest_heads(rows)
-        parts.append(f"{int(row['heads_kept'])} {_after(row)} (at {row[QUALITY]:.3f}, {_way(row)})")
+        parts.append(f"{int(row['heads_kept'])}{_surely(row)} {_after(row)} (at {row[QUALITY]:.3f}, {_way(row)})")
     yield f"The fewest heads within {best['tolerance']:g} of exact match on the choose split: {', '.join(parts)}."
+    if sure_count(best) is not None:
+        yield what_is_sure(best["tolerance"])
     for (name, note), rows in noted.groupby(["recovery", "note"], sort=False):
         yield f"{name} failed for {len(rows)} of the models ({note})."
 
@@ -68,7 +72,9 @@ def head_map(tables: Tables) -> Verdict:
     stays = dict.fromkeys(head_names(best["removed"]), False) | dict.fromkeys(head_names(best["kept"]), True)
     order = sorted(stays, key=lambda name: (*block_order(name.site, name.layer), name.head))
     heads = pd.DataFrame(order, columns=HEAD).assign(score=nan, name="", stays=[stays[name] for name in order])
-    title = f"{int(best['heads_kept'])} of {len(heads)} heads are enough: {best[QUALITY]:.2f} exact match"
+    title = (
+        f"{int(best['heads_kept'])} of {len(heads)} heads are enough{_surely(best)}: {best[QUALITY]:.2f} exact match"
+    )
     if best["recovery"] != NOTHING and not (isinstance(best["note"], str) and best["note"]):
         title += f" after {best['recovery']}"
     return Verdict(heads, "", title, "Empty tiles are heads that were removed together; blue ones stay.")
@@ -97,6 +103,12 @@ def over_runs(tables: Tables) -> Iterator[str]:
 def _best(smallest: pd.DataFrame) -> Any:
     """The smallest model that is no control. Ties go to the best on the choose split."""
     return fewest_heads(smallest[~smallest["control"]])
+
+
+def _surely(row: Any) -> str:
+    """How many surely are; nothing for a control, and in a table that was written before that was asked."""
+    sure = sure_count(row)
+    return "" if sure is None else f" ({int(row['heads_total']) - sure} surely)"
 
 
 def _way(row: Any) -> str:

@@ -16,6 +16,7 @@ from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import measure
 from mhaprune.recoveries.base import Lesson
 from mhaprune.recoveries.refit import Refit
+from mhaprune.statistics import paired_interval
 from mhaprune.trained import Study
 from tiny import small
 
@@ -71,6 +72,39 @@ def test_its_budget_is_chosen_as_that_of_every_other(tables: Mapping[str, pd.Dat
     assert summary_table(turned, pd.DataFrame(columns=["scorer", "other", "spearman"]), 0.01)[
         "heads_removed"
     ].tolist() == [0]
+
+
+@pytest.mark.parametrize("name", ["pruning", "recovered"])
+def test_what_is_lost_on_the_choose_split_has_its_paired_interval(
+    name: str, tables: Mapping[str, pd.DataFrame], study: Study
+) -> None:
+    table = tables[name]
+    whole = measure(study.subject, study.splits.choose).sequence_accuracy.numpy()
+    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+    first = table[table["draw"] == 0]
+    assert first["choose_drop"].nunique() > 2
+    for row in first.to_dict("records"):
+        left = study.subject.without(HeadMask(study.subject.grid, frozenset(map(HeadId.parse, row["removed"].split()))))
+        if name == "recovered" and row["removed"]:
+            left, _ = Refit()(lesson, left, 0, None, lambda state: None)
+        exact = measure(left, study.splits.choose).sequence_accuracy.numpy()
+        assert row["choose_drop"] == pytest.approx((whole - exact).mean())
+        assert [row["choose_drop_low"], row["choose_drop_high"]] == pytest.approx(paired_interval(whole, exact))
+    if name == "pruning":
+        assert table.loc[table["draw"] > 0, "choose_drop_high"].isna().all(), "nothing is chosen among them"
+
+
+def test_the_summary_says_how_many_surely_can_go(tables: Mapping[str, pd.DataFrame]) -> None:
+    assert tables["summary"]["heads_removed_sure"].notna().all()
+    pruning, none = tables["pruning"], pd.DataFrame(columns=["scorer", "other", "spearman"])
+    highest = [0.0 if n <= 2 else 1.0 for n in pruning["heads_removed"]]
+    table = summary_table(pruning.assign(choose_sequence_accuracy=1.0, choose_drop_high=highest), none, 0.01)
+    most = pruning["heads_removed"].max()
+    sure = pruning.loc[pruning["heads_removed"] <= 2, "heads_removed"].max()
+    assert 0 < sure < most
+    assert table[["heads_removed", "heads_removed_sure"]].drop_duplicates().to_numpy().tolist() == [[most, sure]]
+    best = pruning[(pruning["draw"] == 0) & (pruning["heads_removed"] == most)]
+    assert table["choose_drop"].tolist() == best["choose_drop"].tolist()
 
 
 def test_without_recoveries_the_rest_is_the_same(tables: Mapping[str, pd.DataFrame], cache: Path) -> None:

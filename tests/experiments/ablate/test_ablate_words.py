@@ -23,6 +23,35 @@ def test_the_first_sentence_answers_the_question() -> None:
     assert lines[3] == "Agreement with ablation over the heads (Spearman): gate at ρ = 0.44."
 
 
+def test_a_speed_up_within_the_noise_is_said_to_be_that() -> None:
+    after = refitted(summary(), heads_removed=15, speedup=1.4)
+    tables = {"summary": pd.concat([summary().assign(recovery="nothing"), after], ignore_index=True)}
+    plain = said(tables)[0]
+    for low, high, best, refit in ((0.98, 1.2, False, False), (0.97, 1.21, True, False), (1.21, 1.4, True, True)):
+        rows = [("ablation", 1.3, 0.1, 9.0), ("dense", 1.0, 1.0, 1.0), ("dense again", 1.0, low, high)]
+        latency = pd.DataFrame(rows, columns=["scorer", "speedup", "speedup_q1", "speedup_q3"])
+        line = said(tables | {"latency": latency})[0]
+        noise = f"; not beyond dense against itself: {low:.2f}–{high:.2f})"
+        assert (f"1.21× as fast (quartiles 1.20–1.22{noise}" in line) == best
+        assert (f"(1.40× as fast{noise}" in line) == refit
+        assert line.replace(noise, ")") == plain
+
+
+def test_what_surely_can_go_is_said_wherever_a_number_of_heads_is() -> None:
+    after = refitted(summary(), heads_removed=15, heads_removed_sure=11)
+    both = pd.concat([summary().assign(recovery="nothing", heads_removed_sure=[3, 6]), after], ignore_index=True)
+    lines = said({"summary": both})
+    assert lines[0].startswith("9 of 24 heads can go (6 surely) at 0.99 exact match")
+    assert "; after refit 15 can go (11 surely) at " in lines[0]
+    assert "scorer by scorer: 3 (3 surely) by gate (at 1.00), 9 (6 surely) by ablation (at 0.99)." in lines[3]
+    assert lines[4].startswith("Surely means that the 95 % interval of the exact match lost on the choose split ends")
+    none = said({"summary": both.assign(heads_removed_sure=0)})
+    assert none[0].startswith("9 of 24 heads can go (none surely) at 0.99")
+    old = said({"summary": both.assign(heads_removed_sure=float("nan"))})
+    assert old == said({"summary": both.drop(columns="heads_removed_sure")})
+    assert not any("surely" in line.lower() for line in old)
+
+
 def test_that_nothing_can_go_is_said_plainly() -> None:
     lines = said({"summary": summary().assign(heads_removed=0, tolerance=0.01)})
     assert lines[0] == "None of 24 heads can go within 0.01 of the dense model's 1.00 exact match."

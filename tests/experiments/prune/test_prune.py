@@ -35,6 +35,7 @@ from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.scorers.subset import Subset
+from mhaprune.statistics import paired_interval
 from mhaprune.store import RunFolder, read_status
 from mhaprune.subject import Outcome
 from mhaprune.trained import Study
@@ -115,6 +116,8 @@ def test_without_training_it_is_the_removed_model(tables: Mapping[str, pd.DataFr
         left = study.subject.without(mask_of(study, row["removed"]))
         assert row["sequence_accuracy"] == pytest.approx(exact(left, study.splits.report))
         assert row["choose_sequence_accuracy"] == pytest.approx(exact(left, study.splits.choose))
+        pair = (measure(one, study.splits.choose).sequence_accuracy.numpy() for one in (study.subject, left))
+        assert [row["choose_drop_low"], row["choose_drop_high"]] == pytest.approx(paired_interval(*pair))
         assert row["parameters"] == left.count_parameters()
         assert row["kept"].split() == [str(head) for head in left.grid]
 
@@ -206,6 +209,8 @@ def test_the_smallest_is_within_tolerance_and_nothing_smaller_is(tables: Mapping
     dense = table[(table["recovery"] == "nothing") & (table["heads_kept"] == 6)].iloc[0]
     bar = dense["choose_sequence_accuracy"] - 0.01
     assert len(smallest) == 9
+    assert np.allclose(table["choose_drop"], dense["choose_sequence_accuracy"] - table["choose_sequence_accuracy"])
+    assert (smallest["heads_removed_sure"].isna() == smallest["control"]).all()
     means = table[table["control"]].groupby("heads_kept")[["sequence_accuracy", "choose_sequence_accuracy"]].mean()
     fits = means.index[means["choose_sequence_accuracy"] >= bar]
     control = one(smallest, control=True)
@@ -233,10 +238,14 @@ def test_the_smallest_is_chosen_on_the_choose_split() -> None:
         | {"sequence_accuracy": r}
         for n, c, r in sizes
     )
+    highest = {3: 0.0075, 2: 0.009, 1: 0.2}
+    table = table.assign(choose_drop=1 - table["choose_sequence_accuracy"], choose_drop_low=0.0)
+    table["choose_drop_high"] = table["heads_kept"].map(highest)
     speeds = {name: [1.0, 2.0, 3.0] for name in ("speedup", "speedup_q1", "speedup_q3")}
     latency = pd.DataFrame({"model": "removed", "removed": ["3", "2", "1"], **speeds})
     (smallest,) = smallest_table(table, latency, 0.01).to_dict("records")
     assert (smallest["heads_kept"], smallest["sequence_accuracy"], smallest["speedup"]) == (2, 0.9, 2.0)
+    assert (smallest["heads_removed_sure"], smallest["choose_drop"]) == (1, pytest.approx(0.005))
 
 
 def test_the_saved_models_are_those_of_the_table(

@@ -178,6 +178,19 @@ def test_the_first_sentence_says_where_half_of_the_heads_brings_most_and_least()
     )
 
 
+def test_the_fastest_is_not_the_luckiest() -> None:
+    """One head gone has the lowest median, and rounds that were slower than any with two."""
+    tables = made_up()
+    tradeoff = tables["tradeoff"]
+    lucky = tradeoff["heads_removed"] == 1
+    tables["tradeoff"] = tradeoff.assign(
+        latency_ms=tradeoff["latency_ms"].mask(lucky, 6.0),
+        speedup=tradeoff["speedup"].mask(lucky, 1.33),
+        speedup_q1=tradeoff["speedup_q1"].mask(lucky, 1.1),
+    )
+    assert "the fastest has 2 of 6 heads" in list(Speed.say(tables))[-1]
+
+
 def test_of_several_runs_there_is_a_sentence_each() -> None:
     both = {name: pd.concat([frame.assign(label=f"seed={i}") for i in (0, 1)]) for name, frame in made_up().items()}
     assert [line.split(":")[0] for line in Speed.say_over_runs(both)] == ["seed=0", "seed=1"]

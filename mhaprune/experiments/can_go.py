@@ -1,0 +1,53 @@
+"""How many heads can go at a small loss of exact match, and how many of them surely: decided on the choose split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isnan, nan
+from typing import Any
+
+import pandas as pd
+
+from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, SURE
+
+
+def within_tolerance(curve: pd.DataFrame, dense: pd.Series, tolerance: float) -> tuple[pd.Series, float]:
+    """The row of `curve` with the most heads removed that loses at most `tolerance` of exact match, or else the dense
+    row; and how many heads can go surely, never more than that row removes.
+
+    The first is decided by the observed loss, the second by `surely`. `curve` has one model per row.
+    """
+    within = curve[curve[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - tolerance]
+    best = (within if len(within) else dense.to_frame().T).sort_values("heads_removed", ascending=False, kind="stable")
+    return best.iloc[0], surely(curve, tolerance)
+
+
+def surely(curve: pd.DataFrame, tolerance: float) -> float:
+    """The most heads of which it is sure, at 95 % confidence, that removing them loses at most `tolerance`; 0 for none,
+    NaN where a model has no interval.
+
+    A budget is sure if the upper end of its paired interval is within the tolerance. Budgets are tested from the fewest
+    heads upwards, and the first that is not sure ends the test. So the confidence holds for all of them together
+    (Maurer, Hothorn and Lehmacher 1995), although there are several.
+    """
+    smaller = curve[curve["heads_removed"] > 0].sort_values("heads_removed", kind="stable")
+    highest = smaller[f"{CHOOSE_DROP}_high"]
+    if highest.isna().any():
+        return nan
+    sure = smaller[(highest <= tolerance).cummin()]
+    return int(sure["heads_removed"].max()) if len(sure) else 0
+
+
+def sure_count(row: Mapping[str, Any] | pd.Series) -> int | None:
+    """How many heads a row of a summary says can go surely; None for a control, and in tables from before it was
+    asked."""
+    sure = row.get(SURE, nan)
+    return None if isnan(sure) else int(sure)
+
+
+def what_is_sure(tolerance: float) -> str:
+    """The sentence that explains the count."""
+    return (
+        "Surely means that the 95 % interval of the exact match lost on the choose split ends within"
+        f" {tolerance:g}, for that number of removed heads and for every smaller one."
+    )

@@ -1,0 +1,108 @@
+"""What can go and what surely can, from hand-made answers to 512 examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isnan, nan
+
+import pandas as pd
+import pytest
+import torch
+
+from mhaprune.evaluation import choose_columns
+from mhaprune.experiments.can_go import sure_count, surely, what_is_sure, within_tolerance
+from mhaprune.statistics import paired_interval
+from mhaprune.subject import Outcome
+
+DENSE = torch.ones(512)
+DENSE[500:] = 0
+
+
+def outcome(exact: torch.Tensor) -> Outcome:
+    return Outcome(1 - exact, exact, exact)
+
+
+def changed(lost: int, gained: int = 0) -> Outcome:
+    """The dense model's answers with some right ones lost and some wrong ones gained."""
+    exact = DENSE.clone()
+    exact[:lost] = 0
+    exact[500 : 500 + gained] = 1
+    return outcome(exact)
+
+
+def curve_of(changes: Sequence[tuple[int, int]]) -> pd.DataFrame:
+    """Models without 0, 3, 6, ... heads that lose and gain so many answers."""
+    rows = [choose_columns(changed(*change), outcome(DENSE)) for change in changes]
+    return pd.DataFrame(rows).assign(heads_removed=range(0, 3 * len(rows), 3))
+
+
+def decided(*changes: tuple[int, int], tolerance: float = 0.01) -> tuple[float, float]:
+    """The heads that can go, and those that surely can."""
+    curve = curve_of([(0, 0), *changes])
+    best, sure = within_tolerance(curve, curve.iloc[0], tolerance)
+    return best["heads_removed"], sure
+
+
+def test_the_columns_are_what_is_lost_to_the_dense_model_pair_by_pair() -> None:
+    columns = choose_columns(changed(4, 1), outcome(DENSE))
+    assert columns["choose_sequence_accuracy"] == 497 / 512
+    assert columns["choose_drop"] == 3 / 512
+    ends = paired_interval(DENSE.numpy(), changed(4, 1).sequence_accuracy.numpy())
+    assert (columns["choose_drop_low"], columns["choose_drop_high"]) == ends
+    assert ends[0] < 3 / 512 < ends[1]
+    wider = choose_columns(changed(9, 6), outcome(DENSE))
+    assert wider["choose_drop"] == 3 / 512
+    assert wider["choose_drop_high"] > columns["choose_drop_high"], "more pairs differ, so less is known"
+
+
+def test_one_lost_answer_of_512_is_within_a_point_and_not_surely() -> None:
+    """The upper end is .0074 where none is lost, and .0110 where one is."""
+    assert decided((0, 0)) == (3, 3)
+    assert decided((1, 0)) == (3, 0)
+    assert decided((5, 0)) == (3, 0), "5 of 512 are less than a point"
+    assert decided((6, 0)) == (0, 0)
+
+
+def test_the_upper_end_may_be_the_tolerance_itself() -> None:
+    high = curve_of([(1, 0)])["choose_drop_high"].item()
+    assert decided((1, 0), tolerance=high) == (3, 3)
+    assert decided((1, 0), tolerance=high - 1e-9) == (3, 0)
+
+
+def test_the_first_budget_that_is_not_sure_ends_what_is_sure() -> None:
+    assert decided((0, 0), (0, 0), (1, 0), (0, 0)) == (12, 6)
+    assert decided((1, 0), (0, 0)) == (6, 0)
+
+
+def test_what_is_sure_is_within_tolerance_too() -> None:
+    for lost in range(8):
+        for gained in range(4):
+            for tolerance in (0.0, 0.005, 0.01, 0.02):
+                best, sure = decided((lost, gained), tolerance=tolerance)
+                assert sure <= best
+
+
+def test_the_order_of_the_rows_does_not_matter() -> None:
+    curve = curve_of([(0, 0), (0, 0), (1, 0), (9, 0)])
+    for rows in (curve, curve[::-1]):
+        best, sure = within_tolerance(rows, curve.iloc[0], 0.01)
+        assert (best["heads_removed"], sure) == (6, 3)
+
+
+def test_where_nothing_is_within_tolerance_the_dense_model_stays() -> None:
+    curve = curve_of([(0, 0), (20, 0), (30, 0)])
+    best, sure = within_tolerance(curve[1:], curve.iloc[0], 0.01)
+    assert (best["heads_removed"], sure) == (0, 0)
+
+
+def test_without_an_interval_nothing_is_said_of_what_is_sure() -> None:
+    assert isnan(surely(curve_of([(0, 0), (0, 0)]).assign(choose_drop_high=nan), 0.01))
+    assert sure_count({"heads_removed_sure": nan}) is None
+    assert sure_count({}) is None, "a table from before"
+    assert sure_count(pd.Series({"heads_removed_sure": 3.0})) == 3
+    assert sure_count({"heads_removed_sure": 0}) == 0
+
+
+@pytest.mark.parametrize("tolerance", [0.01, 0.005])
+def test_the_tolerance_is_said(tolerance: float) -> None:
+    assert f"ends within {tolerance:g}," in what_is_sure(tolerance)
