@@ -56,6 +56,17 @@ class Schedule(Checked, ABC):
         """One mask per budget. Heads are removed until the budget is met."""
 
 
+def all_but(keep_at_least: int, grid: HeadGrid) -> HeadMask:
+    """The mask that leaves so many heads in every block, or all heads of a block that has fewer."""
+    left = Counter(head.block for head in grid)
+    removed = set()
+    for head in grid:
+        if left[head.block] > keep_at_least:
+            left[head.block] -= 1
+            removed.add(head)
+    return HeadMask(grid, frozenset(removed))
+
+
 @dataclass(frozen=True)
 class Stepwise(Schedule):
     """A schedule that removes one head after the other."""
@@ -70,13 +81,7 @@ class Stepwise(Schedule):
         """Masks from none removed on, each with one head more than the one before, until no head may go."""
 
     def smallest(self, grid: HeadGrid) -> HeadMask:
-        left = Counter(head.block for head in grid)
-        removed = set()
-        for head in grid:
-            if left[head.block] > self.keep_at_least:
-                left[head.block] -= 1
-                removed.add(head)
-        return HeadMask(grid, frozenset(removed))
+        return all_but(self.keep_at_least, grid)
 
     def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
         """Raises ValueError for a budget that it cannot meet."""

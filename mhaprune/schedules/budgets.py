@@ -30,7 +30,11 @@ class Cost:
 
     def __call__(self, mask: HeadMask) -> float:
         kept = Counter(head.block for head in mask.kept)
-        return self.floor + sum(self.block[block] + count * self.head[block] for block, count in kept.items())
+        return self.floor + sum(self.of_block(block, count) for block, count in kept.items())
+
+    def of_block(self, block: Block, count: int) -> float:
+        """The cost of a block with so many heads left."""
+        return self.block[block] + count * self.head[block] if count else 0.0
 
     @classmethod
     def heads(cls, grid: HeadGrid) -> Cost:
@@ -49,8 +53,13 @@ class Budget:
     cost: Cost
     """How the cost of a model is counted."""
 
+    @property
+    def most(self) -> float:
+        """The limit with room for rounding."""
+        return self.limit + 1e-9 * abs(self.limit)
+
     def met_by(self, mask: HeadMask) -> bool:
-        return self.cost(mask) <= self.limit + 1e-9 * abs(self.limit)
+        return self.cost(mask) <= self.most
 
     def heads_kept(self, grid: HeadGrid) -> int:
         """The number of heads of average cost within the budget; exact if all heads cost the same and blocks

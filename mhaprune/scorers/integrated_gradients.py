@@ -22,9 +22,9 @@ class IntegratedGradients(Scorer):
     The scores of the heads that are scaled together sum to the loss with all of these closed minus the loss with all
     heads open.
 
-    With `path=block`, this is the attention attribution of Hao et al., eq. 3, summed over queries and keys: the output
-    of a head is linear in its weights A, so at weights α·A the sum Σ A ⊙ ∂ℓ/∂A is ∂ℓ/∂ξ_n at gate α. They rank heads by
-    the largest entry of that attribution instead of its sum, and their F is a probability where ℓ is a loss.
+    With `path=block`, this is the attention attribution of Hao et al., A ⊙ ∫₀¹ ∂F/∂A dα, summed over queries and keys:
+    the output of a head is linear in its attention weights A, so at weights α·A the sum Σ A ⊙ ∂F/∂A is ∂F/∂ξ_n at gate
+    α. They rank heads by the largest entry of that attribution, not by its sum, and their F is a probability, here -ℓ.
     """
 
     family: ClassVar[str] = "gradient"

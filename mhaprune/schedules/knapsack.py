@@ -1,0 +1,79 @@
+"""Keep the heads that are worth most for what the budget pays.
+
+Dimensions: P = points on the front of the blocks so far, C = choices of the next block, L = blocks so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from mhaprune.heads import HeadGrid, HeadId, HeadMask
+from mhaprune.ranges import Ge
+from mhaprune.schedules.base import Evidence, Schedule, all_but
+from mhaprune.schedules.budgets import Budget
+
+
+@dataclass(frozen=True)
+class Knapsack(Schedule):
+    """Of all sets of heads that the budget pays for, the one with the largest sum of scores stays.
+
+    Other schedules remove what scores least, whatever it costs. This one knows that the last head of a block takes the
+    cost of the block with it. The heads of a block cost the same, so a choice is how many of the best of each block
+    stay: a multiple-choice knapsack (Kellerer et al. 2004, chapter 11; for blocks of a language model Bercovich et al.
+    2024). It is solved exactly, block by block, on the front of choices that no cheaper one equals.
+
+    A sum of scores means something where a score is a rise of the loss, as by ablation. A head whose score is below
+    zero then goes even if the budget would pay for it, so scores that are never above zero, such as `entropy`, empty
+    the model. A budget in heads is met exactly, whatever the scores: there the choice is that of `one_shot`.
+    """
+
+    keep_at_least: Annotated[int, Ge(0)] = 0
+    """Number of heads that stay in every block."""
+
+    @property
+    def scoring(self) -> Literal["once"]:
+        return "once"
+
+    def smallest(self, grid: HeadGrid) -> HeadMask:
+        return all_but(self.keep_at_least, grid)
+
+    def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
+        """Raises ValueError for a budget that it cannot meet."""
+        grid = evidence.subject.grid
+        score = dict(zip(grid, evidence.score(evidence.subject).tolist(), strict=True))
+        return [self._choose(grid, score, budget) for budget in budgets]
+
+    def _choose(self, grid: HeadGrid, score: dict[HeadId, float], budget: Budget) -> HeadMask:
+        costs_P, values_P = np.array([budget.cost.floor]), np.zeros(1)
+        counts_PL = np.zeros((1, 0), dtype=int)
+        worst_first = [
+            sorted((head for head in grid if head.block == block), key=score.__getitem__) for block in grid.blocks
+        ]
+        for block, heads in zip(grid.blocks, worst_first, strict=True):
+            choices_C = np.arange(min(self.keep_at_least, len(heads)), len(heads) + 1)
+            costs_C = np.array([budget.cost.of_block(block, count) for count in choices_C.tolist()])
+            values_C = np.cumsum([0.0, *(score[head] for head in reversed(heads))])[choices_C]
+            costs, values = np.add.outer(costs_P, costs_C).ravel(), np.add.outer(values_P, values_C).ravel()
+            counts = np.column_stack([counts_PL.repeat(len(choices_C), axis=0), np.tile(choices_C, len(costs_P))])
+            best = _front(costs, values, every_cost=budget.cost.unit == "heads")
+            costs_P, values_P, counts_PL = costs[best], values[best], counts[best]
+        met = np.flatnonzero(costs_P <= budget.most)
+        if not len(met):
+            stay = len(self.smallest(grid).kept)
+            raise ValueError(f"budgets={budget.name}: cannot be met, {stay} heads must stay")
+        gone = [heads[: len(heads) - n] for heads, n in zip(worst_first, counts_PL[met[-1]], strict=True)]
+        return HeadMask(grid, frozenset(head for heads in gone for head in heads))
+
+
+def _front(costs: np.ndarray, values: np.ndarray, every_cost: bool) -> np.ndarray:
+    """The places of the points to go on from, by ascending cost: those worth more than every cheaper one, or the best
+    point of every cost."""
+    order = np.lexsort((-values, costs))
+    if every_cost:
+        return order[np.diff(costs[order], prepend=-np.inf) > 0]
+    best_before = np.maximum.accumulate(np.concatenate([[-np.inf], values[order][:-1]]))
+    return order[values[order] > best_before]
