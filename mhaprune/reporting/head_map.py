@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isnan
 from typing import Any
 
@@ -19,11 +20,15 @@ from mhaprune.tables import REFERENCE, block_label, blocks_in, named
 NATS = {REFERENCE: " (rise of the loss in nats)"}
 LIGHTEST = 0.3
 """The palest colour of a tile that stays, so that it never looks like a tile that can go."""
+MOST_DECIMALS = 7
+"""More do not fit into a tile."""
 
 
 def heads_that_matter(verdict: Verdict) -> Plot:
-    """A map of the model with a tile per head: dark what matters, empty what can go."""
-    heads, scorer, title, meaning = verdict
+    """A map of the model with a tile per head: dark what matters, empty what can go. The line around an empty tile is
+    dashed where all such heads were removed together, and whole where each can go alone."""
+    heads, scorer, title, meaning, together = verdict
+    heads = heads.assign(digits=_digits(heads))
     rows = blocks_in(heads)
     columns = int(heads["head"].max()) + 1
     named = (heads["name"] != "").any()
@@ -34,7 +39,7 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     shade = PowerNorm(0.5, 0, highest if highest > 0 else 1.0)
     for _, head in heads.iterrows():
         share = 0.5 if isnan(head["score"]) else float(shade(max(head["score"], 0.0)))
-        _tile(axes, head, rows.index((head["site"], head["layer"])), LIGHTEST + (1 - LIGHTEST) * share)
+        _tile(axes, head, rows.index((head["site"], head["layer"])), LIGHTEST + (1 - LIGHTEST) * share, together)
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(len(rows) - 0.5, -0.5), xticks=range(columns), xlabel="head")
     axes.set_yticks(range(len(rows)), [block_label(*row) for row in rows])
     axes.tick_params(length=0)
@@ -46,23 +51,42 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     if scorer:
         caption += f" The numbers are scores by {scorer}{NATS.get(scorer, '')}, the darker the higher"
         caption += ", the words what the head looks at." if named else "."
-    alt = f"{title}. Stay: {_list(stays) or 'none'}. Can go: {_list(goes) or 'none'}."
+    can_go = "Can go" if together else "Can go one at a time"
+    alt = f"{title}. Stay: {_list(stays) or 'none'}. {can_go}: {_list(goes) or 'none'}."
     return Plot("matter", caption, figure, alt)
 
 
-def _tile(axes: Axes, head: pd.Series, row: int, depth: float) -> None:
+def _digits(heads: pd.DataFrame) -> list[str]:
+    """The score of every head with three decimals, and with more where one that stays and one that can go would look
+    equal; empty for NaN."""
+    rivals = {flag: heads.loc[heads["stays"] != flag, "score"].dropna().tolist() for flag in (True, False)}
+    rows = zip(heads["score"], heads["stays"], strict=True)
+    return ["" if isnan(score) else number(score, _decimals(score, rivals[bool(stays)])) for score, stays in rows]
+
+
+def _decimals(score: float, rivals: Sequence[float]) -> int:
+    """How many tell the score from all of the others that can be told from it."""
+    others = {number(rival, MOST_DECIMALS): rival for rival in rivals}
+    others.pop(number(score, MOST_DECIMALS), None)
+    for decimals in range(3, MOST_DECIMALS):
+        if all(number(other, decimals) != number(score, decimals) for other in others.values()):
+            return decimals
+    return MOST_DECIMALS
+
+
+def _tile(axes: Axes, head: pd.Series, row: int, depth: float, together: bool) -> None:
     look: Any = {"facecolor": matplotlib.colormaps["Blues"](depth), "edgecolor": "none"}
     ink = "white" if depth > 0.55 else "black"
     if not head["stays"]:
-        look, ink = {"facecolor": "none", "edgecolor": "#8c8c8c", "linestyle": (0, (3, 2))}, "#595959"
+        line = (0, (3, 2)) if together else "-"
+        look, ink = {"facecolor": "none", "edgecolor": "#8c8c8c", "linestyle": line}, "#595959"
     box = FancyBboxPatch((head["head"] - 0.45, row - 0.42), 0.9, 0.84, "round,pad=0,rounding_size=0.1", **look)
     axes.add_patch(box)
-    lines = [] if isnan(head["score"]) else [number(head["score"], 3)]
-    words = "\n".join([*lines, *filter(None, [head["name"]])]) or ("stays" if head["stays"] else "goes")
+    words = "\n".join(filter(None, [head["digits"], head["name"]])) or ("stays" if head["stays"] else "goes")
     weight = "bold" if head["stays"] else "normal"
     axes.text(head["head"], row, words, ha="center", va="center", fontsize=9, color=ink, fontweight=weight)
 
 
 def _list(heads: pd.DataFrame) -> str:
-    scores = ("" if isnan(score) else f" ({number(score, 3)})" for score in heads["score"])
+    scores = (f" ({digits})" if digits else "" for digits in heads["digits"])
     return ", ".join(f"{head.label}{score}" for head, score in zip(named(heads), scores, strict=True))

@@ -18,12 +18,12 @@ def points_over_runs(points: pd.Series) -> str:
 
 
 def if_noise(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:
-    """What to add to the speed-up of a row that is within the quartiles of the dense model timed against itself:
+    """What to add to a speed-up whose quartiles overlap those of the dense model timed against itself:
     `; not beyond dense against itself: 0.98–1.02`. Nothing for any other, or where that was not timed."""
     latency = tables.get("latency", pd.DataFrame())
     for again in latency[latency.eq(DENSE_AGAIN).any(axis=1)].to_dict("records"):
         low, high = again["speedup_q1"], again["speedup_q3"]
-        if low <= row["speedup"] <= high:
+        if low <= row["speedup_q3"] and row["speedup_q1"] <= high:
             return f"; not beyond dense against itself: {low:.2f}–{high:.2f}"
     return ""
 

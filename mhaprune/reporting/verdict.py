@@ -21,6 +21,8 @@ class Verdict(NamedTuple):
     """The sum of it in one line."""
     meaning: str
     """What it means to stay or to go."""
+    together: bool = True
+    """Whether the heads that can go were removed together; if not, each of them can go alone."""
 
 
 def scored(heads: pd.DataFrame, scorer: str) -> pd.DataFrame:
@@ -31,11 +33,17 @@ def scored(heads: pd.DataFrame, scorer: str) -> pd.DataFrame:
     return rows[[*HEAD, "score"]].assign(name="").reset_index(drop=True)
 
 
-def prunable_alone(heads: pd.DataFrame, scorer: str, tolerance: float, more: str = "") -> Verdict:
-    """The verdict that takes one head at a time; `more` is appended to its meaning."""
-    title = f"{int((~heads['stays']).sum())} of {len(heads)} heads are prunable, one at a time"
+def prunable_alone(heads: pd.DataFrame, scorer: str, tolerance: float, left: float | None = None) -> Verdict:
+    """The verdict that takes one head at a time; `left` is the exact match with all prunable heads closed at once, None
+    where it was not measured."""
+    count = int((~heads["stays"]).sum())
+    title = f"{count} of {len(heads)} heads are prunable, one at a time"
     meaning = (
-        f"Empty tiles are heads whose ablation costs less than {tolerance:g} nats, each alone, at 95 % confidence"
-        " for all of them together, on the score split; for the blue ones there is no such confidence."
+        f"Empty tiles with a whole line are heads whose ablation costs less than {tolerance:g} nats, each alone, at"
+        " 95 % confidence for all of these claims, on the score split; for the blue ones there is no such confidence."
     )
-    return Verdict(heads, scorer, title, meaning + more)
+    if count and left is not None:
+        title += f"; {left:.2f} exact match is left without all of them"
+    elif count:
+        meaning += " What is left without all of them at once was not measured."
+    return Verdict(heads, scorer, title, meaning, together=False)

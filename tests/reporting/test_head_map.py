@@ -99,7 +99,12 @@ CASES: dict[str, tuple[type[Experiment], Tables, str, set[int]]] = {
         "2 of 5 heads are enough (3 surely): 0.97 exact match after fine_tune",
         {0, 3},
     ),
-    "explain": (Explain, {"looks": looks()}, "1 of 4 heads are prunable, one at a time", {0, 2, 3}),
+    "explain": (
+        Explain,
+        {"looks": looks()},
+        "1 of 4 heads are prunable, one at a time; 0.40 exact match is left without all of them",
+        {0, 2, 3},
+    ),
     "compare": (
         Compare,
         {"winner": pd.DataFrame({"prunable_tolerance": [0.01]}), "heads": scored("gate", "ablation")},
@@ -123,7 +128,11 @@ def test_what_stays_is_filled_and_what_can_go_is_empty(case: str) -> None:
     tiles = [patch for patch in plot.figure.axes[0].patches if isinstance(patch, FancyBboxPatch)]
     assert {i for i, tile in enumerate(tiles) if tile.get_facecolor() != to_rgba("none")} == stay
     assert plot.alt.startswith(title)
-    before, _, after = plot.alt.partition("Can go:")
+    alone = kind in (Explain, Compare)
+    gone = [tile for i, tile in enumerate(tiles) if i not in stay]
+    assert {tile.get_linestyle() in ("-", "solid") for tile in gone} <= {alone}
+    before, mark, after = plot.alt.partition("Can go one at a time:" if alone else "Can go:")
+    assert mark
     for i, (site, layer, head) in enumerate(HEADS):
         name = f"{site.replace('_', ' ')} {layer}.{head}"
         assert (name in before, name in after) == (i in stay, i not in stay)
@@ -139,6 +148,31 @@ def test_removed_heads_say_so_and_others_what_they_follow() -> None:
     plot = drawn("explain")
     words = [text.get_text() for text in plot.figure.axes[0].texts]
     assert words == ["0.500\neverywhere", "−0.001", "0.020", "2.500\nitself", "removed"]
+
+
+def test_what_all_together_would_leave_is_said_or_said_to_be_unknown() -> None:
+    assert drawn("compare").caption.count("What is left without all of them at once was not measured.") == 1
+    assert "not measured" not in drawn("explain").caption
+    _, tables, *_ = CASES["explain"]
+    none = Explain.head_map({"looks": tables["looks"].assign(prunable=False)})
+    assert none is not None
+    assert none.title == "0 of 4 heads are prunable, one at a time"
+
+
+def test_a_number_is_never_shown_both_as_kept_and_as_removed() -> None:
+    """Where three decimals are equal on both sides, as many as tell them apart; elsewhere three."""
+    found = Ablate.head_map(CASES["ablate"][1])
+    assert found is not None
+    scores = [0.00139, 0.00109, 0.0021, 2.5, 0.00214]
+    with matplotlib.rc_context(STYLE):
+        plot = heads_that_matter(found._replace(heads=found.heads.assign(score=scores)))
+    words = [text.get_text() for text in plot.figure.axes[0].texts]
+    assert words == ["0.0014", "0.0011", "0.00210", "2.500", "0.00214"]
+    assert all(f"({word})" in plot.alt for word in words)
+    equal = found._replace(heads=found.heads.assign(score=0.5))
+    assert [text.get_text() for text in heads_that_matter(equal).figure.axes[0].texts] == ["0.500"] * 5, (
+        "no digit tells them apart"
+    )
 
 
 def test_without_a_score_by_ablation_a_comparison_has_no_map() -> None:

@@ -80,11 +80,12 @@ def _mark_sure(axes: Axes, tables: Tables) -> bool:
         return False
     names = candidates(tables["pruning"])
     sure = summary[(summary[SURE] > 0) & summary["scorer"].isin(names)]
-    for (_, row), recovery in zip(sure.iterrows(), recoveries(sure), strict=True):
+    inside = sure.groupby(SURE).cumcount()  # rings around one place stay apart by their size
+    for (_, row), recovery, i in zip(sure.iterrows(), recoveries(sure), inside, strict=True):
         curves = tables["pruning"] if recovery == NOTHING else tables["recovered"].query("recovery == @recovery")
         point = curves[(curves["scorer"] == row["scorer"]) & (curves["heads_removed"] == row[SURE])]
-        style: Any = {"color": line_style(names.index(row["scorer"]))["color"], "marker": "o", "markersize": 12}
-        axes.plot(point["heads_removed"], point[QUALITY], markerfacecolor="none", **style)
+        style: Any = {"color": line_style(names.index(row["scorer"]))["color"], "marker": "o", "markersize": 11 + 3 * i}
+        axes.plot(point["heads_removed"], point[QUALITY], markerfacecolor="none", clip_on=False, **style)
     if len(sure):
         axes.plot([], [], "o", markerfacecolor="none", color="black", markersize=9, label="can go surely")
     return len(sure) > 0

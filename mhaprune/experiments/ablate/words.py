@@ -47,7 +47,7 @@ def head_map(tables: Tables) -> Verdict:
     title = f"{len(gone)} of {len(heads)} heads can go{_surely(best)}: {best[QUALITY]:.2f} exact match is left"
     if not gone:
         title = f"None of {len(heads)} heads can go at the budgets tried"
-    meaning = f"Empty tiles are heads that were removed together, as chosen by {best['scorer']}; blue ones stay."
+    meaning = f"Dashed tiles are heads that were removed together, as chosen by {best['scorer']}; blue ones stay."
     scorer = "" if heads["score"].isna().all() else REFERENCE if REFERENCE in names else best["scorer"]
     return Verdict(heads, scorer, title, meaning)
 

@@ -90,9 +90,13 @@ def regret_map(tables: Tables) -> Plot | None:
     values = regrets.to_numpy(float)
     judged = values[(methods["family"] != UNINFORMED).to_numpy()]  # a control would use up the contrast
     worst = np.nanmax(judged, initial=1.0)
-    names: Any = {"rows": regrets.index, "columns": regrets.columns}
+    chosen = tables["winner"]["winner"].iloc[0] if "winner" in tables else ""
+    rows_named = [f"▸ {name}" if name == chosen else name for name in regrets.index]
+    names: Any = {"rows": rows_named, "columns": regrets.columns}
     heat_map(left, values, **names, write=partial(number, decimals=0), cmap="cividis_r", vmin=0, vmax=worst)
     left.set(xlabel=f"heads removed, of {total}", title="regret in exact match (points)")
+    for label, name in zip(left.get_yticklabels(), regrets.index, strict=True):
+        label.set_fontweight("bold" if name == chosen else "normal")
     end = ceiling(100 * methods[f"{REGRET}_high"], methods["family"])
     means, bars = 100 * methods[REGRET], 100 * errors(methods, REGRET)
     for row, (mean, family) in enumerate(zip(means, methods["family"], strict=True)):
@@ -109,9 +113,12 @@ def regret_map(tables: Tables) -> Plot | None:
     right.set_title("mean, 95 % interval")
     caption = (
         "Exact match that each scorer's choice loses to the best subset of the same size, in percentage points; darker"
-        " is worse, up to the worst scorer but the control. The best is on top; at the right the mean over the budgets"
-        " with its 95 % interval, an arrow where a control lies far outside."
+        " is worse, up to the worst scorer but the control. All numbers are of the report split. The least regret is on"
+        " top; at the right the mean over the budgets with its 95 % interval, an arrow where a control lies far"
+        " outside."
     )
+    if chosen:
+        caption += f" In bold is {chosen}, which does best on the choose split: it is the one that is chosen."
     return Plot("regret", caption, figure)
 
 

@@ -58,9 +58,9 @@ def _headline(winner: pd.DataFrame) -> str:
     row = winner.iloc[0]
     best = "best subset" if row["oracle"] == "exact" else "best subset found"
     line = (
-        f"{row['winner']} chooses best: on average over the budgets its heads cost"
-        f" {100 * row['regret_sequence_accuracy']:.1f} points of exact match against the {best}"
-        f" (95 % interval {100 * row['regret_sequence_accuracy_low']:.1f} to"
+        f"{row['winner']} chooses best on the choose split: on the report split its heads cost"
+        f" {100 * row['regret_sequence_accuracy']:.1f} points of exact match against the {best}, on average over the"
+        f" budgets (95 % interval {100 * row['regret_sequence_accuracy_low']:.1f} to"
         f" {100 * row['regret_sequence_accuracy_high']:.1f})"
     )
     if not isinstance(row["runner_up"], str):

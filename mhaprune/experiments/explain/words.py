@@ -63,9 +63,7 @@ def head_map(tables: Tables) -> Verdict:
     scorer = looks["scorer"].dropna().iloc[0]
     heads["name"] = heads["name"].astype(object).fillna("").mask(looks["removed"], "removed")
     there = ~looks["removed"]
-    others = int((looks["prunable"] & there).sum())
-    more = f" All {others} closed at once leave {looks['without_prunable'].iloc[0]:.2f} exact match." if others else ""
-    verdict = prunable_alone(heads[there], scorer, looks["tolerance"].iloc[0], more)
+    verdict = prunable_alone(heads[there], scorer, looks["tolerance"].iloc[0], looks["without_prunable"].iloc[0])
     return verdict._replace(heads=heads)  # with the tiles of heads that are gone already
 
 

@@ -77,7 +77,7 @@ def head_map(tables: Tables) -> Verdict:
     )
     if best["recovery"] != NOTHING and not (isinstance(best["note"], str) and best["note"]):
         title += f" after {best['recovery']}"
-    return Verdict(heads, "", title, "Empty tiles are heads that were removed together; blue ones stay.")
+    return Verdict(heads, "", title, "Dashed tiles are heads that were removed together; blue ones stay.")
 
 
 def fewest_heads(smallest: pd.DataFrame) -> pd.Series:

@@ -60,18 +60,23 @@ def test_a_ring_marks_what_can_go_surely() -> None:
     tables = all_tables()
     plain = next(plot for plot in drawn(tables) if plot.name == "accuracy")
     tables["recovered"] = refitted(tables["pruning"], sequence_accuracy=0.9)
-    summary = pd.DataFrame({"scorer": ["gate", "ablation", "random"], "heads_removed_sure": [0, 2, 4]})
+    summary = pd.DataFrame({"scorer": ["gate", "ablation", "random"], "heads_removed_sure": [2, 2, 4]})
     after = pd.DataFrame({"scorer": ["ablation"], "heads_removed_sure": [4]})
     tables["summary"] = pd.concat([summary.assign(recovery="nothing"), after.assign(recovery="refit")])
     plot = next(plot for plot in drawn(tables) if plot.name == "accuracy")
     (axes,) = plot.figure.axes
-    rings = [line for line in axes.get_lines() if line.get_markersize() == 12]
+    rings = [line for line in axes.get_lines() if line.get_markersize() > 10]
+    sizes = [ring.get_markersize() for ring in rings]
+    assert sizes[0] < sizes[1], "or equal ones would hide each other"
     places = [tuple(float(np.asarray(ends).item()) for ends in ring.get_data()) for ring in rings]
     curve = tables["pruning"].set_index(["scorer", "heads_removed"])["sequence_accuracy"]
-    assert places == [(2, curve["ablation", 2].item()), (4, 0.9)]
+    assert places == [(2, curve["gate", 2].item()), (2, curve["ablation", 2].item()), (4, 0.9)]
     assert "can go surely" in text_of(plot)
     assert plot.caption.endswith(" Rings: so many heads can go surely, at 95 % confidence on the choose split.")
     assert "surely" not in text_of(plain) + plain.caption
+    tables["summary"] = tables["summary"].assign(heads_removed_sure=0)
+    none = next(plot for plot in drawn(tables) if plot.name == "accuracy")
+    assert "surely" not in text_of(none) + none.caption
 
 
 def test_runs_with_and_without_a_recovery_are_compared() -> None:

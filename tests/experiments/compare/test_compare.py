@@ -195,8 +195,9 @@ def test_the_answer_names_winner_margin_and_leak(tables: Mapping[str, pd.DataFra
     )  # fmt: skip
     lines = list(Compare.say({"winner": winner}))
     assert lines[0] == (
-        "fisher chooses best: on average over the budgets its heads cost 0.4 points of exact match against the best"
-        " subset (95 % interval -0.1 to 0.9); taylor comes next, 1.2 points behind (0.2 to 2.0, sign-flip p = 0.004),"
+        "fisher chooses best on the choose split: on the report split its heads cost 0.4 points of exact match against"
+        " the best subset, on average over the budgets (95 % interval -0.1 to 0.9);"
+        " taylor comes next, 1.2 points behind (0.2 to 2.0, sign-flip p = 0.004),"
         " which is beyond the noise."
     )
     assert lines[1].startswith("3 of 6 heads are prunable one at a time")

@@ -253,6 +253,26 @@ def test_the_regret_map_is_in_the_order_of_mean_regret_and_shows_the_table(case:
     assert [text.get_text() for text in right.texts] == ["→"]
 
 
+def test_the_regret_map_marks_the_choice_of_the_headline() -> None:
+    """Also where another scorer turns out better on the report split."""
+    tables = method_tables(("gate", "taylor", "ablation", "random"))
+    best, second = tables["methods"].sort_values("regret_sequence_accuracy")["scorer"][:2]
+    plain = one(tables, "regret")
+    assert "bold" not in plain.caption
+    for chosen in (best, second):
+        plot = one(tables | {"winner": pd.DataFrame({"winner": [chosen]})}, "regret")
+        labels = plot.figure.axes[0].get_yticklabels()
+        assert [label.get_text() for label in labels if label.get_fontweight() == "bold"] == [f"▸ {chosen}"]
+        assert [label.get_text().removeprefix("▸ ") for label in labels] == [
+            label.get_text() for label in plain.figure.axes[0].get_yticklabels()
+        ]
+        assert "All numbers are of the report split." in plot.caption
+        assert plot.caption.endswith(
+            f"In bold is {chosen}, which does best on the choose split: it is the one that is chosen."
+        )
+        check_legible(plot)
+
+
 def crowded(seed: int) -> dict[str, pd.DataFrame]:
     """Every scorer but the control within three points, and half of them at the same cost."""
     tables = method_tables(seed=seed)
