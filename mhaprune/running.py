@@ -109,6 +109,7 @@ class Run(Checked):
                 f"model_file={self.model_file}: has no heads left to score, allowed is scorer=[] as in"
                 " experiment=evaluate"
             )
+        self.experiment.check(Setup(self._recipe, self.scorer, self.schedule, self.recovery, example))
         # What is left of a model has its gates folded into its weights.
         again = any(schedule.scoring == "repeated" for schedule in self.schedule.values())
         again |= any(recovery.between for recovery in self.recovery.values())
@@ -116,7 +117,6 @@ class Run(Checked):
         for name, scorer in self.scorer.items():
             with naming(name):
                 scorer.check(len(grid), gated)
-        self.experiment.check(Setup(self._recipe, self.scorer, self.schedule, self.recovery, example))
         self._recipe.read_sources()
         for plug_in in (*self.scorer.values(), *self.recovery.values()):
             source_digests(*modules_of(plug_in))

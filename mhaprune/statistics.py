@@ -34,12 +34,12 @@ def mean_interval(values_E: np.ndarray) -> tuple[float, float]:
 
 
 def share_interval(values_E: np.ndarray) -> tuple[float, float]:
-    """Interval of a mean over examples each of which has a share of successes, between 0 and 1."""
+    """Interval of a mean over examples; the value of an example is a share of successes, between 0 and 1."""
     return _mean_within(values_E, 0.0, 1.0)
 
 
 def difference_interval(values_E: np.ndarray) -> tuple[float, float]:
-    """Interval of a mean over examples each of which has a difference of two such shares, between -1 and 1."""
+    """Interval of a mean over examples; the value of an example is a difference of two shares, between -1 and 1."""
     return _mean_within(values_E, -1.0, 1.0)
 
 

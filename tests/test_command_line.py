@@ -51,6 +51,7 @@ REFUSED = [
     (["experiment.budgets=[0.5,30]"], "experiment.budgets=30: the model has 24 heads, allowed are 0 to 24"),
     (["experiment=explain", "experiment.examples=[9999]"], "experiment.examples=9999: the report split has examples 0"),
     (["experiment=compare", "task.score=2"], "task.score=2: halves of the split need 4 or more examples"),
+    (["recovery=[fine_tune_between]"], "recovery=[fine_tune_between]: experiment=ablate recovers models that"),
     (["experiment=anatomy", "experiment.head_dims=[1e9]"], "experiment.head_dims[0]=1000000000.0: must be a whole"),
     (["experiment=anatomy", "experiment.head=cross.1"], "experiment.head=cross.1: names a layer, must name one head"),
     (["experiment=anatomy", "experiment.head=cross.9.1"], "experiment.head=cross.9.1: no such layer, the model has"),

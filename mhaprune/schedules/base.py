@@ -57,7 +57,7 @@ class Schedule(Checked, ABC):
 
 
 def all_but(keep_at_least: int, grid: HeadGrid) -> HeadMask:
-    """The mask that leaves so many heads in every block, or all heads of a block that has fewer."""
+    """The mask that leaves this number of heads in every block, or all heads of a block that has fewer."""
     left = Counter(head.block for head in grid)
     removed = set()
     for head in grid:

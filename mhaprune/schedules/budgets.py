@@ -33,7 +33,7 @@ class Cost:
         return self.floor + sum(self.of_block(block, count) for block, count in kept.items())
 
     def of_block(self, block: Block, count: int) -> float:
-        """The cost of a block with so many heads left."""
+        """The cost of a block that keeps this number of heads."""
         return self.block[block] + count * self.head[block] if count else 0.0
 
     @classmethod

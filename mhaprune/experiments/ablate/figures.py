@@ -41,7 +41,7 @@ def accuracy_curves(tables: Tables) -> Plot | None:
         " Bars are 95 % intervals over examples"
     )
     band = ", the grey line and band the mean and range of the random control." if len(repeated_draws(pruning)) else "."
-    marked = " Rings: so many heads can go surely, at 95 % confidence on the choose split." if sure else ""
+    marked = " Rings: the most heads that surely can go, at 95 % confidence on the choose split." if sure else ""
     recovered = (
         " Dashed with open marks: the same heads gone, and what is left recovered." if "recovered" in tables else ""
     )

@@ -43,7 +43,7 @@ def interactions(tables: Tables) -> Plot | None:
     caption = (
         "What two heads cost together beyond the sum of what each costs alone, in nats of loss on the report split:"
         " the second difference of the loss. Red: they stand in for each other, and closing both costs more. Blue: they"
-        " work together, and without the one the other is worth less. Colours are in proportion up to"
+        " work together, and each is worth less without the other. Colours are in proportion up to"
         f" {SMALL:g} nats and follow the logarithm beyond. A dot: the 95 % interval over examples holds 0."
     )
     return Plot("interactions", caption, figure)

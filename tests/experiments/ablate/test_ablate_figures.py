@@ -72,7 +72,7 @@ def test_a_ring_marks_what_can_go_surely() -> None:
     curve = tables["pruning"].set_index(["scorer", "heads_removed"])["sequence_accuracy"]
     assert places == [(2, curve["gate", 2].item()), (2, curve["ablation", 2].item()), (4, 0.9)]
     assert "can go surely" in text_of(plot)
-    assert plot.caption.endswith(" Rings: so many heads can go surely, at 95 % confidence on the choose split.")
+    assert plot.caption.endswith(" Rings: the most heads that surely can go, at 95 % confidence on the choose split.")
     assert "surely" not in text_of(plain) + plain.caption
     tables["summary"] = tables["summary"].assign(heads_removed_sure=0)
     none = next(plot for plot in drawn(tables) if plot.name == "accuracy")
