@@ -20,7 +20,7 @@ import torch
 from filelock import FileLock
 from torch import nn
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.store import fingerprint, make_folder, write_bytes
 
 log = logging.getLogger(__name__)
@@ -66,10 +66,10 @@ class Cache:
             return content
 
 
-def data_digest(examples: Examples) -> str:
+def data_digest(examples: Data) -> str:
     """A fingerprint of what a model is trained on: the package that brings the data may change it."""
-    both = examples.source, examples.target
-    return fingerprint([[list(ids.shape), sha256(ids.cpu().numpy().tobytes()).hexdigest()] for ids in both])
+    every = examples.tensors().values()
+    return fingerprint([[list(each.shape), sha256(each.cpu().numpy().tobytes()).hexdigest()] for each in every])
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -1,13 +1,15 @@
-"""How symbols become tensors: the vocabulary of a task, and the examples of a split.
+"""The examples of a split; and how symbols become tensors: the vocabulary of a task.
 
 Dimensions: E = examples, S = source positions, T = target positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -47,28 +49,41 @@ class Vocabulary:
         return symbols
 
 
-@dataclass(frozen=True)
-class Examples:
-    """Source (E, S) and target (E, T), both closed by EOS and padded on the right."""
+class Data(ABC):
+    """Examples that a model can be measured on. A batch is of the same type."""
 
-    source: Tensor
-    target: Tensor
+    @abstractmethod
+    def __len__(self) -> int: ...
 
-    def __len__(self) -> int:
-        return len(self.source)
+    @abstractmethod
+    def __getitem__(self, index: slice | Tensor) -> Self:
+        """Some of the examples, in the order of the index."""
 
-    def __getitem__(self, index: slice | Tensor) -> Examples:
-        """Some of the examples, without the columns that are padding for all of them."""
-        return Examples(_trim(self.source[index]), _trim(self.target[index]))
+    @abstractmethod
+    def lengths(self) -> Tensor:
+        """(E,): the number of tokens of each example, padding excluded."""
 
-    def batches(self, batch_size: int) -> Iterator[Examples]:
+    @abstractmethod
+    def by_length(self) -> Tensor:
+        """(E,): an order of the examples in which neighbours are of similar length, so that batches hold little
+        padding."""
+
+    @abstractmethod
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Everything that the examples hold, by name."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device: ...
+
+    def batches(self, batch_size: int) -> Iterator[Self]:
         """All examples in their order; the last batch may be smaller."""
         for start in range(0, len(self), batch_size):
             yield self[start : start + batch_size]
 
     def shuffled_batches(
         self, batch_size: int, order: torch.Generator, sorted_batches: int = 1, skip: int = 0
-    ) -> Iterator[Examples]:
+    ) -> Iterator[Self]:
         """Endless batches: every epoch a new permutation. The first `skip` are dropped.
 
         The examples of `sorted_batches` batches are drawn together, sorted by length and cut into batches. These come
@@ -85,11 +100,37 @@ class Examples:
                     if skip > 0:
                         skip -= 1
                     else:
-                        yield self[index.to(self.source.device)]
+                        yield self[index.to(self.device)]
+
+
+@dataclass(frozen=True)
+class Examples(Data):
+    """Source (E, S) and target (E, T), both closed by EOS and padded on the right."""
+
+    source: Tensor
+    target: Tensor
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: slice | Tensor) -> Self:
+        """Some of the examples, without the columns that are padding for all of them."""
+        return type(self)(_trim(self.source[index]), _trim(self.target[index]))
 
     def lengths(self) -> Tensor:
-        """(E,): number of tokens of source and target together, end of sequence included."""
+        """(E,): those of source and target together, end of sequence included."""
         return (self.source != PAD).sum(dim=1) + (self.target != PAD).sum(dim=1)
+
+    def by_length(self) -> Tensor:
+        """(E,): the order of the examples by the length of the target."""
+        return (self.target != PAD).sum(dim=1).argsort(stable=True)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        return {"source": self.source, "target": self.target}
+
+    @property
+    def device(self) -> torch.device:
+        return self.source.device
 
     def to(self, device: torch.device | str) -> Examples:
         return Examples(self.source.to(device), self.target.to(device))

@@ -52,7 +52,7 @@ def groups_of(task: Task, examples: Examples) -> list[str]:
 
 def by_group(outcome: Outcome, groups: Sequence[str]) -> pd.DataFrame:
     """Exact match on the examples of each group, with its 95 % interval; groups in natural order."""
-    exact = pd.Series(outcome.sequence_accuracy.double().cpu().numpy(), index=pd.Index(groups, name="group"))
+    exact = pd.Series(outcome.quality.double().cpu().numpy(), index=pd.Index(groups, name="group"))
     rows = []
     for group in sorted(set(groups), key=_natural):
         values: np.ndarray = exact.loc[[group]].to_numpy()
@@ -88,7 +88,7 @@ def choose_columns(outcome: Outcome, dense: Outcome) -> dict[str, float]:
     `choose_drop` is the exact match of the dense model minus that of this one, with the 95 % interval of pairs.
     """
     means = {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
-    dense_E, left_E = (each.sequence_accuracy.double().cpu().numpy() for each in (dense, outcome))
+    dense_E, left_E = (each.quality.double().cpu().numpy() for each in (dense, outcome))
     drop = (float((dense_E - left_E).mean()), *paired_interval(dense_E, left_E))
     return means | {f"{CHOOSE_DROP}{end}": value for end, value in zip(ENDS, drop, strict=True)}
 

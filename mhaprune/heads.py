@@ -5,7 +5,7 @@ Dimensions: N = all heads of a model on one flat axis.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Site(StrEnum):
-    """Where in an encoder-decoder an attention block sits."""
+    """Where in the project's own encoder-decoder an attention block sits. Other models have sites of other names."""
 
     ENCODER_SELF = "encoder_self"
     DECODER_SELF = "decoder_self"
@@ -26,7 +26,7 @@ class Site(StrEnum):
 class Block(NamedTuple):
     """One attention layer: a site and its number in the stack."""
 
-    site: Site
+    site: str
     layer: int
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 class HeadId:
     """The name of one head. It stays with the head: removing others never renumbers it."""
 
-    site: Site
+    site: str
     layer: int
     head: int
 
@@ -49,14 +49,15 @@ class HeadId:
         return f"{self.site}.{self.layer}.{self.head}"
 
     @classmethod
-    def parse(cls, text: str) -> HeadId:
-        """Read `encoder_self.0.3` back; raises ValueError on anything else."""
-        try:
-            site, layer, head = text.split(".")
-            return cls(Site(site), int(layer), int(head))
-        except ValueError:
-            sites = ", ".join(Site)
-            raise ValueError(f"head={text!r}: must read SITE.LAYER.HEAD with a site of {sites}") from None
+    def parse(cls, text: str, sites: Container[str] | None = None) -> HeadId:
+        """Read `encoder_self.0.3` back; a site may contain dots itself. Raises ValueError for anything else, and for a
+        site that is not one of `sites`."""
+        site, *numbers = text.rsplit(".", 2)
+        if not site or len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+            raise ValueError(f"head={text!r}: must read SITE.LAYER.HEAD, for example cross.0.3")
+        if sites is not None and site not in sites:
+            raise ValueError(f"head={text!r}: has an unknown site, must read SITE.LAYER.HEAD, for example cross.0.3")
+        return cls(site, *map(int, numbers))
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,21 @@ Dimensions: E = examples of a split, M = masks, N = all heads, K = head_dim, B =
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from mhaprune.data import PAD, Examples
+from mhaprune.data import Data
 from mhaprune.heads import Block, HeadMask
-from mhaprune.subject import Evaluated, Fallback, Outcome, SharesPrefixes, Subject
+from mhaprune.subject import Batch, DecodesGreedily, Evaluated, Fallback, Outcome, SharesPrefixes, Subject
 
 Measured = TypeVar("Measured", bound=Evaluated)
 BATCH_SIZE = 128
 BATCH_OF_MASKS = 32
 """Number of examples in a pass of many masks. The masks fill the pass, and fewer examples mean less padding."""
 
-Replacement = Callable[[Subject, Examples, Tensor], Fallback]
+Replacement = Callable[[Subject, Batch, Tensor], Fallback]
 """What replaces the outputs of closed heads in a batch; the tensor (B,) holds the places of its examples in the
 split."""
 
@@ -32,21 +32,19 @@ class Diverged(RuntimeError):
 @torch.no_grad()
 def measure(
     subject: Measured,
-    examples: Examples,
+    examples: Data,
     gates: Tensor | None = None,
-    replacement: Callable[[Measured, Examples, Tensor], Fallback] | None = None,
+    replacement: Callable[[Measured, Batch, Tensor], Fallback] | None = None,
     batch_size: int = BATCH_SIZE,
 ) -> Outcome:
     """The outcome of every example in their order, (E,) each; `gates` (N,) are the same for all of them."""
     order, batches = by_length(examples, batch_size)
     parts = [subject.evaluate(batch, gates, replacement and replacement(subject, batch, at)) for batch, at in batches]
-    return Outcome(*(torch.cat(values)[order.argsort()] for values in zip(*parts, strict=True)))
+    return _joined(parts, lambda values: torch.cat(values)[order.argsort()])
 
 
 @torch.no_grad()
-def measure_masks(
-    subject: Subject, examples: Examples, gates: Tensor, replacement: Replacement | None = None
-) -> Outcome:
+def measure_masks(subject: Subject, examples: Data, gates: Tensor, replacement: Replacement | None = None) -> Outcome:
     """The outcome of every example under every row of `gates` (M, N): (M, E) each, equal to `measure` up to
     rounding."""
     order, batches = by_length(examples, BATCH_OF_MASKS)
@@ -57,30 +55,36 @@ def measure_masks(
             parts.append(subject.evaluate_masks(batch, gates, fallback))
         else:
             rows = [subject.evaluate(batch, gates_N, fallback) for gates_N in gates]
-            parts.append(Outcome(*(torch.stack(values) for values in zip(*rows, strict=True))))
-    return Outcome(*(torch.cat(values, dim=1)[:, order.argsort()] for values in zip(*parts, strict=True)))
+            parts.append(_joined(rows, torch.stack))
+    return _joined(parts, lambda values: torch.cat(values, dim=1)[:, order.argsort()])
 
 
-def measure_removed(subject: Subject, examples: Examples, masks: Sequence[HeadMask]) -> Outcome:
+def _joined(parts: Sequence[Outcome], join: Callable[[list[Tensor]], Tensor]) -> Outcome:
+    """One outcome from several, field by field."""
+    kind: Any = type(parts[0])
+    whole: Outcome = kind(*(join(list(values)) for values in zip(*parts, strict=True)))
+    return whole
+
+
+def measure_removed(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> Outcome:
     """The outcome of every example with the heads of each mask closed: (M, E) each."""
-    return measure_masks(subject, examples, torch.stack([mask.gates(examples.source.device) for mask in masks]))
+    return measure_masks(subject, examples, torch.stack([mask.gates(examples.device) for mask in masks]))
 
 
 def all_open(subject: Subject, rows: int) -> Tensor:
     """Gates (rows, N) that change nothing, in the precision of the subject and where it computes."""
-    weights = next(iter(subject.output_weights().values()))
-    return torch.ones(rows, len(subject.grid), dtype=weights.dtype, device=weights.device)
+    return torch.ones(rows, len(subject.grid), dtype=subject.dtype, device=subject.device)
 
 
-def by_length(examples: Examples, batch_size: int) -> tuple[Tensor, Iterator[tuple[Examples, Tensor]]]:
+def by_length(examples: Data, batch_size: int) -> tuple[Tensor, Iterator[tuple[Batch, Tensor]]]:
     """The order (E,) of the examples by length, so that batches hold little padding; and batches in that order, each
     with the places of its examples in the split."""
-    order = (examples.target != PAD).sum(dim=1).argsort(stable=True)
+    order = examples.by_length()
     return order, ((examples[at], at) for at in order.split(batch_size))
 
 
 def gate_gradients(
-    subject: Subject, examples: Examples, gates: Tensor | None = None, batch_size: int = BATCH_SIZE
+    subject: Subject, examples: Data, gates: Tensor | None = None, batch_size: int = BATCH_SIZE
 ) -> Tensor:
     """(E, N): the derivative of each example's loss with respect to every gate, at `gates` (N,), by default all open.
 
@@ -101,14 +105,14 @@ def gate_gradients(
 
 
 @torch.no_grad()
-def head_norms(subject: Subject, batch: Examples) -> list[tuple[Tensor, Tensor]]:
+def head_norms(subject: Subject, batch: Batch) -> list[tuple[Tensor, Tensor]]:
     """For each block ‖c_n O_n‖₂ of every head and token, (B, H, T), and which tokens count, (B, T)."""
     outputs, weights, valid = subject.head_outputs(batch), subject.output_weights(), subject.queries(batch)
     return [((outputs[block] @ weights[block]).norm(dim=-1), valid[block]) for block in outputs]
 
 
 @torch.no_grad()
-def mean_outputs(subject: Subject, examples: Examples, batch_size: int = BATCH_SIZE) -> dict[Block, Tensor]:
+def mean_outputs(subject: Subject, examples: Data, batch_size: int = BATCH_SIZE) -> dict[Block, Tensor]:
     """Each head's mean output before gate and W_O over all tokens of a split, padding excluded: (H, 1, K) per block."""
     sums: dict[Block, Tensor] = {}
     tokens: dict[Block, Tensor] = {}
@@ -123,24 +127,22 @@ def mean_outputs(subject: Subject, examples: Examples, batch_size: int = BATCH_S
 
 
 @torch.no_grad()
-def logit_difference(
-    first: Subject, second: Subject, batch: Examples, gates: Tensor | None = None, second_gates: Tensor | None = None
+def output_difference(
+    first: Subject, second: Subject, batch: Batch, gates: Tensor | None = None, second_gates: Tensor | None = None
 ) -> float:
-    """The largest absolute difference of a logit between `first` under `gates` and `second` under `second_gates`,
+    """The largest absolute difference of an output between `first` under `gates` and `second` under `second_gates`,
     padding excluded."""
-    difference_BTV = first.logits(batch, gates) - second.logits(batch, second_gates)
-    return float(difference_BTV[batch.target != PAD].abs().max())
+    return float((first.outputs(batch, gates) - second.outputs(batch, second_gates)).abs().max())
 
 
 @torch.no_grad()
-def greedy_disagreements(subject: Subject, examples: Examples, batch_size: int = BATCH_SIZE) -> int:
-    """The number of examples on which greedy decoding and `sequence_accuracy` disagree.
+def greedy_disagreements(subject: DecodesGreedily, examples: Data, batch_size: int = BATCH_SIZE) -> int:
+    """The number of examples on which greedy decoding and exact match disagree.
 
     The two are the same by induction over the tokens. Anything but 0 is a tie broken differently by rounding, or a
     fault.
     """
     disagreements = 0
     for batch in examples.batches(batch_size):
-        decoded_B = (subject.predict(batch) == batch.target).all(dim=1)
-        disagreements += int((decoded_B != subject.evaluate(batch).sequence_accuracy.bool()).sum())
+        disagreements += int((subject.decodes_right(batch) != subject.evaluate(batch).quality.bool()).sum())
     return disagreements

@@ -6,18 +6,41 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mhaprune.data import PAD, Examples
+from mhaprune.data import PAD
 from mhaprune.heads import Block, HeadGrid, HeadMask
 
 
-class Outcome(NamedTuple):
-    """How a model does on each example of a batch, (B,) each.
+class Outcome(Protocol):
+    """How a model does on each example of a batch, (B,) each, as a NamedTuple.
+
+    It exists so that every model is judged by a quality of its own: exact match for our tasks; accuracy, agreement or
+    one minus drift for others. The fields are columns of tables, and nothing here is ever the mean of a batch.
+    """
+
+    @property
+    def loss(self) -> Tensor:
+        """What is lost, in nats for a likelihood; lower is better."""
+        ...
+
+    @property
+    def quality(self) -> Tensor:
+        """What the model is judged by; higher is better, at most 1."""
+        ...
+
+    def _asdict(self) -> dict[str, Tensor]: ...
+
+    def __iter__(self) -> Iterator[Tensor]: ...
+
+
+class Answered(NamedTuple):
+    """How a sequence-to-sequence model does on each example.
 
     `loss` is the mean cross-entropy in nats over the example's target tokens, padding excluded; `token_accuracy` the
     share of them that the model ranks first given the true prefix; `sequence_accuracy` 1 where it ranks all of them
@@ -28,6 +51,11 @@ class Outcome(NamedTuple):
     loss: Tensor
     token_accuracy: Tensor
     sequence_accuracy: Tensor
+
+    @property
+    def quality(self) -> Tensor:
+        """Exact match."""
+        return self.sequence_accuracy
 
     @classmethod
     def of(cls, logits: Tensor, target: Tensor) -> Self:
@@ -55,6 +83,9 @@ class AttentionMap(NamedTuple):
 Gates = Tensor | Mapping[Block, Tensor]
 """(N,) or (B, N) in the order of the grid, or one for every token, (B, H, T) for each block; 1 is open, 0 is closed."""
 
+Batch = Any
+"""Some of the examples, of the type of `Data` that the model reads: `Examples` for our own."""
+
 Fallback = Mapping[Block, Tensor]
 """What replaces the output of a closed head: for each block a tensor that broadcasts to (B, H, T, K)."""
 
@@ -62,7 +93,7 @@ Fallback = Mapping[Block, Tensor]
 class Evaluated(Protocol):
     """A model that can be measured; training needs no more of it."""
 
-    def evaluate(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome: ...
+    def evaluate(self, batch: Batch, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome: ...
 
 
 class Subject(Protocol):
@@ -71,24 +102,38 @@ class Subject(Protocol):
     @property
     def grid(self) -> HeadGrid: ...
 
-    def logits(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Tensor:
-        """(B, T, V) on the true prefixes; at padding anything."""
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
         ...
 
-    def evaluate(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome:
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision in which it computes."""
+        ...
+
+    def outputs(self, batch: Batch, gates: Gates | None = None) -> Tensor:
+        """All that the model says of a batch, at real positions only, in any shape: what proofs compare."""
+        ...
+
+    def evaluate(self, batch: Batch, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome:
         """Differentiable in the gates."""
         ...
 
-    def queries(self, batch: Examples) -> dict[Block, Tensor]:
+    def queries(self, batch: Batch) -> dict[Block, Tensor]:
         """(B, T) for each block in the order of `grid`: True at the positions that its heads write to, False on
         padding."""
         ...
 
-    def head_outputs(self, batch: Examples) -> dict[Block, Tensor]:
+    def unread(self) -> Collection[Block]:
+        """The blocks that no other part of the model reads, so that closing their heads must change nothing."""
+        ...
+
+    def head_outputs(self, batch: Batch) -> dict[Block, Tensor]:
         """The output of every head with all gates open, before gate and W_O: (B, H, T, K) for each block."""
         ...
 
-    def attention_maps(self, batch: Examples) -> dict[Block, AttentionMap]:
+    def attention_maps(self, batch: Batch) -> dict[Block, AttentionMap]:
         """What every head looks at with all gates open, block by block in the order of `grid`."""
         ...
 
@@ -112,19 +157,35 @@ class Subject(Protocol):
         """A copy that computes in float64, where rounding cannot be mistaken for a difference."""
         ...
 
-    def with_relevance(self, epsilon: float) -> Self:
-        """A copy with the same outputs whose gradients carry relevance: there, the derivative of a logit with respect
-        to a gate is the relevance of the head for that logit, by layer-wise relevance propagation with the ε-rule."""
-        ...
-
-    def predict(self, batch: Examples) -> Tensor:
-        """What a user waits for; here greedy decoding, (B, tokens), as many steps as the targets are long."""
+    def predict(self, batch: Batch) -> Any:
+        """What a user waits for; for our own model greedy decoding, as many steps as the targets are long."""
         ...
 
     def count_parameters(self) -> int: ...
 
-    def count_flops(self, batch: Examples) -> int:
-        """Floating-point operations of one `logits` call: two for each multiply-add of a matrix product."""
+    def count_flops(self, batch: Batch) -> int:
+        """Floating-point operations of one pass: two for each multiply-add of a matrix product."""
+        ...
+
+
+@runtime_checkable
+class DecodesGreedily(Protocol):
+    """A subject whose quality is exact match under greedy decoding."""
+
+    def evaluate(self, batch: Batch, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome: ...
+
+    def decodes_right(self, batch: Batch) -> Tensor:
+        """(B,): whether greedy decoding, really done, ends in the target."""
+        ...
+
+
+@runtime_checkable
+class CarriesRelevance(Protocol):
+    """A subject whose layers can pass relevance back instead of gradients."""
+
+    def relevance(self, batch: Batch, epsilon: float) -> Tensor:
+        """(B, N): the relevance of every head for the largest logit at each token, summed over the tokens, by
+        layer-wise relevance propagation with the ε-rule."""
         ...
 
 
@@ -132,6 +193,6 @@ class Subject(Protocol):
 class SharesPrefixes(Protocol):
     """A subject that runs many masks on one batch faster than one after the other."""
 
-    def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> Outcome:
+    def evaluate_masks(self, batch: Batch, gates: Tensor, fallback: Fallback | None = None) -> Outcome:
         """What `evaluate` returns for every row of `gates` (M, N): (M, B) each, equal up to rounding."""
         ...

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mhaprune.data import EOS, Examples
 from mhaprune.heads import Block, HeadGrid, Site
-from mhaprune.subject import Outcome
+from mhaprune.subject import Answered
 
 
 class Game:
@@ -19,13 +19,14 @@ class Game:
 
     def __init__(self, num_heads: int, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.grid, self.loss = HeadGrid.full([Block(Site.CROSS, 0)], num_heads), loss
+        self.device, self.dtype = torch.device("cpu"), torch.double
         self.runs: Counter[tuple[int, ...]] = Counter()
 
-    def evaluate(self, batch: Examples, gates: Tensor, fallback: None = None) -> Outcome:
+    def evaluate(self, batch: Examples, gates: Tensor, fallback: None = None) -> Answered:
         gates_BN = gates.expand(len(batch), -1)
         loss = self.loss(batch.source[:, 0], gates_BN)
         self.runs[tuple((gates_BN[0] == 0).nonzero().flatten().tolist())] += 1
-        return Outcome(loss, torch.zeros_like(loss), torch.zeros_like(loss))
+        return Answered(loss, torch.zeros_like(loss), torch.zeros_like(loss))
 
     def output_weights(self) -> dict[Block, Tensor]:
         return {block: torch.zeros(len(self.grid), 1, 1).double() for block in self.grid.blocks}

@@ -15,10 +15,14 @@ def test_a_name_parses_back(site: Site, layer: int, head: int) -> None:
     assert HeadId.parse(str(HeadId(site, layer, head))) == HeadId(site, layer, head)
 
 
-@pytest.mark.parametrize("text", ["encoder_self.0", "nowhere.0.1", "cross.a.1", ""])
+@pytest.mark.parametrize("text", ["encoder_self.0", "nowhere.0.1", "cross.a.1", "cross.0.-1", ".0.1", ""])
 def test_a_bad_name_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="SITE.LAYER.HEAD with a site of encoder_self, decoder_self, cross"):
-        HeadId.parse(text)
+    with pytest.raises(ValueError, match=f"head='{text}': .*must read SITE.LAYER.HEAD"):
+        HeadId.parse(text, list(Site))
+
+
+def test_a_site_may_have_any_name() -> None:
+    assert HeadId.parse("bert.encoder.layer.attention.3.7") == HeadId("bert.encoder.layer.attention", 3, 7)
 
 
 def test_index_is_the_inverse_of_the_order() -> None:

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from mhaprune.data import Examples
 from mhaprune.evaluation import accuracy_columns
 from mhaprune.heads import HeadMask
-from mhaprune.measure import greedy_disagreements, logit_difference, mean_outputs, measure
+from mhaprune.measure import greedy_disagreements, mean_outputs, measure, output_difference
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.subject import Outcome
+from mhaprune.subject import Answered
 from mhaprune.tasks.base import Splits
 
 
@@ -58,14 +58,14 @@ def test_mean_outputs_leave_padding_out(model: Seq2Seq, splits: Splits) -> None:
     torch.testing.assert_close(means, sums / tokens)
 
 
-def test_logit_difference_sees_a_gate_and_no_padding(model: Seq2Seq, batch: Examples) -> None:
-    assert logit_difference(model, model, batch) == 0
-    assert logit_difference(model, model, batch, HeadMask(model.grid).without(model.grid.heads[0]).gates()) > 1e-4
+def test_output_difference_sees_a_gate_and_no_padding(model: Seq2Seq, batch: Examples) -> None:
+    assert output_difference(model, model, batch) == 0
+    assert output_difference(model, model, batch, HeadMask(model.grid).without(model.grid.heads[0]).gates()) > 1e-4
 
 
 def test_accuracy_columns_carry_their_intervals() -> None:
     loss = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    columns = accuracy_columns(Outcome(loss, loss / 4, torch.tensor([1.0, 1.0, 1.0, 1.0])))
+    columns = accuracy_columns(Answered(loss, loss / 4, torch.tensor([1.0, 1.0, 1.0, 1.0])))
     assert columns["loss"] == 2.5
     assert columns["loss_low"] < 2.5 < columns["loss_high"]
     assert columns["sequence_accuracy"] == columns["sequence_accuracy_high"] == 1.0

@@ -66,15 +66,15 @@ def attention_table(subject: Seq2Seq, task: Task, shown: Iterable[Shown], heads:
         with torch.no_grad():
             maps = subject.attention_maps(example.batch)
         for block, seen in maps.items():
-            reads = source if block.site is Site.ENCODER_SELF else prefix
-            keys = prefix if block.site is Site.DECODER_SELF else source
+            reads = source if block.site == Site.ENCODER_SELF else prefix
+            keys = prefix if block.site == Site.DECODER_SELF else source
             of_block = [head for head in subject.grid if head.block == block]
             for head, weights_TU in zip(of_block, seen.weights[0].double().cpu().numpy(), strict=True):
                 if head in heads:
                     places = pd.MultiIndex.from_product([range(len(reads)), range(len(keys))], names=["query", "key"])
                     frame = places.to_frame(index=False)
                     frame["reads"] = [reads[i] for i in frame["query"]]
-                    frame["writes"] = [None if block.site is Site.ENCODER_SELF else target[i] for i in frame["query"]]
+                    frame["writes"] = [None if block.site == Site.ENCODER_SELF else target[i] for i in frame["query"]]
                     frame["looks_at"] = [keys[i] for i in frame["key"]]
                     frame["weight"] = weights_TU.flatten()
                     parts.append(frame.assign(example=number, **head_columns(head)))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mhaprune.cache import weights_digest
 from mhaprune.data import Examples, shift_right
-from mhaprune.heads import HeadGrid, HeadId
+from mhaprune.heads import HeadGrid, HeadId, Site
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
@@ -104,7 +104,7 @@ def load(path: str) -> SavedModel:
         missing = set(BROUGHT) - set(content["settings"])
         if missing or len(content["settings"]) > len(BROUGHT):
             raise ValueError(f"its settings are {', '.join(content['settings'])}, must be {', '.join(BROUGHT)}")
-        return SavedModel(path, **parts | {"heads": tuple(map(HeadId.parse, content["heads"]))})
+        return SavedModel(path, **parts | {"heads": tuple(HeadId.parse(head, list(Site)) for head in content["heads"])})
     except KeyError as error:
         raise ValueError(f"model_file={path}: damaged, {error} is missing") from None
     except ValueError as error:

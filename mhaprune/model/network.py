@@ -31,7 +31,7 @@ from mhaprune.model.layers import (
     sinusoids,
 )
 from mhaprune.ranges import Checked, Ge, Lt, Within
-from mhaprune.subject import Fallback, Gates, Outcome
+from mhaprune.subject import Answered, Fallback, Gates
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,16 @@ class EncoderDecoder(nn.Module):
     def logits(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Tensor:
         return self(batch.source, shift_right(batch.target), gates, fallback)
 
-    def evaluate(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome:
-        return Outcome.of(self.logits(batch, gates, fallback), batch.target)
+    def evaluate(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Answered:
+        return Answered.of(self.logits(batch, gates, fallback), batch.target)
+
+    @property
+    def device(self) -> torch.device:
+        return self.positions.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.positions.dtype
 
     def learned_gates(self) -> Tensor | None:
         gates = [sublayer.attention.gate for sublayer in self.attention_sublayers().values()]

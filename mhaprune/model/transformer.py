@@ -26,7 +26,7 @@ from mhaprune.model.network import EncoderDecoder
 from mhaprune.model.relevance import with_relevance
 from mhaprune.model.shared_prefixes import Branches, depth_first
 from mhaprune.model.surgery import copied, remove_heads
-from mhaprune.subject import AttentionMap, Fallback, Outcome
+from mhaprune.subject import Answered, AttentionMap, Fallback, Gates
 
 TOKENS_AT_ONCE = 2048
 """Tokens in one step of a pass of many masks: enough to be worth a call, few enough for the processor's cache."""
@@ -42,16 +42,27 @@ class Seq2Seq(EncoderDecoder):
     """
 
     @torch.no_grad()
-    def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> Outcome:
+    def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> Answered:
         length = max(batch.source.shape[1], batch.target.shape[1])
         state_bytes = len(batch) * length * self.config.d_model * self.positions.element_size()
         parts = gates.split(max(1, WAITING_BYTES // state_bytes))
         outcomes = [self._evaluate_part(batch, gates_MN, fallback, len(batch) * length) for gates_MN in parts]
-        return Outcome(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
+        return Answered(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
 
     def queries(self, batch: Examples) -> dict[Block, Tensor]:
-        tokens = dict.fromkeys(Site, batch.target) | {Site.ENCODER_SELF: batch.source}
+        tokens: dict[str, Tensor] = dict.fromkeys(map(str, Site), batch.target) | {Site.ENCODER_SELF: batch.source}
         return {block: tokens[block.site] != PAD for block in self.grid.blocks}
+
+    def outputs(self, batch: Examples, gates: Gates | None = None) -> Tensor:
+        """The logits at all tokens of the targets, (tokens, V)."""
+        return self.logits(batch, gates)[batch.target != PAD]
+
+    def unread(self) -> list[Block]:
+        """The blocks of the encoder if no cross-attention has a head left."""
+        sizes = dict(zip(self.grid.blocks, self.grid.sizes, strict=True))
+        if any(sizes[block] for block in sizes if block.site == Site.CROSS):
+            return []
+        return [block for block in sizes if block.site == Site.ENCODER_SELF]
 
     def head_outputs(self, batch: Examples) -> dict[Block, Tensor]:
         contexts: dict[Block, Tensor] = {}
@@ -65,15 +76,15 @@ class Seq2Seq(EncoderDecoder):
         self.run(batch.source, shift_right(batch.target), Call(inputs=inputs))
         memory_BSD = self.encode(batch.source)
         pairs = ((b, inputs[b]) for b in self.grid.blocks if b in inputs)
-        return {b: (x, memory_BSD if b.site is Site.CROSS else x) for b, x in pairs}
+        return {b: (x, memory_BSD if b.site == Site.CROSS else x) for b, x in pairs}
 
     def attention_maps(self, batch: Examples) -> dict[Block, AttentionMap]:
         weights: dict[Block, Tensor] = {}
         self.run(batch.source, shift_right(batch.target), Call(weights=weights))
         # What the decoder reads at a position is BOS or the token before: never end of sequence, unless it is padding.
         source_BS, target_BT = (batch.source != PAD) & (batch.source != EOS), batch.target != PAD
-        queries = dict.fromkeys(Site, target_BT) | {Site.ENCODER_SELF: source_BS}
-        keys = dict.fromkeys(Site, source_BS) | {Site.DECODER_SELF: target_BT}
+        queries: dict[str, Tensor] = dict.fromkeys(map(str, Site), target_BT) | {Site.ENCODER_SELF: source_BS}
+        keys: dict[str, Tensor] = dict.fromkeys(map(str, Site), source_BS) | {Site.DECODER_SELF: target_BT}
         return {b: AttentionMap(weights[b], queries[b.site], keys[b.site]) for b in self.grid.blocks}
 
     def output_weights(self) -> dict[Block, Tensor]:
@@ -108,11 +119,18 @@ class Seq2Seq(EncoderDecoder):
         double.positions = positions.to(self.positions.device)
         return double
 
-    def with_relevance(self, epsilon: float) -> Self:
-        return with_relevance(self, epsilon)
+    def relevance(self, batch: Examples, epsilon: float) -> Tensor:
+        gates_BN = torch.ones(len(batch), len(self.grid), dtype=self.dtype, device=self.device, requires_grad=True)
+        top_BT = with_relevance(self, epsilon).logits(batch, gates_BN).amax(dim=-1)
+        top, no_heads = top_BT[batch.target != PAD].sum(), not len(self.grid)
+        (relevance_BN,) = torch.autograd.grad(top, gates_BN, allow_unused=no_heads, materialize_grads=no_heads)
+        return relevance_BN
 
     def predict(self, batch: Examples) -> Tensor:
         return self.decode_greedily(batch.source, batch.target.shape[1])
+
+    def decodes_right(self, batch: Examples) -> Tensor:
+        return (self.predict(batch) == batch.target).all(dim=1)
 
     @torch.no_grad()
     def decode_greedily(
@@ -160,7 +178,7 @@ class Seq2Seq(EncoderDecoder):
 
     def count_flops(self, batch: Examples) -> int:
         S, T, D = batch.source.shape[1], batch.target.shape[1], self.config.d_model
-        lengths = {Site.ENCODER_SELF: (S, S), Site.DECODER_SELF: (T, T), Site.CROSS: (T, S)}
+        lengths: dict[str, tuple[int, int]] = {Site.ENCODER_SELF: (S, S), Site.DECODER_SELF: (T, T), Site.CROSS: (T, S)}
         multiply_adds = T * D * self.output.out_features
         for block, heads in zip(self.grid.blocks, self.grid.sizes, strict=True):
             queries, keys = lengths[block.site]
@@ -170,12 +188,12 @@ class Seq2Seq(EncoderDecoder):
         multiply_adds += feed_forward * (len(self.encoder) * S + len(self.decoder) * T)
         return 2 * len(batch) * multiply_adds
 
-    def _evaluate_part(self, batch: Examples, gates_MN: Tensor, fallback: Fallback | None, tokens: int) -> Outcome:
-        outcomes = Outcome(*(self.positions.new_empty(len(gates_MN), len(batch)) for _ in Outcome._fields))
+    def _evaluate_part(self, batch: Examples, gates_MN: Tensor, fallback: Fallback | None, tokens: int) -> Answered:
+        outcomes = Answered(*(self.positions.new_empty(len(gates_MN), len(batch)) for _ in Answered._fields))
         root = Branches.root(self.embed(self.source_embedding, batch.source), len(gates_MN))
         steps = self._steps(batch, gates_MN, fallback or {})
         for end in depth_first(root, steps, max(1, TOKENS_AT_ONCE // tokens)):
-            parts = Outcome.of(end.states, batch.target.expand(len(end.states), -1, -1))
+            parts = Answered.of(end.states, batch.target.expand(len(end.states), -1, -1))
             for values_MB, part_PB in zip(outcomes, parts, strict=True):
                 values_MB[end.masks] = part_PB[end.rows]
         return outcomes

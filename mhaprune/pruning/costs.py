@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from mhaprune.cache import Make, Remember, data_digest, source_digests
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.heads import Block, HeadMask
 from mhaprune.schedules.budgets import Cost
 from mhaprune.subject import Subject
@@ -26,7 +26,7 @@ class Costs:
     A measured cost is remembered, so that a run that continues chooses the same heads.
     """
 
-    def __init__(self, subject: Subject, batch: Examples, timed: Examples, rounds: int, remember: Remember) -> None:
+    def __init__(self, subject: Subject, batch: Data, timed: Data, rounds: int, remember: Remember) -> None:
         self.subject, self.batch, self.timed, self.rounds, self.remember = subject, batch, timed, rounds, remember
         self.known: dict[str, Cost] = {}
 
@@ -59,7 +59,7 @@ class Costs:
         what = {
             "timed_on": data_digest(self.timed),
             "rounds": self.rounds,
-            "device": device_name(self.timed.source.device),
+            "device": device_name(self.timed.device),
             "num_threads": torch.get_num_threads(),
             "measured_with": source_digests(
                 __name__, "mhaprune.timing", type(self.subject).__module__, "mhaprune.model.decoding"
@@ -90,7 +90,7 @@ def counted(unit: str, subject: Subject, count: Callable[[Subject], float]) -> C
     return Cost(unit, dense - heads, dict.fromkeys(per_head, 0.0), per_head)
 
 
-def measured(subject: Subject, batch: Examples, rounds: int) -> Cost:
+def measured(subject: Subject, batch: Data, rounds: int) -> Cost:
     """The time of one `predict` of the batch as a sum: what each block costs, and what each of its heads costs.
 
     These models take turns: the whole model, the model without any head, and for each block the model without it and
@@ -106,7 +106,7 @@ def measured(subject: Subject, batch: Examples, rounds: int) -> Cost:
         models[f"{block} 0"] = subject.without(everything.without(first, *others))
         models[f"{block} 1"] = subject.without(everything.without(*others))
     calls = {name: partial(model.predict, batch) for name, model in models.items()}
-    times = in_turn(calls, rounds, device=batch.source.device).min()
+    times = in_turn(calls, rounds, device=batch.device).min()
 
     def saved(name: str) -> float:
         """Never below zero: noise must not make a negative cost."""

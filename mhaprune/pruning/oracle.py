@@ -13,10 +13,10 @@ import torch
 from tqdm import tqdm
 
 from mhaprune.cache import Remember, data_digest, source_digests
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.heads import HeadMask
 from mhaprune.measure import all_open, measure_masks
-from mhaprune.subject import Outcome, Subject
+from mhaprune.subject import Subject
 from mhaprune.tables import QUALITY
 
 MOST_HEADS = 16
@@ -32,21 +32,21 @@ Removed = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Oracle:
-    """Every subset that was run, with its mean outcome: (M,) each. `exact` if no subset was left out."""
+    """Every subset that was run, with its mean loss and its mean quality. `exact` if no subset was left out."""
 
     subject: Subject
-    outcomes: dict[Removed, tuple[float, float, float]]
+    outcomes: dict[Removed, tuple[float, float]]
     exact: bool
 
     def best(self, removed: int, objective: str) -> HeadMask:
-        """The best subset with that number of heads removed, by mean loss or by exact match. Ties go to the better one
+        """The best subset with that number of heads removed, by mean loss or by mean quality. Ties go to the better one
         by the other measure."""
         others = [name for name in OBJECTIVES if name != objective]
 
         def badness(subset: Removed) -> tuple[float, ...]:
-            outcome = Outcome(*self.outcomes[subset])  # type: ignore[arg-type]
-            signed = {"loss": outcome.loss, QUALITY: -outcome.sequence_accuracy}
-            return tuple(float(signed[name]) for name in (objective, *others))
+            loss, quality = self.outcomes[subset]
+            signed = {"loss": loss, QUALITY: -quality}
+            return tuple(signed[name] for name in (objective, *others))
 
         subset = min((subset for subset in self.outcomes if len(subset) == removed), key=badness)
         return HeadMask(self.subject.grid, frozenset(self.subject.grid.heads[n] for n in subset))
@@ -54,7 +54,7 @@ class Oracle:
 
 def find_best(
     subject: Subject,
-    examples: Examples,
+    examples: Data,
     budgets: Sequence[int],
     method: Literal["auto", "exact", "beam"] = "auto",
     beam_width: int = 8,
@@ -104,9 +104,9 @@ def most_heads_for(method: str, num_heads: int) -> None:
 class _Runner:
     """Runs each subset once and saves the outcomes."""
 
-    def __init__(self, subject: Subject, examples: Examples, state: dict[str, Any] | None, save: Any) -> None:
+    def __init__(self, subject: Subject, examples: Data, state: dict[str, Any] | None, save: Any) -> None:
         self.subject, self.examples, self.save = subject, examples, save
-        self.outcomes: dict[Removed, tuple[float, float, float]] = {}
+        self.outcomes: dict[Removed, tuple[float, float]] = {}
         if state is not None:
             for row, values in zip(state["removed"].tolist(), state["outcomes"].tolist(), strict=True):
                 self.outcomes[tuple(n for n, gone in enumerate(row) if gone)] = tuple(values)
@@ -123,7 +123,8 @@ class _Runner:
         for row, subset in enumerate(subsets):
             gates_MN[row, list(subset)] = 0.0
         outcome = measure_masks(self.subject, self.examples, gates_MN)
-        means = zip(*(values.double().mean(dim=1).tolist() for values in outcome), strict=True)
+        both = outcome.loss, outcome.quality
+        means = zip(*(values.double().mean(dim=1).tolist() for values in both), strict=True)
         self.outcomes |= dict(zip(subsets, means, strict=True))
         if self.save is not None:
             self.save(self.state())

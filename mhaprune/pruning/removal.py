@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 from tqdm import tqdm
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
-from mhaprune.heads import Block, HeadMask, Site
-from mhaprune.measure import greedy_disagreements, logit_difference, measure
+from mhaprune.heads import Block, HeadMask
+from mhaprune.measure import greedy_disagreements, measure, output_difference
 from mhaprune.pruning.plans import Plan, plan_columns, removed_names
-from mhaprune.subject import Outcome, Subject
+from mhaprune.subject import DecodesGreedily, Outcome, Subject
 from mhaprune.tables import DENSE, DENSE_AGAIN
 from mhaprune.tasks.base import Splits
 from mhaprune.timing import COPIES, copies, in_turn, ratio_columns, taking_turns
@@ -72,13 +72,13 @@ class EquivalenceCheck:
     """The proof that removing heads of a subject does what masking them does; `worst` is the largest difference of a
     logit so far."""
 
-    def __init__(self, subject: Subject, report: Examples) -> None:
+    def __init__(self, subject: Subject, report: Data) -> None:
         self.precise, self.batch, self.worst = subject.in_double(), report[:PROOF_BATCH], 0.0
 
     def prove(self, mask: HeadMask) -> None:
         """Raises `ProofFailed`."""
-        gates_N = mask.gates(self.batch.source.device)
-        difference = logit_difference(self.precise, self.precise.without(mask), self.batch, gates_N)
+        gates_N = mask.gates(self.batch.device)
+        difference = output_difference(self.precise, self.precise.without(mask), self.batch, gates_N)
         if not difference <= MAX_DIFFERENCE:
             raise ProofFailed(
                 f"masked and removed differ by {difference:.3g} in a logit, allowed is {MAX_DIFFERENCE:g};"
@@ -87,38 +87,38 @@ class EquivalenceCheck:
         self.worst = max(self.worst, difference)
 
 
-def proofs(subject: Subject, report: Examples) -> dict[str, float]:
-    """The proofs of every run that closes heads: each block's mask bites, and greedy decoding and exact match agree."""
-    return {
-        "min_difference_open_closed": smallest_bite(subject, report[:PROOF_BATCH]),
-        "greedy_decoding_disagreements": greedy_disagreements(subject, report),
-    }
+def proofs(subject: Subject, report: Data) -> dict[str, float]:
+    """The proofs of every run that closes heads: each block's mask bites and, for a model that decodes, greedy decoding
+    and exact match agree."""
+    checks: dict[str, float] = {"min_difference_open_closed": smallest_bite(subject, report[:PROOF_BATCH])}
+    if isinstance(subject, DecodesGreedily):
+        checks["greedy_decoding_disagreements"] = greedy_disagreements(subject, report)
+    return checks
 
 
-def smallest_bite(subject: Subject, batch: Examples) -> float:
+def smallest_bite(subject: Subject, batch: Data) -> float:
     """How far closing the strongest head of a block moves a logit; the smallest such number over the blocks.
 
     It is computed in float64, where even a gate that training has nearly closed leaves a trace. Raises `ProofFailed`
-    for a block in which closing any head moves nothing: its heads would look useless. An encoder does not count if
-    cross-attention has no head left to read it.
+    for a block in which closing any head moves nothing: its heads would look useless. Blocks that nothing reads do not
+    count.
     """
-    precise, everything, device = subject.in_double(), HeadMask(subject.grid), batch.source.device
+    precise, everything, device = subject.in_double(), HeadMask(subject.grid), batch.device
     bites: dict[Block, float] = {}
     for head in subject.grid:
         closed = everything.without(head).gates(device)
         # Both sides have gates: a pass without any may round differently, which is no bite.
-        bite = logit_difference(precise, precise, batch, closed, everything.gates(device))
+        bite = output_difference(precise, precise, batch, closed, everything.gates(device))
         bites[head.block] = max(bite, bites.get(head.block, 0.0))
-    crosses = {block for block in subject.grid.blocks if block.site is Site.CROSS}
-    if crosses and not crosses & bites.keys():
-        bites = {block: bite for block, bite in bites.items() if block.site is not Site.ENCODER_SELF}
+    for block in subject.unread():
+        bites.pop(block, None)
     for block, bite in bites.items():
         if bite == 0:
             raise ProofFailed(f"closing any head of block {block} changes no logit: its mask is ignored")
     return min(bites.values(), default=nan)
 
 
-def time_removed(subject: Subject, plans: Sequence[Plan], batch: Examples, rounds: int) -> pd.DataFrame:
+def time_removed(subject: Subject, plans: Sequence[Plan], batch: Data, rounds: int) -> pd.DataFrame:
     """Milliseconds of one `predict` of the batch: one row per plan, then the dense model and the same again (A/A).
 
     All models take turns, and so do copies of each. A speed-up is dense over removed, round by round: median and
@@ -130,7 +130,7 @@ def time_removed(subject: Subject, plans: Sequence[Plan], batch: Examples, round
         name: taking_turns([partial(model.predict, batch) for model in models])
         for name, models in copies(makers).items()
     }
-    times = in_turn(calls, rounds, warmup=COPIES, device=batch.source.device)
+    times = in_turn(calls, rounds, warmup=COPIES, device=batch.device)
     rows = [plan_columns(plan) | _speed(times, removed_names(plan.mask) or DENSE) for plan in plans]
     rows += [{"scorer": name, "draw": 0, "heads_removed": 0} | _speed(times, name) for name in (DENSE, DENSE_AGAIN)]
     return pd.DataFrame(rows)

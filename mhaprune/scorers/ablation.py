@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.heads import Block
 from mhaprune.measure import Replacement, all_open, mean_outputs, measure_masks
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.prediction import PASSES, Prediction
-from mhaprune.subject import Fallback, Subject
+from mhaprune.subject import Batch, Fallback, Subject
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Ablation(Scorer):
     The last is the loss after a refit of W_O for those heads, with nothing else fitted."""
 
     @torch.no_grad()
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         num_heads = len(subject.grid)
         gates_MN = all_open(subject, 1 + num_heads)
         gates_MN[1:].fill_diagonal_(0.0)
@@ -47,17 +47,17 @@ class Ablation(Scorer):
         return Scores.mean_over_examples((loss_ME[1:] - loss_ME[0]).T, passes)
 
 
-def mean(subject: Subject, examples: Examples) -> Replacement:
+def mean(subject: Subject, examples: Data) -> Replacement:
     """The mean outputs of the split."""
     outputs = mean_outputs(subject, examples)
     return lambda subject, batch, at: outputs
 
 
-def predicted(subject: Subject, examples: Examples, ridge: float = 1e-3) -> Replacement:
+def predicted(subject: Subject, examples: Data, ridge: float = 1e-3) -> Replacement:
     """What a ridge regression on the other heads of its block, fitted to the split, says of a head."""
     prediction = Prediction.fit(subject, examples, ridge)
 
-    def replacement(subject: Subject, batch: Examples, at: Tensor) -> Fallback:
+    def replacement(subject: Subject, batch: Batch, at: Tensor) -> Fallback:
         outputs = subject.head_outputs(batch)
         missed = prediction.missed(outputs)
         return {block: context_BHTK - missed[block] for block, context_BHTK in outputs.items()}
@@ -65,7 +65,7 @@ def predicted(subject: Subject, examples: Examples, ridge: float = 1e-3) -> Repl
     return replacement
 
 
-def resample(examples: Examples, seed: int) -> Replacement:
+def resample(examples: Data, seed: int) -> Replacement:
     """The outputs on another example of the split; past the end of that one, those on its last token."""
     if len(examples) < 2:
         raise ValueError("replace=resample: needs another example, the score split has one")
@@ -73,7 +73,7 @@ def resample(examples: Examples, seed: int) -> Replacement:
     step_E = torch.randint(1, len(examples), (len(examples),), generator=draw)
     other_E = (torch.arange(len(examples)) + step_E) % len(examples)
 
-    def replacement(subject: Subject, batch: Examples, at: Tensor) -> Fallback:
+    def replacement(subject: Subject, batch: Batch, at: Tensor) -> Fallback:
         donors = examples[other_E.to(at.device)[at]]
         valid, positions = subject.queries(donors), subject.queries(batch)
         fallback: dict[Block, Tensor] = {}

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.measure import all_open, measure_masks
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
@@ -21,7 +21,7 @@ class AllButOne(Scorer):
     zero_if_silent: ClassVar[bool] = False
 
     @torch.no_grad()
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         gates_NN = all_open(subject, len(subject.grid))
         for block in subject.grid.blocks:
             heads = subject.grid.positions(block)

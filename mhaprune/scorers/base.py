@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Self
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.ranges import Checked, Ge, Gt
 from mhaprune.subject import Subject
 
@@ -105,7 +105,7 @@ class Scorer(Checked, ABC):
     """Whether a head that writes nothing into the model scores 0."""
 
     @abstractmethod
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores: ...
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores: ...
 
     def check(self, num_heads: int, gated: bool) -> None:
         """Raise ValueError, before anything is trained, where it cannot score a model of so many heads, with or without

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.measure import BATCH_SIZE
 from mhaprune.scorers.base import Scorer, Scores, TokenValues
-from mhaprune.subject import Subject
+from mhaprune.subject import Batch, Subject
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Confidence(Scorer):
     zero_if_silent: ClassVar[bool] = False
 
     @torch.no_grad()
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
-        def largest(batch: Examples) -> TokenValues:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
+        def largest(batch: Batch) -> TokenValues:
             maps = subject.attention_maps(batch).values()
             return [((seen.weights * seen.keys[:, None, None]).amax(dim=-1), seen.queries) for seen in maps]
 

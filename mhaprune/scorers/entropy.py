@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.measure import BATCH_SIZE
 from mhaprune.scorers.base import Scorer, Scores, TokenValues
-from mhaprune.subject import Subject
+from mhaprune.subject import Batch, Subject
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Entropy(Scorer):
     zero_if_silent: ClassVar[bool] = False
 
     @torch.no_grad()
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
-        def negative_entropy(batch: Examples) -> TokenValues:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
+        def negative_entropy(batch: Batch) -> TokenValues:
             maps, valid = subject.attention_maps(batch), subject.queries(batch)
             return [(seen.weights.xlogy(seen.weights).sum(dim=-1), valid[block]) for block, seen in maps.items()]
 

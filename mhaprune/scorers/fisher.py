@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.measure import gate_gradients
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
@@ -18,5 +18,5 @@ class Fisher(Scorer):
 
     family: ClassVar[str] = "gradient"
 
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         return Scores.mean_over_examples(gate_gradients(subject, examples) ** 2, 1, 1)

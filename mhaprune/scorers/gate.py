@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.scorers.base import NEEDS_GATES, Scorer, Scores
 from mhaprune.subject import Subject
 
@@ -25,7 +25,7 @@ class Gate(Scorer):
     zero_if_silent: ClassVar[bool] = False
 
     @torch.no_grad()
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         gates_N = subject.learned_gates()
         if gates_N is None:
             raise ValueError(NEEDS_GATES)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.measure import BATCH_SIZE, head_norms
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
@@ -23,7 +23,7 @@ class GateOutput(Scorer):
     family: ClassVar[str] = "gate"
 
     @torch.no_grad()
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         norms = (head_norms(subject, batch) for batch in examples.batches(BATCH_SIZE))
         scores = Scores.mean_over_tokens(norms, forward_passes=1)
         gates_N = subject.learned_gates()

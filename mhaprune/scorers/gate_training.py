@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.measure import Diverged
 from mhaprune.subject import Subject
 
@@ -33,7 +33,7 @@ class GatePath(NamedTuple):
 
 def train_gates(
     subject: Subject,
-    examples: Examples,
+    examples: Data,
     initial: Tensor,
     sample: Sample,
     penalty: Penalty | None = None,
@@ -48,8 +48,7 @@ def train_gates(
 
     Raises `Diverged` where the loss is not finite.
     """
-    device = examples.source.device
-    dtype = next(iter(subject.output_weights().values())).dtype
+    device, dtype = subject.device, subject.dtype
     logits_N = initial.double().to(device).requires_grad_()
     optimiser = torch.optim.Adam([logits_N], lr=learning_rate)
     draw = torch.Generator().manual_seed(seed)

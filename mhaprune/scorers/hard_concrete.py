@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.ranges import Gt
 from mhaprune.scorers.base import Scores, TrainedGates
 from mhaprune.scorers.gate_training import train_gates
@@ -37,7 +37,7 @@ class HardConcrete(TrainedGates):
     multiplier_rate: Annotated[float, Gt(0)] = 0.02
     """How fast λ changes: each step multiplies it by exp(`multiplier_rate` · x)."""
 
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         num_heads = len(subject.grid)
         target = self.heads_to_keep(num_heads)
         multiplier = FIRST_MULTIPLIER

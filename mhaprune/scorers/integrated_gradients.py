@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from tqdm import tqdm
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.measure import all_open, gate_gradients
 from mhaprune.ranges import Ge
 from mhaprune.scorers.base import Scorer, Scores
@@ -35,7 +35,7 @@ class IntegratedGradients(Scorer):
     steps: Annotated[int, Ge(1)] = 20
     """Number of points of the midpoint rule on each path. Each takes a pass forward and one backward."""
 
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         open_N, grid = all_open(subject, 1)[0], subject.grid
         paths = [range(len(grid))] if self.path == "all" else [grid.positions(block) for block in grid.blocks]
         points = [(list(path), (step + 0.5) / self.steps) for path in paths if path for step in range(self.steps)]

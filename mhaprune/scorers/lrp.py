@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from mhaprune.data import PAD, Examples
-from mhaprune.measure import BATCH_SIZE, all_open
+from mhaprune.data import Data
+from mhaprune.measure import BATCH_SIZE
 from mhaprune.ranges import Gt, Lt
 from mhaprune.scorers.base import Scorer, Scores
-from mhaprune.subject import Subject
+from mhaprune.subject import CarriesRelevance, Subject
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,12 @@ class Lrp(Scorer):
     epsilon: Annotated[float, Gt(0), Lt(1)] = 1e-3
     """The ε of the ε-rule. It keeps small denominators away from zero."""
 
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
-        relevant, shares = subject.with_relevance(self.epsilon), []
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
+        if not isinstance(subject, CarriesRelevance):
+            raise ValueError("needs layers that pass relevance back, which only mhaprune's own model has; leave it out")
+        shares = []
         for batch in examples.batches(BATCH_SIZE):
-            gates_BN = all_open(subject, len(batch)).requires_grad_()
-            top_BT = relevant.logits(batch, gates_BN).amax(dim=-1)
-            top, no_heads = top_BT[batch.target != PAD].sum(), not len(subject.grid)
-            (relevance_BN,) = torch.autograd.grad(top, gates_BN, allow_unused=no_heads, materialize_grads=no_heads)
+            relevance_BN = subject.relevance(batch, self.epsilon)
             sizes = subject.grid.split(relevance_BN.double().abs()).values()
             shares.append(torch.cat([R_BH / R_BH.sum(dim=1, keepdim=True).clamp(min=1e-300) for R_BH in sizes], dim=1))
         return Scores.mean_over_examples(torch.cat(shares), 1, 1)

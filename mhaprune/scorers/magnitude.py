@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
 
@@ -21,7 +21,7 @@ class Magnitude(Scorer):
     reads_examples: ClassVar[bool] = False
 
     @torch.no_grad()
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         outputs_N, values_N = (
             torch.cat([weight_HKX.double().norm(dim=(1, 2)) for weight_HKX in weights.values()])
             for weights in (subject.output_weights(), subject.value_weights())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.heads import Block
 from mhaprune.measure import BATCH_SIZE
 from mhaprune.subject import Subject
@@ -31,7 +31,7 @@ class Prediction:
 
     @classmethod
     @torch.no_grad()
-    def fit(cls, subject: Subject, examples: Examples, ridge: float) -> Prediction:
+    def fit(cls, subject: Subject, examples: Data, ridge: float) -> Prediction:
         """By ridge regression with an intercept over all tokens of a split, padding excluded, in float64.
 
         The penalty on squared coefficients is `ridge` times the mean variance of an output. All regressions of a block

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.measure import all_open, measure_masks
 from mhaprune.ranges import Ge, Gt, Lt
 from mhaprune.scorers.base import Budgeted, Scores
@@ -35,12 +35,10 @@ class Racing(Budgeted):
     """Number of examples of the first round."""
 
     @torch.no_grad()
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         num_heads = len(subject.grid)
         keep = self.heads_to_keep(num_heads)
-        order_E = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed)).to(
-            examples.source.device
-        )
+        order_E = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed)).to(examples.device)
         means_N, stderr_N = torch.zeros(num_heads).double(), torch.zeros(num_heads).double()
         removed: list[int] = []
         kept: list[int] = []

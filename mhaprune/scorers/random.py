@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.ranges import Ge
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
@@ -25,7 +25,7 @@ class Random(Scorer):
     draws: Annotated[int, Ge(1)] = 10
     """Number of random orders."""
 
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         draw = torch.Generator().manual_seed(seed)
         orders = [torch.randperm(len(subject.grid), generator=draw) for _ in range(self.draws)]
         return Scores(torch.stack(orders).double())

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.heads import Block
 from mhaprune.measure import BATCH_SIZE
 from mhaprune.scorers.base import Scorer, Scores
@@ -35,7 +35,7 @@ class Redundancy(Scorer):
     family: ClassVar[str] = "reconstruction"
 
     @torch.no_grad()
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         weights = subject.output_weights()
         tokens: dict[Block, Tensor] = {}
         sums: dict[Block, Tensor] = {}

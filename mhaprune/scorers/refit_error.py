@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.measure import BATCH_SIZE
 from mhaprune.ranges import Gt
 from mhaprune.scorers.base import Scorer, Scores, TokenValues
 from mhaprune.scorers.prediction import PASSES, Prediction
-from mhaprune.subject import Subject
+from mhaprune.subject import Batch, Subject
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class RefitError(Scorer):
     """The penalty on squared coefficients of the regression, as a multiple of the mean variance of an output."""
 
     @torch.no_grad()
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         prediction = Prediction.fit(subject, examples, self.ridge)
         weights, gates_N = subject.output_weights(), subject.learned_gates()
         if gates_N is not None:
             gates = subject.grid.split(gates_N)
             weights = {block: gates[block][:, None, None] * weights_HKD for block, weights_HKD in weights.items()}
 
-        def errors(batch: Examples) -> TokenValues:
+        def errors(batch: Batch) -> TokenValues:
             missed, valid = prediction.missed(subject.head_outputs(batch)), subject.queries(batch)
             return [((missed[block] @ weights[block]).square().sum(dim=-1), valid[block]) for block in missed]
 

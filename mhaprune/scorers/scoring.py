@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from mhaprune.cache import Remember, data_digest, source_digests
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.heads import HeadId
 from mhaprune.scorers.base import Budgeted, Scorer, Scores, TrainedGates
 from mhaprune.store import describe
@@ -31,7 +31,7 @@ class Scored(NamedTuple):
 class Scoring:
     """Scores of one subject on one split, each computed once; of a scorer that trains never again for this model."""
 
-    def __init__(self, subject: Subject, examples: Examples, seed: int, remember: Remember | None = None) -> None:
+    def __init__(self, subject: Subject, examples: Data, seed: int, remember: Remember | None = None) -> None:
         self.subject, self.examples, self.seed, self.remember = subject, examples, seed, remember
         self._done: dict[Scorer, Scored] = {}
 

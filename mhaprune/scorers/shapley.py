@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.measure import all_open, measure_masks
 from mhaprune.ranges import Ge, Gt, Lt, Within
 from mhaprune.scorers.base import Scorer, Scores
@@ -60,7 +60,7 @@ class Shapley(Scorer):
             )
 
     @torch.no_grad()
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         num_heads = len(subject.grid)
         self.check(num_heads, gated=subject.learned_gates() is not None)
         if not num_heads:
@@ -106,7 +106,7 @@ class Shapley(Scorer):
         return bool((halves_N <= self.bound).all())
 
 
-def _exact(subject: Subject, examples: Examples) -> Scores:
+def _exact(subject: Subject, examples: Data) -> Scores:
     """The Shapley values of each example, from the losses under all subsets, and their mean.
 
     A subset of s heads counts for each of them with 1 / (N · C(N-1, s-1)), and against each other head with

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.ranges import Gt
 from mhaprune.scorers.base import Scores, TrainedGates
 from mhaprune.scorers.gate_training import train_gates
@@ -35,7 +35,7 @@ class Subset(TrainedGates):
                 f"end_temperature={self.end_temperature}: must be at most start_temperature={self.start_temperature}"
             )
 
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         num_heads = len(subject.grid)
         keep = self.heads_to_keep(num_heads)
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.measure import BATCH_SIZE, all_open, by_length, gate_gradients
 from mhaprune.ranges import Ge
 from mhaprune.scorers.base import Scorer, Scores
@@ -32,7 +32,7 @@ class Taylor(Scorer):
     batch_size: Annotated[int, Ge(1)] = 32
     """Number of examples of a batch, for level `batch`."""
 
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         if self.level == "token":
             return Scores.mean_over_examples(token_gradients(subject, examples), 1, 1)
         gradients_EN = gate_gradients(subject, examples)
@@ -47,7 +47,7 @@ class Taylor(Scorer):
         return Scores(values_N[None], spread_N[None] if len(batches) > 1 else None, 1, 1)
 
 
-def token_gradients(subject: Subject, examples: Examples, batch_size: int = BATCH_SIZE) -> Tensor:
+def token_gradients(subject: Subject, examples: Data, batch_size: int = BATCH_SIZE) -> Tensor:
     """(E, N): for every example the sum over tokens of |∂ℓ/∂ξ|, where each token has a gate of its own."""
     dtype = all_open(subject, 1).dtype
     order, batches = by_length(examples, batch_size)

@@ -12,17 +12,17 @@ import torch
 from mhaprune.evaluation import choose_columns
 from mhaprune.experiments.can_go import sure_count, surely, what_is_sure, within_tolerance
 from mhaprune.statistics import paired_interval
-from mhaprune.subject import Outcome
+from mhaprune.subject import Answered
 
 DENSE = torch.ones(512)
 DENSE[500:] = 0
 
 
-def outcome(exact: torch.Tensor) -> Outcome:
-    return Outcome(1 - exact, exact, exact)
+def outcome(exact: torch.Tensor) -> Answered:
+    return Answered(1 - exact, exact, exact)
 
 
-def changed(lost: int, gained: int = 0) -> Outcome:
+def changed(lost: int, gained: int = 0) -> Answered:
     """The dense model's answers with some right ones lost and some wrong ones gained."""
     exact = DENSE.clone()
     exact[:lost] = 0

@@ -173,7 +173,7 @@ def test_anything_else_is_refused_in_one_line(file: Path, tmp_path: Path) -> Non
         (broken(content, version=1), "saved in version 1 of the format, this mhaprune reads 3"),
         (broken(content, weights=weights), "damaged, its weights do not fit"),
         (broken(content, weights=shifted), "damaged, its weights are not those that were saved"),
-        (broken(content, heads=["elsewhere.0.0"]), "damaged, head='elsewhere.0.0': must read SITE.LAYER.HEAD"),
+        (broken(content, heads=["elsewhere.0.0"]), "damaged, head='elsewhere.0.0': has an unknown site"),
         (broken(content, settings=None), "damaged, settings is a NoneType"),
         (broken(content, heads=5), "damaged, heads is a int"),
         (

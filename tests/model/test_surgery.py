@@ -100,7 +100,7 @@ def test_what_was_removed_stays_so_in_training_and_in_evaluation() -> None:
     model = Seq2Seq(Transformer(d_model=8, num_heads=2), 11, Softmax()).double()
     for parameter in model.parameters():
         nn.init.normal_(parameter)
-    gone = [head for n, head in enumerate(model.grid) if n in (1, 4, 5) or head.site is Site.CROSS]
+    gone = [head for n, head in enumerate(model.grid) if n in (1, 4, 5) or head.site == Site.CROSS]
     mask = HeadMask(model.grid, frozenset(gone))
     left = model.without(mask)
     before = copy.deepcopy(left)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from conftest import gated_model, lesson_of
 from mhaprune.data import PAD, Examples
 from mhaprune.heads import HeadId, HeadMask
-from mhaprune.measure import logit_difference
+from mhaprune.measure import output_difference
 from mhaprune.model.checkpoint import load, restore, to_bytes
 from mhaprune.model.sublayers import Sublayer, sublayers
 from mhaprune.model.transformer import Seq2Seq
@@ -111,9 +111,9 @@ def test_a_model_that_lost_nothing_is_not_changed(lesson: Lesson, batch: Example
     """With live gates and with folded ones."""
     for left in (lesson.dense, without(lesson.dense, ())):
         new = recovered(Refit(), lesson, left)
-        assert logit_difference(new, lesson.dense, batch) < 1e-9
+        assert output_difference(new, lesson.dense, batch) < 1e-9
         single = lesson_of(copy.deepcopy(lesson.dense).float(), lesson.splits)
-        assert logit_difference(recovered(Refit(), single, copy.deepcopy(left).float()), single.dense, batch) < 1e-3
+        assert output_difference(recovered(Refit(), single, copy.deepcopy(left).float()), single.dense, batch) < 1e-3
 
 
 @torch.no_grad()
@@ -126,7 +126,7 @@ def test_a_learned_gate_stays_where_it_is_and_the_map_behind_it_is_fitted(lesson
     removed = lesson.dense.without(HeadMask(gated.grid, frozenset(first)))
     masked, cut = (recovered(Refit(ridge=0.0), lesson, left) for left in (gated, removed))
     assert masked.learned_gates() is not None
-    assert logit_difference(masked, cut, lesson.splits.report) < 1e-6
+    assert output_difference(masked, cut, lesson.splits.report) < 1e-6
 
 
 def test_no_target_and_no_other_split_is_read(lesson: Lesson, left: Seq2Seq) -> None:
@@ -144,7 +144,7 @@ def test_padding_changes_nothing(lesson: Lesson, left: Seq2Seq, batch: Examples)
     source = lesson.splits.train.source
     wider = torch.cat([source, source.new_zeros(len(source), 3)], dim=1)
     models = [refit(left, show(lesson.dense, ids), 1e-3) for ids in (source, wider)]
-    assert logit_difference(*models, batch) < 1e-9
+    assert output_difference(*models, batch) < 1e-9
 
 
 def test_only_attention_is_fitted_where_that_is_said(lesson: Lesson, left: Seq2Seq) -> None:

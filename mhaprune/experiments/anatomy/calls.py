@@ -29,7 +29,7 @@ def call_in(subject: Seq2Seq, head: HeadId, example: Examples, report: Examples)
     batch = Examples(*(pad_sequence(list(ids), batch_first=True, padding_value=PAD) for ids in zip(*rows, strict=True)))
     query, key = subject.attention_inputs(batch)[head.block]
     bias = subject.bias(batch.source)
-    if head.site is Site.DECODER_SELF:
+    if head.site == Site.DECODER_SELF:
         bias = causal_bias(query.shape[1], key.shape[1], query.dtype, query.device)[None, None]
     return LayerCall(subject.attention_sublayers()[head.block].attention, query, key, key, bias)
 
@@ -50,11 +50,11 @@ def scaling_here(subject: Seq2Seq, task: Task, call: LayerCall, head: HeadId, ex
     """What the division does to the middle query of the call's first example: a row per key that it may look at."""
     place = place_in_block(subject, head)
     steps = {step.name: step.value for step in walk(call)}
-    ids = example.source if head.site is Site.ENCODER_SELF else example.target
+    ids = example.source if head.site == Site.ENCODER_SELF else example.target
     query = ids.shape[1] // 2
     open_U = steps["masked scores"][0, place, query] > -math.inf
     table = with_and_without(steps["queries, split"][0, place, query], steps["keys, split"][0, place], open_U)
-    keys = shift_right(example.target) if head.site is Site.DECODER_SELF else example.source
+    keys = shift_right(example.target) if head.site == Site.DECODER_SELF else example.source
     names = tokens(task, keys)
     table.insert(1, "looks_at", [names[key] for key in table["key"]])
     return table.assign(**head_columns(head), query=query, token=tokens(task, ids)[query])

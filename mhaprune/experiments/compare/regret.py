@@ -32,7 +32,8 @@ class Regrets:
 
     def outcome(self, mask: HeadMask, name: str) -> np.ndarray:
         """(E,)"""
-        values: np.ndarray = getattr(self.reported[mask], name).double().cpu().numpy()
+        outcome = self.reported[mask]
+        values: np.ndarray = (outcome.loss if name == "loss" else outcome.quality).double().cpu().numpy()
         return values
 
     def regret(self, plans: Sequence[Plan], name: str) -> np.ndarray:

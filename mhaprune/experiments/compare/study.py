@@ -159,7 +159,7 @@ class Compare(Experiment):
         candidates = best_first(pruning[pruning["scorer"].isin(list(scorers))])
         honest = {k: plans[candidates.index[candidates["heads_removed"] == k][0]].mask for k in budgets}
         masks = list(dict.fromkeys([*(plan.mask for plan in mixed), *honest.values()]))
-        exact_ME = measure_removed(subject, report, masks).sequence_accuracy.double().cpu().numpy()
+        exact_ME = measure_removed(subject, report, masks).quality.double().cpu().numpy()
         exact = dict(zip(masks, exact_ME, strict=True))
         gains = []
         for k in budgets:

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.scorers.gate_training import train_gates
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.subject import Subject
@@ -19,7 +19,7 @@ CLOSED = 1e-6
 
 
 def from_other_starts(
-    subject: Subject, examples: Examples, starts: int, steps: int, seed: int, learning_rate: float = 0.1
+    subject: Subject, examples: Data, starts: int, steps: int, seed: int, learning_rate: float = 0.1
 ) -> pd.DataFrame:
     """One row per start and head: the gate at the start, after `steps` of Adam at the end, and the model's own.
 

@@ -47,11 +47,11 @@ class View:
     causal: bool
 
     @classmethod
-    def of(cls, site: Site, batch: Examples) -> View:
+    def of(cls, site: str, batch: Examples) -> View:
         prefix_BT = shift_right(batch.target).masked_fill(batch.target == PAD, PAD)
-        if site is Site.ENCODER_SELF:
+        if site == Site.ENCODER_SELF:
             return cls(batch.source, torch.full_like(batch.source, PAD), batch.source, False)
-        if site is Site.CROSS:
+        if site == Site.CROSS:
             return cls(prefix_BT, batch.target, batch.source, False)
         return cls(prefix_BT, batch.target, prefix_BT, True)
 
@@ -112,7 +112,7 @@ def same_symbol_elsewhere(view: View) -> Tensor:
     return symbol_read(view) & ~offset(view, 0)
 
 
-PATTERNS: dict[Site, dict[str, tuple[str, Points]]] = {
+PATTERNS: dict[str, dict[str, tuple[str, Points]]] = {
     Site.ENCODER_SELF: {
         "i−2": ("two before", partial(offset, by=-2)),
         "i−1": ("previous symbol", partial(offset, by=-1)),

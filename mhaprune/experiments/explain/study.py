@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.examples import attention_table, check_examples, examples_table, heads_named, show, sources
 from mhaprune.experiments.explain import words
@@ -18,7 +18,7 @@ from mhaprune.experiments.explain.figures import attention_maps, gates_from_othe
 from mhaprune.experiments.explain.gate_starts import from_other_starts
 from mhaprune.experiments.explain.patterns import observe
 from mhaprune.experiments.explain.without_each import close_each, closed_table, turned_wrong
-from mhaprune.heads import HeadGrid, HeadId, HeadMask, Site
+from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure import all_open, measure
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
@@ -168,7 +168,7 @@ def looks_table(
     config = subject.config
     first = heads[(heads["scorer"] == heads["scorer"].iloc[0]) & (heads["draw"] == 0)]
     table = pd.DataFrame(map(head_columns, HeadGrid.full(config.blocks, config.num_heads)))
-    table["removed"] = [HeadId(Site(site), *rest) not in subject.grid for site, *rest in table[HEAD].to_numpy()]
+    table["removed"] = [HeadId(site, *rest) not in subject.grid for site, *rest in table[HEAD].to_numpy()]
     for part in (first[[*HEAD, "scorer", "score", "stderr", "rank"]], looks, closed):
         table = table.merge(part, how="left", on=HEAD)
     ablation = heads[heads["scorer"] == REFERENCE].set_index(HEAD).reindex(pd.MultiIndex.from_frame(table[HEAD]))
@@ -176,9 +176,9 @@ def looks_table(
     return table.assign(tolerance=tolerance)
 
 
-def without_prunable(subject: Subject, looks: pd.DataFrame, report: Examples) -> float:
+def without_prunable(subject: Subject, looks: pd.DataFrame, report: Data) -> float:
     """Exact match with all prunable heads closed together."""
     rows = looks[looks["prunable"] & ~looks["removed"]][HEAD].itertuples(index=False)
-    mask = HeadMask(subject.grid, frozenset(HeadId(Site(site), layer, head) for site, layer, head in rows))
-    gates_N = all_open(subject, 1)[0] * mask.gates(report.source.device)
-    return float(measure(subject, report, gates_N).sequence_accuracy.mean())
+    mask = HeadMask(subject.grid, frozenset(HeadId(site, layer, head) for site, layer, head in rows))
+    gates_N = all_open(subject, 1)[0] * mask.gates(report.device)
+    return float(measure(subject, report, gates_N).quality.mean())

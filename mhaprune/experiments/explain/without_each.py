@@ -32,7 +32,7 @@ def close_each(subject: Seq2Seq, examples: Examples) -> Outcome:
 def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
     """One row per head: exact match without it with its interval, the numbers of examples that turn wrong and right,
     and the rise of the loss in nats."""
-    exact_ME, loss_ME = (x.double().cpu().numpy() for x in (closed.sequence_accuracy, closed.loss))
+    exact_ME, loss_ME = (x.double().cpu().numpy() for x in (closed.quality, closed.loss))
     rows = []
     for head, exact_E, loss_E in zip(heads, exact_ME[1:], loss_ME[1:], strict=True):
         rows.append(
@@ -49,10 +49,10 @@ def turned_wrong(
     subject: Seq2Seq, task: Task, examples: Examples, closed: Outcome, heads: Collection[HeadId], shown: int
 ) -> pd.DataFrame:
     """For each of the `heads` the first `shown` examples that turn wrong when it is closed, with the model's answer."""
-    right_E = closed.sequence_accuracy[0] == 1
+    right_E = closed.quality[0] == 1
     rows: list[dict[str, Any]] = []
     for n, head in enumerate(tqdm(subject.grid, "what breaks", disable=None, leave=False)):
-        at = (right_E & (closed.sequence_accuracy[n + 1] == 0)).nonzero()[:shown, 0]
+        at = (right_E & (closed.quality[n + 1] == 0)).nonzero()[:shown, 0]
         if head not in heads or not len(at):
             continue
         some = examples[at]

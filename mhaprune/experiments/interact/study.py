@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
 from mhaprune.experiments.interact import words
 from mhaprune.experiments.interact.figures import by_block, interactions, together
@@ -92,7 +92,7 @@ class Interact(Experiment):
         return Findings(tables, {"max_difference_masked_removed": equivalence.worst} | proofs(subject, report))
 
 
-def loss_rises(subject: Subject, examples: Examples, masks: Sequence[HeadMask]) -> np.ndarray:
+def loss_rises(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> np.ndarray:
     """(M, E): the loss of every example with the heads of each mask closed minus that with all open, in nats."""
     masks = [HeadMask(subject.grid), *masks]
     parts = tqdm(list(examples.batches(BATCH_SIZE)), "pairs of heads", disable=None, leave=False)

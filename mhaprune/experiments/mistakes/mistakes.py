@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.experiments.mistakes.words import RANDOM_GATES
 from mhaprune.heads import HeadGrid
 from mhaprune.measure import gate_gradients
@@ -56,7 +56,7 @@ class WrongTaylor(Scorer):
     combine: Callable[[Tensor, HeadGrid], Tensor]
     """Makes scores (N,) of the derivatives (E, N)."""
 
-    def __call__(self, subject: Subject, examples: Examples, seed: int) -> Scores:
+    def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         scores_N = self.combine(gate_gradients(subject, examples), subject.grid)
         return Scores(scores_N[None], forward_passes=1, backward_passes=1)
 

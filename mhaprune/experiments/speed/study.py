@@ -85,7 +85,7 @@ class Speed(Experiment):
                 raise ValueError(f"experiment.d_models={d_model}: must be {allowed}")
 
     def __call__(self, study: Study) -> Findings:
-        subject, device = study.subject, study.splits.report.source.device
+        subject, device = study.subject, study.splits.report.device
         self._check_widths(subject.config, subject.config.num_heads)
         full = HeadGrid.full(subject.config.blocks, subject.config.num_heads)
         masks = [evenly(full, count) for count in heads_to_remove(self.shares, len(full))]

@@ -27,7 +27,7 @@ from mhaprune.scorers.subset import Subset
 from mhaprune.scorers.taylor import Taylor
 from mhaprune.statistics import area, difference_interval, prunable, student_interval
 from mhaprune.store import RunFolder, read_status
-from mhaprune.subject import Outcome
+from mhaprune.subject import Answered
 from mhaprune.tasks.base import Splits
 
 
@@ -155,7 +155,7 @@ def winner_of(first: torch.Tensor, second: torch.Tensor) -> dict[str, Any]:
     """Of two scorers with these outcomes of every example; the first is better on the choose split."""
     grid = HeadGrid.full([Block(Site.CROSS, 0)], 2)
     masks = [HeadMask(grid, frozenset([head])) for head in grid]
-    reported = {mask: Outcome(right, right, right) for mask, right in zip(masks, (first, second), strict=True)}
+    reported = {mask: Answered(right, right, right) for mask, right in zip(masks, (first, second), strict=True)}
     plans = [Plan(name, 0, "one_shot", mask) for name, mask in zip("ab", masks, strict=True)]
     best = [Plan(name, 0, "exact", masks[0]) for name in ("loss", "sequence_accuracy")]
     methods = pd.DataFrame(

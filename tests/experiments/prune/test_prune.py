@@ -37,7 +37,7 @@ from mhaprune.scorers.scoring import Scoring
 from mhaprune.scorers.subset import Subset
 from mhaprune.statistics import paired_interval
 from mhaprune.store import RunFolder, read_status
-from mhaprune.subject import Outcome
+from mhaprune.subject import Answered
 from mhaprune.trained import Study
 
 RECOVERIES = "recovery=[refit,fine_tune,fine_tune_between,from_scratch]"
@@ -346,7 +346,7 @@ def test_the_order_is_that_of_the_masks(tables: Mapping[str, pd.DataFrame]) -> N
 
 
 def test_ten_comes_after_nine() -> None:
-    outcome = Outcome(*(torch.tensor([1.0, 0.0, 1.0]) for _ in Outcome._fields))
+    outcome = Answered(*(torch.tensor([1.0, 0.0, 1.0]) for _ in Answered._fields))
     assert list(by_group(outcome, ["10 symbols", "9 symbols", "10 symbols"])["group"]) == ["9 symbols", "10 symbols"]
 
 
