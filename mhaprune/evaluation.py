@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 import torch
 
-from mhaprune.data import PAD, Examples
+from mhaprune.data import PAD, Data, Examples
 from mhaprune.measure import measure
 from mhaprune.statistics import mean_interval, paired_interval, share_interval, wilson_interval, with_interval
 from mhaprune.subject import Outcome, Subject
@@ -68,15 +68,23 @@ def _natural(group: str) -> tuple[int, str]:
 
 
 def accuracy_columns(outcome: Outcome) -> dict[str, float]:
-    """Mean loss, token accuracy and exact match, each with its 95 % interval over examples, `_low` and `_high`."""
+    """The mean of the loss, of the quality and of what else there is, each with its 95 % interval over examples, `_low`
+    and `_high`."""
     columns: dict[str, float] = {}
-    intervals = {"loss": mean_interval, "token_accuracy": share_interval, QUALITY: wilson_interval}
     for name, values in outcome._asdict().items():
-        columns |= with_interval(name, values.double().cpu().numpy(), intervals[name])
+        values_E = values.double().cpu().numpy()
+        columns |= with_interval(name, values_E, _interval(name, values_E))
     return columns
 
 
-def size_columns(subject: Subject, report: Examples) -> dict[str, int]:
+def _interval(name: str, values_E: np.ndarray) -> Callable[[np.ndarray], tuple[float, float]]:
+    """The interval that holds for such values: successes, shares or any number."""
+    if name == QUALITY and yes_or_no(values_E):
+        return wilson_interval
+    return share_interval if name != "loss" and values_E.min() >= 0 and values_E.max() <= 1 else mean_interval
+
+
+def size_columns(subject: Subject, report: Data) -> dict[str, int]:
     """The number of parameters, and the floating-point operations of an example."""
     batch = report[:COUNTED]
     return {"parameters": subject.count_parameters(), "flops": subject.count_flops(batch) // len(batch)}
@@ -85,12 +93,19 @@ def size_columns(subject: Subject, report: Examples) -> dict[str, int]:
 def choose_columns(outcome: Outcome, dense: Outcome) -> dict[str, float]:
     """The columns for choosing between models, from outcomes on the choose split. They are never reported.
 
-    `choose_drop` is the exact match of the dense model minus that of this one, with the 95 % interval of pairs.
+    `choose_drop` is the quality of the dense model minus that of this one, with the 95 % interval of pairs.
     """
     means = {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
     dense_E, left_E = (each.quality.double().cpu().numpy() for each in (dense, outcome))
-    drop = (float((dense_E - left_E).mean()), *paired_interval(dense_E, left_E))
+    binary = yes_or_no(dense_E) and yes_or_no(left_E)
+    ends = paired_interval(dense_E, left_E) if binary else mean_interval(dense_E - left_E)
+    drop = (float((dense_E - left_E).mean()), *ends)
     return means | {f"{CHOOSE_DROP}{end}": value for end, value in zip(ENDS, drop, strict=True)}
+
+
+def yes_or_no(values_E: np.ndarray) -> bool:
+    """Whether all values are 0 or 1."""
+    return bool(((values_E == 0) | (values_E == 1)).all())
 
 
 def nothing_learnt(training: Training, history: pd.DataFrame, valid: Examples) -> str | None:

@@ -43,19 +43,14 @@ class Answered(NamedTuple):
     """How a sequence-to-sequence model does on each example.
 
     `loss` is the mean cross-entropy in nats over the example's target tokens, padding excluded; `token_accuracy` the
-    share of them that the model ranks first given the true prefix; `sequence_accuracy` 1 where it ranks all of them
-    first. That last one *is* exact match under greedy decoding: greedy decoding follows the true prefix for as long
-    as it has made no mistake.
+    share of them that the model ranks first given the true prefix; `quality` 1 where it ranks all of them first. That
+    last one *is* exact match under greedy decoding: greedy decoding follows the true prefix for as long as it has made
+    no mistake.
     """
 
     loss: Tensor
     token_accuracy: Tensor
-    sequence_accuracy: Tensor
-
-    @property
-    def quality(self) -> Tensor:
-        """Exact match."""
-        return self.sequence_accuracy
+    quality: Tensor
 
     @classmethod
     def of(cls, logits: Tensor, target: Tensor) -> Self:

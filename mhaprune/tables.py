@@ -25,8 +25,10 @@ LABEL = "label"
 """The column that tells runs apart, where there are several."""
 SETTING = "setting"
 """The label without the seed: what runs have in common that differ only in their seed. Empty if all runs do."""
-QUALITY = "sequence_accuracy"
-"""The column of what a model is judged by: exact match."""
+QUALITY = "quality"
+"""The column of what a model is judged by: exact match for our own, see `quality_name`."""
+QUALITY_NAME = "quality_name"
+"""The column that names another quality."""
 VALID_QUALITY = f"valid_{QUALITY}"
 """The same on the split that is measured during training."""
 CHOOSE_QUALITY = f"choose_{QUALITY}"
@@ -116,6 +118,12 @@ def named(heads: pd.DataFrame) -> list[HeadName]:
 def blocks_in(heads: pd.DataFrame) -> list[tuple[str, int]]:
     """The blocks of the rows of a table, each once, in the order of the table."""
     return list(heads[BLOCK].drop_duplicates().itertuples(index=False, name=None))
+
+
+def quality_name(tables: Tables) -> str:
+    """What figures and sentences call the quality of these tables."""
+    names = (str(frame[QUALITY_NAME].iloc[0]) for frame in tables.values() if QUALITY_NAME in frame and len(frame))
+    return next(names, "exact match")
 
 
 def candidates(frame: pd.DataFrame) -> list[str]:

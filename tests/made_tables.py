@@ -25,9 +25,9 @@ def pruning_table(seed: int = 0) -> pd.DataFrame:
                         "heads_total": 4,
                         "heads_removed": removed,
                         "fraction_removed": removed / 4,
-                        "sequence_accuracy": share,
-                        "sequence_accuracy_low": share - 0.05,
-                        "sequence_accuracy_high": share + 0.05,
+                        "quality": share,
+                        "quality_low": share - 0.05,
+                        "quality_high": share + 0.05,
                         **(speed if number == 0 else {}),
                     }
                 )
@@ -43,7 +43,7 @@ def all_tables() -> dict[str, pd.DataFrame]:
         for i, (s, layer, h) in enumerate(heads)
     ]
     training = pd.DataFrame({"step": [1, 2], "loss": [2.0, 1.0], "valid_loss": [2.1, 1.2]})
-    training = training.assign(valid_sequence_accuracy=[0.1, 0.9])
+    training = training.assign(valid_quality=[0.1, 0.9])
     for head in ("encoder_self.0.0", "encoder_self.0.1", "cross.0.0", "cross.0.2"):
         training[f"gate_{head}"] = [1.0, 1.2]
     return {
@@ -58,10 +58,10 @@ def all_tables() -> dict[str, pd.DataFrame]:
 def summary() -> pd.DataFrame:
     row = {
         "heads_total": 24,
-        "choose_sequence_accuracy": 0.99,
-        "dense_sequence_accuracy": 1.0,
-        "sequence_accuracy_low": 0.97,
-        "sequence_accuracy_high": 1.0,
+        "choose_quality": 0.99,
+        "dense_quality": 1.0,
+        "quality_low": 0.97,
+        "quality_high": 1.0,
         "speedup": 1.21,
         "tolerance": 0.01,
         "speedup_q1": 1.2,
@@ -70,10 +70,10 @@ def summary() -> pd.DataFrame:
     return pd.DataFrame(
         [
             row
-            | {"scorer": "gate", "heads_removed": 3, "sequence_accuracy": 1.0, "spearman_with_ablation": 0.44}
+            | {"scorer": "gate", "heads_removed": 3, "quality": 1.0, "spearman_with_ablation": 0.44}
             | {"removed": "cross.0.0 cross.0.1 cross.1.2"},
             row
-            | {"scorer": "ablation", "heads_removed": 9, "sequence_accuracy": 0.993, "spearman_with_ablation": None}
+            | {"scorer": "ablation", "heads_removed": 9, "quality": 0.993, "spearman_with_ablation": None}
             | {"removed": " ".join(f"cross.1.{n}" for n in range(9))},
         ]
     )

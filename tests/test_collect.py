@@ -119,7 +119,7 @@ def test_every_experiment_says_and_draws_what_its_own_runs_found(tmp_path: Path)
     make_run(tmp_path / "a", num_heads=2)
     with RunFolder(tmp_path / "b").recorded() as folder:
         folder.note(kind="run", experiment=target(Train()), identity={"run": "x", "task": "sort", "num_heads": 4})
-        row = {f"{name}{end}": 0.5 for name in ("sequence_accuracy", "token_accuracy") for end in ("", "_low", "_high")}
+        row = {f"{name}{end}": 0.5 for name in ("quality", "token_accuracy") for end in ("", "_low", "_high")}
         folder.write_table("accuracy", pd.DataFrame([row]))
         folder.write_table("pruning", pd.DataFrame({"steps": [1]}))
     lines = collect([tmp_path], tmp_path / "out")

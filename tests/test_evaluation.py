@@ -12,7 +12,7 @@ from mhaprune.training.loop import Training
 
 def test_a_training_that_taught_nothing_is_named(splits: Splits) -> None:
     """A model that knows how often each symbol is, and nothing else, has a loss of their entropy."""
-    history = pd.DataFrame({"valid_loss": [3.0, 0.0], "valid_sequence_accuracy": [0.1, 0.0]})
+    history = pd.DataFrame({"valid_loss": [3.0, 0.0], "valid_quality": [0.1, 0.0]})
     tokens = splits.valid.target[splits.valid.target != PAD].tolist()
     entropy = -sum(math.log(tokens.count(token) / len(tokens)) for token in tokens) / len(tokens)
     for loss, named in ((entropy - 1e-6, False), (entropy + 1e-6, True), (math.inf, True)):

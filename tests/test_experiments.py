@@ -23,8 +23,8 @@ def pruning(tmp_path: Path, *overrides: str) -> pd.DataFrame:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_quarter_of_the_heads_goes_by_ablation_but_not_by_chance(tmp_path: Path, task: str, seed: int) -> None:
     table = pruning(tmp_path, f"task={task}", f"seed={seed}", "scorer=[ablation,random]")
-    assert (table.loc[table["heads_removed"] == 0, "sequence_accuracy"] >= 0.99).all()
-    means = table[table["fraction_removed"] == 0.25].groupby("scorer")["sequence_accuracy"].mean()
+    assert (table.loc[table["heads_removed"] == 0, "quality"] >= 0.99).all()
+    means = table[table["fraction_removed"] == 0.25].groupby("scorer")["quality"].mean()
     assert means["ablation"] >= 0.98
     assert means["ablation"] >= means["random"] + (0.2 if task == "copy" else 0.3)
 
@@ -32,7 +32,7 @@ def test_a_quarter_of_the_heads_goes_by_ablation_but_not_by_chance(tmp_path: Pat
 @pytest.mark.slow
 def test_inflection_is_learnt(tmp_path: Path) -> None:
     table = pruning(tmp_path, "task=inflection", "scorer=[ablation]")
-    assert table.loc[table["heads_removed"] == 0, "sequence_accuracy"].item() >= 0.80
+    assert table.loc[table["heads_removed"] == 0, "quality"].item() >= 0.80
 
 
 @pytest.mark.slow
@@ -42,6 +42,6 @@ def test_few_heads_are_enough_once_they_are_fine_tuned(tmp_path: Path, task: str
     overrides = [*settings, "experiment.latency_rounds=1", f"cache={tmp_path / 'cache'}"]
     with RunFolder(tmp_path / "run").recorded() as folder:
         build(compose("experiment=prune", *overrides))(folder)
-    table = pd.read_csv(tmp_path / "run" / "recovery.csv").set_index(["recovery", "heads_kept"])["sequence_accuracy"]
+    table = pd.read_csv(tmp_path / "run" / "recovery.csv").set_index(["recovery", "heads_kept"])["quality"]
     assert table["fine_tune", heads] >= table["nothing", 24] - 0.01
     assert table["nothing", heads] <= table["nothing", 24] - 0.1, "it takes the training"

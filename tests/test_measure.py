@@ -22,7 +22,7 @@ def test_measure_is_a_loop_over_single_examples_in_their_order(model: Seq2Seq, s
         torch.testing.assert_close(outcome.loss[e], F.cross_entropy(logits, one.target[0]))
         right = logits.argmax(-1) == one.target[0]
         assert outcome.token_accuracy[e].item() == pytest.approx(right.double().mean().item())
-        assert outcome.sequence_accuracy[e].item() == right.all().item()
+        assert outcome.quality[e].item() == right.all().item()
 
 
 def test_exact_match_is_that_of_greedy_decoding(model: Seq2Seq, splits: Splits) -> None:
@@ -31,18 +31,18 @@ def test_exact_match_is_that_of_greedy_decoding(model: Seq2Seq, splits: Splits) 
         model.output.bias[:3] = -100.0  # symbols only, so that every answer is as long as the others
     own = Examples(splits.score.source, model.decode_greedily(splits.score.source, 6))
     assert len(own.target.unique(dim=0)) > 1
-    assert measure(model, own).sequence_accuracy.all()
+    assert measure(model, own).quality.all()
     changed = own.target.clone()
     changed[::2, 3] = (changed[::2, 3] - 2) % 5 + 3
     mixed = Examples(own.source, changed)
-    assert measure(model, mixed).sequence_accuracy.sum() == len(own) // 2
+    assert measure(model, mixed).quality.sum() == len(own) // 2
     for examples in (own, mixed, splits.score):
         assert greedy_disagreements(model, examples) == 0
 
 
 def test_disagreements_are_counted(model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Seq2Seq, "predict", lambda self, batch: batch.target)
-    wrong = int((measure(model, splits.score).sequence_accuracy == 0).sum())
+    wrong = int((measure(model, splits.score).quality == 0).sum())
     assert wrong > 0
     assert greedy_disagreements(model, splits.score) == wrong
 
@@ -68,5 +68,5 @@ def test_accuracy_columns_carry_their_intervals() -> None:
     columns = accuracy_columns(Answered(loss, loss / 4, torch.tensor([1.0, 1.0, 1.0, 1.0])))
     assert columns["loss"] == 2.5
     assert columns["loss_low"] < 2.5 < columns["loss_high"]
-    assert columns["sequence_accuracy"] == columns["sequence_accuracy_high"] == 1.0
-    assert columns["sequence_accuracy_low"] < 0.6
+    assert columns["quality"] == columns["quality_high"] == 1.0
+    assert columns["quality_low"] < 0.6

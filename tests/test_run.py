@@ -54,9 +54,7 @@ def test_a_run_leaves_what_the_house_promises(first: Path) -> None:
     assert len(heads) == total * (3 + 3)
     assert {"scorer", "site", "layer", "head", "score", "stderr", "rank", "forward_passes", "seconds"} <= set(heads)
     assert sorted(pruning["heads_removed"].unique()) == [0, 1, 2, 3, 4, 5, 6]
-    named = {
-        f"{name}{end}" for name in ("loss", "token_accuracy", "sequence_accuracy") for end in ("", "_low", "_high")
-    }
+    named = {f"{name}{end}" for name in ("loss", "token_accuracy", "quality") for end in ("", "_low", "_high")}
     size = {
         "heads_total",
         "heads_kept",
@@ -70,7 +68,7 @@ def test_a_run_leaves_what_the_house_promises(first: Path) -> None:
     assert named | size <= set(pruning)
     assert (pruning["heads_kept"] + pruning["heads_removed"] == total).all()
     assert pruning.loc[pruning["draw"] == 0, "latency_ms"].notna().all()
-    assert {"step", "loss", "valid_sequence_accuracy", "gate_cross.0.1"} <= set(tables["training"])
+    assert {"step", "loss", "valid_quality", "gate_cross.0.1"} <= set(tables["training"])
     for table in tables.values():
         assert list(table)[:4] == ["run", "task", "gate", "seed"]
         assert table["run"].nunique() == 1

@@ -84,7 +84,7 @@ def test_what_it_says_is_so(tmp_path: Path) -> None:
     assert ranks.loc["with care", "ρ with ablation"].min() > ranks.loc["naively", "ρ with ablation"].max()
     best = names["closed"].iloc[0]
     assert best["name"] == "reverse position", "found by its profile"
-    assert best["sequence_accuracy"] < 0.05, "and confirmed by ablation"
+    assert best["quality"] < 0.05, "and confirmed by ablation"
     assert names["points"]["ablation"] < 0.2 * names["points"]["random"]
     assert names["speed"].loc["removed", "q1"] > names["speed"].loc["masked", "q3"]
     assert names["many"] >= 3

@@ -33,6 +33,6 @@ def say_accuracy(accuracy: pd.DataFrame) -> str:
     row = accuracy.iloc[0]
     return (
         f"{row[QUALITY]:.3f} exact match"
-        f" (95 % interval {row['sequence_accuracy_low']:.3f}–{row['sequence_accuracy_high']:.3f}),"
+        f" (95 % interval {row['quality_low']:.3f}–{row['quality_high']:.3f}),"
         f" {row['token_accuracy']:.4f} token accuracy on the report split."
     )

@@ -124,7 +124,7 @@ def training_curve(tables: Tables) -> Plot | None:
     axes.plot(training["step"], training["valid_loss"], color=COLOURS[0], linestyle="--", label="held-out loss")
     axes.set(xlabel="step", ylabel="loss (nats per token)", yscale="log")
     right = axes.twinx()
-    right.plot(training["step"], training["valid_sequence_accuracy"], color=COLOURS[1], label="held-out exact match")
+    right.plot(training["step"], training["valid_quality"], color=COLOURS[1], label="held-out exact match")
     right.set(ylabel="exact match", ylim=(-0.03, 1.03))
     right.spines["right"].set_visible(True)
     right.grid(visible=False)

@@ -145,7 +145,7 @@ class Training(Checked):
                     self._check_finite(mean_loss, done, rows)
                     running.zero_()
                     rows.append({"step": done, "seconds": seconds, "loss": mean_loss, **self._held_out(model, valid)})
-                    progress.set_postfix(loss=f"{mean_loss:.3f}", exact=f"{rows[-1]['valid_sequence_accuracy']:.3f}")
+                    progress.set_postfix(loss=f"{mean_loss:.3f}", exact=f"{rows[-1]['valid_quality']:.3f}")
             if save is not None and done % self.checkpoint_every == 0 and done < self.steps:
                 with watch.paused() as seconds:
                     now = {"running": running, "rows": rows, "step": done, "seconds": seconds, "rng": _rng(device)}
@@ -156,7 +156,7 @@ class Training(Checked):
         if not math.isfinite(loss):
             raise Diverged(
                 f"training.learning_rate={self.learning_rate}: the loss is {loss} by step {step}, exact match had"
-                f" reached {max(row['valid_sequence_accuracy'] for row in rows):.3f}; a lower rate, a longer warm-up or"
+                f" reached {max(row['valid_quality'] for row in rows):.3f}; a lower rate, a longer warm-up or"
                 " a smaller clip_norm keeps it finite"
             )
 

@@ -45,9 +45,9 @@ def decided(*changes: tuple[int, int], tolerance: float = 0.01) -> tuple[float, 
 
 def test_the_columns_are_what_is_lost_to_the_dense_model_pair_by_pair() -> None:
     columns = choose_columns(changed(4, 1), outcome(DENSE))
-    assert columns["choose_sequence_accuracy"] == 497 / 512
+    assert columns["choose_quality"] == 497 / 512
     assert columns["choose_drop"] == 3 / 512
-    ends = paired_interval(DENSE.numpy(), changed(4, 1).sequence_accuracy.numpy())
+    ends = paired_interval(DENSE.numpy(), changed(4, 1).quality.numpy())
     assert (columns["choose_drop_low"], columns["choose_drop_high"]) == ends
     assert ends[0] < 3 / 512 < ends[1]
     wider = choose_columns(changed(9, 6), outcome(DENSE))

@@ -59,7 +59,7 @@ def test_another_process_finds_the_same_model(study: Study, pruned: Seq2Seq, fil
     accuracy = pd.read_csv(tmp_path / "run" / "accuracy.csv").iloc[0]
     outcome = measure(pruned, study.splits.report)
     assert accuracy["loss"] == pytest.approx(float(outcome.loss.double().mean()), rel=1e-6)
-    assert accuracy["sequence_accuracy"] == pytest.approx(float(outcome.sequence_accuracy.double().mean()))
+    assert accuracy["quality"] == pytest.approx(float(outcome.quality.double().mean()))
     assert accuracy["heads"].split() == [str(head) for head in pruned.grid]
     assert accuracy["parameters"] == pruned.count_parameters()
     groups = pd.read_csv(tmp_path / "run" / "groups.csv")
@@ -83,8 +83,8 @@ def test_a_pruned_model_is_pruned_again_and_heads_keep_their_names(
     again = pruned.without(HeadMask(pruned.grid, frozenset(map(HeadId.parse, removed))))
     batch = study.splits.report
     torch.testing.assert_close(again.logits(batch), whole.logits(batch), atol=1e-5, rtol=1e-5)
-    exact = measure(whole, batch).sequence_accuracy.double().mean()
-    assert table.loc[table["heads_removed"] == 2, "sequence_accuracy"].item() == pytest.approx(float(exact))
+    exact = measure(whole, batch).quality.double().mean()
+    assert table.loc[table["heads_removed"] == 2, "quality"].item() == pytest.approx(float(exact))
 
 
 def test_a_pruned_model_is_timed_at_sizes_with_all_heads(file: Path, tmp_path: Path) -> None:

@@ -59,13 +59,13 @@ def test_the_exact_oracle_is_a_plain_loop_over_all_subsets(small: Seq2Seq, split
         for heads in combinations(small.grid, k):
             mask = HeadMask(small.grid, frozenset(heads))
             outcome = measure(small.without(mask), splits.choose)
-            losses[mask] = (float(outcome.loss.mean()), float(outcome.sequence_accuracy.mean()))
+            losses[mask] = (float(outcome.loss.mean()), float(outcome.quality.mean()))
         best = found.best(k, "loss")
         assert best == min(losses, key=lambda mask: losses[mask][0])
         removed = tuple(sorted(small.grid.index(head) for head in best.removed))
         assert found.outcomes[removed][0] == pytest.approx(losses[best][0], rel=1e-9)
         most = max(accuracy for _, accuracy in losses.values())
-        assert losses[found.best(k, "sequence_accuracy")][1] == most
+        assert losses[found.best(k, "quality")][1] == most
 
 
 def test_the_search_is_a_bound_and_takes_what_it_is_shown(model: Seq2Seq, splits: Splits) -> None:
@@ -195,8 +195,6 @@ def test_an_interrupted_search_goes_on_where_it_was(
 
 
 def test_objectives_break_ties_by_the_other(small: Seq2Seq) -> None:
-    outcomes = {(0,): (1.0, 0.0, 0.5), (1,): (0.9, 0.0, 0.5), (2,): (0.9, 0.0, 0.4)}
+    outcomes = {(0,): (1.0, 0.5), (1,): (0.9, 0.5), (2,): (0.9, 0.4)}
     found = oracle.Oracle(small, outcomes, exact=True)
-    assert (
-        found.best(1, "loss") == found.best(1, "sequence_accuracy") == HeadMask(small.grid).without(small.grid.heads[1])
-    )
+    assert found.best(1, "loss") == found.best(1, "quality") == HeadMask(small.grid).without(small.grid.heads[1])

@@ -43,11 +43,11 @@ def scored(*names: str) -> pd.DataFrame:
 
 
 def summary(**best: Any) -> pd.DataFrame:
-    row = {"scorer": "gate", "heads_removed": 0, "removed": nan, "sequence_accuracy": 1.0, "tolerance": 0.01}
-    return pd.DataFrame([row | {"choose_sequence_accuracy": 1.0}, row | {"choose_sequence_accuracy": 0.99} | best])
+    row = {"scorer": "gate", "heads_removed": 0, "removed": nan, "quality": 1.0, "tolerance": 0.01}
+    return pd.DataFrame([row | {"choose_quality": 1.0}, row | {"choose_quality": 0.99} | best])
 
 
-GONE = {"scorer": "ablation", "heads_removed": 2, "removed": "encoder_self.0.1 cross.0.10", "sequence_accuracy": 0.98}
+GONE = {"scorer": "ablation", "heads_removed": 2, "removed": "encoder_self.0.1 cross.0.10", "quality": 0.98}
 SMALLEST = {
     "heads_kept": 2,
     "kept": "encoder_self.0.0 cross.0.0",
@@ -56,8 +56,8 @@ SMALLEST = {
     "steps": 30,
     "recovery": "fine_tune",
     "note": "",
-    "sequence_accuracy": 0.97,
-    "choose_sequence_accuracy": 0.97,
+    "quality": 0.97,
+    "choose_quality": 0.97,
 }
 
 

@@ -11,6 +11,7 @@ from conftest import loss_of_one
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.measure import measure
+from mhaprune.model.relevance import with_relevance
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation, resample
 from mhaprune.scorers.all_but_one import AllButOne
@@ -174,7 +175,7 @@ def test_confidence_and_entropy_are_the_loop_over_tokens(model: Seq2Seq, splits:
 
 def test_lrp_is_the_share_of_relevance_in_the_block(model: Seq2Seq, splits: Splits) -> None:
     """One example, one token at a time; the relevance itself is checked in test_relevance."""
-    relevant, shares = model.with_relevance(1e-3), []
+    relevant, shares = with_relevance(model, 1e-3), []
     for e in range(len(splits.score)):
         source, target = splits.score.source[e], splits.score.target[e]
         one = Examples(source[source != 0][None], target[target != 0][None])

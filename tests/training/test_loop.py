@@ -177,7 +177,7 @@ def test_the_history_has_the_loss_the_accuracy_and_every_gate(task: Sort, splits
     assert rows["seconds"].iloc[0] == 0
     assert rows["seconds"].is_monotonic_increasing
     assert rows["seconds"].nunique() == len(rows)
-    assert {"loss", "valid_loss", "valid_token_accuracy", "valid_sequence_accuracy"} <= set(rows)
+    assert {"loss", "valid_loss", "valid_token_accuracy", "valid_quality"} <= set(rows)
     assert (rows.filter(like="gate_").iloc[0] == 1.0).all()
     gates = model.learned_gates()
     assert gates is not None

@@ -149,7 +149,7 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
                 "removed": best["removed"],
                 CHOOSE_QUALITY: best[CHOOSE_QUALITY],
                 **{f"{CHOOSE_DROP}{end}": best[f"{CHOOSE_DROP}{end}"] for end in ENDS},
-                "dense_sequence_accuracy": dense[QUALITY],
+                "dense_quality": dense[QUALITY],
                 **{f"{QUALITY}{end}": best[f"{QUALITY}{end}"] for end in ENDS},
                 **{f"speedup{end}": best[f"speedup{end}"] for end in QUARTILES},
                 "spearman_with_ablation": with_reference(agreement, name).get("spearman", nan),

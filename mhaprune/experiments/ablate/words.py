@@ -57,7 +57,7 @@ def _headline(tables: Tables) -> str:
     summary = tables["summary"]
     plain = as_they_are(summary)
     best = largest_budget(plain)
-    total, dense = int(best["heads_total"]), best["dense_sequence_accuracy"]
+    total, dense = int(best["heads_total"]), best["dense_quality"]
     after = "".join(_after(row, tables) for row in summary.drop(plain.index).to_dict("records"))
     if best["heads_removed"] == 0:
         return (

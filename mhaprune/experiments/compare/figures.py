@@ -30,7 +30,7 @@ from mhaprune.tables import CHOOSE_QUALITY, QUALITY, UNINFORMED, Tables
 
 MOST_LINES = 6
 """More curves in one panel cannot be told apart."""
-REGRET = "regret_sequence_accuracy"
+REGRET = "regret_quality"
 
 
 def method_curves(tables: Tables) -> Plot | None:

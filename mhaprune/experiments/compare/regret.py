@@ -47,7 +47,7 @@ class Regrets:
         return sign * np.mean(differences, axis=0)
 
     def columns(self, plans: Sequence[Plan]) -> dict[str, float]:
-        """`regret_sequence_accuracy` and `regret_loss` with their intervals."""
+        """`regret_quality` and `regret_loss` with their intervals."""
         columns: dict[str, float] = {}
         for name in reversed(OBJECTIVES):
             interval = mean_interval if name == "loss" else difference_interval

@@ -25,7 +25,7 @@ def over_runs(tables: Tables) -> Iterator[str]:
     for task, runs in methods[methods["family"] != UNINFORMED].groupby("task", sort=False):
         chosen, regrets = (
             runs.pivot_table(index="label", columns="scorer", values=column, sort=False).dropna(axis="columns")
-            for column in (CHOOSE_QUALITY, "regret_sequence_accuracy")
+            for column in (CHOOSE_QUALITY, "regret_quality")
         )
         if len(chosen) < 2 or chosen.shape[1] == 0:
             continue
@@ -59,9 +59,9 @@ def _headline(winner: pd.DataFrame) -> str:
     best = "best subset" if row["oracle"] == "exact" else "best subset found"
     line = (
         f"{row['winner']} chooses best on the choose split: on the report split its heads cost"
-        f" {100 * row['regret_sequence_accuracy']:.1f} points of exact match against the {best}, on average over the"
-        f" budgets (95 % interval {100 * row['regret_sequence_accuracy_low']:.1f} to"
-        f" {100 * row['regret_sequence_accuracy_high']:.1f})"
+        f" {100 * row['regret_quality']:.1f} points of exact match against the {best}, on average over the"
+        f" budgets (95 % interval {100 * row['regret_quality_low']:.1f} to"
+        f" {100 * row['regret_quality_high']:.1f})"
     )
     if not isinstance(row["runner_up"], str):
         return f"{line}."

@@ -39,7 +39,7 @@ def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
             head_columns(head)
             | with_interval(QUALITY, exact_E, wilson_interval)
             | {"turned_wrong": int((exact_E < exact_ME[0]).sum()), "turned_right": int((exact_E > exact_ME[0]).sum())}
-            | {"open_sequence_accuracy": exact_ME[0].mean(), "examples": len(exact_E)}
+            | {"open_quality": exact_ME[0].mean(), "examples": len(exact_E)}
             | {"loss_rise": (loss_E - loss_ME[0]).mean()}
         )
     return pd.DataFrame(rows)

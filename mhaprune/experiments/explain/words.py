@@ -27,8 +27,8 @@ def _headline(looks: pd.DataFrame) -> str:
     best = there.iloc[0]
     return (
         f"{_name(best)} matters most of {len(there)} heads by {best['scorer']}: without it exact match is"
-        f" {best[QUALITY]:.2f} ({best['sequence_accuracy_low']:.2f}–{best['sequence_accuracy_high']:.2f},"
-        f" 95 %), with all heads {best['open_sequence_accuracy']:.2f}."
+        f" {best[QUALITY]:.2f} ({best['quality_low']:.2f}–{best['quality_high']:.2f},"
+        f" 95 %), with all heads {best['open_quality']:.2f}."
     )
 
 

@@ -219,10 +219,10 @@ def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float)
                 SURE: sure,
                 CHOOSE_QUALITY: best[CHOOSE_QUALITY],
                 **{f"{CHOOSE_DROP}{end}": best[f"{CHOOSE_DROP}{end}"] for end in ENDS},
-                "dense_sequence_accuracy": dense[QUALITY],
-                **best[[QUALITY, "sequence_accuracy_low", "sequence_accuracy_high"]],
+                "dense_quality": dense[QUALITY],
+                **best[[QUALITY, "quality_low", "quality_high"]],
                 **speed[["speedup", "speedup_q1", "speedup_q3"]],
-                "control_sequence_accuracy": control.mean(),
+                "control_quality": control.mean(),
                 "control_least": control.min(),
                 "control_most": control.max(),
                 "control_draws": len(control),
@@ -235,7 +235,7 @@ def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float)
 def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
     yield from table[~table["control"]].groupby(WAY, sort=False)
     for recovery, rows in table[table["control"]].groupby("recovery", sort=False):
-        exact = [f"{split}sequence_accuracy" for split in ("", "choose_")]
+        exact = [f"{split}quality" for split in ("", "choose_")]
         means = rows.groupby("heads_kept", sort=False)[[*exact, CHOOSE_DROP]].transform("mean")
         # The interval of one draw is not that of the mean.
         blank = {f"{name}{end}": nan for name in (QUALITY, CHOOSE_DROP) for end in ("_low", "_high")}

@@ -23,7 +23,7 @@ def say(tables: Tables) -> Iterator[str]:
 def _headline(tables: Tables) -> str:
     """The fewest heads of any way, beside the control of that size."""
     best = _best(tables["smallest"])
-    total, dense = int(best["heads_total"]), best["dense_sequence_accuracy"]
+    total, dense = int(best["heads_total"]), best["dense_quality"]
     if best["heads_removed"] == 0:
         return (
             f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense:.3f} exact match,"
@@ -37,7 +37,7 @@ def _headline(tables: Tables) -> str:
     if best["control_draws"]:
         line += (
             f"; the best shape of that size, trained from scratch for as many steps in all, reaches"
-            f" {best['control_sequence_accuracy']:.3f}"
+            f" {best['control_quality']:.3f}"
         )
         if best["control_draws"] > 1:
             draws = int(best["control_draws"])

@@ -63,12 +63,12 @@ def test_its_budget_is_chosen_as_that_of_every_other(tables: Mapping[str, pd.Dat
     """On the choose split, against the dense model; what is reported is the report split."""
     summary, recovered = tables["summary"], tables["recovered"]
     (row,) = summary[summary["recovery"] == "refit"].to_dict("records")
-    bar = recovered.loc[recovered["heads_removed"] == 0, "choose_sequence_accuracy"].item() - row["tolerance"]
-    fits = recovered[recovered["choose_sequence_accuracy"] >= bar]
+    bar = recovered.loc[recovered["heads_removed"] == 0, "choose_quality"].item() - row["tolerance"]
+    fits = recovered[recovered["choose_quality"] >= bar]
     assert row["heads_removed"] == fits["heads_removed"].max()
-    report = recovered.set_index("heads_removed")["sequence_accuracy"]
-    assert row["sequence_accuracy"] == report[row["heads_removed"]]
-    turned = recovered.assign(choose_sequence_accuracy=[1.0] + [0.0] * (len(recovered) - 1), sequence_accuracy=1.0)
+    report = recovered.set_index("heads_removed")["quality"]
+    assert row["quality"] == report[row["heads_removed"]]
+    turned = recovered.assign(choose_quality=[1.0] + [0.0] * (len(recovered) - 1), quality=1.0)
     assert summary_table(turned, pd.DataFrame(columns=["scorer", "other", "spearman"]), 0.01)[
         "heads_removed"
     ].tolist() == [0]
@@ -79,7 +79,7 @@ def test_what_is_lost_on_the_choose_split_has_its_paired_interval(
     name: str, tables: Mapping[str, pd.DataFrame], study: Study
 ) -> None:
     table = tables[name]
-    whole = measure(study.subject, study.splits.choose).sequence_accuracy.numpy()
+    whole = measure(study.subject, study.splits.choose).quality.numpy()
     lesson = Lesson(study.subject, study.training, study.splits, study.seed)
     first = table[table["draw"] == 0]
     assert first["choose_drop"].nunique() > 2
@@ -87,7 +87,7 @@ def test_what_is_lost_on_the_choose_split_has_its_paired_interval(
         left = study.subject.without(HeadMask(study.subject.grid, frozenset(map(HeadId.parse, row["removed"].split()))))
         if name == "recovered" and row["removed"]:
             left, _ = Refit()(lesson, left, 0, None, lambda state: None)
-        exact = measure(left, study.splits.choose).sequence_accuracy.numpy()
+        exact = measure(left, study.splits.choose).quality.numpy()
         assert row["choose_drop"] == pytest.approx((whole - exact).mean())
         assert [row["choose_drop_low"], row["choose_drop_high"]] == pytest.approx(paired_interval(whole, exact))
     if name == "pruning":
@@ -98,7 +98,7 @@ def test_the_summary_says_how_many_surely_can_go(tables: Mapping[str, pd.DataFra
     assert tables["summary"]["heads_removed_sure"].notna().all()
     pruning, none = tables["pruning"], pd.DataFrame(columns=["scorer", "other", "spearman"])
     highest = [0.0 if n <= 2 else 1.0 for n in pruning["heads_removed"]]
-    table = summary_table(pruning.assign(choose_sequence_accuracy=1.0, choose_drop_high=highest), none, 0.01)
+    table = summary_table(pruning.assign(choose_quality=1.0, choose_drop_high=highest), none, 0.01)
     most = pruning["heads_removed"].max()
     sure = pruning.loc[pruning["heads_removed"] <= 2, "heads_removed"].max()
     assert 0 < sure < most
@@ -111,7 +111,7 @@ def test_without_recoveries_the_rest_is_the_same(tables: Mapping[str, pd.DataFra
     plain = tables_of(cache, "recovery=[]")
     assert set(tables) - set(plain) == {"recovered"}
     assert set(plain["summary"]["recovery"]) == {"nothing"}
-    exact = ["scorer", "draw", "heads_removed", "sequence_accuracy", "choose_loss"]
+    exact = ["scorer", "draw", "heads_removed", "quality", "choose_loss"]
     pd.testing.assert_frame_equal(plain["pruning"][exact], tables["pruning"][exact])
 
 

@@ -45,7 +45,7 @@ def test_every_figure_is_labelled_and_says_what_it_shows(plots: dict[str, Plot])
 
 def test_a_recovery_is_drawn_beside_the_curve_of_its_scorer() -> None:
     tables = all_tables()
-    tables["recovered"] = refitted(tables["pruning"], sequence_accuracy=0.9)
+    tables["recovered"] = refitted(tables["pruning"], quality=0.9)
     plot = next(plot for plot in drawn(tables) if plot.name == "accuracy")
     (axes,) = plot.figure.axes
     lines = {line.get_label(): line for line in axes.containers if line.get_label()}
@@ -59,7 +59,7 @@ def test_a_recovery_is_drawn_beside_the_curve_of_its_scorer() -> None:
 def test_a_ring_marks_what_can_go_surely() -> None:
     tables = all_tables()
     plain = next(plot for plot in drawn(tables) if plot.name == "accuracy")
-    tables["recovered"] = refitted(tables["pruning"], sequence_accuracy=0.9)
+    tables["recovered"] = refitted(tables["pruning"], quality=0.9)
     summary = pd.DataFrame({"scorer": ["gate", "ablation", "random"], "heads_removed_sure": [2, 2, 4]})
     after = pd.DataFrame({"scorer": ["ablation"], "heads_removed_sure": [4]})
     tables["summary"] = pd.concat([summary.assign(recovery="nothing"), after.assign(recovery="refit")])
@@ -69,7 +69,7 @@ def test_a_ring_marks_what_can_go_surely() -> None:
     sizes = [ring.get_markersize() for ring in rings]
     assert sizes[0] < sizes[1], "or equal ones would hide each other"
     places = [tuple(float(np.asarray(ends).item()) for ends in ring.get_data()) for ring in rings]
-    curve = tables["pruning"].set_index(["scorer", "heads_removed"])["sequence_accuracy"]
+    curve = tables["pruning"].set_index(["scorer", "heads_removed"])["quality"]
     assert places == [(2, curve["gate", 2].item()), (2, curve["ablation", 2].item()), (4, 0.9)]
     assert "can go surely" in text_of(plot)
     assert plot.caption.endswith(" Rings: the most heads that surely can go, at 95 % confidence on the choose split.")
@@ -114,7 +114,7 @@ def test_a_single_scorer_and_a_model_without_gates_drawn(plots: dict[str, Plot])
     for name in ("heads", "pruning"):
         tables[name] = tables[name][tables[name]["scorer"] == "ablation"]
     tables["agreement"] = tables["agreement"].iloc[:0]
-    tables["training"] = tables["training"][["step", "loss", "valid_loss", "valid_sequence_accuracy"]]
+    tables["training"] = tables["training"][["step", "loss", "valid_loss", "valid_quality"]]
     assert set(plots) - {plot.name for plot in drawn(tables)} == {"agreement"}
 
 

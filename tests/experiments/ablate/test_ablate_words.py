@@ -61,7 +61,7 @@ def test_that_nothing_can_go_is_said_plainly() -> None:
 
 def test_what_goes_after_a_recovery_is_said_beside_what_goes_without() -> None:
     gone = " ".join(f"cross.1.{n}" for n in range(15))
-    after = refitted(summary(), heads_removed=15, removed=gone, sequence_accuracy=0.985, speedup=1.4)
+    after = refitted(summary(), heads_removed=15, removed=gone, quality=0.985, speedup=1.4)
     both = pd.concat([summary().assign(recovery="nothing"), after], ignore_index=True)
     plain, lines = said({"summary": summary()}), said({"summary": both})
     assert lines[0] == plain[0].removesuffix(".") + "; after refit 15 can go at 0.98 (1.40× as fast)."

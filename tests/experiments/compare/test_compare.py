@@ -69,7 +69,7 @@ def test_regret_is_what_the_oracle_has_more_on_the_report_split(tables: Mapping[
     pruning, oracle = tables["pruning"], tables["oracle"]
     assert set(oracle["kind"]) == {"exact"}
     assert set(oracle["masks_evaluated"]) == {64}
-    for objective, sign in (("loss", 1), ("sequence_accuracy", -1)):
+    for objective, sign in (("loss", 1), ("quality", -1)):
         best = oracle[oracle["objective"] == objective].set_index("heads_removed")
         regret = sign * (pruning[objective] - pruning["heads_removed"].map(best[objective]))
         np.testing.assert_allclose(pruning[f"regret_{objective}"], regret, atol=1e-6)
@@ -82,14 +82,14 @@ def test_regret_is_what_the_oracle_has_more_on_the_report_split(tables: Mapping[
 
 def test_methods_are_means_over_the_budgets_that_leave_a_choice(tables: Mapping[str, pd.DataFrame]) -> None:
     pruning, methods = tables["pruning"], tables["methods"].set_index("scorer")
-    assert pruning["sequence_accuracy"].nunique() > 10, "the fixture must tell right from wrong"
+    assert pruning["quality"].nunique() > 10, "the fixture must tell right from wrong"
     inner = pruning[pruning["heads_removed"].between(1, 5)]
     for name, rows in inner.groupby("scorer"):
-        assert methods.loc[name, "regret_sequence_accuracy"] == pytest.approx(rows["regret_sequence_accuracy"].mean())
+        assert methods.loc[name, "regret_quality"] == pytest.approx(rows["regret_quality"].mean())
         assert methods.loc[name, "regret_loss"] == pytest.approx(rows["regret_loss"].mean(), abs=1e-6)
-        for column in ("choose_sequence_accuracy", "choose_loss"):
+        for column in ("choose_quality", "choose_loss"):
             assert methods.loc[name, column] == pytest.approx(rows.loc[rows["draw"] == 0, column].mean())
-        whole = pruning[pruning["scorer"] == name].groupby("heads_removed")["sequence_accuracy"].mean()
+        whole = pruning[pruning["scorer"] == name].groupby("heads_removed")["quality"].mean()
         assert methods.loc[name, "area"] == pytest.approx(area(list(whole.index), whole.to_numpy()))
     assert methods.loc["ablation", "forward_passes"] == 7
     assert methods.loc["taylor", ["forward_passes", "backward_passes"]].tolist() == [1, 1]
@@ -126,10 +126,10 @@ def test_the_leak_is_what_one_split_for_all_would_have_reported_more(
         for scorer in (Gate(), Ablation(), Taylor()):
             values = scorer(model, splits.report, 0).values[0]
             (mask,) = OneShot()(judged(model, values), removing([budget], model.grid))
-            seeming.append(float(measure(model.without(mask), splits.report).sequence_accuracy.mean()))
+            seeming.append(float(measure(model.without(mask), splits.report).quality.mean()))
         mine = pruning[pruning["heads_removed"] == budget]
-        honest = mine.sort_values(["choose_sequence_accuracy", "choose_loss"], ascending=[False, True], kind="stable")
-        gains.append(max(seeming) - honest["sequence_accuracy"].iloc[0])
+        honest = mine.sort_values(["choose_quality", "choose_loss"], ascending=[False, True], kind="stable")
+        gains.append(max(seeming) - honest["quality"].iloc[0])
     winner = tables["winner"].iloc[0]
     assert winner["leak"] == pytest.approx(np.mean(gains), abs=1e-6)
     assert winner["leak"] != 0, "the fixture must tell right from wrong"
@@ -139,10 +139,10 @@ def test_the_leak_is_what_one_split_for_all_would_have_reported_more(
 def test_the_winner_is_chosen_on_the_choose_split(tables: Mapping[str, pd.DataFrame]) -> None:
     methods, winner = tables["methods"], tables["winner"].iloc[0]
     order = methods[methods["family"] != "control"].sort_values(
-        ["choose_sequence_accuracy", "choose_loss"], ascending=[False, True], kind="stable"
+        ["choose_quality", "choose_loss"], ascending=[False, True], kind="stable"
     )
     assert [winner["winner"], winner["runner_up"]] == order["scorer"].tolist()[:2]
-    regrets = order["regret_sequence_accuracy"].tolist()
+    regrets = order["regret_quality"].tolist()
     assert winner["margin"] == pytest.approx(regrets[1] - regrets[0], abs=1e-6)
     assert winner["margin"] != 0, "the fixture must tell right from wrong"
     ablation = tables["heads"][tables["heads"]["scorer"] == "ablation"]
@@ -157,10 +157,8 @@ def winner_of(first: torch.Tensor, second: torch.Tensor) -> dict[str, Any]:
     masks = [HeadMask(grid, frozenset([head])) for head in grid]
     reported = {mask: Answered(right, right, right) for mask, right in zip(masks, (first, second), strict=True)}
     plans = [Plan(name, 0, "one_shot", mask) for name, mask in zip("ab", masks, strict=True)]
-    best = [Plan(name, 0, "exact", masks[0]) for name in ("loss", "sequence_accuracy")]
-    methods = pd.DataFrame(
-        {"scorer": ["a", "b"], "family": "x", "choose_sequence_accuracy": [0.9, 0.8], "choose_loss": 1.0}
-    )
+    best = [Plan(name, 0, "exact", masks[0]) for name in ("loss", "quality")]
+    methods = pd.DataFrame({"scorer": ["a", "b"], "family": "x", "choose_quality": [0.9, 0.8], "choose_loss": 1.0})
     return winner_table(methods, Regrets(plans, best, reported), pd.DataFrame(columns=["scorer"]), 0.01)
 
 
@@ -188,8 +186,8 @@ def test_a_margin_of_four_examples_is_within_the_noise() -> None:
 
 def test_the_answer_names_winner_margin_and_leak(tables: Mapping[str, pd.DataFrame]) -> None:
     winner = tables["winner"].assign(
-        winner="fisher", regret_sequence_accuracy=0.004, regret_sequence_accuracy_low=-0.001,
-        regret_sequence_accuracy_high=0.009, runner_up="taylor", margin=0.012, margin_low=0.002, margin_high=0.02,
+        winner="fisher", regret_quality=0.004, regret_quality_low=-0.001,
+        regret_quality_high=0.009, runner_up="taylor", margin=0.012, margin_low=0.002, margin_high=0.02,
         margin_p=0.004, verdict="ahead", leak=0.004, leak_low=-0.001, leak_high=0.008, prunable_heads=3, heads_total=6,
         prunable_tolerance=0.01,
     )  # fmt: skip
@@ -215,7 +213,7 @@ def test_the_answer_names_winner_margin_and_leak(tables: Mapping[str, pd.DataFra
 def test_over_runs_the_best_is_chosen_on_the_choose_splits_of_its_task() -> None:
     runs = pd.DataFrame(
         {"task": task, "label": f"{task} {seed}", "scorer": scorer, "family": "control" if scorer == "random" else "x"}
-        | {"choose_sequence_accuracy": chosen, "regret_sequence_accuracy": regret + 0.001 * seed}
+        | {"choose_quality": chosen, "regret_quality": regret + 0.001 * seed}
         for task, seeds in (("sort", range(3)), ("copy", range(1)))
         for seed in seeds
         for scorer, chosen, regret in (("a", 0.7, 0.02), ("b", 0.8, 0.03), ("random", 0.9, 0.0), ("once", 0.99, 0.0))

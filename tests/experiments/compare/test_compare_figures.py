@@ -79,27 +79,27 @@ def method_tables(scorers: tuple[str, ...] = EVERY, heads: int = 24, seed: int =
                 pruning.append(
                     {"scorer": name, "family": FAMILIES[name], "settings": "", "draw": number, "schedule": "one_shot"}
                     | {"heads_total": heads, "heads_kept": heads - n, "heads_removed": n, "fraction_removed": n / heads}
-                    | {f"sequence_accuracy{end}": own + by for end, by in (("", 0), ("_low", -0.02), ("_high", 0.02))}
-                    | {"regret_sequence_accuracy": best[n] - own + (draw.normal(0, 0.004) if 0 < n < heads else 0)}
+                    | {f"quality{end}": own + by for end, by in (("", 0), ("_low", -0.02), ("_high", 0.02))}
+                    | {"regret_quality": best[n] - own + (draw.normal(0, 0.004) if 0 < n < heads else 0)}
                 )
     table = pd.DataFrame(pruning)
-    table["regret_sequence_accuracy_low"] = table["regret_sequence_accuracy"] - 0.02
-    table["regret_sequence_accuracy_high"] = table["regret_sequence_accuracy"] + 0.02
+    table["regret_quality_low"] = table["regret_quality"] - 0.02
+    table["regret_quality_high"] = table["regret_quality"] + 0.02
     methods = []
     for name in scorers:
-        regret = table.loc[table["scorer"] == name, "regret_sequence_accuracy"].mean()
+        regret = table.loc[table["scorer"] == name, "regret_quality"].mean()
         forward, backward = PASSES.get(name, (1, 1) if FAMILIES[name] == "gradient" else (heads, 0))
         methods.append(
             {"scorer": name, "family": FAMILIES[name], "settings": "", "area": 0.7}
-            | {"choose_sequence_accuracy": 0.7 - regret, "choose_loss": regret}
-            | {"regret_sequence_accuracy": regret, "spearman_with_ablation": np.nan, "reliability": np.nan}
-            | {"regret_sequence_accuracy_low": regret - 0.012, "regret_sequence_accuracy_high": regret + 0.012}
+            | {"choose_quality": 0.7 - regret, "choose_loss": regret}
+            | {"regret_quality": regret, "spearman_with_ablation": np.nan, "reliability": np.nan}
+            | {"regret_quality_low": regret - 0.012, "regret_quality_high": regret + 0.012}
             | {"forward_passes": forward, "backward_passes": backward, "seconds": 1.0}
         )
     oracle = [
         {"objective": objective, "kind": "bound", "heads_total": heads, "heads_removed": n}
-        | {"sequence_accuracy": best[n] - shift, "loss": 1 - best[n], "fraction_removed": n / heads}
-        for objective, shift in (("loss", 0.07), ("sequence_accuracy", 0.0))
+        | {"quality": best[n] - shift, "loss": 1 - best[n], "fraction_removed": n / heads}
+        for objective, shift in (("loss", 0.07), ("quality", 0.0))
         for n in budgets
     ]
     agreement = [
@@ -123,7 +123,7 @@ def method_tables(scorers: tuple[str, ...] = EVERY, heads: int = 24, seed: int =
         "oracle": pd.DataFrame(oracle),
         "agreement": pd.DataFrame(agreement),
         "heads": pd.DataFrame(scores),
-        "training": training.assign(valid_sequence_accuracy=[0.1, 0.9]),
+        "training": training.assign(valid_quality=[0.1, 0.9]),
     }
 
 
@@ -169,12 +169,12 @@ def test_the_same_tables_give_the_same_bytes() -> None:
 def test_every_scorer_has_its_curve_in_one_panel_between_the_best_subset_and_the_control(case: str) -> None:
     tables = method_tables(*CASES[case])
     figure = one(tables, "accuracy").figure
-    oracle = tables["oracle"].query("objective == 'sequence_accuracy'")
-    control = tables["pruning"].query("scorer == 'random'").groupby("heads_removed")["sequence_accuracy"].mean()
+    oracle = tables["oracle"].query("objective == 'quality'")
+    control = tables["pruning"].query("scorer == 'random'").groupby("heads_removed")["quality"].mean()
     found = []
     for axes in figure.axes:
         curves = {line.get_label(): line.get_ydata() for line in axes.get_lines() if line.get_label()[0] != "_"}
-        np.testing.assert_array_equal(curves.pop("best subset found"), oracle["sequence_accuracy"])
+        np.testing.assert_array_equal(curves.pop("best subset found"), oracle["quality"])
         np.testing.assert_allclose(curves.pop("random (10 draws)"), control)
         assert curves == {}
         legend = axes.get_legend()
@@ -183,7 +183,7 @@ def test_every_scorer_has_its_curve_in_one_panel_between_the_best_subset_and_the
         assert 1 <= len(names) <= 6
         assert len(axes.containers) == len(names)
         for name, container in zip(names, axes.containers, strict=True):
-            own = tables["pruning"].set_index("scorer").loc[name, "sequence_accuracy"]
+            own = tables["pruning"].set_index("scorer").loc[name, "quality"]
             np.testing.assert_array_equal(container.lines[0].get_ydata(), own)
         found += names
     assert sorted(found) == sorted(set(tables["methods"]["scorer"]) - {"random"})
@@ -230,24 +230,22 @@ def test_the_regret_map_is_in_the_order_of_mean_regret_and_shows_the_table(case:
     rows = [label.get_text() for label in left.get_yticklabels()]
     columns = [int(label.get_text()) for label in left.get_xticklabels()]
     methods = tables["methods"].set_index("scorer")
-    assert rows == list(methods["regret_sequence_accuracy"].sort_values().index)
+    assert rows == list(methods["regret_quality"].sort_values().index)
     budgets = sorted(tables["pruning"]["heads_removed"].unique())
     assert columns == budgets[1:-1]
     shown = cells(left)
-    regrets = 100 * tables["pruning"].groupby(["scorer", "heads_removed"])["regret_sequence_accuracy"].mean()
+    regrets = 100 * tables["pruning"].groupby(["scorer", "heads_removed"])["regret_quality"].mean()
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
             assert int(shown[i, j].replace("−", "-")) == round(regrets[row, column])
     points = [container.lines[0].get_xydata()[0] for container in right.containers]
-    np.testing.assert_allclose(
-        points, [(100 * methods["regret_sequence_accuracy"][row], i) for i, row in enumerate(rows)]
-    )
+    np.testing.assert_allclose(points, [(100 * methods["regret_quality"][row], i) for i, row in enumerate(rows)])
     reach = [container.lines[2][0].get_segments()[0][:, 0] for container in right.containers]
-    ends = methods.loc[rows, ["regret_sequence_accuracy_low", "regret_sequence_accuracy_high"]]
+    ends = methods.loc[rows, ["regret_quality_low", "regret_quality_high"]]
     np.testing.assert_allclose(reach, 100 * ends)
     assert left.get_ylim() == right.get_ylim()
     shown_means = [label.get_text() for label in right.get_yticklabels()]
-    assert shown_means == [f"{100 * methods['regret_sequence_accuracy'][row]:.1f}".replace("-", "−") for row in rows]
+    assert shown_means == [f"{100 * methods['regret_quality'][row]:.1f}".replace("-", "−") for row in rows]
     inside = [right.get_xlim()[0] < x < right.get_xlim()[1] for x, _ in points]
     assert inside == [name != "random" for name in rows]
     assert [text.get_text() for text in right.texts] == ["→"]
@@ -256,7 +254,7 @@ def test_the_regret_map_is_in_the_order_of_mean_regret_and_shows_the_table(case:
 def test_the_regret_map_marks_the_choice_of_the_headline() -> None:
     """Also where another scorer turns out better on the report split."""
     tables = method_tables(("gate", "taylor", "ablation", "random"))
-    best, second = tables["methods"].sort_values("regret_sequence_accuracy")["scorer"][:2]
+    best, second = tables["methods"].sort_values("regret_quality")["scorer"][:2]
     plain = one(tables, "regret")
     assert "bold" not in plain.caption
     for chosen in (best, second):
@@ -278,7 +276,7 @@ def crowded(seed: int) -> dict[str, pd.DataFrame]:
     tables = method_tables(seed=seed)
     methods = tables["methods"]
     for end in ("", "_low", "_high"):
-        column = f"regret_sequence_accuracy{end}"
+        column = f"regret_quality{end}"
         methods[column] = methods[column].where(methods["scorer"] == "random", methods[column] / 5)
     methods.loc[methods["family"].isin(["gradient", "attention"]), ["forward_passes", "backward_passes"]] = (1, 1)
     return tables
@@ -306,7 +304,7 @@ def test_cost_counts_a_backward_pass_twice_and_what_is_free_stands_apart() -> No
     shown = {text.get_text(): text.xy for text in axes.texts}
     for row in tables["methods"].query("scorer != 'random'").itertuples():
         x, y = shown[row.scorer]
-        assert y == pytest.approx(100 * row.regret_sequence_accuracy)
+        assert y == pytest.approx(100 * row.regret_quality)
         cost = row.forward_passes + 2 * row.backward_passes
         assert x == pytest.approx(cost) if cost else x < 0.5
     ticks = dict(zip(axes.get_xticks(), [label.get_text() for label in axes.get_xticklabels()], strict=True))
@@ -319,11 +317,11 @@ def test_cost_counts_a_backward_pass_twice_and_what_is_free_stands_apart() -> No
 def test_a_control_far_above_the_others_is_named_at_the_top_instead_of_crowding_them() -> None:
     tables = method_tables(("gate", "ablation", "random"))
     methods = tables["methods"].set_index("scorer")
-    regret, reach = methods.loc["random", "regret_sequence_accuracy"], methods["regret_sequence_accuracy_high"]
+    regret, reach = methods.loc["random", "regret_quality"], methods["regret_quality_high"]
     axes = one(tables, "cost").figure.axes[0]
     assert f"random (↑ {100 * regret:.1f})" in [text.get_text() for text in axes.texts]
     assert axes.get_ylim()[1] < 150 * reach[["gate", "ablation"]].max()
-    methods.loc["gate", "regret_sequence_accuracy_high"] = regret
+    methods.loc["gate", "regret_quality_high"] = regret
     axes = one(tables | {"methods": methods.reset_index()}, "cost").figure.axes[0]
     assert {text.get_text(): text.xy[1] for text in axes.texts}["random"] == pytest.approx(100 * regret)
 

@@ -39,8 +39,8 @@ def test_methods_are_compared_over_runs_on_top_what_chooses_best(runs: int, scor
     for plot in plots.values():
         check_legible(plot)
     axes = plots["methods"].figure.axes[0]
-    regrets = 100 * tables["methods"].pivot(index="scorer", columns="label", values="regret_sequence_accuracy")
-    chosen = tables["methods"].groupby("scorer")["choose_sequence_accuracy"].mean().sort_values(ascending=False)
+    regrets = 100 * tables["methods"].pivot(index="scorer", columns="label", values="regret_quality")
+    chosen = tables["methods"].groupby("scorer")["choose_quality"].mean().sort_values(ascending=False)
     means = regrets.mean(axis=1)[chosen.index]
     assert [label.get_text() for label in axes.get_yticklabels()] == list(means.index)
     assert axes.get_ylim()[0] > axes.get_ylim()[1]
@@ -58,10 +58,10 @@ def test_methods_are_compared_over_runs_on_top_what_chooses_best(runs: int, scor
 def test_a_control_far_outside_is_said_in_words_and_one_that_is_not_is_named() -> None:
     tables = method_runs(2, ("gate", "random"))
     axes = next(over_runs(tables)).figure.axes[0]
-    mean = 100 * tables["methods"].query("scorer == 'random'")["regret_sequence_accuracy"].mean()
+    mean = 100 * tables["methods"].query("scorer == 'random'")["regret_quality"].mean()
     assert [text.get_text() for text in axes.texts] == [f"{mean:.1f} →"]
     assert axes.get_xlim()[1] < mean
-    tables["methods"]["regret_sequence_accuracy"] = 0.3
+    tables["methods"]["regret_quality"] = 0.3
     axes = next(over_runs(tables)).figure.axes[0]
     assert not axes.texts
     assert axes.get_xlim()[1] > 30

@@ -23,7 +23,7 @@ def regrets() -> Regrets:
     draw = torch.Generator().manual_seed(0)
     mine = [Plan("mine", 0, "one_shot", without(*range(n))) for n in range(4)]
     best = [Plan("loss", 0, "exact", mask) for mask in (without(), without(2), without(1, 2), without(0, 1, 2))]
-    best += [Plan("sequence_accuracy", 0, "exact", mask) for mask in (without(1), without(1, 2))]
+    best += [Plan("quality", 0, "exact", mask) for mask in (without(1), without(1, 2))]
     reported = {}
     for plan in [*mine, *best]:
         loss, exact = torch.rand(40, generator=draw), (torch.rand(40, generator=draw) < 0.6).float()
@@ -37,29 +37,29 @@ def test_regret_is_against_the_best_of_its_own_objective_and_size(regrets: Regre
     values = regrets.reported
     loss = [values[without(0)].loss - values[without(2)].loss, values[without(0, 1)].loss - values[without(1, 2)].loss]
     np.testing.assert_allclose(regrets.regret(inner, "loss"), torch.stack(loss).double().mean(0), rtol=1e-6)
-    right = [values[mask].sequence_accuracy for mask in (without(1), without(1, 2), without(0), without(0, 1))]
+    right = [values[mask].quality for mask in (without(1), without(1, 2), without(0), without(0, 1))]
     expected = ((right[0] - right[2]) + (right[1] - right[3])) / 2
-    np.testing.assert_allclose(regrets.regret(inner, "sequence_accuracy"), expected)
+    np.testing.assert_allclose(regrets.regret(inner, "quality"), expected)
     columns = regrets.columns(inner)
     assert list(columns)[:3] == [
-        "regret_sequence_accuracy",
-        "regret_sequence_accuracy_low",
-        "regret_sequence_accuracy_high",
+        "regret_quality",
+        "regret_quality_low",
+        "regret_quality_high",
     ]
-    assert columns["regret_sequence_accuracy"] == pytest.approx(float(expected.mean()))
+    assert columns["regret_quality"] == pytest.approx(float(expected.mean()))
     assert (columns["regret_loss_low"], columns["regret_loss_high"]) == pytest.approx(
         mean_interval(regrets.regret(inner, "loss"))
     )
-    assert (columns["regret_sequence_accuracy_low"], columns["regret_sequence_accuracy_high"]) == pytest.approx(
+    assert (columns["regret_quality_low"], columns["regret_quality_high"]) == pytest.approx(
         difference_interval(expected.double().numpy()), rel=1e-4
     )
 
 
 def test_the_area_is_that_of_the_whole_curve(regrets: Regrets) -> None:
-    means = [float(regrets.reported[without(*range(n))].sequence_accuracy.mean()) for n in range(4)]
+    means = [float(regrets.reported[without(*range(n))].quality.mean()) for n in range(4)]
     columns = regrets.area_columns("mine")
     assert columns["area"] == pytest.approx(np.trapezoid(means) / 3)
-    areas = [regrets.reported[without(*range(n))].sequence_accuracy.double().numpy() for n in range(4)]
+    areas = [regrets.reported[without(*range(n))].quality.double().numpy() for n in range(4)]
     each = np.trapezoid(areas, axis=0) / 3
     assert (columns["area_low"], columns["area_high"]) == pytest.approx(share_interval(each))
 

@@ -62,10 +62,10 @@ def test_everything_is_there_and_can_be_read(tables: Tables, plots: dict[str, Pl
     best = tables["looks"].sort_values("score").iloc[-1]
     name = f"{best['site']}.{best['layer']}.{best['head']}"
     assert lines[0].startswith(
-        f"{name} matters most of 6 heads by ablation: without it exact match is {best['sequence_accuracy']:.2f} ("
+        f"{name} matters most of 6 heads by ablation: without it exact match is {best['quality']:.2f} ("
     )
-    assert lines[0].endswith(f" 95 %), with all heads {best['open_sequence_accuracy']:.2f}.")
-    assert best["sequence_accuracy"] < best["open_sequence_accuracy"]
+    assert lines[0].endswith(f" 95 %), with all heads {best['open_quality']:.2f}.")
+    assert best["quality"] < best["open_quality"]
     assert any(line.startswith("Asked 3 1 2 the model says ") for line in lines)
 
 
@@ -97,7 +97,7 @@ def test_heads_are_scored_and_watched_on_the_score_split_and_broken_on_the_repor
     known = torch.cat([ablation.values, ablation.stderr, ablation.skewness]).numpy()
     assert list(prunable) == claimed(known, 0.01).tolist()
     left = HeadMask(model.grid, frozenset(head for head, gone in zip(model.grid, prunable, strict=True) if gone))
-    together = model.without(left).evaluate(splits.report).sequence_accuracy.mean().item()
+    together = model.without(left).evaluate(splits.report).quality.mean().item()
     assert tables["looks"]["without_prunable"].unique() == pytest.approx(together)
 
 
@@ -152,7 +152,7 @@ def test_the_head_that_is_closed_is_the_head_that_is_named(run: Run, tables: Tab
         head = next(h for h in study.subject.grid if (h.site, h.layer, h.head) == (row.site, row.layer, row.head))
         left = study.subject.without(HeadMask(study.subject.grid).without(head))
         outcome = left.evaluate(study.splits.report)
-        assert outcome.sequence_accuracy.mean().item() == pytest.approx(row.sequence_accuracy)
+        assert outcome.quality.mean().item() == pytest.approx(row.quality)
 
 
 def test_attention_weights_are_made_for_nothing_but_where_they_are_looked_at(

@@ -34,15 +34,15 @@ def test_the_table_counts_what_turns() -> None:
     table = closed_table(heads, Answered(loss, exact, exact)).set_index("head")
     assert table["turned_wrong"].to_dict() == {0: 2, 3: 0}
     assert table["turned_right"].to_dict() == {0: 0, 3: 1}
-    assert table["sequence_accuracy"].to_dict() == {0: 0.25, 3: 1.0}
+    assert table["quality"].to_dict() == {0: 0.25, 3: 1.0}
     assert table["loss_rise"].to_dict() == {0: 1.25, 3: -0.25}
-    assert (table["open_sequence_accuracy"] == 0.75).all()
+    assert (table["open_quality"] == 0.75).all()
 
 
 def test_examples_that_turn_wrong_are_shown_with_what_is_said_then(model: Seq2Seq, task: Sort, batch: Examples) -> None:
     right = own_answers(model, batch)
     closed = close_each(model, right)
-    assert (closed.sequence_accuracy[0] == 1).all()
+    assert (closed.quality[0] == 1).all()
     chosen = list(model.grid)[:7]
     table = turned_wrong(model, task, right, closed, chosen, shown=2)
     assert len(table), "closing a head of this model changes an answer"

@@ -16,12 +16,12 @@ def history(*exact: float, every: int = EVERY, ms_per_step: float = 20) -> pd.Da
     """What training leaves of these evaluations, the first one before training."""
     steps = [every * i for i in range(len(exact))]
     table = pd.DataFrame({"step": steps, "seconds": [step * ms_per_step / 1000 for step in steps]})
-    return table.assign(loss=1.0, valid_loss=1.0, valid_token_accuracy=exact, valid_sequence_accuracy=exact)
+    return table.assign(loss=1.0, valid_loss=1.0, valid_token_accuracy=exact, valid_quality=exact)
 
 
 def tables(learning: pd.DataFrame, target: float = 0.99) -> dict[str, pd.DataFrame]:
     """Those of one run."""
-    last = {f"{name}{end}": 0.9 for name in ("token_accuracy", "sequence_accuracy") for end in ("", "_low", "_high")}
+    last = {f"{name}{end}": 0.9 for name in ("token_accuracy", "quality") for end in ("", "_low", "_high")}
     reached = pd.DataFrame([time_to(learning, target) | {"parameters": 212000} | last])
     return {"learning": learning, "reached": reached}
 

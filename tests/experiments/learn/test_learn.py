@@ -49,8 +49,8 @@ def test_a_target_is_reached_where_no_later_evaluation_is_below_it(exact: tuple[
     assert found["steps"] == step, "of a run that does not get there, those of the whole training"
     assert found["seconds"] == pytest.approx(0.02 * step)
     assert found["ms_per_step"] == pytest.approx(20)
-    assert found["best_valid_sequence_accuracy"] == max(exact[1:])
-    assert found["last_valid_sequence_accuracy"] == exact[-1]
+    assert found["best_valid_quality"] == max(exact[1:])
+    assert found["last_valid_quality"] == exact[-1]
 
 
 def test_it_is_the_first_evaluation_from_which_on_all_are_at_the_target() -> None:
@@ -76,14 +76,14 @@ def test_a_run_tells_what_its_training_has_left(run: Run) -> None:
     tables = run.experiment(study).tables
     learning, reached = tables["learning"], tables["reached"].iloc[0]
     assert any(name.startswith("gate_") for name in study.history)
-    expected = ["step", "seconds", "loss", "valid_loss", "valid_token_accuracy", "valid_sequence_accuracy"]
+    expected = ["step", "seconds", "loss", "valid_loss", "valid_token_accuracy", "valid_quality"]
     assert list(learning) == expected
     pd.testing.assert_frame_equal(learning, study.history[expected])
     assert reached["target"] == study.task.learnt == 0.99
     assert reached["parameters"] == study.subject.count_parameters()
     outcome = measure(study.subject, study.splits.report)
-    assert reached["sequence_accuracy"] == pytest.approx(float(outcome.sequence_accuracy.mean()))
-    assert reached["sequence_accuracy_low"] <= reached["sequence_accuracy"] <= reached["sequence_accuracy_high"]
+    assert reached["quality"] == pytest.approx(float(outcome.quality.mean()))
+    assert reached["quality_low"] <= reached["quality"] <= reached["quality_high"]
 
 
 def test_a_model_from_the_cache_or_a_file_brings_its_seconds(run: Run, cache: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_target_of_its_own_goes_before_that_of_the_task(run: Run) -> None:
     for target in (0.0, 0.25, 1.0):
         found = replace(run, experiment=Learn(target=target)).experiment(study).tables["reached"].iloc[0]
         assert found["target"] == target
-        assert found["reached"] == (study.history["valid_sequence_accuracy"].iloc[-1] >= target)
+        assert found["reached"] == (study.history["valid_quality"].iloc[-1] >= target)
     assert build(compose("experiment=learn", "task=inflection")).task.learnt == 0.88
 
 

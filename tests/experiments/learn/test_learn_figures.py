@@ -150,8 +150,8 @@ def test_curves_of_a_setting_have_one_colour_and_a_mean() -> None:
             own = learning[learning["label"] == label]
             line = lines[i + i // 2]
             np.testing.assert_allclose(line.get_xdata(), own[column])
-            np.testing.assert_allclose(line.get_ydata(), own["valid_sequence_accuracy"])
-        mean = learning[learning["setting"] == "rate=a"].groupby("step")["valid_sequence_accuracy"].mean()
+            np.testing.assert_allclose(line.get_ydata(), own["valid_quality"])
+        mean = learning[learning["setting"] == "rate=a"].groupby("step")["valid_quality"].mean()
         np.testing.assert_allclose(lines[2].get_ydata(), mean)
 
 

@@ -81,9 +81,9 @@ def test_the_cost_is_right_minus_wrong_on_the_report_split(folder: Path, tables:
             for scores in (right, wrong):
                 gates = torch.ones(len(subject.grid))
                 gates[scores.argsort(stable=True)[:k]] = 0
-                exact.append(float(measure(subject, report, gates).sequence_accuracy.mean()))
+                exact.append(float(measure(subject, report, gates).quality.mean()))
             at = pruning.loc[name, k]
-            assert [at["right_sequence_accuracy"], at["wrong_sequence_accuracy"]] == pytest.approx(exact)
+            assert [at["right_quality"], at["wrong_quality"]] == pytest.approx(exact)
             assert at["cost_points"] == pytest.approx(100 * (exact[0] - exact[1]))
     assert pruning["cost_points"].abs().max() > 0, "the model must tell right from wrong"
 
@@ -100,7 +100,7 @@ def test_random_gates_count_from_what_ablation_leaves(folder: Path, tables: Tabl
         for table in (tables["mistake_pruning"], pd.read_csv(folder.parent / "other" / "mistake_pruning.csv"))
     )
     pd.testing.assert_frame_equal(mine, theirs)
-    expected = mine["right_sequence_accuracy"] - mine["wrong_sequence_accuracy"] - mine["handicap"]
+    expected = mine["right_quality"] - mine["wrong_quality"] - mine["handicap"]
     pd.testing.assert_series_equal(mine["cost_points"], 100 * expected, check_names=False, atol=1e-4)
 
 

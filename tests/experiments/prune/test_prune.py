@@ -86,7 +86,7 @@ def mask_of(study: Study, removed: str) -> HeadMask:
 
 
 def exact(model: Seq2Seq, examples: Examples) -> float:
-    return float(measure(model, examples).sequence_accuracy.double().mean())
+    return float(measure(model, examples).quality.double().mean())
 
 
 def one(table: pd.DataFrame, **values: Any) -> pd.Series:
@@ -111,12 +111,12 @@ def test_tables_and_proofs_are_there(folder: Path, tables: Mapping[str, pd.DataF
 
 def test_without_training_it_is_the_removed_model(tables: Mapping[str, pd.DataFrame], study: Study) -> None:
     rows = tables["recovery"].query("recovery == 'nothing'")
-    assert rows["sequence_accuracy"].nunique() > 3, "the fixture must tell masks apart"
+    assert rows["quality"].nunique() > 3, "the fixture must tell masks apart"
     for row in rows.to_dict("records"):
         left = study.subject.without(mask_of(study, row["removed"]))
-        assert row["sequence_accuracy"] == pytest.approx(exact(left, study.splits.report))
-        assert row["choose_sequence_accuracy"] == pytest.approx(exact(left, study.splits.choose))
-        pair = (measure(one, study.splits.choose).sequence_accuracy.numpy() for one in (study.subject, left))
+        assert row["quality"] == pytest.approx(exact(left, study.splits.report))
+        assert row["choose_quality"] == pytest.approx(exact(left, study.splits.choose))
+        pair = (measure(one, study.splits.choose).quality.numpy() for one in (study.subject, left))
         assert [row["choose_drop_low"], row["choose_drop_high"]] == pytest.approx(paired_interval(*pair))
         assert row["parameters"] == left.count_parameters()
         assert row["kept"].split() == [str(head) for head in left.grid]
@@ -130,7 +130,7 @@ def test_fine_tuning_is_training_that_goes_on(tables: Mapping[str, pd.DataFrame]
     torch.manual_seed(study.seed)
     recipe(left, study.splits.train, study.splits.valid, None, study.seed)
     assert any(not torch.equal(value, before[name]) for name, value in left.state_dict().items())
-    assert row["sequence_accuracy"] == pytest.approx(exact(left, study.splits.report))
+    assert row["quality"] == pytest.approx(exact(left, study.splits.report))
     assert row["loss"] == pytest.approx(float(measure(left, study.splits.report).loss.double().mean()))
     assert row["steps"] == 30
 
@@ -175,7 +175,7 @@ def test_the_control_has_the_shape_of_the_best_and_nothing_else_of_it(
     assert sorted(control["heads_kept"]) == [2, 2, 3, 3, 5, 5]
     for kept, rows in control.groupby("heads_kept"):
         best = own[own["heads_kept"] == kept].sort_values(
-            ["choose_sequence_accuracy", "choose_loss"], ascending=[False, True], kind="stable"
+            ["choose_quality", "choose_loss"], ascending=[False, True], kind="stable"
         )
         assert set(rows["removed"]) == {best.iloc[0]["removed"]}
         assert list(rows["draw"]) == [0, 1]
@@ -184,7 +184,7 @@ def test_the_control_has_the_shape_of_the_best_and_nothing_else_of_it(
     left = study.subject.without(mask_of(study, row["removed"]))
     lesson = Lesson(study.subject, study.training, study.splits, study.seed, 3 * 20)
     twins = [FromScratch()(lesson, left, draw, None, lambda state: None)[0] for draw in (0, 1)]
-    assert exact(twins[1], study.splits.report) == pytest.approx(row["sequence_accuracy"])
+    assert exact(twins[1], study.splits.report) == pytest.approx(row["quality"])
     assert twins[1].grid.sizes == left.grid.sizes
     assert not torch.equal(twins[0].output.bias, twins[1].output.bias)
 
@@ -207,44 +207,42 @@ def test_the_steps_of_a_row_are_those_that_were_trained(tables: Mapping[str, pd.
 def test_the_smallest_is_within_tolerance_and_nothing_smaller_is(tables: Mapping[str, pd.DataFrame]) -> None:
     table, smallest = tables["recovery"], tables["smallest"]
     dense = table[(table["recovery"] == "nothing") & (table["heads_kept"] == 6)].iloc[0]
-    bar = dense["choose_sequence_accuracy"] - 0.01
+    bar = dense["choose_quality"] - 0.01
     assert len(smallest) == 9
-    assert np.allclose(table["choose_drop"], dense["choose_sequence_accuracy"] - table["choose_sequence_accuracy"])
+    assert np.allclose(table["choose_drop"], dense["choose_quality"] - table["choose_quality"])
     assert (smallest["heads_removed_sure"].isna() == smallest["control"]).all()
-    means = table[table["control"]].groupby("heads_kept")[["sequence_accuracy", "choose_sequence_accuracy"]].mean()
-    fits = means.index[means["choose_sequence_accuracy"] >= bar]
+    means = table[table["control"]].groupby("heads_kept")[["quality", "choose_quality"]].mean()
+    fits = means.index[means["choose_quality"] >= bar]
     control = one(smallest, control=True)
     assert (control["schedule"], control["recovery"]) == ("best of each size", "from_scratch")
     assert control["heads_kept"] == min(fits, default=6)
     if len(fits):
-        assert control["sequence_accuracy"] == pytest.approx(means.loc[min(fits), "sequence_accuracy"])
+        assert control["quality"] == pytest.approx(means.loc[min(fits), "quality"])
     for row in smallest[~smallest["control"]].to_dict("records"):
         mine = table[(table["schedule"] == row["schedule"]) & (table["recovery"] == row["recovery"])]
-        fits = mine.loc[mine["choose_sequence_accuracy"] >= bar, "heads_kept"]
+        fits = mine.loc[mine["choose_quality"] >= bar, "heads_kept"]
         assert row["heads_kept"] == min(fits, default=6)
-        control = table[table["control"] & (table["heads_kept"] == row["heads_kept"])]["sequence_accuracy"]
+        control = table[table["control"] & (table["heads_kept"] == row["heads_kept"])]["quality"]
         assert row["control_draws"] == len(control)
         if len(control):
-            assert row["control_sequence_accuracy"] == pytest.approx(control.mean())
+            assert row["control_quality"] == pytest.approx(control.mean())
 
 
 def test_the_smallest_is_chosen_on_the_choose_split() -> None:
     row = {"schedule": "greedy", "scorer": "greedy", "recovery": "nothing", "control": False, "note": "", "steps": 0}
-    row |= {"heads_total": 3, "sequence_accuracy_low": 0.0, "sequence_accuracy_high": 1.0, "budget": "", "kept": ""}
+    row |= {"heads_total": 3, "quality_low": 0.0, "quality_high": 1.0, "budget": "", "kept": ""}
     sizes = [(3, 1.0, 1.0), (2, 0.995, 0.9), (1, 0.9, 0.999)]
     table = pd.DataFrame(
-        row
-        | {"heads_kept": n, "heads_removed": 3 - n, "removed": f"{n}", "choose_sequence_accuracy": c}
-        | {"sequence_accuracy": r}
+        row | {"heads_kept": n, "heads_removed": 3 - n, "removed": f"{n}", "choose_quality": c} | {"quality": r}
         for n, c, r in sizes
     )
     highest = {3: 0.0075, 2: 0.009, 1: 0.2}
-    table = table.assign(choose_drop=1 - table["choose_sequence_accuracy"], choose_drop_low=0.0)
+    table = table.assign(choose_drop=1 - table["choose_quality"], choose_drop_low=0.0)
     table["choose_drop_high"] = table["heads_kept"].map(highest)
     speeds = {name: [1.0, 2.0, 3.0] for name in ("speedup", "speedup_q1", "speedup_q3")}
     latency = pd.DataFrame({"model": "removed", "removed": ["3", "2", "1"], **speeds})
     (smallest,) = smallest_table(table, latency, 0.01).to_dict("records")
-    assert (smallest["heads_kept"], smallest["sequence_accuracy"], smallest["speedup"]) == (2, 0.9, 2.0)
+    assert (smallest["heads_kept"], smallest["quality"], smallest["speedup"]) == (2, 0.9, 2.0)
     assert (smallest["heads_removed_sure"], smallest["choose_drop"]) == (1, pytest.approx(0.005))
 
 
@@ -259,7 +257,7 @@ def test_the_saved_models_are_those_of_the_table(
         assert " ".join(map(str, saved.heads)) == row["kept"]
         left = study.subject.without(mask_of(study, row["removed"]))
         left.load_state_dict(saved.weights)
-        assert exact(left, study.splits.report) == pytest.approx(row["sequence_accuracy"])
+        assert exact(left, study.splits.report) == pytest.approx(row["quality"])
     assert len(list((folder / "models").iterdir())) == len(smallest)
 
 
@@ -301,9 +299,9 @@ def test_a_control_that_diverged_is_not_taken_for_one(study: Study, monkeypatch:
     work = trials.Trials(lesson, recoveries, lambda kind, what, make: make(None, print))
     (best,) = work.after([plan])
     (control,) = work.controls([best])
-    assert np.isnan(control.columns["sequence_accuracy"])
+    assert np.isnan(control.columns["quality"])
     assert control.columns["note"].startswith("diverged")
-    assert not np.isnan(best.columns["sequence_accuracy"])
+    assert not np.isnan(best.columns["quality"])
 
 
 def test_a_budget_that_is_met_already_trains_nothing(study: Study) -> None:
@@ -357,9 +355,7 @@ def test_groups_are_parts_of_the_whole(tables: Mapping[str, pd.DataFrame]) -> No
     way = ["schedule", "recovery", "draw", "heads_kept"]
     for key, mine in groups.groupby(way):
         row = one(table, **dict(zip(way, key, strict=True)))
-        assert np.average(mine["sequence_accuracy"], weights=mine["examples"]) == pytest.approx(
-            row["sequence_accuracy"]
-        )
+        assert np.average(mine["quality"], weights=mine["examples"]) == pytest.approx(row["quality"])
 
 
 def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_tables(
@@ -396,7 +392,7 @@ def test_what_diverges_is_kept_as_it_was_and_said(cache: Path, folder: Path, tmp
         lines = build(compose("experiment=prune", *overrides, "recovery.fine_tune.steps=4"))(recorded).sentences
     table = tables_of(tmp_path / "run")["recovery"]
     tuned, plain = (one(table, recovery=name, heads_kept=3) for name in ("fine_tune", "nothing"))
-    assert tuned["sequence_accuracy"] == plain["sequence_accuracy"]
+    assert tuned["quality"] == plain["quality"]
     assert tuned["note"].startswith("diverged, so it is as it was: ")
     assert plain["note"] == ""
     assert any(line.startswith("fine_tune failed for ") and "diverged" in line for line in lines)

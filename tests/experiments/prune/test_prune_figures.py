@@ -28,12 +28,12 @@ EXACT = {"nothing": {6: 1.0, 4: 0.9, 1: 0.1}, "tune": {6: 1.0, 4: 0.99, 1: 0.5},
 
 def row(schedule: str, recovery: str, kept: int, exact: float, **more: Any) -> dict[str, Any]:
     left = HEADS[:kept] if recovery == "between" else HEADS[6 - kept :]
-    interval = {"sequence_accuracy_low": exact - 0.05, "sequence_accuracy_high": exact + 0.02}
+    interval = {"quality_low": exact - 0.05, "quality_high": exact + 0.02}
     scorer = schedule if schedule == "greedy" else "ablation"
     place = {"schedule": schedule, "scorer": scorer, "recovery": recovery, "draw": 0, "heads_kept": kept}
     place |= {"heads_total": 6, "heads_removed": 6 - kept, "kept": " ".join(left), "control": False, "note": ""}
     place["removed"] = " ".join(head for head in HEADS if head not in left)
-    return place | {"sequence_accuracy": exact, "choose_sequence_accuracy": exact, "steps": 30} | interval | more
+    return place | {"quality": exact, "choose_quality": exact, "steps": 30} | interval | more
 
 
 @pytest.fixture
@@ -53,10 +53,10 @@ def tables() -> Tables:
     smallest = (
         table[table["heads_kept"] == 4]
         .query("not control")
-        .assign(tolerance=0.01, dense_sequence_accuracy=1.0, speedup=1.5, speedup_q1=1.4, speedup_q3=1.6)
+        .assign(tolerance=0.01, dense_quality=1.0, speedup=1.5, speedup_q1=1.4, speedup_q3=1.6)
     )
-    smallest = smallest.assign(control_sequence_accuracy=0.85, control_least=0.8, control_most=0.9, control_draws=2)
-    groups = pd.concat([table.assign(group=f"{n} symbols", sequence_accuracy=n / 20) for n in (2, 10)])
+    smallest = smallest.assign(control_quality=0.85, control_least=0.8, control_most=0.9, control_draws=2)
+    groups = pd.concat([table.assign(group=f"{n} symbols", quality=n / 20) for n in (2, 10)])
     order = pd.DataFrame(
         {"schedule": "greedy", "scorer": "greedy", "site": s, "layer": int(n), "head": int(h), "step": i + 1}
         for i, (s, n, h) in enumerate(head.split(".") for head in HEADS)
@@ -163,7 +163,7 @@ def test_runs_are_compared_task_by_task(tables: Tables) -> None:
 
 
 def test_the_answer_names_the_fewest_heads_and_the_control(tables: Tables) -> None:
-    tables["smallest"].loc[tables["smallest"]["recovery"] == "tune", "choose_sequence_accuracy"] = 0.995
+    tables["smallest"].loc[tables["smallest"]["recovery"] == "tune", "choose_quality"] = 0.995
     first, which, ways = Prune.say(tables)
     assert first == (
         "4 of 6 heads are enough for 0.990 exact match (1.000 with all), chosen by one_shot with ablation and trained"

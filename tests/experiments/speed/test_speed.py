@@ -113,8 +113,8 @@ def test_the_tradeoff_has_accuracy_and_time_of_every_plan_once_per_batch_size(ta
     assert tradeoff["batch_size"].unique().tolist() == [1, 3]
     first = pruning[pruning["draw"] == 0]
     for _, mine in tradeoff.groupby("batch_size"):
-        np.testing.assert_array_equal(mine["sequence_accuracy"], first["sequence_accuracy"])
-        np.testing.assert_array_equal(mine["on_front"], on_front(mine["latency_ms"], mine["choose_sequence_accuracy"]))
+        np.testing.assert_array_equal(mine["quality"], first["quality"])
+        np.testing.assert_array_equal(mine["on_front"], on_front(mine["latency_ms"], mine["choose_quality"]))
         assert mine["on_front"].any()
 
 
@@ -147,7 +147,7 @@ def made_up() -> dict[str, pd.DataFrame]:
     tradeoff = [
         {"scorer": "gate", "draw": 0, "batch_size": 3, "heads_total": 6, "heads_removed": gone, "removed": f"{gone}"}
         | {"latency_ms": time, "speedup": 8 / time, "speedup_q1": 7.9 / time, "speedup_q3": 8.1 / time}
-        | {"sequence_accuracy": right - 0.01, "choose_sequence_accuracy": right, "on_front": gone > 0}
+        | {"quality": right - 0.01, "choose_quality": right, "on_front": gone > 0}
         for gone, time, right in ((0, 8.0, 1.0), (1, 7.0, 1.0), (2, 6.5, 0.995), (6, 2.0, 0.0))
     ]
     speed = pd.DataFrame(rows).assign(latency_ms=1.0, device="cpu (x)", dtype="float32", compiled=False)
