@@ -1,0 +1,169 @@
+"""A user's batches as examples that can be drawn, ordered and put together again.
+
+Dimensions: E = examples, B = batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mhaprune.data import Data
+
+MASK = "attention_mask"
+IGNORED = -100
+"""The label that losses ignore."""
+DENSE = "dense"
+"""The name under which a loss finds what the whole model said of a batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batches(Data):
+    """The examples of a list of batches: dicts, tuples or single tensors, in which every tensor has an example per row.
+
+    Batches may differ in length. Then they must be dicts with an attention mask, and the shorter ones are filled up on
+    the right. That changes nothing, wherever the padding of a batch itself stands: a column is cut off only if it was
+    filled up for every example that is left, never by the number of real tokens.
+    """
+
+    fields: Mapping[str, Tensor]
+    """(E, ...) each."""
+    widths: Mapping[str, Tensor]
+    """(E,): how many columns of a field an example came with, for the fields that have columns."""
+    constants: Mapping[str, Any]
+    """What is no tensor, the same for all batches."""
+    form: type
+    """What a batch was: dict, tuple or Tensor."""
+
+    @classmethod
+    def of(cls, batches: Any, name: str) -> Batches:
+        """From what a user calls a split. Raises ValueError that begins with the name of the split."""
+        if isinstance(batches, Batches):
+            return batches
+        if isinstance(batches, Mapping | Tensor):
+            batches = [batches]
+        given = [_as_dict(batch, name) for batch in batches] if isinstance(batches, Iterable) else []
+        if not given:
+            raise ValueError(f"{name}: holds no batches, must be a list of them")
+        form = dict if isinstance(first := next(iter(batches)), Mapping) else type(first)
+        parts = [{key: value for key, value in batch.items() if isinstance(value, Tensor)} for batch in given]
+        if any(part.keys() != parts[0].keys() for part in parts) or not parts[0]:
+            raise ValueError(f"{name}: every batch must have the same tensors, the first has {', '.join(parts[0])}")
+        for part in parts:
+            if len({len(value) if value.dim() else -1 for value in part.values()}) != 1:
+                shapes = ", ".join(f"{key} {tuple(value.shape)}" for key, value in part.items())
+                raise ValueError(f"{name}: every tensor of a batch must have a row per example, here are {shapes}")
+        fields: dict[str, Tensor] = {}
+        widths: dict[str, Tensor] = {}
+        for key in parts[0]:
+            values = [part[key] for part in parts]
+            if values[0].dim() > 1:
+                longest = max(value.shape[1] for value in values)
+                uneven = any(value.shape[1] != longest for value in values)
+                if uneven and not any(MASK in other for other in parts[0]):
+                    raise ValueError(
+                        f"{name}: batches differ in length ({key}) and have no {MASK}, so that padding cannot be told"
+                    )
+                widths[key] = torch.cat([torch.full((len(value),), value.shape[1]) for value in values])
+                values = [_filled(value, longest, key) for value in values]
+            fields[key] = torch.cat(values)
+        return cls(fields, widths, {k: v for k, v in given[0].items() if k not in fields}, form)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.fields.values())))
+
+    def __getitem__(self, index: slice | Tensor) -> Self:
+        at = index.cpu() if isinstance(index, Tensor) else index
+        widths = {key: width_E[at] for key, width_E in self.widths.items()}
+        fields = {key: value[index] for key, value in self.fields.items()}
+        for key, width_E in widths.items():
+            fields[key] = fields[key][:, : int(width_E.max()) if len(width_E) else 0]
+        return type(self)(fields, widths, self.constants, self.form)
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        if MASK in self.fields and self.fields[MASK].dim() == 2:
+            return (self.fields[MASK] != 0).sum(dim=1).cpu()
+        return next(iter(self.widths.values()), torch.ones(len(self), dtype=torch.long))
+
+    def lengths(self) -> Tensor:
+        """(E,): the tokens by the attention mask; without one, the columns of the first field."""
+        return self._lengths
+
+    def by_length(self) -> Tensor:
+        widths = next(iter(self.widths.values()), self._lengths)  # only what was filled up can be cut off again
+        return widths.argsort(stable=True).to(self.device)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        return self.fields
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.fields.values())).device
+
+    def converted(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """On this device, and real numbers in this precision."""
+        fields = {k: v.to(device, dtype if v.is_floating_point() else v.dtype) for k, v in self.fields.items()}
+        return type(self)(fields, self.widths, self.constants, self.form)
+
+    def repeated(self, times: int) -> Self:
+        """Every example so many times, one after the other."""
+        fields = {key: value.repeat_interleave(times, 0) for key, value in self.fields.items()}
+        widths = {key: value.repeat_interleave(times, 0) for key, value in self.widths.items()}
+        return type(self)(fields, widths, self.constants, self.form)
+
+    def with_dense(self, outputs: Tensor) -> Self:
+        """With what the whole model said of each example, (E, ...), for a loss to compare with."""
+        return type(self)({**self.fields, DENSE: outputs}, self.widths, self.constants, self.form)
+
+    def as_given(self) -> Any:
+        """A batch in the form that the user's came in, for the user's own functions."""
+        values = {**self.fields, **self.constants}
+        if self.form is dict:
+            return values
+        dense = values.pop(DENSE, None)
+        parts = tuple(values.values())
+        return (parts if self.form is not Tensor else parts[0]) if dense is None else (*parts, dense)
+
+    def arguments(self) -> Any:
+        """The same without what only the loss reads: what the model is called with."""
+        values = {key: value for key, value in {**self.fields, **self.constants}.items() if key != DENSE}
+        if self.form is dict:
+            return values
+        return tuple(values.values()) if self.form is not Tensor else next(iter(values.values()))
+
+    def valid(self, length: int, of_decoder: bool) -> Tensor:
+        """(B, T): which of T positions are real, by the mask of that length. All are where there is none.
+
+        The decoder of an encoder-decoder has a mask of its own, or labels, which are ignored at padding.
+        """
+        for name in (f"decoder_{MASK}", "labels") if of_decoder else (MASK,):
+            mask = self.fields.get(name)
+            if mask is not None and mask.shape == (len(self), length):
+                return mask != (IGNORED if name == "labels" else 0)
+        return torch.ones(len(self), length, dtype=torch.bool, device=self.device)
+
+
+def _as_dict(batch: Any, name: str) -> Mapping[str, Any]:
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    if isinstance(batch, Tensor):
+        return {"0": batch}
+    if isinstance(batch, tuple | list):
+        return {str(i): value for i, value in enumerate(batch)}
+    raise ValueError(f"{name}: a batch is a {type(batch).__name__}, must be a dict, a tuple or a tensor")
+
+
+def _filled(value: Tensor, longest: int, key: str) -> Tensor:
+    """With columns up to the longest, of what no mask lets through: labels to ignore, else zeros."""
+    missing = longest - value.shape[1]
+    if not missing:
+        return value
+    padding = [0, 0] * (value.dim() - 2) + [0, missing]
+    return F.pad(value, padding, value=IGNORED if "labels" in key else 0)

@@ -1,0 +1,187 @@
+"""What a block of heads is in a model that others made.
+
+Dimensions: H = query heads of a block, K = head_dim, N = all heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.heads import Block, HeadGrid, HeadId
+
+
+class Unsupported(ValueError):
+    """A model whose heads cannot be gated or removed: the message names the module and the reason."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which output features of the linear module at `path` belong to each head."""
+
+    path: str
+    heads: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """One attention layer of any module.
+
+    It is described by the linear module that reads what its heads say and, for each head, which of its input columns
+    that is. All else follows: gates and captured outputs from a hook on that module, removal from cutting columns, and
+    the rows of the projections that make queries, keys and values.
+
+    By hand, `AttentionBlock("layers.0.attention", out="out_proj", heads=8)` is enough for gates and scores, if each head
+    has as many neighbouring columns as any other. With `query`, `key` and `value`, the names of three linear modules,
+    heads can be removed too. All names but `path` are relative to it.
+    """
+
+    path: str
+    """The attention module."""
+    out: str
+    """Its output projection W_O."""
+    heads: int
+    """The number of query heads H."""
+    query: str | Rows | None = None
+    """What makes the queries, each head from neighbouring rows."""
+    key: str | Rows | None = None
+    """What makes the keys. It may have fewer heads, each of which serves as many query heads."""
+    value: str | Rows | None = None
+    """What makes the values, with as many heads as there are for the keys."""
+    counts: Sequence[str] = ()
+    """The attributes of the module that hold the number of heads; those with usual names are found without."""
+    columns: tuple[tuple[int, ...], ...] = ()
+    """The input columns of W_O that read each head."""
+    of_kv: tuple[int, ...] = ()
+    """Which key-value head each query head reads."""
+    why_not: str = ""
+    """Why heads cannot be removed here; empty if they can. They can be gated all the same."""
+    names: tuple[int, ...] = ()
+    """What each head is called: its number in the whole model."""
+    whole: bool = field(default=False, repr=False)
+    """Whether all of the above is filled in and all names are full ones."""
+
+    def completed(self, model: nn.Module) -> AttentionBlock:
+        """What a block by hand leaves out, filled in from the model. Raises `Unsupported` where that cannot be."""
+        if self.whole:
+            return self
+        out = self._module(model, self.out)
+        width = in_features(out)
+        if self.heads < 1 or width % self.heads:
+            raise Unsupported(
+                f"blocks: {self.path} with heads={self.heads}: must divide the {width} input columns of {self.out}"
+            )
+        rows = {}
+        for name in ("query", "key", "value"):
+            given = getattr(self, name)
+            if isinstance(given, str):
+                made = out_features(self._module(model, given))
+                heads, rest = divmod(made, width // self.heads)
+                if rest or not heads or self.heads % heads:
+                    raise Unsupported(
+                        f"blocks: {self.path}.{given} makes {made} features, which are no heads of"
+                        f" {width // self.heads} for heads={self.heads}"
+                    )
+                rows[name] = Rows(f"{self.path}.{given}", neighbours(made, heads))
+        missing = [name for name in ("query", "key", "value") if name not in rows]
+        num_kv = len(rows["key"].heads) if "key" in rows else self.heads
+        return replace(
+            self,
+            out=f"{self.path}.{self.out}",
+            **rows,
+            columns=neighbours(width, self.heads),
+            of_kv=tuple(n * num_kv // self.heads for n in range(self.heads)),
+            why_not=f"blocks: {self.path} is given without {', '.join(missing)}" if missing else self.why_not,
+            names=tuple(range(self.heads)),
+            whole=True,
+        )
+
+    def _module(self, model: nn.Module, name: str) -> nn.Module:
+        try:
+            module = model.get_submodule(f"{self.path}.{name}")
+        except AttributeError:
+            raise Unsupported(f"blocks: the model has no module {self.path}.{name}") from None
+        if not is_linear(module):
+            raise Unsupported(f"blocks: {self.path}.{name} is a {type(module).__name__}, must be a linear module")
+        return module
+
+    @cached_property
+    def owners(self) -> Tensor:
+        """(W,): the head that each input column of W_O reads, H for a column that reads none."""
+        width = 1 + max((column for head in self.columns for column in head), default=-1)
+        owners = torch.full((width,), len(self.columns))
+        for n, head in enumerate(self.columns):
+            owners[list(head)] = n
+        return owners
+
+    @cached_property
+    def order(self) -> Tensor:
+        """(H·K,): the columns head by head."""
+        return torch.tensor([column for head in self.columns for column in head], dtype=torch.long)
+
+    @cached_property
+    def straight(self) -> bool:
+        """Whether that is their order already."""
+        return self.order.tolist() == list(range(len(self.order)))
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.out, self.columns, self.names))
+
+
+def neighbours(width: int, heads: int) -> tuple[tuple[int, ...], ...]:
+    """The columns of each head where heads of equal width lie side by side."""
+    K = width // heads if heads else 0
+    return tuple(tuple(range(h * K, (h + 1) * K)) for h in range(heads))
+
+
+def is_linear(module: Any) -> bool:
+    """Whether it is a linear module: of torch, or GPT-2's, whose weight is the transpose."""
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def weight_of(module: nn.Module) -> Tensor:
+    """(outputs, inputs): the weight of a linear module of either kind, sharing its storage."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight if isinstance(module, nn.Linear) else weight.mT
+
+
+def in_features(module: nn.Module) -> int:
+    return weight_of(module).shape[1]
+
+
+def out_features(module: nn.Module) -> int:
+    return weight_of(module).shape[0]
+
+
+def name_blocks(paths: Sequence[str]) -> list[Block]:
+    """A site and a layer for each path of a module: the layer is the one number in the path that varies, the site is
+    the path without it.
+
+    `bert.encoder.layer.3.attention.self` is layer 3 of the site `bert.encoder.layer.attention.self`. Where several
+    numbers vary, or none, layers are counted.
+    """
+    split = [path.split(".") for path in paths]
+    sites = [".".join(part for part in parts if not part.isdecimal()) or "attention" for parts in split]
+    blocks: list[Block] = []
+    for site, parts in zip(sites, split, strict=True):
+        rivals = [other for other, of in zip(split, sites, strict=True) if of == site]
+        numbers = [[int(part) for part in other if part.isdecimal()] for other in rivals]
+        varying = [i for i, column in enumerate(zip(*numbers, strict=True)) if len(set(column)) > 1]
+        if len(varying) == 1:
+            layer = [int(part) for part in parts if part.isdecimal()][varying[0]]
+        else:
+            layer = sum(block.site == site for block in blocks)
+        blocks.append(Block(site, layer))
+    return blocks
+
+
+def grid_of(names: Sequence[Block], blocks: Sequence[AttentionBlock]) -> HeadGrid:
+    """The heads of these blocks, which are called `names`."""
+    heads = [HeadId(*name, number) for name, block in zip(names, blocks, strict=True) for number in block.names]
+    return HeadGrid(tuple(names), tuple(heads))

@@ -1,0 +1,276 @@
+"""Blocks of heads, found by running a model once and following gradients.
+
+Every linear module's output is cut off the graph and made a leaf. So the gradient of a head's query leads to the
+nearest linear module only, and its non-zero columns are the rows that make the head. In the same way the next linear
+module that reads the heads' outputs is W_O. This finds fused, interleaved and grouped layouts without a table of
+models.
+
+Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value heads, K = head_dim, W = inputs of W_O.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mhaprune.adapters.blocks import AttentionBlock, Rows, Unsupported, in_features, is_linear, neighbours
+from mhaprune.adapters.gating import at_rest
+from mhaprune.model.attention import MultiHeadAttention
+
+REMEMBERED = 32
+"""How many outputs of linear modules are looked through for the one that made queries, keys or values."""
+
+Attend = Callable[..., Any]
+
+
+@dataclass
+class _Found:
+    """What is known of one attention call."""
+
+    module: nn.Module
+    heads: int
+    of_kv: tuple[int, ...]
+    rows: dict[str, Rows | str] = field(default_factory=dict)
+    """Rows by name, or why there are none."""
+    context: Tensor | None = None
+    """The heads' outputs as a leaf, with the heads in the third place from the end or, `heads_last`, in the second."""
+    heads_last: bool = False
+    out: nn.Module | None = None
+    columns: tuple[tuple[int, ...], ...] = ()
+    why_not: str = ""
+
+
+def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[AttentionBlock]:
+    """The blocks in the order in which `call` runs them. Raises `Unsupported`, naming module and reason.
+
+    It sees what goes through `F.scaled_dot_product_attention`, through the attention interface of transformers, and our
+    own layers.
+    """
+    trace = _Trace(model)
+    with at_rest(model), torch.enable_grad(), trace.watching():
+        call(model)
+    blocks: dict[str, AttentionBlock] = {}
+    for found in trace.found:
+        path = trace.paths[found.module]
+        if found.out is None:
+            raise Unsupported(f"{path} ({type(found.module).__name__}): no linear module reads what its heads say")
+        why_not = found.why_not or next((f"its {n} is {r}" for n, r in found.rows.items() if isinstance(r, str)), "")
+        rows = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
+        block = AttentionBlock(
+            path,
+            trace.paths[found.out],
+            found.heads,
+            columns=found.columns,
+            of_kv=found.of_kv,
+            why_not=why_not,
+            names=tuple(range(found.heads)),
+            whole=True,
+            **rows,
+        )
+        blocks.setdefault(path, block)  # a shared layer is called again: the same heads
+    if not blocks:
+        raise Unsupported(nothing_found(model))
+    return list(blocks.values())
+
+
+def nothing_found(model: nn.Module) -> str:
+    """What was seen instead, and how to name the blocks by hand, filled in as far as can be guessed."""
+    candidates = [
+        (path, child, module)
+        for path, module in model.named_modules()
+        for child, part in module.named_children()
+        if is_linear(part) and any(word in path.lower().rsplit(".", 1)[-1] for word in ("attn", "attention"))
+    ]
+    message = (
+        f"{type(model).__name__}: no attention found. It calls neither F.scaled_dot_product_attention nor the attention"
+        " interface of transformers, and holds no nn.MultiheadAttention."
+    )
+    if not candidates:
+        return f'{message} Name the blocks by hand: blocks=[AttentionBlock("PATH", out="NAME OF W_O", heads=NUMBER)]'
+    path, out, module = candidates[-1]
+    heads = next((str(v) for k, v in vars(module).items() if "head" in k and isinstance(v, int)), "NUMBER")
+    return (
+        f'{message} Name the blocks by hand, for example: blocks=[AttentionBlock("{path}", out="{out}", heads={heads})]'
+    )
+
+
+class _Trace:
+    """Hooks and patches for the length of one call, and what they saw."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.paths = {module: path for path, module in model.named_modules()}
+        self.running: list[nn.Module] = []
+        self.leaves: list[tuple[nn.Module, Tensor]] = []
+        self.found: list[_Found] = []
+        self.inside = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for module in self.model.modules():
+                handles = [module.register_forward_pre_hook(self._enter)]
+                if is_linear(module):
+                    handles.append(module.register_forward_hook(self._leaf))
+                handles.append(module.register_forward_hook(self._leave))
+                for handle in handles:
+                    stack.callback(handle.remove)
+            stack.enter_context(_attention_interface(self._of_interface))
+            stack.enter_context(_FusedAttention(self._of_fused))
+            yield
+
+    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.running.append(module)
+        if is_linear(module) and inputs:
+            self._read(module, inputs[0])
+
+    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self.running.pop()
+
+    def _leaf(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        leaf = output.detach().requires_grad_()
+        self.leaves = [*self.leaves[-REMEMBERED:], (module, leaf)]
+        return leaf.clone()  # what comes next may work in place
+
+    def _of_interface(self, attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Any:
+        found = self._begin(module, query, key, value)
+        self.inside = True
+        try:
+            out, *others = attend(query.detach(), key.detach(), value.detach())
+        finally:
+            self.inside = False
+        found.context, found.heads_last = out.detach().requires_grad_(), True  # (B, T, H, K)
+        return (found.context, *others)
+
+    def _of_fused(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Any:
+        if self.inside or query.dim() != 4 or not self.running:
+            return attend(query, key, value)
+        found = self._begin(self.running[-1], query, key, value)
+        found.context = attend(query.detach(), key.detach(), value.detach()).detach().requires_grad_()  # (B, H, T, K)
+        return found.context.clone()
+
+    def _begin(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> _Found:
+        H, G = query.shape[1], key.shape[1]
+        of_kv = getattr(module, "kept_of_kv", None) or [h * G // H for h in range(H)]
+        found = _Found(module, H, tuple(of_kv))
+        for name, heads in (("query", query), ("key", key), ("value", value)):
+            found.rows[name] = self._source(heads)
+        self.found.append(found)
+        return found
+
+    def _source(self, heads: Tensor) -> Rows | str:
+        """The linear module that made (B, heads, T, K), and which of its outputs each head is made from."""
+        if not heads.requires_grad:
+            return "made by no linear module"
+        weights = torch.rand_like(heads) + 0.5  # without them, parts could cancel
+        leaves = [leaf for _, leaf in self.leaves]
+        rows: dict[int, list[tuple[int, ...]]] = {}
+        for h in range(heads.shape[1]):
+            picked = (heads[:, h] * weights[:, h]).sum()
+            gradients = torch.autograd.grad(picked, leaves, retain_graph=True, allow_unused=True)
+            for i, gradient in enumerate(gradients):
+                if gradient is not None:
+                    columns = gradient.flatten(0, -2).abs().amax(0).nonzero().flatten().tolist()
+                    rows.setdefault(i, []).append(tuple(columns))
+        sources = {i: each for i, each in rows.items() if any(each)}
+        if len(sources) != 1:
+            names = ", ".join(self.paths[self.leaves[i][0]] for i in sources)
+            return f"made by {len(sources)} linear modules, {names}"
+        ((i, each),) = sources.items()
+        path = self.paths[self.leaves[i][0]]
+        if len({row for head in each for row in head}) != sum(map(len, each)):
+            return f"mixed from the heads of {path} (a norm over all heads?)"
+        return Rows(path, tuple(each))
+
+    def _read(self, module: nn.Module, x: Any) -> None:
+        """Whether this linear module is the W_O that a found block waits for, and which columns its heads have."""
+        around = self.running[-2] if len(self.running) > 1 else None
+        if isinstance(around, MultiHeadAttention) and around.out_proj is module:
+            self._own(around, module)
+        for found in self.found:
+            if found.out is None and found.context is not None and isinstance(x, Tensor) and x.requires_grad:
+                leaf = found.context
+                (reached,) = torch.autograd.grad(x.sum(), leaf, retain_graph=True, allow_unused=True)
+                if reached is None:
+                    continue
+                context = leaf if found.heads_last else leaf.transpose(1, 2)
+                if x.numel() == context.numel() and torch.equal(x.detach().flatten(), context.detach().flatten()):
+                    found.columns = neighbours(x.shape[-1], found.heads)
+                else:
+                    found.columns = self._columns(x, leaf, found)
+                found.out = module
+
+    def _own(self, layer: MultiHeadAttention, out: nn.Module) -> None:
+        """A layer of ours: it says itself what belongs to each head."""
+        self.found = [found for found in self.found if found.module is not layer]
+        H, path = layer.num_heads, self.paths[layer]
+        found = _Found(layer, H, tuple(range(H)), out=out, columns=neighbours(in_features(out), H))
+        for name in ("query", "key", "value"):
+            child = f"{name[0]}_proj"
+            found.rows[name] = Rows(f"{path}.{child}", neighbours(layer.get_submodule(child).out_features, H))
+        self.found.append(found)
+
+    def _columns(self, x: Tensor, leaf: Tensor, found: _Found) -> tuple[tuple[int, ...], ...]:
+        """Column by column, which head it reads."""
+        of_head: list[list[int]] = [[] for _ in range(found.heads)]
+        other = (0, 1, 3) if found.heads_last else (0, 2, 3)
+        for column in range(x.shape[-1]):
+            (gradient,) = torch.autograd.grad(x[..., column].sum(), leaf, retain_graph=True)
+            for h in gradient.abs().sum(other).nonzero().flatten().tolist():
+                of_head[h].append(column)
+        if len({column for columns in of_head for column in columns}) != sum(map(len, of_head)):
+            found.why_not = "its heads are mixed before the output projection"
+            raise Unsupported(f"{self.paths[found.module]}: {found.why_not}, so they cannot be gated one by one")
+        return tuple(map(tuple, of_head))
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Passes every call of `F.scaled_dot_product_attention` through a function."""
+
+    def __init__(self, through: Callable[..., Any]) -> None:
+        super().__init__()
+        self.through = through
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
+        query, key, value = (given.pop(name) for name in ("query", "key", "value"))
+        return self.through(lambda q, k, v: func(q, k, v, **given), query, key, value)
+
+
+@contextmanager
+def _attention_interface(through: Callable[..., Any]) -> Iterator[None]:
+    """Every call of the attention interface of transformers goes through a function; no config is touched."""
+    if "transformers" not in sys.modules:  # then the model is none of its own, and importing it takes seconds
+        yield
+        return
+    from transformers.modeling_utils import AttentionInterface
+
+    original = AttentionInterface.get_interface
+
+    def get_interface(self: Any, name: str, default: Any) -> Any:
+        function = original(self, name, default)
+
+        def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+            def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
+                return function(module, q, k, v, *args, **kwargs)
+
+            return through(run, module, query, key, value)
+
+        return attend
+
+    AttentionInterface.get_interface = get_interface
+    try:
+        yield
+    finally:
+        AttentionInterface.get_interface = original

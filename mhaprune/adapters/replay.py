@@ -1,0 +1,106 @@
+"""Passes that differ from an open one only from some block on: what comes before is replayed, not computed.
+
+A head writes into the model when the output projection of its block is called. All that was finished before that call
+is the same whatever its gate is. So the outermost modules that finish before it return what they returned in an open
+pass. The result is equal, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+
+class _Call(NamedTuple):
+    """One call of a module: when it began and ended, what it returned, and the versions of those tensors then."""
+
+    module: nn.Module
+    begin: int
+    end: int
+    output: Any
+    versions: list[int]
+
+
+class Replay:
+    """What the modules of a model returned in one pass, and when."""
+
+    def __init__(self, model: nn.Module, outs: Sequence[str]) -> None:
+        self.model, self.outs = model, {model.get_submodule(path): path for path in outs}
+        self.calls: list[_Call] = []
+        self.called: dict[str, int] = {}
+        """When an output projection was first called."""
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Keep what is computed while this lasts."""
+        self.calls, self.called = [], {}
+        clock, begun = count(), dict[nn.Module, list[int]]()
+
+        def enter(module: nn.Module, inputs: Any) -> None:
+            now = next(clock)
+            begun.setdefault(module, []).append(now)
+            if module in self.outs:
+                self.called.setdefault(self.outs[module], now)
+
+        def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+            self.calls.append(_Call(module, begun[module].pop(), next(clock), output, _versions(output)))
+
+        with ExitStack() as stack:
+            for module in self.model.modules():
+                for handle in (module.register_forward_pre_hook(enter), module.register_forward_hook(leave)):
+                    stack.callback(handle.remove)
+            yield
+
+    @contextmanager
+    def until(self, outs: Sequence[str]) -> Iterator[None]:
+        """Replay what was finished before the first of these output projections was called; all if there are none.
+
+        An output that was written to since then, in place, is computed again.
+        """
+        end = min((self.called[out] for out in outs if out in self.called), default=self._end)
+        covered, replayed = -1, dict[nn.Module, list[Any]]()
+        for call in sorted(self.calls, key=lambda call: call.begin):
+            if call.end < end and call.begin > covered and _versions(call.output) == call.versions:
+                covered = call.end
+                replayed.setdefault(call.module, []).append(call.output)
+        with ExitStack() as stack:
+            for module, outputs in replayed.items():
+                stack.enter_context(_playing(module, outputs))
+            yield
+
+    @property
+    def _end(self) -> int:
+        return max((call.end for call in self.calls), default=0)
+
+
+@contextmanager
+def _playing(module: nn.Module, outputs: Sequence[Any]) -> Iterator[None]:
+    """The next calls of a module return these outputs; those after them compute again."""
+    left, compute = iter(outputs), module.forward
+    own = module.__dict__.get("forward")
+
+    def play(*arguments: Any, **named: Any) -> Any:
+        for output in left:
+            return output
+        return compute(*arguments, **named)
+
+    module.forward = play  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del module.__dict__["forward"]
+        if own is not None:
+            module.forward = own  # type: ignore[method-assign]
+
+
+def _versions(output: Any) -> list[int]:
+    """How often each tensor of an output was written to."""
+    if isinstance(output, Tensor):
+        return [output._version]
+    if isinstance(output, Mapping):
+        output = tuple(output.values())
+    return [version for each in output for version in _versions(each)] if isinstance(output, tuple | list) else []

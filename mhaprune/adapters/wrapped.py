@@ -1,0 +1,258 @@
+"""A model that others made as a `Subject`.
+
+Dimensions: B = batch, T = positions, H = heads of a block, K = head_dim, D = width of the model, N = all heads, M = masks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from mhaprune.adapters.batches import Batches
+from mhaprune.adapters.blocks import AttentionBlock, Rows, grid_of, name_blocks, weight_of
+from mhaprune.adapters.gating import at_rest, head_by_head, hooked
+from mhaprune.adapters.removal import remove_heads
+from mhaprune.adapters.replay import Replay
+from mhaprune.heads import Block, HeadGrid, HeadMask
+from mhaprune.subject import AttentionMap, Fallback, Gates
+
+PerExample = Callable[[Any, Any], Tensor]
+"""From what the model returns and a batch to one number per example, (B,)."""
+
+
+class Judged(NamedTuple):
+    """A loss and a quality per example, (B,) each."""
+
+    loss: Tensor
+    quality: Tensor
+
+
+@dataclass
+class _Last:
+    """How many positions each block had in the batch that was looked at last."""
+
+    batch: Batches | None = None
+    lengths: dict[Block, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class WrappedModel:
+    """A model, its blocks of heads, and what judges it: see `subject.py` for what its methods promise.
+
+    Nothing of the model is changed. Gates are hooks for the length of one call, and removal makes a copy.
+    """
+
+    model: nn.Module
+    blocks: tuple[AttentionBlock, ...]
+    names: tuple[Block, ...]
+    """What the blocks are called."""
+    loss: PerExample
+    quality: PerExample
+    run: Callable[[nn.Module, Any], Any]
+    """Calls the model with a batch in the user's form."""
+    _last: _Last = field(default_factory=lambda: _Last(), repr=False)
+
+    @cached_property
+    def grid(self) -> HeadGrid:
+        return grid_of(self.names, self.blocks)
+
+    @property
+    def device(self) -> torch.device:
+        return self._a_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._a_weight.dtype
+
+    def evaluate(self, batch: Batches, gates: Gates | None = None, fallback: Fallback | None = None) -> Judged:
+        batch = batch.converted(self.device, self.dtype)
+        return self.judge(self.run_gated(batch, gates, fallback), batch)
+
+    def judge(self, output: Any, batch: Batches) -> Judged:
+        """Raises ValueError for a loss or a quality that is not one number per example."""
+        given = batch.as_given()
+        loss, quality = self.loss(output, given), self.quality(output, given)
+        for name, values in (("loss", loss), ("quality", quality)):
+            if not isinstance(values, Tensor) or values.shape != (len(batch),):
+                shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+                raise ValueError(
+                    f"{name}: returns {shape} for a batch of {len(batch)}, must be one number per example,"
+                    f" ({len(batch)},); a mean over the batch cannot say how sure it is"
+                )
+        return Judged(loss, quality.to(loss.dtype))
+
+    def run_gated(
+        self,
+        batch: Batches,
+        gates: Gates | None = None,
+        fallback: Fallback | None = None,
+        seen: Callable[[AttentionBlock, Tensor], None] | None = None,
+    ) -> Any:
+        """What the model returns for a batch. Raises ValueError for gates that do not fit."""
+        by_name = {str(block): piece for block, piece in self._pieces(gates, len(batch)).items()}
+        instead = {str(block): piece for block, piece in (fallback or {}).items()}
+        with at_rest(self.model), hooked(self.model, self._by_name, len(batch), by_name, instead, seen):
+            return self.run(self.model, batch.arguments())
+
+    def outputs(self, batch: Batches, gates: Gates | None = None) -> Tensor:
+        """Every real number that the model returns for the batch, at real positions where these can be told."""
+        batch = batch.converted(self.device, self.dtype)
+        with torch.no_grad():
+            return flat(self.run_gated(batch, gates), batch)
+
+    @torch.no_grad()
+    def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> Judged:
+        """What no gate of a row has touched yet is taken from an open pass, see `Replay`."""
+        batch = batch.converted(self.device, self.dtype)
+        replay = Replay(self.model, [block.out for block in self.blocks])
+        rows: list[Judged] = []
+        with at_rest(self.model):
+            with replay.recording():
+                self.run(self.model, batch.arguments())
+            for gates_N in gates:
+                pieces = zip(self.blocks, gates_N.split(self.grid.sizes), strict=True)
+                with replay.until([block.out for block, piece in pieces if bool((piece != 1).any())]):
+                    rows.append(self.judge(self.run_gated(batch, gates_N, fallback), batch))
+        return Judged(*(torch.stack(values) for values in zip(*rows, strict=True)))
+
+    def queries(self, batch: Batches) -> dict[Block, Tensor]:
+        if self._last.batch is not batch:
+            self.head_outputs(batch)
+        lengths, batch = self._last.lengths, batch.converted(self.device, self.dtype)
+        two_sided = any("encoder" in b.path for b in self.blocks) and any("decoder" in b.path for b in self.blocks)
+        return {
+            name: batch.valid(lengths[name], two_sided and "decoder" in block.path)
+            for name, block in zip(self.names, self.blocks, strict=True)
+        }
+
+    def head_outputs(self, batch: Batches) -> dict[Block, Tensor]:
+        contexts: dict[AttentionBlock, Tensor] = {}
+
+        def seen(block: AttentionBlock, x: Tensor) -> None:
+            contexts[block] = head_by_head(x, block, len(batch))
+
+        with torch.no_grad():
+            self.run_gated(batch.converted(self.device, self.dtype), seen=seen)
+        found = {name: contexts[block] for name, block in zip(self.names, self.blocks, strict=True)}
+        self._last.batch, self._last.lengths = batch, {name: context.shape[2] for name, context in found.items()}
+        return found
+
+    def unread(self) -> Collection[Block]:
+        """None: that another part of a foreign model reads a block is not known, so each must bite."""
+        return ()
+
+    def attention_maps(self, batch: Batches) -> dict[Block, AttentionMap]:
+        """From a model of transformers that returns its attention weights (`attn_implementation="eager"`)."""
+        raise ValueError("needs attention weights, which this model does not return; leave it out")
+
+    def output_weights(self) -> dict[Block, Tensor]:
+        found = {}
+        for name, block in zip(self.names, self.blocks, strict=True):
+            columns_DW = weight_of(self.model.get_submodule(block.out))[:, block.order.to(self.device)]
+            found[name] = columns_DW.T.unflatten(0, (block.heads, self._head_dim(block)))
+        return found
+
+    def value_weights(self) -> dict[Block, Tensor]:
+        found = {}
+        for name, block in zip(self.names, self.blocks, strict=True):
+            if not isinstance(block.value, Rows):
+                raise ValueError(f"needs the weights of the values, which are not known for {block.path}; leave it out")
+            weight = weight_of(self.model.get_submodule(block.value.path))
+            rows = [list(block.value.heads[kv]) for kv in block.of_kv]
+            found[name] = weight[rows] if rows else weight.new_zeros(0, self._head_dim(block), weight.shape[1])
+        return found
+
+    def learned_gates(self) -> Tensor | None:
+        return None
+
+    @property
+    def why_not(self) -> dict[str, str]:
+        """The blocks whose heads cannot be removed, with the reason."""
+        return {block.path: block.why_not for block in self.blocks if block.why_not}
+
+    def without(self, mask: HeadMask) -> Self:
+        gone = [head in mask.removed for head in self.grid]
+        kept = [[n for n, at in enumerate(self.grid.positions(name)) if not gone[at]] for name in self.names]
+        model, blocks = remove_heads(self.model, self.blocks, kept)
+        return replace(self, model=model, blocks=tuple(blocks), _last=_Last())
+
+    def in_double(self) -> Self:
+        model: Any = copy.deepcopy(self.model).double()
+        # The eager attention of transformers takes its softmax in float32, whatever the model computes in.
+        if getattr(getattr(model, "config", None), "_attn_implementation", None) == "eager" and model._supports_sdpa:
+            model.set_attn_implementation("sdpa")
+        return replace(self, model=model, _last=_Last())
+
+    def predict(self, batch: Batches) -> Any:
+        with torch.no_grad(), at_rest(self.model):
+            return self.run(self.model, batch.converted(self.device, self.dtype).arguments())
+
+    def count_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def count_flops(self, batch: Batches) -> int:
+        """By torch's counter, which sees no fused attention."""
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            self.predict(batch)
+        return int(counter.get_total_flops())
+
+    @cached_property
+    def _by_name(self) -> dict[str, AttentionBlock]:
+        return {str(name): block for name, block in zip(self.names, self.blocks, strict=True)}
+
+    @cached_property
+    def _a_weight(self) -> Tensor:
+        return weight_of(self.model.get_submodule(self.blocks[0].out))
+
+    def _head_dim(self, block: AttentionBlock) -> int:
+        return len(block.columns[0]) if block.columns else 0
+
+    def _pieces(self, gates: Gates | None, batch_size: int) -> Mapping[Block, Tensor]:
+        if gates is None:
+            return {}
+        if not isinstance(gates, Tensor):
+            return gates
+        if gates.shape not in ((len(self.grid),), (batch_size, len(self.grid))):
+            raise ValueError(
+                f"gates of shape {tuple(gates.shape)}: must be ({len(self.grid)},), or ({batch_size},"
+                f" {len(self.grid)}) for a batch of {batch_size}"
+            )
+        if gates.device.type != self.device.type:
+            raise ValueError(f"gates on {gates.device}: the model is on {self.device}")
+        return self.grid.split(gates)
+
+
+def wrapped(
+    model: nn.Module, blocks: Sequence[AttentionBlock], loss: PerExample, quality: PerExample, run: Callable[..., Any]
+) -> WrappedModel:
+    """The model with its blocks named."""
+    return WrappedModel(model, tuple(blocks), tuple(name_blocks([block.path for block in blocks])), loss, quality, run)
+
+
+def flat(output: Any, batch: Batches) -> Tensor:
+    """All real numbers in what a model returned, as one row; of tensors with a position per token, the real ones."""
+    parts: list[Tensor] = []
+
+    def collect(value: Any) -> None:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            mask = batch.fields.get("attention_mask")
+            if mask is not None and value.dim() == 3 and mask.shape == value.shape[:2]:
+                value = value[mask != 0]
+            parts.append(value.flatten())
+        elif isinstance(value, Mapping):
+            for each in value.values():
+                collect(each)
+        elif isinstance(value, tuple | list):
+            for each in value:
+                collect(each)
+
+    collect(output)
+    return torch.cat(parts) if parts else torch.zeros(0)
