@@ -258,7 +258,7 @@ def refit(config: Transformer = DEFAULT, num_examples: int = 1024) -> list[Pair]
                 (one.hidden[one.valid], stream - one.output()[one.valid])
                 for one, stream in zip(whole, wanted, strict=True)
             ]
-            correct(whole[0].last, parts, 1e-3)
+            correct(whole[0].last.weight, whole[0].last.bias, parts, 1e-3)
         return model
 
     return [("refit", lambda: refit_all(left, shown, 1e-3), pass_by_pass)]

@@ -36,8 +36,8 @@ class AttentionBlock:
     that is. All else follows: gates and captured outputs from a hook on that module, removal from cutting columns, and
     the rows of the projections that make queries, keys and values.
 
-    By hand, `AttentionBlock("layers.0.attention", out="out_proj", heads=8)` is enough for gates and scores, if each head
-    has as many neighbouring columns as any other. With `query`, `key` and `value`, the names of three linear modules,
+    By hand, `AttentionBlock("layers.0.attention", out="out_proj", heads=8)` is enough for gates and scores, if each
+    head has as many neighbouring columns as any other. With `query`, `key` and `value`, the names of three linear modules,
     heads can be removed too. All names but `path` are relative to it.
     """
 
@@ -76,7 +76,7 @@ class AttentionBlock:
             raise Unsupported(
                 f"blocks: {self.path} with heads={self.heads}: must divide the {width} input columns of {self.out}"
             )
-        rows = {}
+        rows: dict[str, Any] = {}
         for name in ("query", "key", "value"):
             given = getattr(self, name)
             if isinstance(given, str):

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mhaprune.adapters.blocks import AttentionBlock, Rows, Unsupported, in_features, is_linear, neighbours
+from mhaprune.adapters.blocks import AttentionBlock, Rows, Unsupported, in_features, is_linear, neighbours, out_features
 from mhaprune.adapters.gating import at_rest
 from mhaprune.model.attention import MultiHeadAttention
 
@@ -63,7 +63,7 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[Atte
         if found.out is None:
             raise Unsupported(f"{path} ({type(found.module).__name__}): no linear module reads what its heads say")
         why_not = found.why_not or next((f"its {n} is {r}" for n, r in found.rows.items() if isinstance(r, str)), "")
-        rows = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
+        rows: dict[str, Any] = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
         block = AttentionBlock(
             path,
             trace.paths[found.out],
@@ -215,7 +215,7 @@ class _Trace:
         found = _Found(layer, H, tuple(range(H)), out=out, columns=neighbours(in_features(out), H))
         for name in ("query", "key", "value"):
             child = f"{name[0]}_proj"
-            found.rows[name] = Rows(f"{path}.{child}", neighbours(layer.get_submodule(child).out_features, H))
+            found.rows[name] = Rows(f"{path}.{child}", neighbours(out_features(layer.get_submodule(child)), H))
         self.found.append(found)
 
     def _columns(self, x: Tensor, leaf: Tensor, found: _Found) -> tuple[tuple[int, ...], ...]:
@@ -254,9 +254,10 @@ def _attention_interface(through: Callable[..., Any]) -> Iterator[None]:
     if "transformers" not in sys.modules:  # then the model is none of its own, and importing it takes seconds
         yield
         return
-    from transformers.modeling_utils import AttentionInterface
+    from transformers import modeling_utils
 
-    original = AttentionInterface.get_interface
+    interface: Any = modeling_utils.AttentionInterface
+    original = interface.get_interface
 
     def get_interface(self: Any, name: str, default: Any) -> Any:
         function = original(self, name, default)
@@ -269,8 +270,8 @@ def _attention_interface(through: Callable[..., Any]) -> Iterator[None]:
 
         return attend
 
-    AttentionInterface.get_interface = get_interface
+    interface.get_interface = get_interface
     try:
         yield
     finally:
-        AttentionInterface.get_interface = original
+        interface.get_interface = original

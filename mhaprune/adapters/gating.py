@@ -24,7 +24,7 @@ def at_rest(model: nn.Module) -> Iterator[None]:
     """In evaluation, without gradients of weights and without a key-value cache; then as it was before."""
     training = [module for module in model.modules() if module.training]
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     caching = getattr(config, "use_cache", None)
     try:
         for module in training:

@@ -68,11 +68,12 @@ def remove_heads(
             generic.append((block, list(keep)))
     staying = [(block, keep or [0]) for block, keep in generic]
     for path, rows in _rows_to_drop(staying).items():
-        module = model.get_submodule(path)
+        module: Any = model.get_submodule(path)
         resize(module, rows=[row for row in range(out_features(module)) if row not in rows])
         cut.shapes[path] = list(module.weight.shape)
     for block, keep in generic:
-        out, stay = model.get_submodule(block.out), keep or [0]
+        out: Any = model.get_submodule(block.out)
+        stay = keep or [0]
         reading = {column for head in block.columns for column in head}
         others = [column for column in range(in_features(out)) if column not in reading]
         resize(out, columns=[column for h in stay for column in block.columns[h]] + others)
@@ -103,13 +104,13 @@ def finish(model: nn.Module, cut: Cut) -> None:
 def shrink(model: nn.Module, cut: Cut) -> None:
     """Give a freshly built model, in place, the shapes that a removal left. Its cut weights are not filled."""
     for path, shape in cut.shapes.items():
-        module = model.get_submodule(path)
+        module: Any = model.get_submodule(path)
         outputs = shape[0] if isinstance(module, nn.Linear) else shape[1]
         _store(module, module.weight.new_empty(shape), None if module.bias is None else module.bias.new_empty(outputs))
     finish(model, cut)
 
 
-def resize(module: nn.Module, rows: Sequence[int] | None = None, columns: Sequence[int] | None = None) -> None:
+def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int] | None = None) -> None:
     """Keep these outputs and inputs of a linear module, in place."""
     weight, bias = weight_of(module).detach(), None if module.bias is None else module.bias.detach()
     if rows is not None:
@@ -120,7 +121,7 @@ def resize(module: nn.Module, rows: Sequence[int] | None = None, columns: Sequen
     _store(module, as_stored.clone(memory_format=torch.contiguous_format), None if bias is None else bias.clone())
 
 
-def _store(module: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+def _store(module: Any, weight: Tensor, bias: Tensor | None) -> None:
     module.weight = nn.Parameter(weight, requires_grad=module.weight.requires_grad)
     if bias is not None:
         module.bias = nn.Parameter(bias, requires_grad=module.bias.requires_grad)

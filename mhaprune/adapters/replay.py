@@ -88,13 +88,13 @@ def _playing(module: nn.Module, outputs: Sequence[Any]) -> Iterator[None]:
             return output
         return compute(*arguments, **named)
 
-    module.forward = play  # type: ignore[method-assign]
+    module.forward = play
     try:
         yield
     finally:
         del module.__dict__["forward"]
         if own is not None:
-            module.forward = own  # type: ignore[method-assign]
+            module.forward = own
 
 
 def _versions(output: Any) -> list[int]:

@@ -1,6 +1,7 @@
 """A model that others made as a `Subject`.
 
-Dimensions: B = batch, T = positions, H = heads of a block, K = head_dim, D = width of the model, N = all heads, M = masks.
+Dimensions: B = batch, T = positions, H = heads of a block, K = head_dim, D = width of the model, N = all heads, M =
+masks.
 """
 
 from __future__ import annotations
@@ -127,9 +128,8 @@ class WrappedModel:
         if self._last.batch is not batch:
             self.head_outputs(batch)
         lengths, batch = self._last.lengths, batch.converted(self.device, self.dtype)
-        two_sided = any("encoder" in b.path for b in self.blocks) and any("decoder" in b.path for b in self.blocks)
         return {
-            name: batch.valid(lengths[name], two_sided and "decoder" in block.path)
+            name: batch.valid(lengths[name], self.two_sided and "decoder" in block.path)
             for name, block in zip(self.names, self.blocks, strict=True)
         }
 
@@ -203,6 +203,11 @@ class WrappedModel:
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             self.predict(batch)
         return int(counter.get_total_flops())
+
+    @cached_property
+    def two_sided(self) -> bool:
+        """Whether it has an encoder and a decoder, so that some positions are of the one and some of the other."""
+        return all(any(part in block.path for block in self.blocks) for part in ("encoder", "decoder"))
 
     @cached_property
     def _by_name(self) -> dict[str, AttentionBlock]:

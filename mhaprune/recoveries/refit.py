@@ -120,5 +120,5 @@ def refit(left: Seq2Seq, shown: Shown, ridge: float, feed_forward: bool = True) 
         ]
         if not all(bool(missing_TD.isfinite().all()) for _, missing_TD in parts):
             raise Diverged(f"the states of {first.name} are not finite")
-        correct(first.last, parts, ridge)
+        correct(first.last.weight, first.last.bias, parts, ridge)
     return model

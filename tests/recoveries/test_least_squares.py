@@ -36,7 +36,7 @@ def test_it_is_least_squares_with_the_ridge_around_the_old_weights(ridge: float)
     linear, read, wanted = problem(40, 5)
     weight, bias = reference(linear, read, wanted, ridge)
     parts = [(read[some], (wanted - linear(read))[some]) for some in (slice(0, 7), slice(7, 40))]
-    correct(linear, parts, ridge)
+    correct(linear.weight, linear.bias, parts, ridge)
     torch.testing.assert_close(linear.weight, nn.Parameter(weight))
     torch.testing.assert_close(linear.bias, nn.Parameter(bias))
 
@@ -45,7 +45,7 @@ def test_it_is_least_squares_with_the_ridge_around_the_old_weights(ridge: float)
 def test_what_lacks_nothing_is_not_changed() -> None:
     linear, read, _ = problem(40, 5)
     before = copy.deepcopy(linear.state_dict())
-    correct(linear, [(read, torch.zeros(40, 3))], 1e-3)
+    correct(linear.weight, linear.bias, [(read, torch.zeros(40, 3))], 1e-3)
     assert all(torch.equal(value, before[name]) for name, value in linear.state_dict().items())
 
 
@@ -54,7 +54,7 @@ def test_without_inputs_the_bias_takes_the_mean() -> None:
     linear, (_, read, missing) = nn.Linear(1, 3).double(), problem(40, 0 + 1)
     linear.weight, linear.in_features = nn.Parameter(linear.weight[:, :0]), 0
     before = linear.bias.clone()
-    correct(linear, [(read[:, :0], missing)], 1e-3)
+    correct(linear.weight, linear.bias, [(read[:, :0], missing)], 1e-3)
     torch.testing.assert_close(linear.bias - before, missing.mean(dim=0))
 
 
@@ -63,7 +63,7 @@ def test_without_inputs_the_bias_takes_the_mean() -> None:
 def test_fewer_tokens_than_inputs_leave_the_rest_as_it_was(ridge: float) -> None:
     linear, read, wanted = problem(3, 8)
     before = linear.weight.clone()
-    correct(linear, [(read, wanted - linear(read))], ridge)
+    correct(linear.weight, linear.bias, [(read, wanted - linear(read))], ridge)
     change = linear.weight - before
     assert 0 < change.abs().max() < 10
     unseen = torch.linalg.svd(torch.cat([read, torch.ones(3, 1).double()], dim=1)).Vh[3:, :-1]

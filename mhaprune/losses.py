@@ -1,0 +1,169 @@
+"""What a wrapped model is judged by: losses and qualities with one number per example, (B,).
+
+Each takes what the model returned and the batch, as the user's own functions do. The output has `logits`, as those of
+transformers have, or is the tensor of logits itself. Labels of -100 are ignored.
+
+Dimensions: B = batch, T = positions, C = classes or vocabulary, D = width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mhaprune.adapters.batches import DENSE, IGNORED, MASK
+
+Judge = Callable[[Any, Any], Tensor]
+
+
+def classification(output: Any, batch: Any) -> Tensor:
+    """Cross-entropy in nats of logits (B, C) on `labels` (B,)."""
+    return F.cross_entropy(_logits(output), _field(batch, "labels"), reduction="none")
+
+
+def accuracy(output: Any, batch: Any) -> Tensor:
+    """1 where the highest of the logits (B, C) is that of the label."""
+    return (_logits(output).argmax(dim=-1) == _field(batch, "labels")).float()
+
+
+def language_model(output: Any, batch: Any) -> Tensor:
+    """Mean cross-entropy in nats of the next token over the tokens of an example. Logits are (B, T, C).
+
+    The tokens are `labels` or, without these, `input_ids` where the attention mask is not 0. A prompt with labels of
+    -100 does not count, on whichever side the padding stands.
+    """
+    return _mean_over_tokens(*_next_token(output, batch), _token_losses)
+
+
+def next_token_accuracy(output: Any, batch: Any) -> Tensor:
+    """The share of the same tokens that the model ranks first."""
+    return _mean_over_tokens(*_next_token(output, batch), _token_hits)
+
+
+def seq2seq(output: Any, batch: Any) -> Tensor:
+    """Mean cross-entropy in nats of logits (B, T, C) on `labels` (B, T)."""
+    return _mean_over_tokens(_logits(output), _field(batch, "labels"), _token_losses)
+
+
+def exact_match(output: Any, batch: Any) -> Tensor:
+    """1 where the model ranks every token of `labels` first, given the ones before it."""
+    logits_BTC, labels_BT = _logits(output), _field(batch, "labels")
+    return ((logits_BTC.argmax(dim=-1) == labels_BT) | (labels_BT == IGNORED)).all(dim=1).float()
+
+
+class Drift:
+    """One minus the cosine between what the model says and what it said with all its heads, for each example.
+
+    It needs no labels: `wrap` runs the whole model once over the data and keeps what `represent` makes of its output,
+    (B, D). By default that is the mean of the last hidden states over the tokens of the attention mask, the pooled
+    output of a sentence encoder; or the output itself if it is one tensor.
+    """
+
+    def __init__(self, represent: Judge | None = None) -> None:
+        self.represent = represent or mean_of_tokens
+
+    def __call__(self, output: Any, batch: Any) -> Tensor:
+        dense = _field(batch, DENSE)
+        return 1 - F.cosine_similarity(self.represent(output, batch), dense, dim=-1)
+
+
+class Similarity(Drift):
+    """One minus the drift."""
+
+    def __call__(self, output: Any, batch: Any) -> Tensor:
+        return 1 - super().__call__(output, batch)
+
+
+drift, similarity = Drift(), Similarity()
+
+
+def mean_of_tokens(output: Any, batch: Any) -> Tensor:
+    """(B, D): the mean hidden state over the tokens of the attention mask."""
+    states = output if isinstance(output, Tensor) else output["last_hidden_state"]
+    if states.dim() == 2:
+        return states
+    mask = batch.get(MASK) if isinstance(batch, dict) else None
+    if mask is None or mask.shape != states.shape[:2]:
+        return states.flatten(1, -2).mean(dim=1)
+    counted = mask.to(states)[..., None]
+    return (states * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
+
+
+QUALITIES: dict[Any, Judge] = {
+    classification: accuracy,
+    language_model: next_token_accuracy,
+    seq2seq: exact_match,
+    drift: similarity,
+}
+"""What goes with each loss if no quality is named."""
+
+
+def quality_for(loss: Judge) -> Judge:
+    """The quality that goes with a loss; minus the loss if none is known."""
+    if isinstance(loss, Drift):
+        return Similarity(loss.represent)
+    return QUALITIES.get(loss, _minus(loss))
+
+
+def name_of(quality: Judge) -> str:
+    """What figures and sentences call it: the name of the function."""
+    name = getattr(quality, "__name__", type(quality).__name__)
+    return str(name).replace("_", " ").strip().lower() or "quality"
+
+
+def _minus(loss: Judge) -> Judge:
+    def minus_the_loss(output: Any, batch: Any) -> Tensor:
+        return -loss(output, batch)
+
+    return minus_the_loss
+
+
+def _logits(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    try:
+        logits: Tensor = output["logits"] if isinstance(output, dict) else output.logits
+    except (AttributeError, KeyError):
+        raise ValueError(
+            f"loss: the model returns a {type(output).__name__} without logits, name a loss that reads it"
+        ) from None
+    return logits
+
+
+def _field(batch: Any, name: str) -> Tensor:
+    """The field of a dict, or the last part of a tuple."""
+    if isinstance(batch, tuple):
+        last: Tensor = batch[-1]
+        return last
+    if name not in batch:
+        raise ValueError(f"loss: needs {name} in every batch, there are {', '.join(batch)}")
+    value: Tensor = batch[name]
+    return value
+
+
+def _next_token(output: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    if isinstance(batch, dict) and "labels" not in batch:
+        labels_BT = _field(batch, "input_ids")
+        if MASK in batch:
+            labels_BT = labels_BT.masked_fill(batch[MASK] == 0, IGNORED)
+    else:
+        labels_BT = _field(batch, "labels")
+    return _logits(output)[:, :-1], labels_BT[:, 1:]
+
+
+def _token_losses(logits_BTC: Tensor, labels_BT: Tensor) -> Tensor:
+    return F.cross_entropy(logits_BTC.mT, labels_BT, reduction="none", ignore_index=IGNORED)
+
+
+def _token_hits(logits_BTC: Tensor, labels_BT: Tensor) -> Tensor:
+    return ((logits_BTC.argmax(dim=-1) == labels_BT) & (labels_BT != IGNORED)).to(logits_BTC.dtype)
+
+
+def _mean_over_tokens(logits_BTC: Tensor, labels_BT: Tensor, values: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """0 for an example without a token that counts."""
+    counted_B = (labels_BT != IGNORED).sum(dim=1).clamp(min=1)
+    return torch.where(labels_BT != IGNORED, values(logits_BTC, labels_BT), 0.0).sum(dim=1) / counted_B

@@ -1,0 +1,210 @@
+"""Bring your own model: `mhaprune.wrap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from mhaprune.adapters.batches import Batches
+from mhaprune.adapters.blocks import AttentionBlock, Unsupported
+from mhaprune.adapters.discovery import discover
+from mhaprune.adapters.proof import Proven, prove
+from mhaprune.adapters.refit import refit as refitted
+from mhaprune.adapters.torch_nn import converted, convertible
+from mhaprune.adapters.wrapped import WrappedModel, wrapped
+from mhaprune.config import scorer_named
+from mhaprune.heads import HeadGrid, HeadMask
+from mhaprune.losses import Drift, Judge, name_of, quality_for
+from mhaprune.pruning.plans import make_plans
+from mhaprune.pruning.removal import EquivalenceCheck
+from mhaprune.schedules.base import Schedule
+from mhaprune.schedules.budgets import removing
+from mhaprune.schedules.iterative import Iterative
+from mhaprune.schedules.one_shot import OneShot
+from mhaprune.scorers.base import Scorer
+from mhaprune.scorers.scoring import Scoring, heads_table, naming
+from mhaprune.statistics import skewed_ends
+from mhaprune.tables import MOMENTS
+
+
+class Heads:
+    """The attention heads of a model, with what scores, removes and judges them. Made by `wrap`."""
+
+    def __init__(
+        self, subject: WrappedModel, splits: Mapping[str, Batches], quality_name: str, proven: Proven, seed: int
+    ) -> None:
+        self.subject, self.splits, self.quality_name = subject, dict(splits), quality_name
+        self.proven, self.seed = proven, seed
+
+    def __repr__(self) -> str:
+        blocks, heads = len(self.subject.blocks), len(self.grid)
+        removable = f"none removable: {self.proven.why_not}" if self.proven.why_not else "all removable"
+        return f"{heads} heads in {blocks} blocks, all gate, {removable}"
+
+    @property
+    def grid(self) -> HeadGrid:
+        """The heads by name, in the order of the flat axis N."""
+        return self.subject.grid
+
+    def score(self, *scorers: str | Scorer) -> pd.DataFrame:
+        """The importance of every head by each scorer, on the *score* split, as a tidy table.
+
+        One row per scorer and head: `score` with its 95 % interval where it has one, `rank` (1 is the most important),
+        and what it cost. A scorer is a name as in `scorer=[...]` of the command line, or an object. Raises ValueError,
+        one line, for one that needs what this model has not.
+        """
+        chosen = self._scorers(scorers or ("ablation",))
+        table = heads_table(self.scoring, chosen)
+        table["score_low"], table["score_high"] = skewed_ends(table[MOMENTS].to_numpy(dtype=float).T)
+        return table
+
+    def mask(
+        self, keep: float | int = 0.5, by: str | Scorer = "ablation", rescore_every: int | None = None
+    ) -> HeadMask:
+        """Which heads go if `keep` stay, a share of all heads (0.5) or a number (72); nothing is removed.
+
+        The lowest scores go. With `rescore_every` the smaller model is scored again after so many heads.
+        """
+        total = len(self.grid)
+        kept = round(keep * total) if isinstance(keep, float) else keep
+        if isinstance(keep, bool) or not 0 <= kept <= total or (isinstance(keep, float) and not 0 <= keep <= 1):
+            raise ValueError(f"keep={keep}: must be a share of the heads, 0.0 to 1.0, or a number from 0 to {total}")
+        schedule: Schedule = OneShot() if rescore_every is None else Iterative(every=rescore_every)
+        if rescore_every is not None:
+            self._removable()
+        scorers = self._scorers([by])
+        (plan,) = make_plans(self.scoring, scorers, schedule, removing([total - kept], self.grid), draws=1)
+        return plan.mask
+
+    def prune(
+        self,
+        keep: float | int = 0.5,
+        by: str | Scorer = "ablation",
+        rescore_every: int | None = None,
+        refit: bool = False,
+    ) -> nn.Module:
+        """A copy of the model with only these heads, see `mask`: smaller, faster, and proved equal to the model with
+        the others masked. `refit` then fits the maps behind them to the whole model, on the *score* split.
+
+        The copy is of the user's own class. Raises ValueError where heads cannot be removed.
+        """
+        return self.without(self.mask(keep, by, rescore_every), refit).model
+
+    def without(self, mask: HeadMask, refit: bool = False) -> WrappedModel:
+        """The model without these heads as a subject, to be measured further. It is proved first."""
+        self._removable()
+        EquivalenceCheck(self.subject, self._split("score")).prove(mask)
+        smaller = self.subject.without(mask)
+        return refitted(self.subject, smaller, self._split("score")) if refit else smaller
+
+    @cached_property
+    def scoring(self) -> Scoring:
+        """Scores on the *score* split, each computed once."""
+        return Scoring(self.subject, self._split("score"), self.seed)
+
+    def _split(self, name: str) -> Batches:
+        if name not in self.splits:
+            raise ValueError(f"{name}: no batches were given, name them: wrap(..., {name}=batches)")
+        return self.splits[name]
+
+    def _removable(self) -> None:
+        if self.proven.why_not:
+            raise Unsupported(f"heads of this model can be gated, not removed: {self.proven.why_not}")
+
+    def _scorers(self, scorers: Iterable[str | Scorer]) -> dict[str, Scorer]:
+        chosen = {}
+        for scorer in scorers:
+            name, made = (scorer, scorer_named(scorer)) if isinstance(scorer, str) else (type(scorer).__name__, scorer)
+            with naming(name):
+                made.check(len(self.grid), gated=False)
+            chosen[name] = made
+        return chosen
+
+
+def wrap(
+    model: nn.Module,
+    loss: Judge,
+    *,
+    score: Any,
+    choose: Any = None,
+    report: Any = None,
+    quality: Judge | None = None,
+    blocks: Sequence[AttentionBlock] | None = None,
+    call: Callable[[nn.Module, Any], Any] | None = None,
+    seed: int = 0,
+) -> Heads:
+    """Find the heads of a model, and prove that they can be gated and removed. The model stays as it is.
+
+    `loss` takes what the model returns and a batch, and returns one number per example (see `mhaprune.losses`);
+    `quality` likewise, the higher the better. Each split is a list of batches: heads are scored on `score`, choices are
+    made on `choose`, numbers are reported on `report`. Batches are dicts, tuples or tensors with a row per example, and
+    the model is called as `model(**batch)`, `model(*batch)` or `model(batch)`; `call` is another way to call it.
+
+    `blocks` names the attention layers by hand, where tracing finds none. Raises `Unsupported`, one line, for a model
+    that cannot be understood.
+    """
+    check_weights(model)
+    splits = {
+        name: Batches.of(batches, name)
+        for name, batches in (("score", score), ("choose", choose), ("report", report))
+        if batches is not None
+    }
+    run = call or call_plainly
+    quality = quality or quality_for(loss)
+    if convertible(model):
+        model = converted(model)
+    first = splits["score"][:2].converted(*_place(model))
+    if blocks is None:
+        found = discover(model, lambda one: run(one, first.arguments()))
+    else:
+        found = [block.completed(model) for block in blocks]
+    subject = wrapped(model, found, loss, quality, run)
+    for judge in (loss, quality):
+        if isinstance(judge, Drift):
+            splits = {name: with_dense(subject, split, judge) for name, split in splits.items()}
+            break
+    subject.evaluate(splits["score"][:2])  # a loss of the wrong shape is refused before anything long
+    return Heads(subject, splits, name_of(quality), prove(subject, splits["score"]), seed)
+
+
+def call_plainly(model: nn.Module, arguments: Any) -> Any:
+    """Call a model with a batch in the form that it has."""
+    if isinstance(arguments, Mapping):
+        return model(**arguments)
+    return model(*arguments) if isinstance(arguments, tuple) else model(arguments)
+
+
+def with_dense(subject: WrappedModel, split: Batches, judge: Drift, batch_size: int = 64) -> Batches:
+    """The split with what the whole model says of each example."""
+    said: list[Tensor] = []
+    with torch.no_grad():
+        for part in split.batches(batch_size):
+            batch = part.converted(subject.device, subject.dtype)
+            said.append(judge.represent(subject.run_gated(batch), batch.as_given()))
+    return split.with_dense(torch.cat(said))
+
+
+def check_weights(model: nn.Module) -> None:
+    """Raise `Unsupported` for weights that cannot be read or cut."""
+    if not isinstance(model, nn.Module):
+        raise Unsupported(f"model: is a {type(model).__name__}, must be a torch.nn.Module")
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise Unsupported(f"model: its weight {name} is on the meta device, load the weights first")
+    placed = getattr(model, "hf_device_map", None) or {}
+    if len(set(placed.values())) > 1:
+        raise Unsupported(f"model: is spread over {', '.join(map(str, set(placed.values())))}, must be on one device")
+    for path, module in model.named_modules():
+        kind = type(module)
+        if "quantized" in kind.__module__ or kind.__name__ in ("Linear8bitLt", "Linear4bit"):
+            raise Unsupported(f"model: {path} is a {kind.__name__} of {kind.__module__}, must have plain weights")
+
+
+def _place(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    weight = next(iter(parameter for parameter in model.parameters() if parameter.is_floating_point()))
+    return weight.device, weight.dtype
