@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from mhaprune.adapters.saving import is_folder_of_transformers, load_folder
 from mhaprune.command_line import described
 from mhaprune.config import restored
 from mhaprune.data import pad
@@ -61,6 +62,9 @@ class Loaded(nn.Module):
         return answers[0] if len(answers) == 1 else answers
 
 
-def load(path: str | Path, device: torch.device | str = "cpu") -> Loaded:
-    """A model that `experiment=train` or `experiment=prune` saved. Raises ValueError, one line, for any other file."""
+def load(path: str | Path, device: torch.device | str = "cpu") -> nn.Module:
+    """A saved model: a file of `experiment=train` or `experiment=prune` as a `Loaded`, or a folder that the
+    `save_pretrained` of a pruned model of transformers wrote. Raises ValueError, one line, for anything else."""
+    if is_folder_of_transformers(Path(path)):
+        return load_folder(Path(path)).to(device)
     return Loaded(*restored(read(str(path)), device))

@@ -78,9 +78,6 @@ class Similarity(Drift):
         return 1 - super().__call__(output, batch)
 
 
-drift, similarity = Drift(), Similarity()
-
-
 def mean_of_tokens(output: Any, batch: Any) -> Tensor:
     """(B, D): the mean hidden state over the tokens of the attention mask."""
     states = output if isinstance(output, Tensor) else output["last_hidden_state"]
@@ -92,6 +89,8 @@ def mean_of_tokens(output: Any, batch: Any) -> Tensor:
     counted = mask.to(states)[..., None]
     return (states * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
 
+
+drift, similarity = Drift(), Similarity()
 
 QUALITIES: dict[Any, Judge] = {
     classification: accuracy,

@@ -15,6 +15,7 @@ from mhaprune.adapters.blocks import AttentionBlock, Unsupported
 from mhaprune.adapters.discovery import discover
 from mhaprune.adapters.proof import Proven, prove
 from mhaprune.adapters.refit import refit as refitted
+from mhaprune.adapters.saving import make_plain
 from mhaprune.adapters.torch_nn import converted, convertible
 from mhaprune.adapters.wrapped import WrappedModel, wrapped
 from mhaprune.config import scorer_named
@@ -93,7 +94,9 @@ class Heads:
 
         The copy is of the user's own class. Raises ValueError where heads cannot be removed.
         """
-        return self.without(self.mask(keep, by, rescore_every), refit).model
+        model = self.without(self.mask(keep, by, rescore_every), refit).model
+        make_plain(model)
+        return model
 
     def without(self, mask: HeadMask, refit: bool = False) -> WrappedModel:
         """The model without these heads as a subject, to be measured further. It is proved first."""

@@ -48,15 +48,17 @@ class Batches(Data):
             return batches
         if isinstance(batches, Mapping | Tensor):
             batches = [batches]
-        given = [_as_dict(batch, name) for batch in batches] if isinstance(batches, Iterable) else []
+        batches = list(batches) if isinstance(batches, Iterable) else []
+        given = [_as_dict(batch, name) for batch in batches]
         if not given:
             raise ValueError(f"{name}: holds no batches, must be a list of them")
-        form = dict if isinstance(first := next(iter(batches)), Mapping) else type(first)
+        form = dict if isinstance(batches[0], Mapping) else tuple if isinstance(batches[0], tuple | list) else Tensor
         parts = [{key: value for key, value in batch.items() if isinstance(value, Tensor)} for batch in given]
         if any(part.keys() != parts[0].keys() for part in parts) or not parts[0]:
             raise ValueError(f"{name}: every batch must have the same tensors, the first has {', '.join(parts[0])}")
         for part in parts:
-            if len({len(value) if value.dim() else -1 for value in part.values()}) != 1:
+            rows = {len(value) if value.dim() else None for value in part.values()}
+            if len(rows) != 1 or None in rows:
                 shapes = ", ".join(f"{key} {tuple(value.shape)}" for key, value in part.items())
                 raise ValueError(f"{name}: every tensor of a batch must have a row per example, here are {shapes}")
         fields: dict[str, Tensor] = {}

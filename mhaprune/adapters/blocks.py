@@ -37,8 +37,8 @@ class AttentionBlock:
     the rows of the projections that make queries, keys and values.
 
     By hand, `AttentionBlock("layers.0.attention", out="out_proj", heads=8)` is enough for gates and scores, if each
-    head has as many neighbouring columns as any other. With `query`, `key` and `value`, the names of three linear modules,
-    heads can be removed too. All names but `path` are relative to it.
+    head has as many neighbouring columns as any other. With `query`, `key` and `value`, the names of three linear
+    modules, heads can be removed too. All names but `path` are relative to it.
     """
 
     path: str
@@ -61,6 +61,8 @@ class AttentionBlock:
     """Which key-value head each query head reads."""
     why_not: str = ""
     """Why heads cannot be removed here; empty if they can. They can be gated all the same."""
+    cross: bool = False
+    """Whether keys are made from something else than queries: then other positions are real."""
     names: tuple[int, ...] = ()
     """What each head is called: its number in the whole model."""
     whole: bool = field(default=False, repr=False)
@@ -87,27 +89,30 @@ class AttentionBlock:
                         f"blocks: {self.path}.{given} makes {made} features, which are no heads of"
                         f" {width // self.heads} for heads={self.heads}"
                     )
-                rows[name] = Rows(f"{self.path}.{given}", neighbours(made, heads))
+                rows[name] = Rows(self._full(given), neighbours(made, heads))
         missing = [name for name in ("query", "key", "value") if name not in rows]
         num_kv = len(rows["key"].heads) if "key" in rows else self.heads
         return replace(
             self,
-            out=f"{self.path}.{self.out}",
+            out=self._full(self.out),
             **rows,
             columns=neighbours(width, self.heads),
             of_kv=tuple(n * num_kv // self.heads for n in range(self.heads)),
-            why_not=f"blocks: {self.path} is given without {', '.join(missing)}" if missing else self.why_not,
+            why_not=f"it is given without {', '.join(missing)}" if missing else self.why_not,
             names=tuple(range(self.heads)),
             whole=True,
         )
 
+    def _full(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
     def _module(self, model: nn.Module, name: str) -> nn.Module:
         try:
-            module = model.get_submodule(f"{self.path}.{name}")
+            module = model.get_submodule(path := self._full(name))
         except AttributeError:
-            raise Unsupported(f"blocks: the model has no module {self.path}.{name}") from None
+            raise Unsupported(f"blocks: the model has no module {path}") from None
         if not is_linear(module):
-            raise Unsupported(f"blocks: {self.path}.{name} is a {type(module).__name__}, must be a linear module")
+            raise Unsupported(f"blocks: {path} is a {type(module).__name__}, must be a linear module")
         return module
 
     @cached_property

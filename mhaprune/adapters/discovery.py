@@ -10,25 +10,22 @@ Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value hea
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from mhaprune.adapters.blocks import AttentionBlock, Rows, Unsupported, in_features, is_linear, neighbours, out_features
 from mhaprune.adapters.gating import at_rest
+from mhaprune.adapters.interception import Attend, FusedAttention, attention_interface
+from mhaprune.adapters.removal import Cut
 from mhaprune.model.attention import MultiHeadAttention
 
 REMEMBERED = 32
 """How many outputs of linear modules are looked through for the one that made queries, keys or values."""
-
-Attend = Callable[..., Any]
 
 
 @dataclass
@@ -46,6 +43,7 @@ class _Found:
     out: nn.Module | None = None
     columns: tuple[tuple[int, ...], ...] = ()
     why_not: str = ""
+    cross: bool = False
 
 
 def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[AttentionBlock]:
@@ -58,6 +56,7 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[Atte
     with at_rest(model), torch.enable_grad(), trace.watching():
         call(model)
     blocks: dict[str, AttentionBlock] = {}
+    noted = Cut.of(model) or Cut()
     for found in trace.found:
         path = trace.paths[found.module]
         if found.out is None:
@@ -71,14 +70,25 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[Atte
             columns=found.columns,
             of_kv=found.of_kv,
             why_not=why_not,
+            cross=found.cross,
             names=tuple(range(found.heads)),
             whole=True,
             **rows,
         )
-        blocks.setdefault(path, block)  # a shared layer is called again: the same heads
+        blocks.setdefault(path, as_named(block, noted))  # a shared layer is called again: the same heads
     if not blocks:
         raise Unsupported(nothing_found(model))
     return list(blocks.values())
+
+
+def as_named(block: AttentionBlock, cut: Cut) -> AttentionBlock:
+    """The block with the names that its heads had before a removal; a silent head that stayed is none."""
+    names = cut.heads.get(block.path)
+    if names is None:
+        return block
+    if not names:
+        return replace(block, heads=0, columns=(), of_kv=(), query=Rows("", ()), names=())
+    return replace(block, names=tuple(names))
 
 
 def nothing_found(model: nn.Module) -> str:
@@ -111,6 +121,8 @@ class _Trace:
         self.running: list[nn.Module] = []
         self.leaves: list[tuple[nn.Module, Tensor]] = []
         self.found: list[_Found] = []
+        self.read: dict[str, Tensor] = {}
+        """What each linear module read last."""
         self.inside = False
 
     @contextmanager
@@ -123,14 +135,15 @@ class _Trace:
                 handles.append(module.register_forward_hook(self._leave))
                 for handle in handles:
                     stack.callback(handle.remove)
-            stack.enter_context(_attention_interface(self._of_interface))
-            stack.enter_context(_FusedAttention(self._of_fused))
+            stack.enter_context(attention_interface(self._of_interface))
+            stack.enter_context(FusedAttention(self._of_fused))
             yield
 
     def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self.running.append(module)
         if is_linear(module) and inputs:
-            self._read(module, inputs[0])
+            self.read[self.paths[module]] = inputs[0]
+            self._reads(module, inputs[0])
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         self.running.pop()
@@ -150,7 +163,7 @@ class _Trace:
         found.context, found.heads_last = out.detach().requires_grad_(), True  # (B, T, H, K)
         return (found.context, *others)
 
-    def _of_fused(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Any:
+    def _of_fused(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
         if self.inside or query.dim() != 4 or not self.running:
             return attend(query, key, value)
         found = self._begin(self.running[-1], query, key, value)
@@ -163,8 +176,13 @@ class _Trace:
         found = _Found(module, H, tuple(of_kv))
         for name, heads in (("query", query), ("key", key), ("value", value)):
             found.rows[name] = self._source(heads)
-        self.found.append(found)
+        self._end(found)
         return found
+
+    def _end(self, found: _Found) -> None:
+        made = [self.read.get(rows.path) for rows in found.rows.values() if isinstance(rows, Rows)]
+        found.cross = len(made) == 3 and made[0] is not None and any(x is not made[0] for x in made)
+        self.found.append(found)
 
     def _source(self, heads: Tensor) -> Rows | str:
         """The linear module that made (B, heads, T, K), and which of its outputs each head is made from."""
@@ -190,7 +208,7 @@ class _Trace:
             return f"mixed from the heads of {path} (a norm over all heads?)"
         return Rows(path, tuple(each))
 
-    def _read(self, module: nn.Module, x: Any) -> None:
+    def _reads(self, module: nn.Module, x: Any) -> None:
         """Whether this linear module is the W_O that a found block waits for, and which columns its heads have."""
         around = self.running[-2] if len(self.running) > 1 else None
         if isinstance(around, MultiHeadAttention) and around.out_proj is module:
@@ -216,7 +234,7 @@ class _Trace:
         for name in ("query", "key", "value"):
             child = f"{name[0]}_proj"
             found.rows[name] = Rows(f"{path}.{child}", neighbours(out_features(layer.get_submodule(child)), H))
-        self.found.append(found)
+        self._end(found)
 
     def _columns(self, x: Tensor, leaf: Tensor, found: _Found) -> tuple[tuple[int, ...], ...]:
         """Column by column, which head it reads."""
@@ -230,48 +248,3 @@ class _Trace:
             found.why_not = "its heads are mixed before the output projection"
             raise Unsupported(f"{self.paths[found.module]}: {found.why_not}, so they cannot be gated one by one")
         return tuple(map(tuple, of_head))
-
-
-class _FusedAttention(TorchFunctionMode):
-    """Passes every call of `F.scaled_dot_product_attention` through a function."""
-
-    def __init__(self, through: Callable[..., Any]) -> None:
-        super().__init__()
-        self.through = through
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **kwargs)
-        given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
-        query, key, value = (given.pop(name) for name in ("query", "key", "value"))
-        return self.through(lambda q, k, v: func(q, k, v, **given), query, key, value)
-
-
-@contextmanager
-def _attention_interface(through: Callable[..., Any]) -> Iterator[None]:
-    """Every call of the attention interface of transformers goes through a function; no config is touched."""
-    if "transformers" not in sys.modules:  # then the model is none of its own, and importing it takes seconds
-        yield
-        return
-    from transformers import modeling_utils
-
-    interface: Any = modeling_utils.AttentionInterface
-    original = interface.get_interface
-
-    def get_interface(self: Any, name: str, default: Any) -> Any:
-        function = original(self, name, default)
-
-        def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-            def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
-                return function(module, q, k, v, *args, **kwargs)
-
-            return through(run, module, query, key, value)
-
-        return attend
-
-    interface.get_interface = get_interface
-    try:
-        yield
-    finally:
-        interface.get_interface = original

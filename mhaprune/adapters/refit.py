@@ -6,8 +6,8 @@ Dimensions: B = batch, T = tokens, W = inputs of a map, D = outputs.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,9 @@ from mhaprune.adapters.wrapped import WrappedModel
 from mhaprune.measure import Diverged
 from mhaprune.recoveries.least_squares import correct
 
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
+"""A map of a large model may have more inputs than a few hundred examples have tokens. So the ridge is chosen for each
+map, on examples that are not fitted to."""
 LOOKED_AT = 12
 """Inputs of modules that are looked at for the sum of a map's output and a residual stream."""
 NO_READERS = (nn.Dropout, nn.Identity)
@@ -44,40 +47,40 @@ def refit(
     left: WrappedModel,
     data: Batches,
     *,
-    examples: int = 512,
-    batch_size: int = 64,
-    ridge: float = 1e-3,
+    examples: int = 1024,
+    batch_size: int = 32,
+    ridge: float | Sequence[float] = RIDGES,
     feed_forward: bool = True,
 ) -> WrappedModel:
     """A copy of `left` whose residual stream follows that of `dense`; see `recoveries.refit` for the formula.
 
     The output projection of every attention is fitted anew and, if `feed_forward`, the last map of every other sublayer
-    that adds to the residual stream. No label is read. Each map takes half a pass of both models, on average.
+    that adds to the residual stream. No label is read. Several ridges compete, see `correct`. It takes one pass of the
+    whole model and, for each map, half a pass of the smaller one on average. The streams of all maps are held in
+    memory.
 
     Raises `Diverged` where a number is not finite.
     """
-    data = data[:examples].converted(left.device, left.dtype)
+    batches = list(data[:examples].converted(left.device, left.dtype).batches(batch_size))
     model = replace(left, model=copy.deepcopy(left.model))
     columns = {block.out: block.order for block in left.blocks}
     maps = [each for each in find_maps(dense, data[:1]) if each.path in columns or (feed_forward and each.reader)]
-    for each in tqdm(maps, "refit", disable=None, leave=False):
+    wanted = [_streams(dense, maps, batch) for batch in batches]
+    for i, each in enumerate(tqdm(maps, "refit", disable=None, leave=False)):
         last: Any = model.model.get_submodule(each.path)
         weight = weight_of(last)
-        chosen = columns[each.path] if each.path in columns else torch.arange(weight.shape[1])
-        fitted = weight[:, chosen.to(weight.device)]
-
-        def parts(each: Map = each, chosen: Tensor = chosen) -> Iterator[tuple[Tensor, Tensor]]:
-            for batch in data.batches(batch_size):
-                _, wanted = _until(dense, each, batch)
-                inputs, there = _until(model, each, batch)
-                valid = _valid(left, each.path, batch, there)
-                missing = (wanted - there)[valid]
-                if not missing.isfinite().all():
-                    raise Diverged(f"the states after {each.path} are not finite")
-                yield inputs.reshape(*valid.shape, -1)[valid][:, chosen.to(inputs.device)], missing
-
-        correct(fitted, last.bias, parts(), ridge)
-        weight[:, chosen.to(weight.device)] = fitted
+        chosen = columns.get(each.path, torch.arange(weight.shape[1])).to(weight.device)
+        parts = []
+        for batch, streams in zip(batches, wanted, strict=True):
+            ((inputs, there),) = _streams(model, [each], batch)
+            valid = _valid(left, each.path, batch, there)
+            missing = (streams[i][1] - there)[valid]
+            if not missing.isfinite().all():
+                raise Diverged(f"the states after {each.path} are not finite")
+            parts.append((inputs.reshape(*valid.shape, -1)[valid][:, chosen], missing))
+        fitted = weight[:, chosen]
+        correct(fitted, last.bias, parts, ridge)
+        weight[:, chosen] = fitted
     return model
 
 
@@ -128,40 +131,43 @@ class _Enough(Exception):
     """Ends a pass."""
 
 
-def _until(subject: WrappedModel, each: Map, batch: Batches) -> tuple[Tensor, Tensor]:
-    """What a map reads in a pass over a batch, and what stands in the residual stream after it. The pass ends there."""
-    got: list[Tensor] = []
-    counted = 0
+def _streams(subject: WrappedModel, maps: Sequence[Map], batch: Batches) -> list[tuple[Tensor, Tensor]]:
+    """For each map what it reads in a pass over a batch, and what stands in the residual stream after it. The pass ends
+    when all of that is known."""
+    inputs: dict[Map, Tensor] = {}
+    found: dict[Map, Tensor] = {}
+    calls: dict[str, int] = {}
 
-    def of_map(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        got[:] = [inputs[0], output]
-        if each.reader is None:
+    def note(each: Map, stream: Tensor) -> None:
+        found[each] = stream
+        if len(found) == len(maps):
             raise _Enough
 
-    def of_reader(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        nonlocal counted
-        counted += 1
-        if counted > each.call:
-            got[1] = inputs[0]
-            raise _Enough
+    def of_map(each: Map) -> Callable[..., None]:
+        def hook(module: nn.Module, read: tuple[Any, ...], output: Tensor) -> None:
+            inputs[each] = read[0]
+            if each.reader is None:
+                note(each, output)
 
-    with _stopping(subject.model.get_submodule(each.path).register_forward_hook(of_map)), ExitStack() as stack:
-        if each.reader is not None:
-            reader = subject.model.get_submodule(each.reader)
-            stack.callback(reader.register_forward_pre_hook(of_reader).remove)
-        subject.run_gated(batch)
-    inputs, stream = got
-    return inputs, stream
+        return hook
 
+    def of_reader(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, read: tuple[Any, ...]) -> None:
+            call = calls[path] = calls.get(path, -1) + 1
+            for each in maps:
+                if (each.reader, each.call) == (path, call):
+                    note(each, read[0])
 
-@contextmanager
-def _stopping(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    except _Enough:
-        pass
-    finally:
-        handle.remove()
+        return hook
+
+    with ExitStack() as stack:
+        for each in maps:
+            stack.callback(subject.model.get_submodule(each.path).register_forward_hook(of_map(each)).remove)
+        for path in {each.reader for each in maps if each.reader is not None}:
+            stack.callback(subject.model.get_submodule(path).register_forward_pre_hook(of_reader(path)).remove)
+        with suppress(_Enough):
+            subject.run_gated(batch)
+    return [(inputs[each], found[each]) for each in maps]
 
 
 def _valid(subject: WrappedModel, path: str, batch: Batches, stream: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 """The attributes in which modules keep how many heads they have."""
 WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim", "embed_dim_heads")
 """The attributes in which they keep the width of all heads together."""
+VERSION = 1
+"""Of what a config says of a removal."""
 UNEVEN = "mhaprune_sdpa"
 """The attention function of transformers for layers that lost heads unevenly."""
 
@@ -33,6 +35,27 @@ class Cut:
     """The new shape of the weight of each linear module that was cut."""
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The attributes that were set, by the path of the module."""
+    heads: dict[str, list[int]] = field(default_factory=dict)
+    """What the heads are called that are left in an attention module: their numbers in the whole model."""
+    version: int = VERSION
+    """The version of this description."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Cut | None:
+        """What removals have done to a model of transformers so far; None for nothing. Raises `Unsupported` for a
+        description that this version cannot read."""
+        noted = getattr(getattr(model, "config", None), "mhaprune", None)
+        if noted is None:
+            return None
+        if (
+            not isinstance(noted, dict)
+            or noted.get("version") != VERSION
+            or set(noted) != {f.name for f in fields(cls)}
+        ):
+            raise Unsupported(
+                f"config.mhaprune: is of version {dict(noted).get('version')}, this mhaprune reads {VERSION}"
+            )
+        return cls(**noted)
 
     def then(self, later: Cut) -> Cut:
         """This removal and a later one as one."""
@@ -40,7 +63,7 @@ class Cut:
             path: self.attributes.get(path, {}) | later.attributes.get(path, {})
             for path in {**self.attributes, **later.attributes}
         }
-        return Cut(self.shapes | later.shapes, attributes)
+        return Cut(self.shapes | later.shapes, attributes, self.heads | later.heads)
 
 
 def remove_heads(
@@ -80,12 +103,12 @@ def remove_heads(
         if not keep:
             weight_of(out).data[:, : len(block.columns[0])] = 0
         cut.shapes[block.out] = list(out.weight.shape)
+        cut.heads[block.path] = [block.names[h] for h in keep]
         cut.attributes[block.path] = _attributes(model.get_submodule(block.path), block, stay)
     finish(model, cut)
     config = getattr(model, "config", None)
     if config is not None and generic:
-        before = Cut(**config.mhaprune) if getattr(config, "mhaprune", None) else Cut()
-        config.mhaprune = vars(before.then(cut))
+        config.mhaprune = vars((Cut.of(model) or Cut()).then(cut))
     return model, left
 
 

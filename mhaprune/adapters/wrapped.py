@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.blocks import AttentionBlock, Rows, grid_of, name_blocks, weight_of
 from mhaprune.adapters.gating import at_rest, head_by_head, hooked
+from mhaprune.adapters.interception import attention_weights
 from mhaprune.adapters.removal import remove_heads
 from mhaprune.adapters.replay import Replay
 from mhaprune.heads import Block, HeadGrid, HeadMask
@@ -150,8 +151,19 @@ class WrappedModel:
         return ()
 
     def attention_maps(self, batch: Batches) -> dict[Block, AttentionMap]:
-        """From a model of transformers that returns its attention weights (`attn_implementation="eager"`)."""
-        raise ValueError("needs attention weights, which this model does not return; leave it out")
+        """Raises ValueError for a model that computes attention in a way that shows no weights."""
+        batch_here = batch.converted(self.device, self.dtype)
+        with torch.no_grad(), attention_weights(self.model, [block.path for block in self.blocks]) as seen:
+            self.run_gated(batch_here)
+        valid, maps = self.queries(batch), {}
+        for name, block in zip(self.names, self.blocks, strict=True):
+            if block.path not in seen:
+                raise ValueError(f"needs attention weights, which {block.path} does not show; leave it out")
+            weights_BHTU = seen[block.path][:, : block.heads]
+            queries_BT, length = valid[name], weights_BHTU.shape[-1]
+            keys_BU = batch_here.valid(length, of_decoder=False) if block.cross else queries_BT
+            maps[name] = AttentionMap(weights_BHTU, queries_BT, keys_BU)
+        return maps
 
     def output_weights(self) -> dict[Block, Tensor]:
         found = {}

@@ -13,6 +13,7 @@ SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "n
 CAUSAL = {**SMALL, "intermediate_size": 32, "max_position_embeddings": 64, "pad_token_id": 0}
 CAUSAL |= {"bos_token_id": 1, "eos_token_id": None}
 GROUPED = {**CAUSAL, "num_key_value_heads": 2}
+IMAGES = {**SMALL, "intermediate_size": 32, "image_size": 8, "patch_size": 4}
 BART = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
 BART |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64}
 BART |= {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": None}
@@ -40,10 +41,16 @@ FAMILIES = {
     "electra": Family("ElectraConfig", "ElectraModel", {**SMALL, "intermediate_size": 32, "embedding_size": 16}),
     "albert": Family("AlbertConfig", "AlbertModel", {**SMALL, "intermediate_size": 32, "embedding_size": 16}),
     "vit": Family(
-        "ViTConfig", "ViTForImageClassification", {**SMALL, "intermediate_size": 32, "image_size": 8, "patch_size": 4}, "image"
+        "ViTConfig",
+        "ViTForImageClassification",
+        {**SMALL, "intermediate_size": 32, "image_size": 8, "patch_size": 4},
+        "image",
     ),
     "clip_vision": Family(
-        "CLIPVisionConfig", "CLIPVisionModel", {**SMALL, "intermediate_size": 32, "image_size": 8, "patch_size": 4}, "image"
+        "CLIPVisionConfig",
+        "CLIPVisionModel",
+        {**SMALL, "intermediate_size": 32, "image_size": 8, "patch_size": 4},
+        "image",
     ),
     "wav2vec2": Family(
         "Wav2Vec2Config",
@@ -55,7 +62,9 @@ FAMILIES = {
     "modernbert": Family("ModernBertConfig", "ModernBertModel", {**CAUSAL, "cls_token_id": 1, "sep_token_id": 2}),
     "gpt_neox": Family("GPTNeoXConfig", "GPTNeoXForCausalLM", CAUSAL, generates=True),
     "opt": Family(
-        "OPTConfig", "OPTForCausalLM", {**CAUSAL, "ffn_dim": 32, "word_embed_proj_dim": 32, "do_layer_norm_before": True},
+        "OPTConfig",
+        "OPTForCausalLM",
+        {**CAUSAL, "ffn_dim": 32, "word_embed_proj_dim": 32, "do_layer_norm_before": True},
         generates=True,
     ),
     "gpt2": Family(
@@ -95,15 +104,39 @@ GATES_ONLY = {
     "deepseek_v3": Family(
         "DeepseekV3Config",
         "DeepseekV3ForCausalLM",
-        {**CAUSAL, "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
-        | {"moe_intermediate_size": 16, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
+        {
+            **CAUSAL,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+        }
+        | {
+            "moe_intermediate_size": 16,
+            "kv_lora_rank": 8,
+            "q_lora_rank": 8,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+        }
         | {"v_head_dim": 8, "first_k_dense_replace": 2},
     ),
-    "bloom": Family("BloomConfig", "BloomForCausalLM", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
-    "falcon": Family("FalconConfig", "FalconForCausalLM", {**SMALL, "new_decoder_architecture": False, "multi_query": True}),
+    "bloom": Family(
+        "BloomConfig", "BloomForCausalLM", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+    ),
+    "falcon": Family(
+        "FalconConfig", "FalconForCausalLM", {**SMALL, "new_decoder_architecture": False, "multi_query": True}
+    ),
     "phi3": Family("Phi3Config", "Phi3ForCausalLM", GROUPED),
 }
 """Those whose heads can be gated and not removed."""
+
+
+UNKNOWN = {
+    "bloom": Family("BloomConfig", "BloomForCausalLM", {**SMALL, "n_layer": 2, "n_head": 4}),
+    "deberta": Family("DebertaV2Config", "DebertaV2Model", {**SMALL, "intermediate_size": 32}),
+}
+"""Those whose heads are not found."""
 
 
 def make(family: Family, attention: str | None = None, seed: int = 0) -> nn.Module:
@@ -116,8 +149,10 @@ def make(family: Family, attention: str | None = None, seed: int = 0) -> nn.Modu
         config._attn_implementation = attention
     model: nn.Module = getattr(transformers, family.model)(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * (0.2 if parameter.dim() > 1 else 0.3) + (parameter.dim() == 1))
+        for parameter in (each for each in model.parameters() if each.requires_grad):  # others may not be saved
+            parameter.copy_(
+                torch.randn_like(parameter) * (0.2 if parameter.dim() > 1 else 0.3) + (parameter.dim() == 1)
+            )
     return model
 
 

@@ -1,0 +1,199 @@
+"""What holds for every family of transformers that is supported: identities, in float64."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+
+from families import FAMILIES, GATES_ONLY, Family, batch_of, make
+
+from mhaprune.adapters.proof import per_example
+from mhaprune.adapters.saving import load_folder
+from mhaprune.heads import HeadGrid, HeadMask
+from mhaprune.measure import all_open, measure, measure_masks, output_difference
+from mhaprune.wrapping import Heads, wrap
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+
+def size_of_output(output: Any, batch: Any) -> Tensor:
+    """A loss that every head changes, whatever a model returns."""
+    examples = len(next(iter(batch.values())))
+    return per_example(output, examples).double().square().mean(dim=1)
+
+
+def heads_of(name: str, attention: str = "sdpa") -> Heads:
+    family = {**FAMILIES, **GATES_ONLY}[name]
+    return wrap(make(family, attention), size_of_output, score=[batch_of(family)])
+
+
+def masks(grid: HeadGrid) -> dict[str, HeadMask]:
+    """None, one head, a ragged mask, a layer, another layer, and all heads."""
+    everything, heads, size = HeadMask(grid), list(grid), grid.sizes[0]
+    return {
+        "none": everything,
+        "one": everything.without(heads[1]),
+        "ragged": everything.without(heads[0], *heads[size + 1 : size + 3]),
+        "layer": everything.without(*heads[:size]),
+        "last": everything.without(*heads[-size:]),
+        "all": everything.without(*heads),
+    }
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_masked_equals_removed_once_and_twice(name: str, attention: str) -> None:
+    heads = heads_of(name, attention)
+    assert heads.proven.why_not == ""
+    assert heads.proven.smallest_bite > 1e-6  # every head, in float64
+    precise, batch = heads.subject.in_double(), heads.splits["score"]
+    for kind, mask in masks(heads.grid).items():
+        smaller = precise.without(mask)
+        assert output_difference(precise, smaller, batch, mask.gates()) < 1e-9, kind
+        assert list(smaller.grid) == list(mask.kept)
+        if len(smaller.grid) > 3:
+            further = HeadMask(smaller.grid).without(smaller.grid.heads[0], smaller.grid.heads[-1])
+            both = mask.without(*further.removed)
+            assert output_difference(precise, smaller.without(further), batch, both.gates()) < 1e-9, kind
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_model_stays_as_it_was(name: str) -> None:
+    model, batch = make(FAMILIES[name]).train(), batch_of(FAMILIES[name])
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    learns = [parameter.requires_grad for parameter in model.parameters()]
+    heads = wrap(model, size_of_output, score=[batch])
+    heads.score("ablation", "taylor", "gate_output")
+    heads.prune(0.5, refit=True)
+    assert all(module.training for module in model.modules())
+    assert learns == [parameter.requires_grad for parameter in model.parameters()]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert not hasattr(model.config, "mhaprune")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_replayed_passes_equal_plain_ones(name: str) -> None:
+    subject = (heads := heads_of(name)).subject
+    gates_MN = all_open(subject, 1 + len(subject.grid))
+    gates_MN[1:].fill_diagonal_(0.0)
+    batch = heads.splits["score"]
+    plain = torch.stack([measure(subject, batch, gates_N).loss for gates_N in gates_MN])
+    torch.testing.assert_close(measure_masks(subject, batch, gates_MN).loss, plain, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.generates])
+def test_generation_with_a_cache_equals_that_without(name: str) -> None:
+    heads, family = heads_of(name), FAMILIES[name]
+    given = {key: value for key, value in batch_of(family).items() if not key.startswith("decoder")}
+    given = {key: value[1:] for key, value in given.items()}  # without padding, which these toys continue
+    for kind in ("ragged", "layer"):
+        model: Any = heads.without(masks(heads.grid)[kind]).model
+        how: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
+        cached, plain = (model.generate(**given, **how, use_cache=flag) for flag in (True, False))
+        assert torch.equal(cached, plain), kind
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ragged and an even folder of every family, and what the models say."""
+    root = tmp_path_factory.mktemp("saved")
+    for name, family in FAMILIES.items():
+        heads = heads_of(name)
+        even = HeadMask(heads.grid).without(*(head for head in heads.grid if head.head >= 2))
+        for kind, mask in {
+            "ragged": masks(heads.grid)["ragged"],
+            "layer": masks(heads.grid)["layer"],
+            "even": even,
+        }.items():
+            model: Any = heads.without(mask).model
+            model.save_pretrained(root / f"{name}-{kind}")
+            torch.save(said(model, family), root / f"{name}-{kind}.pt")
+    return root
+
+
+def said(model: nn.Module, family: Family) -> Tensor:
+    batch = batch_of(family)
+    with torch.no_grad():
+        return per_example(model.eval()(**batch, **({"use_cache": False} if family.generates else {})), 3)
+
+
+READ_BACK = """
+import sys, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")
+sys.path[:0] = sys.argv[2:]
+import torch
+from families import FAMILIES
+import test_families
+import mhaprune
+for file in sorted(Path(sys.argv[1]).glob("*.pt")):
+    model = mhaprune.load(file.with_suffix(""))
+    difference = (test_families.said(model, FAMILIES[file.stem.rpartition("-")[0]]) - torch.load(file)).abs().max()
+    assert difference == 0, (file.stem, difference)
+    print(file.stem)
+"""
+
+
+def test_saved_models_are_equal_in_a_new_process(saved: Path) -> None:
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", READ_BACK, str(saved), str(here), str(here.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.split()) == 3 * len(FAMILIES)
+
+
+def test_a_saved_model_keeps_the_names_of_its_heads(saved: Path) -> None:
+    family = FAMILIES["bart"]
+    again = wrap(load_folder(saved / "bart-ragged"), size_of_output, score=[batch_of(family)])
+    dense = heads_of("bart")
+    assert list(again.grid) == list(masks(dense.grid)["ragged"].kept)
+    emptied = wrap(load_folder(saved / "bart-layer"), size_of_output, score=[batch_of(family)])
+    assert list(emptied.grid) == list(masks(dense.grid)["layer"].kept)
+
+
+def test_an_even_model_is_plain_where_the_config_has_a_place_for_it(tmp_path: Path) -> None:
+    import transformers
+
+    plain = set()
+    for name in ("bert", "llama", "qwen3", "gemma3", "gpt2"):
+        heads = heads_of(name)
+        kept = [head for head in heads.grid if head.head < 2]
+        mask = HeadMask(heads.grid, frozenset(heads.grid) - frozenset(kept))
+        from mhaprune.adapters.saving import make_plain
+
+        model: Any = heads.without(mask).model
+        before = said(model, FAMILIES[name])
+        if make_plain(model):
+            plain.add(name)
+            model.save_pretrained(tmp_path / name)
+            again = getattr(transformers, FAMILIES[name].model).from_pretrained(tmp_path / name)
+            assert torch.equal(said(again, FAMILIES[name]), before)
+    assert plain == {"llama", "qwen3", "gemma3"}
+
+
+REASONS = {
+    "olmo2": "mixed from the heads of model.layers.0.self_attn.q_proj",
+    "deepseek_v3": "its key is made by 2 linear modules, model.layers.0.self_attn.kv_a_proj_with_mqa",
+    "falcon": "",
+    "phi3": "a model with heads removed does not run",
+}
+
+
+@pytest.mark.parametrize("name", ["olmo2", "deepseek_v3", "phi3"])
+def test_what_cannot_be_removed_can_be_gated(name: str) -> None:
+    heads = heads_of(name)
+    assert REASONS[name] in heads.proven.why_not
+    assert f"{len(heads.grid)} heads in 2 blocks, all gate, none removable: " in repr(heads)
+    assert len(heads.score("ablation")) == len(heads.grid)
+    with pytest.raises(ValueError, match="heads of this model can be gated, not removed: "):
+        heads.prune(0.5)

@@ -1,0 +1,188 @@
+"""`mhaprune.wrap` as a user meets it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mhaprune.adapters.batches import Batches
+from mhaprune.measure import measure
+from mhaprune.model.attention import MultiHeadAttention
+from mhaprune.pruning.removal import ProofFailed
+from mhaprune.wrapping import Heads, wrap
+
+
+class Classifier(nn.Module):
+    """A tiny encoder, ours or torch's, that says which of three classes."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(11, width), nn.Linear(width, 3)
+        self.attention = nn.ModuleList(MultiHeadAttention(width, 4) for _ in range(2))
+        self.feed_forward = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        x = self.embedding(input_ids)
+        for attention, forward in zip(self.attention, self.feed_forward, strict=True):
+            x = x + attention(x, x, x, key_padding_mask=attention_mask == 0)[0]
+            x = x + forward(x.relu())
+        return {"logits": self.output(x.mean(dim=1))}
+
+
+def batches(count: int, seed: int = 0) -> list[dict[str, Tensor]]:
+    draw = torch.Generator().manual_seed(seed)
+    made = []
+    for length in range(4, 4 + count):
+        ids = torch.randint(1, 11, (6, length), generator=draw)
+        mask = torch.ones_like(ids)
+        mask[0, -2:] = 0
+        made.append({"input_ids": ids, "attention_mask": mask, "labels": ids[:, 0] % 3})
+    return made
+
+
+def classifier() -> Classifier:
+    torch.manual_seed(0)
+    model = Classifier()
+    optimiser = torch.optim.Adam(model.parameters(), 0.01)
+    for batch in batches(30, seed=5):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(**batch)["logits"], batch["labels"]).backward()
+        optimiser.step()
+    return model
+
+
+@pytest.fixture(scope="module")
+def heads() -> Heads:
+    from mhaprune import losses
+
+    return wrap(classifier(), losses.classification, score=batches(3), choose=batches(3, 1), report=batches(3, 2))
+
+
+def test_scores_are_a_tidy_table_with_intervals_and_costs(heads: Heads) -> None:
+    table = heads.score("ablation", "gate_output", "refit_error", "random")
+    first = table[table["draw"] == 0]
+    assert first.groupby("scorer").size().to_dict() == dict.fromkeys(
+        ("ablation", "gate_output", "refit_error", "random"), 8
+    )
+    ablation = table[table["scorer"] == "ablation"]
+    assert ((ablation["score_low"] <= ablation["score"]) & (ablation["score"] <= ablation["score_high"])).all()
+    assert sorted(ablation["rank"]) == list(range(1, 9))
+    assert (ablation["forward_passes"] == 9).all()
+    assert (ablation["site"] == "attention").all()
+
+
+def test_pruning_leaves_a_smaller_model_of_the_same_class(heads: Heads) -> None:
+    model, small = heads.subject.model, heads.prune(keep=0.5, by="ablation", rescore_every=1)
+    assert isinstance(small, Classifier)
+    assert sum(layer.num_heads for layer in small.attention) == 4
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters())
+
+
+def test_a_refit_follows_the_whole_model_without_labels(heads: Heads) -> None:
+    mask = heads.mask(keep=2, by="gate_output")
+    plain, fitted = heads.without(mask), heads.without(mask, refit=True)
+    split = heads.splits["score"]
+    wanted = heads.subject.predict(split)["logits"]
+    distances = [(each.predict(split)["logits"] - wanted).square().mean() for each in (plain, fitted)]
+    assert distances[1] < 0.5 * distances[0]
+    shuffled = {**split.fields, "labels": split.fields["labels"].flip(0)}
+    from mhaprune.adapters.refit import refit
+
+    again = refit(heads.subject, plain, Batches(shuffled, split.widths, split.constants, split.form))
+    assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), fitted.model.parameters(), strict=True))
+
+
+def test_a_refit_of_the_whole_model_changes_nothing_beyond_rounding(heads: Heads) -> None:
+    from mhaprune.adapters.refit import refit
+
+    same = refit(heads.subject, heads.subject, heads.splits["score"])
+    for name, value in same.model.state_dict().items():
+        torch.testing.assert_close(value, heads.subject.model.state_dict()[name], atol=1e-5, rtol=1e-4)
+
+
+def test_measuring_gives_the_users_own_loss(heads: Heads) -> None:
+    outcome = measure(heads.subject, heads.splits["report"])
+    batch = heads.splits["report"].arguments()
+    with torch.no_grad():
+        logits = heads.subject.model.eval()(**batch)["logits"]
+    expected = nn.functional.cross_entropy(logits, batch["labels"], reduction="none")
+    torch.testing.assert_close(outcome.loss, expected, atol=1e-5, rtol=1e-5)
+    assert outcome.quality.tolist() == (logits.argmax(-1) == batch["labels"]).float().tolist()
+
+
+@pytest.mark.parametrize("scorer", ["gate", "lrp"])
+def test_scores_that_need_what_the_model_has_not_say_so(heads: Heads, scorer: str) -> None:
+    with pytest.raises(ValueError, match=f"scorer={scorer}: needs "):
+        heads.score(scorer)
+
+
+@pytest.mark.parametrize("scorer", ["hard_concrete", "subset", "racing", "shapley", "integrated_gradients", "taylor"])
+def test_scores_that_train_or_play_work_on_any_model(heads: Heads, scorer: str) -> None:
+    from dataclasses import fields, replace
+
+    from mhaprune.config import scorer_named
+
+    made: Any = scorer_named(scorer)
+    if "steps" in {field.name for field in fields(made)}:
+        made = replace(made, steps=3)
+    assert len(heads.score(made)) == 8
+
+
+def bad_loss(output: Any, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(output["logits"], batch["labels"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss": bad_loss}, r"loss: returns \(\) for a batch of 2, must be one number per example, \(2,\)"),
+        ({"score": []}, "score: holds no batches"),
+        ({"model": "bert-base"}, "model: is a str, must be a torch.nn.Module"),
+        ({"model": nn.Linear(2, 2).to("meta")}, "model: its weight weight is on the meta device"),
+        (
+            {"model": torch.nn.Sequential(nn.Linear(4, 4)), "score": [torch.ones(2, 4)]},
+            "Sequential: no attention found",
+        ),
+    ],
+)
+def test_what_cannot_be_wrapped_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+    from mhaprune import losses
+
+    given = {"model": Classifier(), "loss": losses.classification, "score": batches(1)} | change
+    with pytest.raises(ValueError, match=message) as refused:
+        wrap(given.pop("model"), given.pop("loss"), **given)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("keep", "allowed"), [(1.5, "0.0 to 1.0"), (9, "0 to 8"), (-1, "0 to 8"), (True, "0 to 8")])
+def test_a_number_of_heads_that_cannot_be_is_refused(heads: Heads, keep: Any, allowed: str) -> None:
+    with pytest.raises(ValueError, match=f"keep={keep}: .*{allowed}"):
+        heads.mask(keep)
+
+
+def test_gates_that_do_not_fit_are_refused(heads: Heads) -> None:
+    with pytest.raises(ValueError, match=r"gates of shape \(3,\): must be \(8,\), or \(2, 8\) for a batch of 2"):
+        heads.subject.evaluate(heads.splits["score"][:2], torch.ones(3))
+
+
+def test_a_misspelt_scorer_is_told_the_nearest(heads: Heads) -> None:
+    with pytest.raises(ValueError, match="scorer=ablatoin: no such scorer, did you mean ablation"):
+        heads.score("ablatoin")
+
+
+def test_an_ignored_gate_is_noticed() -> None:
+    """The output projection is called, but what it says is thrown away."""
+
+    class Deaf(Classifier):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            x = self.embedding(input_ids)
+            self.attention[0](x, x, x)
+            return {"logits": self.output((x + self.attention[1](x, x, x)[0]).mean(dim=1))}
+
+    from mhaprune import losses
+
+    with pytest.raises(ProofFailed, match="closing head attention.0.0 changes no output of the model"):
+        wrap(Deaf(), losses.classification, score=batches(1))
