@@ -1,22 +1,33 @@
 """Which attention heads of a transformer matter, how sure are we, and how much faster is it without the rest?
 
-The front door: `mhaprune.run("experiment=ablate")`, `mhaprune.load("model.pt")`, `mhaprune.MultiHeadAttention`.
+The front door: `mhaprune.run("experiment=ablate")`, `mhaprune.wrap(your_model, loss, score=batches)`,
+`mhaprune.load("model.pt")`, `mhaprune.MultiHeadAttention`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mhaprune.adapters.blocks import AttentionBlock
     from mhaprune.api import load, run
     from mhaprune.model.attention import MultiHeadAttention
+    from mhaprune.wrapping import wrap
 
-_HOME = {"run": "api", "load": "api", "MultiHeadAttention": "model.attention"}
+_HOME = {
+    "run": "api",
+    "load": "api",
+    "wrap": "wrapping",
+    "AttentionBlock": "adapters.blocks",
+    "MultiHeadAttention": "model.attention",
+}
 
-__all__ = ["MultiHeadAttention", "load", "run"]
+__all__ = ["AttentionBlock", "MultiHeadAttention", "load", "losses", "run", "wrap"]
 
 
 def __getattr__(name: str) -> Any:
     """Imported on first use: the command line answers `--help` and typing errors without torch."""
+    if name == "losses":
+        return import_module("mhaprune.losses")
     if name not in _HOME:
         raise AttributeError(f"module 'mhaprune' has no attribute {name!r}, it has {', '.join(__all__)}")
     return getattr(import_module(f"mhaprune.{_HOME[name]}"), name)

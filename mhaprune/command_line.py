@@ -5,6 +5,7 @@ Torch and pandas are imported only where a run begins: help and typing errors mu
 
 from __future__ import annotations
 
+import difflib
 import gc
 import logging
 import os
@@ -31,6 +32,7 @@ from mhaprune.refusals import check_dashes, composition_error, one_line, unreada
 
 if TYPE_CHECKING:
     from mhaprune.running import Run
+    from mhaprune.scorers.base import Scorer
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +126,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise failure
     print(f"error: {_said(failure, arguments)}", file=sys.stderr)
     return 130 if isinstance(failure, KeyboardInterrupt) else 1
+
+
+def scorer_named(name: str) -> Scorer:
+    """A scorer with the settings of its option. Raises ValueError for a name that is none, with the nearest one."""
+    from mhaprune.config import scorer_of
+
+    options = {path.stem: path for path in sorted((conf_folder() / "scorer").glob("*.yaml"))}
+    if name not in options:
+        near = difflib.get_close_matches(name, options, 1)
+        meant = f", did you mean {near[0]}?" if near else "."
+        raise ValueError(f"scorer={name}: no such scorer{meant} There are {', '.join(options)}")
+    settings = OmegaConf.to_container(OmegaConf.load(options[name]))
+    assert isinstance(settings, dict)
+    return scorer_of(name, {str(key): value for key, value in settings.items()})
 
 
 class RunFailed(BaseException):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
 import math
 import types
@@ -12,13 +11,11 @@ from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
-from omegaconf import OmegaConf
 
 from mhaprune.model.checkpoint import SavedModel, load, restore
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.places import conf_folder
 from mhaprune.plugins import allow, allowed, find_class
 from mhaprune.running import Run
 from mhaprune.scorers.base import Scorer
@@ -58,16 +55,9 @@ def restored(saved: SavedModel, device: torch.device | str = "cpu") -> tuple[Seq
 BUILT_FROM = {"task": Task, "model": Transformer, "gate": GateConfig | None}
 
 
-def scorer_named(name: str) -> Scorer:
-    """A scorer with the settings of its option. Raises ValueError for a name that is none, with the nearest one."""
-    folder = conf_folder() / "scorer"
-    path = folder / f"{name}.yaml"
-    if not path.exists():
-        names = sorted(option.stem for option in folder.glob("*.yaml"))
-        near = difflib.get_close_matches(name, names, 1)
-        meant = f", did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"scorer={name}: no such scorer{meant} There are {', '.join(names)}")
-    scorer = _plug_in(Scorer, OmegaConf.to_container(OmegaConf.load(path)), f"scorer.{name}")
+def scorer_of(name: str, settings: Mapping[str, Any]) -> Scorer:
+    """The scorer that the settings of an option describe."""
+    scorer = _plug_in(Scorer, settings, f"scorer.{name}")
     assert isinstance(scorer, Scorer)
     return scorer
 

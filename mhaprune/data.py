@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -101,6 +101,25 @@ class Data(ABC):
                         skip -= 1
                     else:
                         yield self[index.to(self.device)]
+
+
+class HeldOut(Protocol):
+    """Three disjoint splits: no number is reported on examples that a choice was made on."""
+
+    @property
+    def score(self) -> Data:
+        """Heads are scored on these."""
+        ...
+
+    @property
+    def choose(self) -> Data:
+        """Choices between pruned models are made on these."""
+        ...
+
+    @property
+    def report(self) -> Data:
+        """The numbers in tables and figures are measured on these."""
+        ...
 
 
 @dataclass(frozen=True)

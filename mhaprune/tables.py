@@ -29,6 +29,8 @@ QUALITY = "quality"
 """The column of what a model is judged by: exact match for our own, see `quality_name`."""
 QUALITY_NAME = "quality_name"
 """The column that names another quality."""
+TIMED_NAME = "timed"
+"""The column that names what was timed, if it is no greedy decoding."""
 VALID_QUALITY = f"valid_{QUALITY}"
 """The same on the split that is measured during training."""
 CHOOSE_QUALITY = f"choose_{QUALITY}"
@@ -122,8 +124,16 @@ def blocks_in(heads: pd.DataFrame) -> list[tuple[str, int]]:
 
 def quality_name(tables: Tables) -> str:
     """What figures and sentences call the quality of these tables."""
-    names = (str(frame[QUALITY_NAME].iloc[0]) for frame in tables.values() if QUALITY_NAME in frame and len(frame))
-    return next(names, "exact match")
+    return _named_by(QUALITY_NAME, tables) or "exact match"
+
+
+def timed_name(tables: Tables) -> str:
+    """What figures and sentences call the call that was timed."""
+    return _named_by(TIMED_NAME, tables) or "greedy decoding"
+
+
+def _named_by(column: str, tables: Tables) -> str | None:
+    return next((str(frame[column].iloc[0]) for frame in tables.values() if column in frame and len(frame)), None)
 
 
 def candidates(frame: pd.DataFrame) -> list[str]:

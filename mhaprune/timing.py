@@ -17,6 +17,8 @@ from tqdm import tqdm
 COPIES = 4
 """Number of copies of each model that take turns: the place of its weights in memory alone can make one of two equal
 models 1 % faster."""
+COPIES_BYTES = 2**31
+"""How much memory all of them may take."""
 
 Device = torch.device | str
 Model = TypeVar("Model")
@@ -54,14 +56,20 @@ def milliseconds(call: Callable[[], object], device: Device = "cpu") -> float:
     return start.elapsed_time(end)
 
 
-def copies(makers: Mapping[str, Callable[[], Model]]) -> dict[str, list[Model]]:
-    """`COPIES` of what each maker makes, made in a random order.
+def copies_that_fit(size: int, models: int) -> int:
+    """How many copies of each of so many models there should be, at most `COPIES`, if one takes `size` bytes. Where it
+    lies matters less the larger it is."""
+    return max(1, min(COPIES, COPIES_BYTES // max(1, size * models)))
+
+
+def copies(makers: Mapping[str, Callable[[], Model]], number: int = COPIES) -> dict[str, list[Model]]:
+    """`number` of what each maker makes, made in a random order.
 
     Neighbours in memory, all copies of one model could be 2 % slower than all of another.
     """
     made: dict[str, list[Model]] = {name: [] for name in makers}
     draw = random.Random(0)
-    for _ in range(COPIES):
+    for _ in range(number):
         for name in draw.sample(list(makers), len(makers)):
             made[name].append(makers[name]())
     return made

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -18,11 +19,14 @@ from mhaprune.adapters.refit import refit as refitted
 from mhaprune.adapters.saving import make_plain
 from mhaprune.adapters.torch_nn import converted, convertible
 from mhaprune.adapters.wrapped import WrappedModel, wrapped
-from mhaprune.config import scorer_named
+from mhaprune.command_line import scorer_named
+from mhaprune.experiments.ablate.study import Ablate, Recover
+from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.losses import Drift, Judge, name_of, quality_for
 from mhaprune.pruning.plans import make_plans
 from mhaprune.pruning.removal import EquivalenceCheck
+from mhaprune.running import Results
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.iterative import Iterative
@@ -30,7 +34,16 @@ from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table, naming
 from mhaprune.statistics import skewed_ends
-from mhaprune.tables import MOMENTS
+from mhaprune.store import write_bytes
+from mhaprune.tables import MOMENTS, QUALITY_NAME, TIMED_NAME
+
+
+class Three(NamedTuple):
+    """The splits of a user, see `HeldOut`."""
+
+    score: Batches
+    choose: Batches
+    report: Batches
 
 
 class Heads:
@@ -71,16 +84,26 @@ class Heads:
 
         The lowest scores go. With `rescore_every` the smaller model is scored again after so many heads.
         """
+        return self.masks([keep], by, rescore_every)[0]
+
+    def masks(
+        self, keep: Sequence[float | int], by: str | Scorer = "ablation", rescore_every: int | None = None
+    ) -> list[HeadMask]:
+        """The same for several sizes, on one way from the whole model to the smallest."""
+        total = len(self.grid)
+        counts = [total - self._kept(each) for each in keep]
+        schedule: Schedule = OneShot() if rescore_every is None else Iterative(every=rescore_every)
+        if rescore_every is not None:
+            self._removable()
+        plans = make_plans(self.scoring, self._scorers([by]), schedule, removing(counts, self.grid), draws=1)
+        return [plan.mask for plan in plans]
+
+    def _kept(self, keep: float | int) -> int:
         total = len(self.grid)
         kept = round(keep * total) if isinstance(keep, float) else keep
         if isinstance(keep, bool) or not 0 <= kept <= total or (isinstance(keep, float) and not 0 <= keep <= 1):
             raise ValueError(f"keep={keep}: must be a share of the heads, 0.0 to 1.0, or a number from 0 to {total}")
-        schedule: Schedule = OneShot() if rescore_every is None else Iterative(every=rescore_every)
-        if rescore_every is not None:
-            self._removable()
-        scorers = self._scorers([by])
-        (plan,) = make_plans(self.scoring, scorers, schedule, removing([total - kept], self.grid), draws=1)
-        return plan.mask
+        return kept
 
     def prune(
         self,
@@ -104,6 +127,45 @@ class Heads:
         EquivalenceCheck(self.subject, self._split("score")).prove(mask)
         smaller = self.subject.without(mask)
         return refitted(self.subject, smaller, self._split("score")) if refit else smaller
+
+    def report(
+        self,
+        path: str | Path | None = None,
+        by: Sequence[str | Scorer] = ("ablation", "gate_output", "random"),
+        budgets: Sequence[float | int] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875),
+        tolerance: float = 0.01,
+        refit: bool = True,
+        rounds: int = 20,
+    ) -> Results:
+        """How many heads can go, and what that costs and brings: `experiment=ablate` on this model, as one page.
+
+        Heads go in one shot by each of the scorers, shares of them or numbers. `tolerance` is the largest loss of the
+        quality, which decides on the *choose* split. With `refit` the models of the best scorer are refitted, too.
+        """
+        self._removable()
+        experiment = Ablate(budgets=tuple(budgets), tolerance=tolerance, latency_rounds=rounds)
+        splits = Three(self._split("score"), self._split("choose"), self._split("report"))
+        recoveries: dict[str, Recover] = {}
+        if refit:
+            recoveries["refit"] = lambda mask: (
+                refitted(self.subject, self.subject.without(mask), self._split("score")),
+                "",
+            )
+        found = experiment.study(self.scoring, splits, self._scorers(by), OneShot(), recoveries)
+        named = {QUALITY_NAME: self.quality_name, TIMED_NAME: "a forward pass"}
+        tables = {name: table.assign(**named) for name, table in found.tables.items()}
+        results = Results(
+            title=f"The heads of {type(self.subject.model).__name__}",
+            tables=tables,
+            figures={plot.name: plot for plot in figures_of(Ablate, tables)},
+            sentences=list(Ablate.say(tables)),
+            checks=found.checks | {"min_difference_open_closed": self.proven.smallest_bite},
+            files={},
+            found=found.tables,
+        )
+        if path is not None:
+            write_bytes(Path(path), results.page({"heads": repr(self)}).encode())
+        return results
 
     @cached_property
     def scoring(self) -> Scoring:

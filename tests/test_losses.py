@@ -22,11 +22,8 @@ def test_classification() -> None:
 
 def test_a_language_model_is_judged_on_its_own_tokens_wherever_the_padding_stands() -> None:
     expected = [
-        torch.stack(
-            [F.cross_entropy(LOGITS[b, t - 1], LABELS[b, t]) for t in range(1, 4) if LABELS[b, t] >= 0]
-            or [torch.tensor(0.0)]
-        )
-        for b in range(3)
+        torch.stack([F.cross_entropy(LOGITS[b, t - 1], LABELS[b, t]) for t in range(1, 4) if LABELS[b, t] >= 0])
+        for b in range(2)
     ]
     found = losses.language_model(LOGITS, {"labels": LABELS})
     torch.testing.assert_close(found[:2], torch.stack([values.mean() for values in expected]))

@@ -123,7 +123,7 @@ def test_scores_that_need_what_the_model_has_not_say_so(heads: Heads, scorer: st
 def test_scores_that_train_or_play_work_on_any_model(heads: Heads, scorer: str) -> None:
     from dataclasses import fields, replace
 
-    from mhaprune.config import scorer_named
+    from mhaprune.command_line import scorer_named
 
     made: Any = scorer_named(scorer)
     if "steps" in {field.name for field in fields(made)}:

@@ -168,11 +168,11 @@ def name_blocks(paths: Sequence[str]) -> list[Block]:
     """A site and a layer for each path of a module: the layer is the one number in the path that varies, the site is
     the path without it.
 
-    `bert.encoder.layer.3.attention.self` is layer 3 of the site `bert.encoder.layer.attention.self`. Where several
-    numbers vary, or none, layers are counted.
+    `model.decoder.layers.3.self_attn` is layer 3 of the site `decoder.self_attn`: parts that all paths share tell
+    nothing. Where several numbers vary, or none, layers are counted.
     """
     split = [path.split(".") for path in paths]
-    sites = [".".join(part for part in parts if not part.isdecimal()) or "attention" for parts in split]
+    sites = _sites([[part for part in parts if not part.isdecimal()] for parts in split])
     blocks: list[Block] = []
     for site, parts in zip(sites, split, strict=True):
         rivals = [other for other, of in zip(split, sites, strict=True) if of == site]
@@ -184,6 +184,17 @@ def name_blocks(paths: Sequence[str]) -> list[Block]:
             layer = sum(block.site == site for block in blocks)
         blocks.append(Block(site, layer))
     return blocks
+
+
+def _sites(words: Sequence[Sequence[str]]) -> list[str]:
+    """Each path by the words that not all paths share; by its last ones if they share all."""
+    shared = set.intersection(*map(set, words)) if words else set()
+    short = [".".join(word for word in each if word not in shared) for each in words]
+    whole = [".".join(each) or "attention" for each in words]
+    if len(set(whole)) == 1 and words[0]:
+        last = 2 if words[0][-1] == "self" else 1
+        return [".".join(each[-last:]) for each in words]
+    return short if all(short) and len(set(short)) == len(set(whole)) else whole
 
 
 def grid_of(names: Sequence[Block], blocks: Sequence[AttentionBlock]) -> HeadGrid:

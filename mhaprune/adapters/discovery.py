@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mhaprune.adapters.blocks import AttentionBlock, Rows, Unsupported, in_features, is_linear, neighbours, out_features
 from mhaprune.adapters.gating import at_rest
-from mhaprune.adapters.interception import Attend, FusedAttention, attention_interface
+from mhaprune.adapters.interception import Attend, AttentionCalls, attention_interface
 from mhaprune.adapters.removal import Cut
 from mhaprune.model.attention import MultiHeadAttention
 
@@ -49,8 +49,8 @@ class _Found:
 def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[AttentionBlock]:
     """The blocks in the order in which `call` runs them. Raises `Unsupported`, naming module and reason.
 
-    It sees what goes through `F.scaled_dot_product_attention`, through the attention interface of transformers, and our
-    own layers.
+    It sees what goes through `F.scaled_dot_product_attention` or the attention interface of transformers, two products
+    of matrices with a softmax between them, and our own layers.
     """
     trace = _Trace(model)
     with at_rest(model), torch.enable_grad(), trace.watching():
@@ -101,7 +101,7 @@ def nothing_found(model: nn.Module) -> str:
     ]
     message = (
         f"{type(model).__name__}: no attention found. It calls neither F.scaled_dot_product_attention nor the attention"
-        " interface of transformers, and holds no nn.MultiheadAttention."
+        " interface of transformers, multiplies no weights with values, and holds no nn.MultiheadAttention."
     )
     if not candidates:
         return f'{message} Name the blocks by hand: blocks=[AttentionBlock("PATH", out="NAME OF W_O", heads=NUMBER)]'
@@ -136,7 +136,7 @@ class _Trace:
                 for handle in handles:
                     stack.callback(handle.remove)
             stack.enter_context(attention_interface(self._of_interface))
-            stack.enter_context(FusedAttention(self._of_fused))
+            stack.enter_context(AttentionCalls(self._of_call))
             yield
 
     def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -163,7 +163,7 @@ class _Trace:
         found.context, found.heads_last = out.detach().requires_grad_(), True  # (B, T, H, K)
         return (found.context, *others)
 
-    def _of_fused(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
+    def _of_call(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
         if self.inside or query.dim() != 4 or not self.running:
             return attend(query, key, value)
         found = self._begin(self.running[-1], query, key, value)

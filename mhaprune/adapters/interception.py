@@ -1,7 +1,7 @@
 """Every call of attention passes through a function for as long as one wants to watch.
 
-Two doors: `F.scaled_dot_product_attention`, through which most modules go, those of transformers too; and the attention
-interface of transformers, which knows the module that calls.
+Three doors: `F.scaled_dot_product_attention`, through which most modules go, those of transformers too; products of
+matrices with a softmax between them; and the attention interface of transformers, which knows the module that calls.
 """
 
 from __future__ import annotations
@@ -19,23 +19,42 @@ from torch.overrides import TorchFunctionMode
 Attend = Callable[[Tensor, Tensor, Tensor], Any]
 """What would have been called, with its other arguments already in it."""
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 
-class FusedAttention(TorchFunctionMode):
-    """Passes every call of `F.scaled_dot_product_attention` through a function of that call, query (B, H, T, K), key,
-    value and the other arguments."""
+class AttentionCalls(TorchFunctionMode):
+    """Passes every attention through a function of that call, query (B, H, T, K), key, value and the other arguments.
+
+    Attention is a call of `F.scaled_dot_product_attention`; or two products of matrices, of which the first made what
+    became weights that sum to 1, and the second reads the values with them. Then the weights are among the arguments.
+    """
 
     def __init__(self, through: Callable[[Attend, Tensor, Tensor, Tensor, dict[str, Any]], Any]) -> None:
         super().__init__()
         self.through = through
+        self.products: dict[torch.Size, tuple[Tensor, Tensor]] = {}
+        """By the shape of a product, what it was made from: queries and keys, if it becomes weights."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention:
+        if func is F.scaled_dot_product_attention:
+            given = dict(zip(NAMES, args, strict=False)) | kwargs
+            query, key, value = (given.pop(name) for name in NAMES[:3])
+            return self.through(lambda q, k, v: func(q, k, v, **given), query, key, value, given)
+        if func not in PRODUCTS or not all(isinstance(x, Tensor) and x.dim() == 4 for x in args):
             return func(*args, **kwargs)
-        given = dict(zip(NAMES, args, strict=False)) | kwargs
-        query, key, value = (given.pop(name) for name in NAMES[:3])
-        return self.through(lambda q, k, v: func(q, k, v, **given), query, key, value, given)
+        first, second = args
+        if first.shape in self.products and _are_weights(first):
+            query, key = self.products.pop(first.shape)
+            return self.through(lambda q, k, v: func(first, v), query, key, second, {"weights": first})
+        product = func(first, second)
+        self.products[product.shape] = first, second.mT
+        return product
+
+
+def _are_weights(scores: Tensor) -> bool:
+    sums = scores.detach().sum(dim=-1)
+    return bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
 
 
 @contextmanager
@@ -72,13 +91,13 @@ def attention_interface(through: Callable[[Attend, nn.Module, Tensor, Tensor, Te
 def attention_weights(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """Collects the weights (B, H, T, U) of the attention modules at these paths, as they are called.
 
-    Those of the fused function are computed from its arguments, those of eager attention are what it returns.
+    Those of the fused function are computed from its arguments, others are taken as they are.
     """
     found: dict[str, Tensor] = {}
     running: list[str] = []
     names = {model.get_submodule(path): path for path in paths}
 
-    def of_fused(attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
+    def of_call(attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
         if running and query.dim() == 4:
             found[running[-1]] = weights_of(query, key, options)
         return attend(query, key, value)
@@ -94,12 +113,15 @@ def attention_weights(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[s
             stack.callback(module.register_forward_pre_hook(lambda *_, path=path: running.append(path)).remove)
             stack.callback(module.register_forward_hook(lambda *_: (running.pop(), None)[1]).remove)
         stack.enter_context(attention_interface(of_interface))
-        stack.enter_context(FusedAttention(of_fused))
+        stack.enter_context(AttentionCalls(of_call))
         yield found
 
 
 def weights_of(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor:
     """The weights (B, H, T, U) with which the fused function would read the values; 0 where nothing may be read."""
+    if "weights" in options:
+        given: Tensor = options["weights"]
+        return given
     T, U, scale = query.shape[-2], key.shape[-2], options.get("scale")
     if key.shape[1] != query.shape[1]:
         key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)

@@ -23,8 +23,6 @@ WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim", "embed_dim_head
 """The attributes in which they keep the width of all heads together."""
 VERSION = 1
 """Of what a config says of a removal."""
-UNEVEN = "mhaprune_sdpa"
-"""The attention function of transformers for layers that lost heads unevenly."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ def finish(model: nn.Module, cut: Cut) -> None:
         for name, value in attributes.items():
             setattr(model.get_submodule(path), name, value)
     if any("kept_of_kv" in attributes or "kept_heads" in attributes for attributes in cut.attributes.values()):
-        from mhaprune.adapters.uneven import register
+        from mhaprune.adapters.uneven import UNEVEN, register
 
         register()
         model.set_attn_implementation(UNEVEN)  # type: ignore[operator]

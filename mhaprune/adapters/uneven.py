@@ -9,7 +9,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from mhaprune.adapters.removal import UNEVEN
+UNEVEN = "mhaprune_sdpa"
+"""Its name."""
 
 
 def register() -> None:

@@ -45,9 +45,9 @@ def sure_count(row: Mapping[str, Any] | pd.Series) -> int | None:
     return None if isnan(sure) else int(sure)
 
 
-def what_is_sure(tolerance: float) -> str:
+def what_is_sure(tolerance: float, quality: str = "exact match") -> str:
     """The sentence that explains the count."""
     return (
-        "Surely means that the 95 % interval of the exact match lost on the choose split ends within"
+        f"Surely means that the 95 % interval of the {quality} lost on the choose split ends within"
         f" {tolerance:g}, for that number of removed heads and for every smaller one."
     )

@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 import pandas as pd
 from tqdm import tqdm
 
-from mhaprune.data import Data
+from mhaprune.data import Data, HeldOut
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.heads import Block, HeadMask
 from mhaprune.measure import greedy_disagreements, measure, output_difference
 from mhaprune.pruning.plans import Plan, plan_columns, removed_names
 from mhaprune.subject import DecodesGreedily, Outcome, Subject
 from mhaprune.tables import DENSE, DENSE_AGAIN
-from mhaprune.tasks.base import Splits
-from mhaprune.timing import COPIES, copies, in_turn, ratio_columns, taking_turns
+from mhaprune.timing import copies, copies_that_fit, in_turn, ratio_columns, taking_turns
 
 PROOF_BATCH = 16
 MAX_DIFFERENCE = 1e-9
@@ -41,7 +40,7 @@ class Pruned(NamedTuple):
     difference: float
 
 
-def prune(subject: Subject, plans: Sequence[Plan], splits: Splits) -> Pruned:
+def prune(subject: Subject, plans: Sequence[Plan], splits: HeldOut) -> Pruned:
     """Remove the heads of every plan for real and measure the smaller model; equal masks are measured once.
 
     The *choose* columns are filled for the first draw of each scorer. The other draws are a control, and nothing is
@@ -126,11 +125,12 @@ def time_removed(subject: Subject, plans: Sequence[Plan], batch: Data, rounds: i
     """
     makers = {name: partial(subject.without, HeadMask(subject.grid)) for name in (DENSE, DENSE_AGAIN)}
     makers |= {removed_names(plan.mask): partial(subject.without, plan.mask) for plan in plans if plan.mask.removed}
+    number = copies_that_fit(subject.count_parameters() * subject.dtype.itemsize, len(makers))
     calls = {
         name: taking_turns([partial(model.predict, batch) for model in models])
-        for name, models in copies(makers).items()
+        for name, models in copies(makers, number).items()
     }
-    times = in_turn(calls, rounds, warmup=COPIES, device=batch.device)
+    times = in_turn(calls, rounds, warmup=number, device=batch.device)
     rows = [plan_columns(plan) | _speed(times, removed_names(plan.mask) or DENSE) for plan in plans]
     rows += [{"scorer": name, "draw": 0, "heads_removed": 0} | _speed(times, name) for name in (DENSE, DENSE_AGAIN)]
     return pd.DataFrame(rows)

@@ -196,18 +196,37 @@ class ByHand(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        weights = (torch.einsum("bhtk,bhuk->bhtu", q, k) / q.shape[-1] ** 0.5).softmax(-1)
+        out: Tensor = self.mix(torch.einsum("bhtu,bhuk->bthk", weights, v).flatten(2))
+        return out
+
+
+class Products(ByHand):
+    """The same with two products of matrices."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        weights = torch.matmul(q, k.permute(0, 1, 3, 2)).div(2).softmax(-1)
         out: Tensor = self.mix((weights @ v).transpose(1, 2).flatten(2))
         return out
 
 
 class Tower(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, kind: type[ByHand] = ByHand) -> None:
         super().__init__()
-        self.my_attention = ByHand()
+        self.my_attention = kind()
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.my_attention(x)
+
+
+def test_attention_written_out_is_found() -> None:
+    model = randomised(Tower(Products))
+    heads = wrap(model, square, score=[torch.randn(B, T, D)])
+    assert repr(heads) == "4 heads in 1 blocks, all gate, all removable"
+    assert heads.prune(3).my_attention.num_heads == 3
+    (seen,) = heads.subject.attention_maps(heads.splits["score"]).values()
+    torch.testing.assert_close(seen.weights.sum(-1), torch.ones(B, H, T))
 
 
 def test_blocks_by_hand() -> None:

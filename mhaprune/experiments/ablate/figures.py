@@ -19,11 +19,11 @@ from mhaprune.reporting.plots import (
     legend_above,
     line_style,
 )
-from mhaprune.tables import NOTHING, QUALITY, SURE, Tables, candidates, repeated_draws
+from mhaprune.tables import NOTHING, QUALITY, SURE, Tables, candidates, quality_name, repeated_draws, timed_name
 
 
 def accuracy_curves(tables: Tables) -> Plot | None:
-    """Exact match against heads removed, for every scorer, with the band of the random control."""
+    """The quality against heads removed, for every scorer, with the band of the random control."""
     if "pruning" not in tables:
         return None
     pruning = tables["pruning"]
@@ -33,11 +33,12 @@ def accuracy_curves(tables: Tables) -> Plot | None:
     _draw_recovered(axes, tables)
     sure = _mark_sure(axes, tables)
     total = int(pruning["heads_total"].max())
-    axes.set(xlabel=f"heads removed, of {total}", ylabel="exact match", ylim=(-0.03, 1.03))
+    axes.set(xlabel=f"heads removed, of {total}", ylabel=quality_name(tables), **limits(pruning))
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
     axes.legend()
+    quality = quality_name(tables)
     caption = (
-        "Exact match under greedy decoding on the report split after the heads that each chose were removed."
+        f"{quality.capitalize()} on the report split after the heads that each chose were removed."
         " Bars are 95 % intervals over examples"
     )
     band = ", the grey line and band the mean and range of the random control." if len(repeated_draws(pruning)) else "."
@@ -91,8 +92,14 @@ def _mark_sure(axes: Axes, tables: Tables) -> bool:
     return len(sure) > 0
 
 
+def limits(pruning: pd.DataFrame) -> dict[str, Any]:
+    """The ends of an axis for the quality: from 0 to 1 for a share, else as it comes."""
+    share = pruning[QUALITY].between(0, 1).all()
+    return {"ylim": (-0.03, 1.03)} if share else {}
+
+
 def accuracy_latency(tables: Tables) -> Plot | None:
-    """Exact match against measured decoding time relative to the dense model."""
+    """The quality against the measured time relative to the dense model."""
     if "pruning" not in tables or "speedup" not in tables["pruning"] or "latency" not in tables:
         return None
     pruning = tables["pruning"].dropna(subset=["speedup"])
@@ -113,10 +120,11 @@ def accuracy_latency(tables: Tables) -> Plot | None:
             name = f"{name} (first draw)"
         style |= {"label": name, "capsize": 2, "markersize": 5, "elinewidth": 1}
         axes.errorbar(time, curve[QUALITY], xerr=bars, **style)
-    axes.set(xlabel="time of a greedy decoding, dense = 1", ylabel="exact match", ylim=(-0.03, 1.03))
+    timed, quality = timed_name(tables), quality_name(tables)
+    axes.set(xlabel=f"time of {timed}, dense = 1", ylabel=quality, **limits(pruning))
     axes.legend()
     caption = (
-        "Exact match against the time of one greedy decoding with a KV cache, heads really removed; left is faster."
+        f"{quality.capitalize()} against the time of {timed}, heads really removed; left is faster."
         " Bars are quartiles over rounds in turn, the grey strip is the dense model timed against itself."
     )
     return Plot("latency", caption, figure)
@@ -147,7 +155,8 @@ def compare_runs(tables: Tables) -> Plot | None:
     figure.axes[0].invert_yaxis()
     legend_above(figure, figure.axes[0])
     tolerance = summary["tolerance"].max()
-    caption = f"The largest budget that loses at most {tolerance:g} of exact match on the choose split, run by run."
+    quality = quality_name(tables)
+    caption = f"The largest budget that loses at most {tolerance:g} of {quality} on the choose split, run by run."
     if (recovered != NOTHING).any():
         caption += " Recovered are the models of the scorer that can remove the most heads without."
     return Plot("runs", caption, figure)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from typing import ClassVar
@@ -10,6 +10,7 @@ from typing import ClassVar
 import pandas as pd
 from tqdm import tqdm
 
+from mhaprune.data import HeldOut
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.experiments.ablate import words
 from mhaprune.experiments.ablate.figures import accuracy_curves, accuracy_latency, compare_runs
@@ -22,12 +23,18 @@ from mhaprune.pruning.removal import proofs, prune, time_removed
 from mhaprune.recoveries.base import Lesson, recover
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import agreement, compare_curves, head_scores, training_curve
+from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.agreement import rank_agreement, with_reference
+from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.statistics import spearman
+from mhaprune.subject import Subject
 from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, ENDS, GATE, INITIAL_GATE, NOTHING, QUALITY, QUARTILES, SURE
 from mhaprune.trained import Study
+
+Recover = Callable[[HeadMask], tuple[Subject, str]]
+"""Returns the model without these heads, recovered; and where that failed, what happened."""
 
 
 @dataclass(frozen=True)
@@ -76,21 +83,50 @@ class Ablate(WithinTolerance):
             )
 
     def __call__(self, study: Study) -> Findings:
-        subject, report = study.subject, study.splits.report
-        scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
+        lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+
+        def recovery(name: str) -> Recover:
+            def recovered(mask: HeadMask) -> tuple[Subject, str]:
+                left = study.subject.without(mask)
+                model, _, note = recover(study.recoveries[name], lesson, left, 0, study.remember)
+                return model, note
+
+            return recovered
+
+        scoring = Scoring(study.subject, study.splits.score, study.seed, study.remember)
+        recoveries = {name: recovery(name) for name in study.recoveries}
+        findings = self.study(scoring, study.splits, study.scorers, the_one(study.schedules), recoveries)
+        agreement = [findings.tables["agreement"], initial_gates(study.history)]
+        findings.tables["agreement"] = pd.concat(agreement, ignore_index=True)
+        findings.tables["training"] = study.history
+        findings.checks.update(proofs(study.subject, study.splits.report))
+        return findings
+
+    def study(
+        self,
+        scoring: Scoring,
+        splits: HeldOut,
+        scorers: Mapping[str, Scorer],
+        schedule: Schedule,
+        recoveries: Mapping[str, Recover],
+    ) -> Findings:
+        """The study of any subject, ours or one that others made: nothing here knows where the model came from."""
+        subject, report = scoring.subject, splits.report
         budgets = removing(heads_to_remove(self.budgets, len(subject.grid)), subject.grid)
-        plans = list(make_plans(scoring, study.scorers, the_one(study.schedules), budgets))
-        pruning, _, difference = prune(subject, plans, study.splits)
+        plans = list(make_plans(scoring, scorers, schedule, budgets))
+        pruning, _, difference = prune(subject, plans, splits)
         latency = time_removed(
             subject, [plan for plan in plans if plan.draw == 0], report[: self.latency_batch], self.latency_rounds
         )
         pruning = with_times(pruning, latency)
-        heads = heads_table(scoring, study.scorers)
-        alike = pd.concat([rank_agreement(heads), initial_gates(study.history)], ignore_index=True)
+        heads = heads_table(scoring, scorers)
+        alike = rank_agreement(heads)
         summary = summary_table(pruning, alike, self.tolerance)
         furthest = words.largest_budget(summary)["scorer"]
         mine = [plan for plan in plans if (plan.scorer, plan.draw) == (furthest, 0)]
-        recovered = [with_times(recovered_table(study, name, mine), latency) for name in study.recoveries]
+        recovered = [
+            with_times(recovered_table(subject, splits, name, each, mine), latency) for name, each in recoveries.items()
+        ]
         summaries = [summary, *(summary_table(table, alike, self.tolerance) for table in recovered)]
         tables = {
             "summary": pd.concat(summaries, ignore_index=True),
@@ -99,9 +135,8 @@ class Ablate(WithinTolerance):
             **({"recovered": pd.concat(recovered, ignore_index=True)} if recovered else {}),
             "agreement": alike,
             "latency": latency,
-            "training": study.history,
         }
-        return Findings(tables, {"max_difference_masked_removed": difference, **proofs(subject, report)})
+        return Findings(tables, {"max_difference_masked_removed": difference})
 
 
 def with_times(table: pd.DataFrame, latency: pd.DataFrame) -> pd.DataFrame:
@@ -109,15 +144,14 @@ def with_times(table: pd.DataFrame, latency: pd.DataFrame) -> pd.DataFrame:
     return table.merge(latency, how="left", on=[name for name in latency if name in table])
 
 
-def recovered_table(study: Study, name: str, plans: Sequence[Plan]) -> pd.DataFrame:
+def recovered_table(
+    subject: Subject, splits: HeldOut, name: str, recovered: Recover, plans: Sequence[Plan]
+) -> pd.DataFrame:
     """The rows of `pruning` for these plans after the recovery of that name. The dense model stays as it is."""
-    splits, rows = study.splits, []
-    lesson = Lesson(study.subject, study.training, splits, study.seed)
-    dense = measure(study.subject.without(HeadMask(study.subject.grid)), splits.choose)
+    rows = []
+    dense = measure(subject.without(HeadMask(subject.grid)), splits.choose)
     for plan in tqdm(plans, "recovering", disable=None, leave=False):
-        model, note = study.subject.without(plan.mask), ""
-        if plan.mask.removed:
-            model, _, note = recover(study.recoveries[name], lesson, model, 0, study.remember)
+        model, note = recovered(plan.mask) if plan.mask.removed else (subject.without(plan.mask), "")
         columns = plan_columns(plan) | {"recovery": name} | accuracy_columns(measure(model, splits.report))
         columns |= choose_columns(measure(model, splits.choose), dense)
         rows.append(columns | size_columns(model, splits.report) | {"note": note})

@@ -10,7 +10,18 @@ import pandas as pd
 from mhaprune.experiments.can_go import sure_count, what_is_sure
 from mhaprune.reporting.sentences import if_noise
 from mhaprune.reporting.verdict import Verdict, scored
-from mhaprune.tables import CHOOSE_QUALITY, INITIAL_GATE, NOTHING, QUALITY, REFERENCE, Tables, head_names, named
+from mhaprune.tables import (
+    CHOOSE_QUALITY,
+    INITIAL_GATE,
+    NOTHING,
+    QUALITY,
+    REFERENCE,
+    Tables,
+    head_names,
+    named,
+    quality_name,
+    timed_name,
+)
 
 NO_NOTES = pd.DataFrame(columns=["recovery", "note"])
 
@@ -44,7 +55,9 @@ def head_map(tables: Tables) -> Verdict:
     heads = scored(tables["heads"], REFERENCE if REFERENCE in names else best["scorer"])
     gone = set(head_names(best["removed"]))
     heads["stays"] = [head not in gone for head in named(heads)]
-    title = f"{len(gone)} of {len(heads)} heads can go{_surely(best)}: {best[QUALITY]:.2f} exact match is left"
+    title = (
+        f"{len(gone)} of {len(heads)} heads can go{_surely(best)}: {best[QUALITY]:.2f} {quality_name(tables)} is left"
+    )
     if not gone:
         title = f"None of {len(heads)} heads can go at the budgets tried"
     meaning = f"Dashed tiles are heads that were removed together, as chosen by {best['scorer']}; blue ones stay."
@@ -57,18 +70,18 @@ def _headline(tables: Tables) -> str:
     summary = tables["summary"]
     plain = as_they_are(summary)
     best = largest_budget(plain)
-    total, dense = int(best["heads_total"]), best["dense_quality"]
+    total, dense, quality = int(best["heads_total"]), best["dense_quality"], quality_name(tables)
     after = "".join(_after(row, tables) for row in summary.drop(plain.index).to_dict("records"))
     if best["heads_removed"] == 0:
         return (
-            f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense:.2f} exact match"
+            f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense:.2f} {quality}"
             f"{after}."
         )
     equals = plain.loc[plain["heads_removed"] == best["heads_removed"], "scorer"]
     return (
-        f"{int(best['heads_removed'])} of {total} heads can go{_surely(best)} at {best[QUALITY]:.2f} exact match"
+        f"{int(best['heads_removed'])} of {total} heads can go{_surely(best)} at {best[QUALITY]:.2f} {quality}"
         f" ({dense:.2f} with all), as chosen by {best['scorer']}{' and by others' if len(equals) > 1 else ''};"
-        f" greedy decoding is then {best['speedup']:.2f}× as fast"
+        f" {timed_name(tables)} is then {best['speedup']:.2f}× as fast"
         f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f}{if_noise(best, tables)}){after}."
     )
 
@@ -104,11 +117,11 @@ def _details(tables: Tables) -> Iterator[str]:
         for row in rows
     ]
     yield (
-        f"The largest budget within {best['tolerance']:g} of exact match on the choose split, scorer by scorer:"
-        f" {', '.join(parts)}."
+        f"The largest budget within {best['tolerance']:g} of {quality_name(tables)} on the choose split, scorer by"
+        f" scorer: {', '.join(parts)}."
     )
     if sure_count(best) is not None:
-        yield what_is_sure(best["tolerance"])
+        yield what_is_sure(best["tolerance"], quality_name(tables))
     rhos = [
         f"{row['scorer']} at ρ = {row['spearman_with_ablation']:.2f}"
         for row in plain.dropna(subset=["spearman_with_ablation"]).to_dict("records")
