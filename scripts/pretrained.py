@@ -20,6 +20,7 @@ import re
 import sys
 import time
 import types
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +55,22 @@ def sentences() -> list[str]:
         module = importlib.import_module(name)
         things = [module, *(getattr(module, attribute) for attribute in sorted(vars(module)))]
         classes = [thing for thing in things if inspect.isclass(thing)]
-        things += [getattr(each, attribute) for each in classes for attribute in sorted(vars(each))]
+        things += [vars(each)[attribute] for each in classes for attribute in sorted(vars(each))]
         for thing in things:
-            for sentence in re.split(r"(?<=[.])\s+", inspect.getdoc(thing) or ""):
+            for sentence in re.split(r"(?<=[.])\s+", documentation(thing)):
                 text = " ".join(sentence.split())
                 if 40 < len(text) < 160 and re.fullmatch(r"[A-Z][a-z][^`>_|=]*\.", text):
                     found[text] = None
     shuffled = sorted(found)
     random.Random(0).shuffle(shuffled)
     return shuffled
+
+
+def documentation(thing: object) -> str:
+    """Some things have none, and some raise when they are asked for it."""
+    with suppress(AttributeError):
+        return inspect.getdoc(thing) or ""
+    return ""
 
 
 def minilm() -> Heads:

@@ -86,18 +86,20 @@ def agreement(tables: Tables) -> Plot | None:
         return None
     others = [name for name in names if name != REFERENCE]
     reference = heads[heads["scorer"] == REFERENCE].set_index(HEAD)
+    sites = list(dict.fromkeys([*SITES, *heads["site"]]))  # ours keep their colours
     columns = columns_of(len(others), 4)
     figure = Figure(figsize=(1.2 + 3.4 * columns, 3.6 * -(-len(others) // columns)))
     grid = panels(figure, len(others), columns, "", "ablation: rise of the loss (nats)", sharey=True)
     for axes, name in zip(grid, others, strict=True):
         scores = heads[heads["scorer"] == name].set_index(HEAD)["score"]
-        for i, site in enumerate(SITES):
+        for i, site in enumerate(sites):
             if site in scores.index.get_level_values("site"):
                 x, y = scores.loc[[site]], reference.loc[[site]]
-                style: Any = {"color": COLOURS[i], "fmt": MARKERS[i], "markersize": 5, "elinewidth": 1}
+                style: Any = {"color": COLOURS[i % len(COLOURS)], "fmt": MARKERS[i % len(MARKERS)]}
+                style |= {"markersize": 5, "elinewidth": 1}
                 low, high = skewed_ends(y[MOMENTS].to_numpy().T)
                 bars = [y["score"] - low, high - y["score"]]
-                axes.errorbar(x, y["score"], bars, label=SITES[site], **style)
+                axes.errorbar(x, y["score"], bars, label=SITES.get(site, site), **style)
         rho = with_reference(pairs, name)["spearman"]
         axes.set(title=f"Spearman ρ = {rho:.2f}", xlabel=f"{name} score")
         axes.set_yscale("symlog", linthresh=_linear_range(reference["score"]))
