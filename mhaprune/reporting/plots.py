@@ -74,10 +74,11 @@ class Plot:
 
     def _render(self, kind: str, metadata: dict[str, None]) -> bytes:
         buffer = io.BytesIO()
-        with matplotlib.rc_context(STYLE):
-            if self.figure.get_layout_engine() is not None:  # laid out once for both files, because that takes longest
-                self.figure.draw_without_rendering()
-                self.figure.set_layout_engine("none")
+        with matplotlib.rc_context({**STYLE, "figure.constrained_layout.use": False}):
+            # Laid out once for both files, because that takes longest; with any engine `savefig` would draw twice.
+            if (layout := self.figure.get_layout_engine()) is not None:
+                layout.execute(self.figure)
+                self.figure.set_layout_engine(None)
             self.figure.savefig(buffer, format=kind, metadata=metadata, dpi=150)
         return buffer.getvalue()
 
