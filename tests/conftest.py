@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import hydra
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -200,17 +202,43 @@ def judged(model: Seq2Seq, scores_N: Tensor) -> Evidence:
 
 
 def compose(*overrides: str) -> dict[str, Any]:
-    """The composed config in plain values, as `scripts/run.py` builds it."""
-    caches = [override for override in overrides if override.startswith("cache=")]
-    config = copy.deepcopy(_composed(*(override for override in overrides if override not in caches)))
-    if caches:
-        config["cache"] = caches[-1].removeprefix("cache=")
+    """The composed config in plain values, as `scripts/run.py` builds it.
+
+    Hydra takes long. So it chooses the options only, once for each choice, and plain values are put in afterwards.
+    Whatever does not fit in is left to Hydra, for its words about it.
+    """
+    options = tuple(override for override in overrides if not VALUE.match(override))
+    config = copy.deepcopy(_composed(*options))
+    for override in overrides:
+        if override not in options and not _put(config, *_parsed(override)):
+            return copy.deepcopy(_composed(*overrides))
     return config
+
+
+VALUE = re.compile(r"(?!hydra)\w+\.[\w.]+=|(seed|device|num_threads|cache|model_file|example)=")
+"""Overrides that set a value and choose no option."""
+
+
+def _put(config: dict[str, Any], key: str, value: Any) -> bool:
+    """Replace the value at a dotted key; False where there is none, or where Hydra would merge."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        config = config.get(parent) or {}
+    fits = last in config and not isinstance(value, dict)
+    if fits:
+        config[last] = copy.deepcopy(value)
+    return fits
+
+
+@functools.cache
+def _parsed(override: str) -> tuple[str, Any]:
+    """The key and the value, in the grammar of Hydra."""
+    parsed = OverridesParser.create().parse_override(override)
+    return parsed.key_or_group, parsed.value()
 
 
 @functools.cache
 def _composed(*overrides: str) -> dict[str, Any]:
-    """Hydra takes long, and runs that differ in the place of their cache only are many."""
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return plain(hydra.compose("config", overrides=list(overrides)))
 
