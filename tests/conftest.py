@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 from torch.nn import functional as F
 
+import mhaprune.collect
 from mhaprune import running
 from mhaprune.command_line import plain
 from mhaprune.config import build
@@ -81,6 +82,28 @@ TINY_SEQUENCES = tuple(small("task", "sort"))
 TINY_ABLATE = tuple(small("experiment", "ablate"))
 
 
+LONG = (
+    "test_every_experiment",
+    "test_run",
+    "test_prune",
+    "test_config",
+    "test_trained",
+    "test_checkpoint",
+    "test_compare_figures",
+    "test_command_line",
+    "test_tutorial",
+    "test_speed",
+    "test_explain",
+    "test_learn_figures",
+)
+"""The files that take longest, in that order."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first: one that came last would leave the other workers without work."""
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
 def pytest_collection_finish() -> None:
     """What the imports have made stays: no collection need look through it again."""
     gc.collect()
@@ -94,32 +117,40 @@ def one_thread() -> None:
 
 
 class Drawing:
-    """Figures are most of the time of a small run, so runs in the tests draw none but where it is `wanted`."""
+    """Figures are most of the time of a small run, so in the tests none are drawn but where they are `wanted`."""
 
     wanted = False
+    """By runs, and in what is collected from them."""
+    collected = False
+    """In what is collected only."""
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
-    """For fixtures whose runs should draw; a test says it by its mark `figures`."""
-    before, Drawing.wanted = Drawing.wanted, True
-    try:
+def drawing(**wanted: bool) -> Iterator[None]:
+    """For fixtures whose runs should draw; a test says it by its marks `figures` and `collected_figures`."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (wanted or {"wanted": True}).items():
+            patch.setattr(Drawing, name, value)
         yield
-    finally:
-        Drawing.wanted = before
 
 
 @pytest.fixture(scope="session", autouse=True)
 def figures_where_they_are_wanted() -> Iterator[None]:
-    plain = running.figures_of
+    of_run, of_runs = running.figures_of, mhaprune.collect.draw
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "figures_of", lambda kind, tables: plain(kind, tables) if Drawing.wanted else [])
+        patch.setattr(running, "figures_of", lambda *given: of_run(*given) if Drawing.wanted else [])
+        patch.setattr(
+            mhaprune.collect,
+            "draw",
+            lambda *given: of_runs(*given) if Drawing.wanted or Drawing.collected else iter(()),
+        )
         yield
 
 
 @pytest.fixture(autouse=True)
 def figures_by_mark(request: pytest.FixtureRequest) -> Iterator[None]:
-    with drawing() if "figures" in request.keywords else nullcontext():
+    marks = {"figures": "wanted", "collected_figures": "collected"}
+    with drawing(**{name: mark in request.keywords or getattr(Drawing, name) for mark, name in marks.items()}):
         yield
 
 
@@ -134,9 +165,17 @@ def splits(task: Sort) -> Splits:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that the tests of a module share."""
-    return tmp_path_factory.mktemp("module") / "cache"
+def cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A cache that all modules share, those of the other workers too, in a folder of the module's own.
+
+    It is for code as it is: a test that breaks something needs a cache of its own.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = (base if worker_id == "master" else base.parent) / "cache"
+    shared.mkdir(exist_ok=True)
+    folder = tmp_path_factory.mktemp("module")
+    (folder / "cache").symlink_to(shared)
+    return folder / "cache"
 
 
 @pytest.fixture
