@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,8 @@ def conf_folders(listed: Iterable[str]) -> list[Path]:
     names = [name.strip() for text in listed for name in text.strip("[]\"'").split(",") if name.strip()]
     if names and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    installed = [point.value.split(":")[0] for point in entry_points(group=ENTRY_POINTS)]
     found = []
-    for name in dict.fromkeys([*names, *installed]):
+    for name in dict.fromkeys([*names, *installed()]):
         try:
             spec = importlib.util.find_spec(name)
         except (ImportError, ValueError):
@@ -57,7 +57,13 @@ def conf_folders(listed: Iterable[str]) -> list[Path]:
 
 def allowed() -> list[str]:
     """The packages whose classes may be named: mhaprune, those that were listed, and those installed as plug-ins."""
-    return sorted(_allowed | {point.value.split(":")[0] for point in entry_points(group=ENTRY_POINTS)})
+    return sorted(_allowed.union(installed()))
+
+
+@cache
+def installed() -> tuple[str, ...]:
+    """The packages that are installed as plug-ins. To find them takes long: every installed package is looked at."""
+    return tuple(point.value.split(":")[0] for point in entry_points(group=ENTRY_POINTS))
 
 
 def find_class(base: type, target: str) -> Any:

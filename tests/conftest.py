@@ -8,10 +8,11 @@ import gc
 import importlib.util
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -19,9 +20,11 @@ from typing import Any, NamedTuple
 import hydra
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 from torch.nn import functional as F
 
+import mhaprune.collect
 from mhaprune import running
 from mhaprune.command_line import plain
 from mhaprune.config import build
@@ -79,10 +82,34 @@ TINY_SEQUENCES = tuple(small("task", "sort"))
 TINY_ABLATE = tuple(small("experiment", "ablate"))
 
 
+LONG = (
+    "test_every_experiment",
+    "test_run",
+    "test_prune",
+    "test_config",
+    "test_trained",
+    "test_checkpoint",
+    "test_compare_figures",
+    "test_command_line",
+    "test_tutorial",
+    "test_speed",
+    "test_explain",
+    "test_learn_figures",
+)
+"""The files that take longest, in that order."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first: one that came last would leave the other workers without work."""
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
 def pytest_collection_finish() -> None:
-    """What the imports have made stays: no collection need look through it again."""
+    """What the imports have made stays: no collection need look through it again. Figures make many objects, so that
+    a collection after every 700 would take a tenth of the time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)
@@ -92,32 +119,40 @@ def one_thread() -> None:
 
 
 class Drawing:
-    """Figures are most of the time of a small run, so runs in the tests draw none but where it is `wanted`."""
+    """Figures are most of the time of a small run, so in the tests none are drawn but where they are `wanted`."""
 
     wanted = False
+    """By runs, and in what is collected from them."""
+    collected = False
+    """In what is collected only."""
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
-    """For fixtures whose runs should draw; a test says it by its mark `figures`."""
-    before, Drawing.wanted = Drawing.wanted, True
-    try:
+def drawing(**wanted: bool) -> Iterator[None]:
+    """For fixtures whose runs should draw; a test says it by its marks `figures` and `collected_figures`."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (wanted or {"wanted": True}).items():
+            patch.setattr(Drawing, name, value)
         yield
-    finally:
-        Drawing.wanted = before
 
 
 @pytest.fixture(scope="session", autouse=True)
 def figures_where_they_are_wanted() -> Iterator[None]:
-    plain = running.figures_of
+    of_run, of_runs = running.figures_of, mhaprune.collect.draw
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "figures_of", lambda kind, tables: plain(kind, tables) if Drawing.wanted else [])
+        patch.setattr(running, "figures_of", lambda *given: of_run(*given) if Drawing.wanted else [])
+        patch.setattr(
+            mhaprune.collect,
+            "draw",
+            lambda *given: of_runs(*given) if Drawing.wanted or Drawing.collected else iter(()),
+        )
         yield
 
 
 @pytest.fixture(autouse=True)
 def figures_by_mark(request: pytest.FixtureRequest) -> Iterator[None]:
-    with drawing() if "figures" in request.keywords else nullcontext():
+    marks = {"figures": "wanted", "collected_figures": "collected"}
+    with drawing(**{name: mark in request.keywords or getattr(Drawing, name) for mark, name in marks.items()}):
         yield
 
 
@@ -132,9 +167,17 @@ def splits(task: Sort) -> Splits:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that the tests of a module share."""
-    return tmp_path_factory.mktemp("module") / "cache"
+def cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A cache that all modules share, those of the other workers too, in a folder of the module's own.
+
+    It is for code as it is: a test that breaks something needs a cache of its own.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = (base if worker_id == "master" else base.parent) / "cache"
+    shared.mkdir(exist_ok=True)
+    folder = tmp_path_factory.mktemp("module")
+    (folder / "cache").symlink_to(shared)
+    return folder / "cache"
 
 
 @pytest.fixture
@@ -200,17 +243,43 @@ def judged(model: Seq2Seq, scores_N: Tensor) -> Evidence:
 
 
 def compose(*overrides: str) -> dict[str, Any]:
-    """The composed config in plain values, as `scripts/run.py` builds it."""
-    caches = [override for override in overrides if override.startswith("cache=")]
-    config = copy.deepcopy(_composed(*(override for override in overrides if override not in caches)))
-    if caches:
-        config["cache"] = caches[-1].removeprefix("cache=")
+    """The composed config in plain values, as `scripts/run.py` builds it.
+
+    Hydra takes long. So it chooses the options only, once for each choice, and plain values are put in afterwards.
+    Whatever does not fit in is left to Hydra, for its words about it.
+    """
+    options = tuple(override for override in overrides if not VALUE.match(override))
+    config = copy.deepcopy(_composed(*options))
+    for override in overrides:
+        if override not in options and not _put(config, *_parsed(override)):
+            return copy.deepcopy(_composed(*overrides))
     return config
+
+
+VALUE = re.compile(r"(?!hydra)\w+\.[\w.]+=|(seed|device|num_threads|cache|model_file|example)=")
+"""Overrides that set a value and choose no option."""
+
+
+def _put(config: dict[str, Any], key: str, value: Any) -> bool:
+    """Replace the value at a dotted key; False where there is none, or where Hydra would merge."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        config = config.get(parent) or {}
+    fits = last in config and not isinstance(value, dict)
+    if fits:
+        config[last] = copy.deepcopy(value)
+    return fits
+
+
+@functools.cache
+def _parsed(override: str) -> tuple[str, Any]:
+    """The key and the value, in the grammar of Hydra."""
+    parsed = OverridesParser.create().parse_override(override)
+    return parsed.key_or_group, parsed.value()
 
 
 @functools.cache
 def _composed(*overrides: str) -> dict[str, Any]:
-    """Hydra takes long, and runs that differ in the place of their cache only are many."""
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return plain(hydra.compose("config", overrides=list(overrides)))
 

@@ -34,6 +34,7 @@ def make_failed(path: Path, reason: str) -> None:
         fail()
 
 
+@pytest.mark.collected_figures
 def test_runs_are_combined_and_told_apart_by_what_differs(tmp_path: Path) -> None:
     for job, heads in enumerate((2, 4, 8)):
         make_run(tmp_path / "sweep" / str(job), num_heads=heads, seed=0)
@@ -115,6 +116,7 @@ def test_runs_of_an_older_or_unknown_kind_are_named_in_a_line_each(tmp_path: Pat
     assert "elsewhere" not in sys.modules
 
 
+@pytest.mark.collected_figures
 def test_every_experiment_says_and_draws_what_its_own_runs_found(tmp_path: Path) -> None:
     make_run(tmp_path / "a", num_heads=2)
     with RunFolder(tmp_path / "b").recorded() as folder:

@@ -184,6 +184,7 @@ def test_the_three_splits_are_kept_apart(tmp_path: Path, monkeypatch: pytest.Mon
     assert not choose["pruning"]["choose_loss"].equals(plain["pruning"]["choose_loss"])
 
 
+@pytest.mark.collected_figures
 def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) -> None:
     done = run_here(
         main,

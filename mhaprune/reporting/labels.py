@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.reporting.plots import CONTROL_COLOUR
+from mhaprune.reporting.plots import CONTROL_COLOUR, lay_out
 
 SIGNS = {"<eos>": "end", "<bos>": "begin"}
 """What figures call the marks of a sequence."""
@@ -26,8 +26,7 @@ def label_points(axes: Axes, names: list[str], x: np.ndarray, y: np.ndarray, y_e
     """
     figure = axes.figure.get_figure(root=True)
     assert figure is not None
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    lay_out(figure)
     pixels = axes.transData.transform
     points = pixels(np.c_[x, y])
     marks = np.hstack([points - 6, points + 6])

@@ -39,6 +39,8 @@ STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "mhaprune",
 }
+LAID_OUT: Any = {**STYLE, "figure.constrained_layout.use": False}
+"""For a figure in which everything has its place: otherwise each file would be laid out anew."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,10 +76,8 @@ class Plot:
 
     def _render(self, kind: str, metadata: dict[str, None]) -> bytes:
         buffer = io.BytesIO()
-        with matplotlib.rc_context(STYLE):
-            if self.figure.get_layout_engine() is not None:  # laid out once for both files, because that takes longest
-                self.figure.draw_without_rendering()
-                self.figure.set_layout_engine("none")
+        lay_out(self.figure)
+        with matplotlib.rc_context(LAID_OUT):
             self.figure.savefig(buffer, format=kind, metadata=metadata, dpi=150)
         return buffer.getvalue()
 
@@ -93,6 +93,17 @@ def draw(figures: Figures, tables: Tables) -> Iterator[Plot]:
             drawn = figure(tables)
             plots = [drawn] if isinstance(drawn, Plot) else list(drawn or ())
         yield from plots
+
+
+def lay_out(figure: Figure) -> None:
+    """Put everything in its place, once: to find the places takes longest. Afterwards nothing moves.
+
+    The layout engine goes: as long as a figure has one, even one that does nothing, `savefig` draws twice.
+    """
+    if (layout := figure.get_layout_engine()) is not None:
+        with matplotlib.rc_context(LAID_OUT):
+            layout.execute(figure)
+            figure.set_layout_engine(None)
 
 
 def line_style(i: int) -> dict[str, Any]:

@@ -39,11 +39,10 @@ def overrides(cache: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("compare")
-    with RunFolder(path / "run").recorded() as folder:
-        build(compose(*overrides(path / "cache")))(folder)
-    return path / "run"
+def folder(cache: Path) -> Path:
+    with RunFolder(cache.parent / "run").recorded() as folder:
+        build(compose(*overrides(cache)))(folder)
+    return cache.parent / "run"
 
 
 @pytest.fixture(scope="module")

@@ -156,7 +156,7 @@ def test_the_head_that_is_closed_is_the_head_that_is_named(run: Run, tables: Tab
 
 
 def test_attention_weights_are_made_for_nothing_but_where_they_are_looked_at(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[bool] = []
     plain = MultiHeadAttention.attend
@@ -166,7 +166,7 @@ def test_attention_weights_are_made_for_nothing_but_where_they_are_looked_at(
         return plain(self, *arguments, **named)
 
     monkeypatch.setattr(MultiHeadAttention, "attend", counted)
-    study = build(compose(*TINY, *small("task", "sort"), f"cache={cache / 'other'}")).study()
+    study = build(compose(*TINY, *small("task", "sort"), f"cache={tmp_path}")).study()
     assert made, "a model was trained"
     assert not any(made), "in training"
     for name, scorer in every("scorer").items():

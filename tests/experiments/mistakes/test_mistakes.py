@@ -51,11 +51,10 @@ def test_every_block_weighs_the_same_once_normalised(model: Seq2Seq, splits: Spl
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("mistakes")
-    with RunFolder(path / "run").recorded() as folder:
-        build(compose("experiment=mistakes", *LEARNT, f"cache={path / 'cache'}"))(folder)
-    return path / "run"
+def folder(cache: Path) -> Path:
+    with RunFolder(cache.parent / "run").recorded() as folder:
+        build(compose("experiment=mistakes", *LEARNT, f"cache={cache}"))(folder)
+    return cache.parent / "run"
 
 
 @pytest.fixture(scope="module")
