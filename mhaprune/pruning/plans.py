@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from mhaprune.heads import HeadGrid, HeadMask
-from mhaprune.measure import measure_removed
-from mhaprune.schedules.base import Evidence, Schedule
+from mhaprune.pruning.search import Search
+from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import Budget
 from mhaprune.scorers.base import Budgeted, Scorer
-from mhaprune.scorers.scoring import Scoring, naming
+from mhaprune.scorers.scoring import Scoring, settings_text
 from mhaprune.store import option_name
-from mhaprune.subject import Subject
 from mhaprune.tables import join_names
+
+SEARCH = "search"
+"""The family of schedules that use no scores."""
 
 
 class Plan(NamedTuple):
@@ -28,6 +28,59 @@ class Plan(NamedTuple):
     budget: str = ""
 
 
+class Choice(NamedTuple):
+    """All plans of one scorer and schedule, or of a schedule that uses no scores, and what they took."""
+
+    scorer: str
+    """The name of the scorer, or that of a schedule that uses none."""
+    schedule: str
+    family: str
+    settings: str
+    plans: list[Plan]
+    cost: dict[str, float]
+    """`forward_passes` and `backward_passes` over the score split and `seconds`, for all budgets together and one
+    draw."""
+
+
+def choices(
+    scoring: Scoring,
+    scorers: Mapping[str, Scorer],
+    schedule: Schedule,
+    budgets: Sequence[Budget],
+    name: str | None = None,
+    draws: int | None = None,
+    whole: HeadGrid | None = None,
+) -> Iterator[Choice]:
+    """One per scorer, each with a plan per draw and budget. A schedule that uses no scores makes one, in its own name.
+
+    `name` is that of the schedule, by default its option's. `draws` limits the draws of a random scorer, by default to
+    all. `whole` is the grid before any heads were removed, by default the subject's.
+    """
+    subject, how = scoring.subject, name or option_name(schedule)
+
+    def planned(name: str, draw: int, search: Search, budgets: Sequence[Budget]) -> list[Plan]:
+        masks = search(schedule, budgets)
+        return [Plan(name, draw, how, mask, budget.name) for mask, budget in zip(masks, budgets, strict=True)]
+
+    if schedule.scoring == "none":
+        search = Search(scoring, whole=whole)
+        yield Choice(how, how, SEARCH, settings_text(schedule), planned(how, 0, search, budgets), search.cost)
+        return
+    for name, scorer in scorers.items():
+        kept = [budget.heads_kept(subject.grid) for budget in budgets]
+        by_budget = scorers_for(scorer, kept, len(subject.grid), schedule.scoring == "repeated")
+        plans, costs = [], []
+        for told in dict.fromkeys(by_budget):
+            served = [budget for budget, other in zip(budgets, by_budget, strict=True) if other == told]
+            for draw in range(len(scoring(name, told).scores.values))[:draws]:
+                search = Search(scoring, name, told, draw, whole)
+                plans += planned(name, draw, search, served)
+                costs += [search.cost] if draw == 0 else []
+        costs.append(scoring.cost(by_budget))
+        cost = {unit: sum(one[unit] for one in costs) for unit in costs[-1]}
+        yield Choice(name, how, scorer.family, settings_text(scorer), plans, cost)
+
+
 def make_plans(
     scoring: Scoring,
     scorers: Mapping[str, Scorer],
@@ -37,40 +90,9 @@ def make_plans(
     draws: int | None = None,
     whole: HeadGrid | None = None,
 ) -> Iterator[Plan]:
-    """A plan per scorer, draw and budget. A schedule that uses no scores makes one plan per budget, in its own name.
-
-    `name` is that of the schedule, by default its option's. `draws` limits the draws of a random scorer, by default to
-    all. `whole` is the grid before any heads were removed, by default the subject's.
-    """
-    subject, how, again = scoring.subject, name or option_name(schedule), schedule.scoring == "repeated"
-
-    def loss(masks: Sequence[HeadMask]) -> Tensor:
-        return measure_removed(subject, scoring.examples, masks).loss.double().mean(dim=1)
-
-    def evidence(name: str, scorer: Scorer, draw: int) -> Evidence:
-        def score(left: Subject) -> Tensor:
-            if left is subject:
-                return scoring(name, scorer).scores.values[draw]
-            with naming(name):
-                return scorer(left, scoring.examples, scoring.seed).values[draw]
-
-        return Evidence(subject, score, loss, whole)
-
-    def no_score(left: Subject) -> Tensor:
-        raise AssertionError(f"schedule={how} uses a score, its `scoring` says none")
-
-    if schedule.scoring == "none":
-        masks = schedule(Evidence(subject, no_score, loss, whole), budgets)
-        yield from (Plan(how, 0, how, mask, budget.name) for budget, mask in zip(budgets, masks, strict=True))
-        return
-    for name, scorer in scorers.items():
-        kept = [budget.heads_kept(subject.grid) for budget in budgets]
-        by_budget = scorers_for(scorer, kept, len(subject.grid), again)
-        for told in dict.fromkeys(by_budget):
-            served = [budget for budget, other in zip(budgets, by_budget, strict=True) if other == told]
-            for draw in range(len(scoring(name, told).scores.values))[:draws]:
-                masks = schedule(evidence(name, told, draw), served)
-                yield from (Plan(name, draw, how, mask, b.name) for b, mask in zip(served, masks, strict=True))
+    """The plans of all `choices`, for experiments that do not need to know what they took."""
+    for choice in choices(scoring, scorers, schedule, budgets, name, draws, whole):
+        yield from choice.plans
 
 
 def scorers_for(scorer: Scorer, kept: Sequence[int], num_heads: int, again: bool = False) -> list[Scorer]:

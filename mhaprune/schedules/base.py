@@ -1,6 +1,6 @@
 """What every way of choosing promises.
 
-Dimensions: N = all heads of the subject, M = masks.
+Dimensions: N = all heads of the subject, M = masks, E = examples.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from mhaprune.schedules.budgets import Budget
 from mhaprune.subject import Subject
 
 
+def no_gradients() -> Tensor:
+    raise AssertionError("no gradients were to be read")
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What a schedule may read about a subject.
 
-    It exists so that a schedule cannot choose heads on any split but *score*: it sees scores and losses, but no
-    examples.
+    It exists so that a schedule cannot choose heads on any split but *score*: it sees scores, losses and gradients, but
+    no examples.
     """
 
     subject: Subject
@@ -36,6 +40,8 @@ class Evidence:
     """Returns the mean loss in nats under each mask, (M,)."""
     whole: HeadGrid | None = None
     """The heads before any were removed. None means those of the subject."""
+    gradients: Callable[[], Tensor] = no_gradients
+    """Returns the derivative of the loss of every example with respect to every gate, (E, N)."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from mhaprune.cache import Remember, data_digest, source_digests
 from mhaprune.data import Data
 from mhaprune.heads import HeadId
+from mhaprune.ranges import Checked
 from mhaprune.scorers.base import Budgeted, Scorer, Scores, TrainedGates
 from mhaprune.store import describe
 from mhaprune.subject import Subject
@@ -93,9 +94,9 @@ def naming(name: str) -> Iterator[None]:
         raise ValueError(f"scorer.{name}.{error}" if about_a_setting else f"scorer={name}: {error}") from error
 
 
-def settings_text(scorer: Scorer) -> str:
-    """The settings of a scorer in a word each, so that no table leaves a variant unnamed."""
-    return " ".join(f"{field.name}={getattr(scorer, field.name)}" for field in fields(scorer))
+def settings_text(plug_in: Checked) -> str:
+    """The settings of a scorer or schedule in a word each, so that no table leaves a variant unnamed."""
+    return " ".join(f"{field.name}={getattr(plug_in, field.name)}" for field in fields(plug_in))
 
 
 def head_columns(head: HeadId) -> dict[str, Any]:

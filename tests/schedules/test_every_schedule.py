@@ -49,9 +49,14 @@ class Worths:
         ]
         return torch.tensor(worths).double()
 
+    def gradients(self) -> Tensor:
+        """As many examples as heads; a head that is worth more moves its example more."""
+        self.measured += 1
+        return torch.diag(torch.tensor([self.worth[str(head)] for head in self.subject.grid])).double()
+
     @property
     def judge(self) -> Evidence:
-        return Evidence(self.subject, self.score, self.loss)
+        return Evidence(self.subject, self.score, self.loss, gradients=self.gradients)
 
 
 def test_budgets_are_met_exactly_and_twice_the_same(model: Seq2Seq, schedule: Schedule) -> None:

@@ -1,0 +1,65 @@
+"""Choose by the diagonal of the Fisher information, then exchange heads within each block by all of it.
+
+Dimensions: E = examples, N = all heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from mhaprune.heads import HeadMask
+from mhaprune.schedules.base import Evidence, Stepwise
+
+
+@dataclass(frozen=True)
+class Rearrangement(Stepwise):
+    """The mask that the diagonal of the Fisher information chooses, rearranged within each block (Kwon et al. 2022,
+    sections 4.1 and 4.2).
+
+    With m the gates of the mask, 1 for a kept head, the loss rises by about half of Σ_b (1 − m_b)ᵀ F_b (1 − m_b). F_b
+    is the empirical Fisher information of the gates of block b: the mean over examples of the outer product of the
+    gradient with itself. The first mask reads the diagonal of F_b alone. Then a removed head is exchanged for a kept
+    one of its block, each time the exchange that lowers the sum most, until none lowers it. So every block keeps as
+    many heads as the diagonal gave it. Two heads whose gradients are alike cost more together than the sum of both; the
+    diagonal cannot see that.
+    """
+
+    @property
+    def scoring(self) -> Literal["none"]:
+        return "none"
+
+    def path(self, evidence: Evidence) -> Iterator[HeadMask]:
+        gradients_EN = evidence.gradients().double()
+        fisher_NN = gradients_EN.T @ gradients_EN / len(gradients_EN)
+        mask = HeadMask(evidence.subject.grid)
+        diagonal = dict(zip(mask.grid, fisher_NN.diagonal().tolist(), strict=True))
+        yield mask
+        while candidates := self.removable(evidence, mask):
+            mask = mask.without(min(candidates, key=diagonal.__getitem__))
+            yield _rearranged(mask, fisher_NN)
+
+
+def _rearranged(mask: HeadMask, fisher_NN: Tensor) -> HeadMask:
+    grid = mask.grid
+    gone = [_exchanged(set(map(grid.index, mask.removed)), grid.positions(block), fisher_NN) for block in grid.blocks]
+    return HeadMask(grid, frozenset(grid.heads[n] for heads in gone for n in heads))
+
+
+def _exchanged(removed: set[int], block: range, fisher_NN: Tensor) -> list[int]:
+    """The removed heads of the block, ascending, after the exchanges."""
+
+    def rise(heads: list[int]) -> float:
+        return float(fisher_NN[heads][:, heads].sum())
+
+    best = [n for n in block if n in removed]
+    while True:
+        kept = [n for n in block if n not in best]
+        exchanges = [sorted({*best, gone} - {back}) for back in best for gone in kept]
+        better = min(exchanges, key=rise, default=best)
+        if not rise(better) < rise(best):
+            return best
+        best = better
