@@ -107,8 +107,8 @@ def lay_out(figure: Figure) -> None:
 
 
 def line_style(i: int) -> dict[str, Any]:
-    """The colour and marker of the i-th line of a figure."""
-    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+    """The colour and marker of the i-th line of a figure. A colour that comes again has another marker."""
+    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]}
 
 
 def errors(frame: pd.DataFrame, column: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The figures that compare many scorers in one run: how good is each, at what cost, and do they agree?"""
+"""The figures that compare many scorers and searches: how good is each, at what cost, and do the scorers agree?"""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mhaprune.experiments.compare.contestants import passes
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.labels import label_points
 from mhaprune.reporting.plots import (
@@ -68,14 +69,14 @@ def method_curves(tables: Tables) -> Plot | None:
     beside = ["the best choice of heads in black"] if len(oracle) else []
     beside += ["random ones in grey (mean and range)"] if (pruning["family"] == UNINFORMED).any() else []
     caption = (
-        "Exact match on the report split after the lowest-scored heads were removed;"
+        "Exact match on the report split after the lowest-scored heads were removed, or those that a search found;"
         f" {', '.join([*beside, 'bars are 95 % intervals over examples'])}."
     )
     return Plot("accuracy", caption, figure)
 
 
 def regret_map(tables: Tables) -> Plot | None:
-    """What each scorer's choice loses to the best subset, budget by budget and on average, the best scorer on top."""
+    """What each choice loses to the best subset, budget by budget and on average, the best on top."""
     if "pruning" not in tables or REGRET not in tables["pruning"]:
         return None
     methods = tables["methods"].sort_values(REGRET, kind="stable")
@@ -112,10 +113,10 @@ def regret_map(tables: Tables) -> Plot | None:
     right.tick_params(axis="y", length=0)
     right.set_title("mean, 95 % interval")
     caption = (
-        "Exact match that each scorer's choice loses to the best subset of the same size, in percentage points; darker"
-        " is worse, up to the worst scorer but the control. All numbers are of the report split. The least regret is on"
-        " top; at the right the mean over the budgets with its 95 % interval, an arrow where a control lies far"
-        " outside."
+        "Exact match that each scorer's or search's choice loses to the best subset of the same size, in percentage"
+        " points; darker is worse, up to the worst but the control. All numbers are of the report split. The least"
+        " regret is on top; at the right the mean over the budgets with its 95 % interval, an arrow where a control"
+        " lies far outside."
     )
     if chosen:
         caption += f" In bold is {chosen}, which does best on the choose split: it is the one that is chosen."
@@ -123,11 +124,11 @@ def regret_map(tables: Tables) -> Plot | None:
 
 
 def quality_cost(tables: Tables) -> Plot | None:
-    """Mean regret against what a scorer costs, every point with its name; down and left is better."""
+    """Mean regret against what a choice costs, every point with its name; down and left is better."""
     methods = tables["methods"].dropna(subset=[REGRET])
     if methods.empty:
         return None
-    cost = (methods["forward_passes"] + 2 * methods["backward_passes"]).to_numpy(float)
+    cost = passes(methods).to_numpy(float)
     figure = Figure(figsize=(8, 5.8))
     axes = figure.add_subplot()
     x = _scale_costs(axes, cost)
@@ -139,6 +140,8 @@ def quality_cost(tables: Tables) -> Plot | None:
     ]
     y, bars = np.where(above, top, y), np.where(above, 0.0, bars)
     axes.axhline(0, color="black", linewidth=1.2, label=best_subset(tables.get("oracle", pd.DataFrame())))
+    for limit in _limits(tables):
+        axes.axvline(limit, color="black", linewidth=0.8, linestyle=":", label=f"{limit:g} passes")
     families = list(methods["family"].unique())
     known = [family for family in families if family != UNINFORMED]
     for family in families:
@@ -152,11 +155,19 @@ def quality_cost(tables: Tables) -> Plot | None:
     figure.legend(loc="outside upper center", ncols=5, columnspacing=1.2, handletextpad=0.4)
     label_points(axes, names, x, y, bars)
     caption = (
-        "What a scorer's choice loses to the best subset, on average over the budgets, against the cost of its scores"
-        " in passes over the score split. A scorer that runs again for every budget counts all its passes. Down and"
-        " left is better. Bars are 95 % intervals. An arrow and a number stand for a control far above."
+        "What a choice of heads loses to the best subset, on average over the budgets, against the cost of its scores"
+        " or its search in passes over the score split, for all budgets together. Down and left is better. Bars are"
+        " 95 % intervals. An arrow and a number stand for a control far above."
     )
+    if _limits(tables):
+        caption += " The headline compares what stands left of the dotted line with all there is."
     return Plot("cost", caption, figure)
+
+
+def _limits(tables: Tables) -> list[float]:
+    """The costs up to which choices are compared apart from dearer ones."""
+    limits = tables["winner"]["most_passes"] if "winner" in tables else pd.Series(dtype=float)
+    return limits[np.isfinite(limits)].tolist()
 
 
 def _scale_costs(axes: Axes, cost: np.ndarray) -> np.ndarray:
@@ -267,7 +278,8 @@ def compare_methods(tables: Tables) -> Plot | None:
     axes.set_xlabel("mean regret in exact match (percentage points, lower is better)")
     legend_above(figure, axes)
     caption = (
-        "How much exact match each scorer's choice of heads loses to the best subset, on average over the budgets:"
+        "How much exact match each scorer's or search's choice of heads loses to the best subset, on average over the"
+        " budgets:"
         " a small mark per run, a bar for their mean with its 95 % interval over runs; on top what does best on the"
         " choose splits. A control far outside is given in words."
     )

@@ -1,18 +1,19 @@
-"""Every score on one model, against the best subset of heads there is."""
+"""Every score and search on one model, against the best subset of heads there is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 import torch
 
-from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
+from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.compare import words
+from mhaprune.experiments.compare.contestants import Contestant, contestants, passes
 from mhaprune.experiments.compare.figures import (
     agreement_matrix,
     compare_methods,
@@ -23,39 +24,45 @@ from mhaprune.experiments.compare.figures import (
 from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.measure import measure_removed
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
-from mhaprune.pruning.plans import Plan, make_plans, scorers_for
+from mhaprune.pruning.plans import Plan
 from mhaprune.pruning.removal import proofs, prune
+from mhaprune.pruning.search import COSTS
 from mhaprune.ranges import Ge
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import compare_curves, head_scores, training_curve
+from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing, with_a_choice
 from mhaprune.scorers.agreement import rank_agreement, with_reference
-from mhaprune.scorers.base import Scorer, TrainedGates
-from mhaprune.scorers.scoring import Scoring, heads_table, settings_text
+from mhaprune.scorers.base import TrainedGates
+from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.statistics import CONFIDENCE, difference_interval, prunable, sign_flip_p, spearman, with_interval
-from mhaprune.store import option_name
 from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, QUALITY, REFERENCE, UNINFORMED
 from mhaprune.trained import Study
 
 
 @dataclass(frozen=True)
 class Compare(Experiment):
-    """Scorers × budgets × oracle: tables `winner`, `methods`, `heads`, `pruning`, `oracle`, `agreement` and `training`.
+    """Scorers, searches × budgets × oracle: tables `winner`, `methods`, `heads`, `pruning`, `oracle`, `agreement` and
+    `training`.
 
-    The oracle is the best subset of heads on the *choose* split. Regret is what a scorer's subset loses against the
-    oracle's on the *report* split. A head is prunable if its ablation costs less than `tolerance_nats`,
-    at 95 % confidence for all such heads together.
+    A schedule that uses no scores is a search, and competes with the scorers under its own name. The oracle is the best
+    subset of heads on the *choose* split. Regret is what a chosen subset loses against the oracle's on the *report*
+    split. A head is prunable if its ablation costs less than `tolerance_nats`, at 95 % confidence for all such heads
+    together.
     """
 
     budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
     """How many heads to remove: shares of all heads (0.25) or numbers of heads (6)."""
     oracle: Literal["auto", "exact", "beam"] = "auto"
-    """Which subsets compete: all of them (`exact`, for up to 16 heads), or those that the scorers and a beam search
-    with swaps find (`beam`). `auto` is `exact` where that is possible."""
+    """Which subsets compete: all of them (`exact`, for up to 16 heads), or those that the scorers, the searches and a
+    beam search with swaps find (`beam`). `auto` is `exact` where that is possible."""
     beam_width: Annotated[int, Ge(1)] = 8
     """Number of subsets that the beam search keeps at each step."""
     tolerance_nats: Annotated[float, Ge(0)] = 0.01
     """The largest cost of a prunable head, in nats of mean loss."""
+    few_passes: Annotated[float, Ge(0)] = 30
+    """A cost in forward passes over the score split, where a backward pass counts two. Beside the best choice at any
+    cost stands the best that costs at most this."""
 
     figures: ClassVar[Figures] = (
         method_curves,
@@ -75,14 +82,15 @@ class Compare(Experiment):
         check_budgets(self.budgets)
 
     def check(self, setup: Setup) -> None:
-        grid, scorers, schedule = setup.grid, setup.scorers, the_one(setup.schedules)
+        grid, scorers, schedules = setup.grid, setup.scorers, setup.schedules
         if setup.task.score < 4:
             raise ValueError(f"task.score={setup.task.score}: halves of the split need 4 or more examples")
-        heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
-        if schedule.scoring == "none":
+        if not using_scores(schedules):
             raise ValueError(
-                f"schedule={option_name(schedule)}: uses no scores, so there is nothing to compare; one_shot does"
+                f"schedule=[{','.join(schedules)}]: must name at least one that uses scores, for example one_shot"
             )
+        most = min(len(schedule.smallest(grid).removed) for schedule in schedules.values())
+        heads_to_remove(self.budgets, len(grid), most)
         with_a_choice(self.budgets, len(grid))
         if all(scorer.family == UNINFORMED for scorer in scorers.values()):
             raise ValueError(
@@ -97,7 +105,8 @@ class Compare(Experiment):
         subject, splits = study.subject, study.splits
         budgets = heads_to_remove(self.budgets, len(subject.grid))
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
-        plans = list(make_plans(scoring, study.scorers, the_one(study.schedules), removing(budgets, subject.grid)))
+        compared = list(contestants(scoring, study.scorers, study.schedules, removing(budgets, subject.grid)))
+        plans = [plan for contestant in compared for plan in contestant.plans]
         oracle = find_best(
             subject,
             splits.choose,
@@ -116,16 +125,17 @@ class Compare(Experiment):
         regrets = Regrets(plans, best, pruned.reported)
         each = pd.DataFrame([regrets.columns([plan]) for plan in plans])
         pruning = pd.concat([pruning.reset_index(drop=True), each], axis=1)
-        pruning.insert(1, "family", [study.scorers[name].family for name in pruning["scorer"]])
-        pruning.insert(2, "settings", [settings_text(study.scorers[name]) for name in pruning["scorer"]])
+        by_name = {contestant.name: contestant.choice for contestant in compared}
+        pruning.insert(1, "family", [by_name[name].family for name in pruning["scorer"]])
+        pruning.insert(2, "settings", [by_name[name].settings for name in pruning["scorer"]])
         heads = heads_table(scoring, study.scorers)
         agreement = rank_agreement(heads)
-        methods = methods_table(study.scorers, scoring, regrets, pruning, agreement, split_half(study))
-        winner = winner_table(methods, regrets, heads, self.tolerance_nats)
-        winner |= self._leak(study, plans, pruning) | {"oracle": kind}
+        methods = methods_table(compared, regrets, pruning, agreement, split_half(study))
+        winner = winner_table(methods, regrets, self.few_passes)
+        facts = prunable_columns(heads, self.tolerance_nats) | self._leak(study, plans, pruning) | {"oracle": kind}
         return Findings(
             {
-                "winner": pd.DataFrame([winner]),
+                "winner": winner.assign(**facts),
                 "methods": methods,
                 "heads": heads,
                 "pruning": pruning,
@@ -140,7 +150,8 @@ class Compare(Experiment):
         """How much higher the reported exact match would be if scoring and choosing used the report split too.
 
         At each budget the best scorer is chosen twice: on the report split, and on the choose split. The leak is the
-        difference of the two reported numbers, mean over budgets. Scorers that train or draw are left out.
+        difference of the two reported numbers, mean over budgets. Scorers that train or draw are left out, and so are
+        searches.
         """
         scorers = {
             name: scorer
@@ -151,12 +162,10 @@ class Compare(Experiment):
             return {"leak": nan, "leak_low": nan, "leak_high": nan}
         subject, report = study.subject, study.splits.report
         budgets = with_a_choice(self.budgets, len(subject.grid))
-        mixed = list(
-            make_plans(
-                Scoring(subject, report, study.seed), scorers, the_one(study.schedules), removing(budgets, subject.grid)
-            )
-        )
-        candidates = best_first(pruning[pruning["scorer"].isin(list(scorers))])
+        unfair = Scoring(subject, report, study.seed)
+        again = list(contestants(unfair, scorers, using_scores(study.schedules), removing(budgets, subject.grid)))
+        mixed = [plan for contestant in again for plan in contestant.plans]
+        candidates = best_first(pruning[pruning["scorer"].isin([contestant.name for contestant in again])])
         honest = {k: plans[candidates.index[candidates["heads_removed"] == k][0]].mask for k in budgets}
         masks = list(dict.fromkeys([*(plan.mask for plan in mixed), *honest.values()]))
         exact_ME = measure_removed(subject, report, masks).quality.double().cpu().numpy()
@@ -166,6 +175,11 @@ class Compare(Experiment):
             seeming = max((exact[plan.mask] for plan in mixed if len(plan.mask.removed) == k), key=np.mean)
             gains.append(seeming - exact[honest[k]])
         return with_interval("leak", np.mean(gains, axis=0), difference_interval)
+
+
+def using_scores(schedules: Mapping[str, Schedule]) -> dict[str, Schedule]:
+    """The schedules that are no searches."""
+    return {name: schedule for name, schedule in schedules.items() if schedule.scoring != "none"}
 
 
 def best_first(rows: pd.DataFrame) -> pd.DataFrame:
@@ -190,50 +204,61 @@ def split_half(study: Study) -> dict[str, float]:
 
 
 def methods_table(
-    scorers: Mapping[str, Scorer],
-    scoring: Scoring,
+    compared: Sequence[Contestant],
     regrets: Regrets,
     pruning: pd.DataFrame,
     agreement: pd.DataFrame,
     reliability: Mapping[str, float],
 ) -> pd.DataFrame:
-    """One row per scorer: means over the budgets that leave a choice, and over draws.
+    """One row per contestant: means over the budgets that leave a choice, and over draws.
 
-    Intervals are over examples, not over draws. The *choose* columns are those of the first draw. A scorer that runs
-    again for every budget counts the cost of all runs.
+    Intervals are over examples, not over draws. The *choose* columns are those of the first draw. The cost is that of
+    the choices for all budgets.
     """
     rows = []
-    num_heads = len(scoring.subject.grid)
-    for name, scorer in scorers.items():
+    for contestant in compared:
+        name, choice = contestant.name, contestant.choice
         curve = pruning[(pruning["scorer"] == name) & (pruning["draw"] == 0)]
-        inner = curve[curve["heads_removed"].between(1, num_heads - 1)]
+        inner = curve[curve["heads_removed"].between(1, curve["heads_total"] - 1)]
         rho = with_reference(agreement, name)
         rows.append(
             {
                 "scorer": name,
-                "family": scorer.family,
-                "settings": settings_text(scorer),
+                "family": choice.family,
+                "settings": choice.settings,
+                "schedule": choice.schedule,
                 **regrets.area_columns(name),
                 CHOOSE_QUALITY: float(inner[CHOOSE_QUALITY].mean()),
                 "choose_loss": float(inner["choose_loss"].mean()),
                 **regrets.columns(regrets.of(name)),
                 **{f"spearman_with_ablation{end}": rho.get(f"spearman{end}", nan) for end in ENDS},
                 "reliability": reliability.get(name, nan),
-                **scoring.cost(scorers_for(scorer, list(curve["heads_kept"]), num_heads)),
+                **choice.cost,
             }
         )
     return pd.DataFrame(rows)
 
 
-def winner_table(methods: pd.DataFrame, regrets: Regrets, heads: pd.DataFrame, tolerance: float) -> dict[str, Any]:
-    """The scorer that does best on the choose split, and its margin over the next one on the report split.
+def winner_table(methods: pd.DataFrame, regrets: Regrets, few_passes: float) -> pd.DataFrame:
+    """What does best on the choose split: first at any cost, then at a cost of at most `few_passes`, if there is any.
+
+    Each with its cost, what it is worth on the report split, and its margin there over the next one.
+    """
+    informed = methods[methods["family"] != UNINFORMED]
+    within = {limit: best_first(informed[passes(informed) <= limit]) for limit in (inf, few_passes)}
+    return pd.DataFrame(
+        [{"most_passes": limit, **winner_columns(order, regrets)} for limit, order in within.items() if len(order)]
+    )
+
+
+def winner_columns(order: pd.DataFrame, regrets: Regrets) -> dict[str, Any]:
+    """The first of the order, and its margin over the second.
 
     The sign-flip test decides whether the margin is noise: it stays honest when only a few examples differ.
     """
-    order = best_first(methods[methods["family"] != UNINFORMED])
     best = order.iloc[0]
     row: dict[str, Any] = {"winner": best["scorer"]}
-    row |= {name: best[name] for name in order if name.startswith("regret_")}
+    row |= {name: best[name] for name in order if name.startswith("regret_") or name in COSTS}
     row |= {"runner_up": None, "margin": nan, "margin_low": nan, "margin_high": nan, "margin_p": nan, "verdict": None}
     if len(order) > 1:
         ours, theirs = (regrets.regret(regrets.of(name), QUALITY) for name in order["scorer"][:2])
@@ -241,8 +266,13 @@ def winner_table(methods: pd.DataFrame, regrets: Regrets, heads: pd.DataFrame, t
         margin = with_interval("margin", theirs - ours, difference_interval)
         row |= {"runner_up": order.iloc[1]["scorer"], **margin, "margin_p": p}
         row["verdict"] = "undecided" if p > 1 - CONFIDENCE else "ahead" if row["margin"] > 0 else "behind"
-    ablation = heads[heads["scorer"] == REFERENCE]
-    if len(ablation):
-        row["prunable_heads"] = int(prunable(ablation[MOMENTS].to_numpy().T, tolerance).sum())
-        row |= {"heads_total": len(ablation), "prunable_tolerance": tolerance}
     return row
+
+
+def prunable_columns(heads: pd.DataFrame, tolerance: float) -> dict[str, float]:
+    """How many heads are prunable; nothing without a score by ablation."""
+    ablation = heads[heads["scorer"] == REFERENCE]
+    if not len(ablation):
+        return {}
+    count = int(prunable(ablation[MOMENTS].to_numpy().T, tolerance).sum())
+    return {"prunable_heads": count, "heads_total": len(ablation), "prunable_tolerance": tolerance}

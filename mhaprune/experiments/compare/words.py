@@ -7,38 +7,51 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from mhaprune.experiments.compare.contestants import passes
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.verdict import Verdict, prunable_alone, scored
 from mhaprune.statistics import prunable
-from mhaprune.tables import CHOOSE_QUALITY, MOMENTS, REFERENCE, UNINFORMED, Tables
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, REFERENCE, UNINFORMED, Tables
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Which score chooses best and by how much, which heads are prunable, and what one split would have changed."""
-    yield _headline(tables["winner"])
-    yield from _details(tables["winner"])
+    """What chooses best at few passes and at any cost, by how much, which heads are prunable, and what one split would
+    have changed."""
+    winners = tables["winner"]
+    yield _headline(winners)
+    for _, row in winners.drop_duplicates(["winner", "runner_up"]).iterrows():
+        if isinstance(row["runner_up"], str):
+            yield _margin(row)
+    yield from _details(winners)
 
 
 def over_runs(tables: Tables) -> Iterator[str]:
-    """Over the runs of each task: the scorer that does best on the choose splits, with intervals over runs."""
-    methods = tables["methods"]
+    """Over the runs of each task: what does best on the choose splits, at few passes and at any cost, with intervals
+    over runs."""
+    methods, winners = tables["methods"], tables["winner"]
     for task, runs in methods[methods["family"] != UNINFORMED].groupby("task", sort=False):
-        chosen, regrets = (
-            runs.pivot_table(index="label", columns="scorer", values=column, sort=False).dropna(axis="columns")
-            for column in (CHOOSE_QUALITY, "regret_quality")
-        )
-        if len(chosen) < 2 or chosen.shape[1] == 0:
-            continue
-        order = chosen.mean().sort_values(ascending=False, kind="stable").index
-        best = regrets[order[0]]
-        line = (
-            f"Over {len(chosen)} runs on {task} {order[0]} chooses best: its heads cost"
-            f" {points_over_runs(100 * best)} of exact match against the best subsets"
-            " (mean over budgets and runs, 95 % interval over runs)"
-        )
-        if len(order) > 1:
-            line += f"; {order[1]} comes next, by {points_over_runs(100 * (regrets[order[1]] - best))} more"
-        yield f"{line}."
+        dearest = runs.assign(passes=passes(runs)).groupby("scorer")["passes"].max()
+        for limit in sorted(winners.loc[winners["task"] == task, "most_passes"].unique()):
+            within = runs[runs["scorer"].map(dearest) <= limit]
+            chosen, regrets = (
+                within.pivot_table(index="label", columns="scorer", values=column, sort=False).dropna(axis="columns")
+                for column in (CHOOSE_QUALITY, "regret_quality")
+            )
+            if len(chosen) >= 2 and chosen.shape[1]:
+                order = chosen.mean().sort_values(ascending=False, kind="stable").index
+                yield f"Over {len(chosen)} runs on {task} {_best_over_runs(100 * regrets[order], _limit(limit))}."
+
+
+def _best_over_runs(points: pd.DataFrame, limit: str) -> str:
+    """`points` holds a row per run and a column per choice, the best first."""
+    first, *others = points
+    line = (
+        f"{first} chooses best {limit}: its heads cost {points_over_runs(points[first])} of exact match against the"
+        " best subsets (mean over budgets and runs, 95 % interval over runs)"
+    )
+    if others:
+        line += f"; {others[0]} comes next, by {points_over_runs(points[others[0]] - points[first])} more"
+    return line
 
 
 def head_map(tables: Tables) -> Verdict | None:
@@ -53,28 +66,46 @@ def head_map(tables: Tables) -> Verdict | None:
     return prunable_alone(heads, REFERENCE, tolerance)
 
 
-def _headline(winner: pd.DataFrame) -> str:
-    """The scorer that chooses best, and whether it is ahead of the next."""
-    row = winner.iloc[0]
-    best = "best subset" if row["oracle"] == "exact" else "best subset found"
+def _headline(winners: pd.DataFrame) -> str:
+    """What chooses best at few passes and at any cost, and what that is worth."""
+    any_cost, few = winners.iloc[0], winners.iloc[-1]
+    best = "best subset" if few["oracle"] == "exact" else "best subset found"
     line = (
-        f"{row['winner']} chooses best on the choose split: on the report split its heads cost"
-        f" {100 * row['regret_quality']:.1f} points of exact match against the {best}, on average over the"
-        f" budgets (95 % interval {100 * row['regret_quality_low']:.1f} to"
-        f" {100 * row['regret_quality_high']:.1f})"
+        f"{few['winner']} chooses best on the choose split {_limit(few['most_passes'])}: on the report split its heads"
+        f" cost {_regret(few, 'points of exact match')} against the {best}, on average over the budgets, {_cost(few)}"
+        " (a backward pass counts two)"
     )
-    if not isinstance(row["runner_up"], str):
+    if len(winners) == 1:
         return f"{line}."
+    if any_cost["winner"] == few["winner"]:
+        return f"{line}; it chooses best at any cost too."
+    return f"{line}; at any cost {any_cost['winner']} does, {_regret(any_cost, 'points')}, {_cost(any_cost)}."
+
+
+def _limit(passes: float) -> str:
+    return "at any cost" if math.isinf(passes) else f"with at most {passes:g} forward passes"
+
+
+def _regret(row: pd.Series, unit: str) -> str:
+    regret, low, high = (100 * row[f"regret_quality{end}"] for end in ENDS)
+    return f"{regret:.1f} {unit} (95 % interval {low:.1f} to {high:.1f})"
+
+
+def _cost(row: pd.Series) -> str:
+    return f"at a cost of {passes(row):.0f} passes and {row['seconds']:.1f} s"
+
+
+def _margin(row: pd.Series) -> str:
+    """How far the first is ahead of the second, and whether that is noise."""
+    first, second, limit = row["winner"], row["runner_up"], _limit(row["most_passes"])
     points = f"{100 * abs(row['margin']):.1f} points"
     interval = f"({100 * row['margin_low']:.1f} to {100 * row['margin_high']:.1f}, sign-flip p = {row['margin_p']:.2g})"
+    line = f"{second} comes next after {first} {limit}"
     if row["verdict"] == "behind":
-        return (
-            f"{line}; {row['runner_up']}, second on the choose split, does better by {points} on the report split"
-            f" {interval}, which is beyond the noise."
-        )
+        return f"{line}, and does better by {points} on the report split {interval}, which is beyond the noise."
     beyond = "beyond" if row["verdict"] == "ahead" else "within"
     side = "behind" if row["margin"] >= 0 else "ahead on the report split"
-    return f"{line}; {row['runner_up']} comes next, {points} {side} {interval}, which is {beyond} the noise."
+    return f"{line}, {points} {side} {interval}, which is {beyond} the noise."
 
 
 def _details(winner: pd.DataFrame) -> Iterator[str]:
@@ -87,7 +118,7 @@ def _details(winner: pd.DataFrame) -> Iterator[str]:
         )
     if not math.isnan(row["leak"]):
         yield (
-            "Leak: with scoring, choosing and reporting on one split, the best choices would have been reported"
-            f" {100 * abs(row['leak']):.1f} points of exact match {'higher' if row['leak'] >= 0 else 'lower'}"
+            "Leak: with scoring, choosing and reporting on one split, the best choices by a score would have been"
+            f" reported {100 * abs(row['leak']):.1f} points of exact match {'higher' if row['leak'] >= 0 else 'lower'}"
             f" ({100 * row['leak_low']:+.1f} to {100 * row['leak_high']:+.1f})."
         )

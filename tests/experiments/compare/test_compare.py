@@ -22,6 +22,7 @@ from mhaprune.pruning.plans import Plan
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
+from mhaprune.scorers.fisher import Fisher
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.subset import Subset
 from mhaprune.scorers.taylor import Taylor
@@ -34,7 +35,7 @@ from mhaprune.tasks.base import Splits
 def overrides(cache: Path) -> list[str]:
     """Trained for longer than the learnt model of other tests: scores that agree too well leave no leak to measure."""
     longer = ["training.steps=300", "training.learning_rate=0.01"]
-    scorers = ["scorer=[gate,ablation,taylor,subset,random]", "scorer.subset.steps=5"]
+    scorers = ["scorer=[gate,ablation,taylor,fisher,subset,random]", "scorer.subset.steps=5"]
     return ["experiment=compare", *LEARNT, *longer, *scorers, f"cache={cache}", "experiment.budgets=[1,2,3,4,5,6]"]
 
 
@@ -107,7 +108,8 @@ def test_reliability_is_between_halves_that_share_nothing(
     model, splits = studied
     reliability = tables["methods"].set_index("scorer")["reliability"]
     assert reliability.isna().to_dict() == {
-        "ablation": False, "taylor": False, "subset": False, "gate": True, "random": True
+        "ablation": False, "taylor": False, "fisher": False, "subset": False, "gate": True, "random": True,
+        "greedy": True, "swap_after_greedy": True, "rearrangement": True,
     }  # fmt: skip
     for name, scorer in (("ablation", Ablation()), ("taylor", Taylor()), ("subset", Subset(keep=3, steps=5))):
         halves = [scorer(model, splits.score[torch.arange(seed, 60, 2)], seed).values[0].tolist() for seed in (0, 1)]
@@ -118,11 +120,11 @@ def test_the_leak_is_what_one_split_for_all_would_have_reported_more(
     tables: Mapping[str, pd.DataFrame], studied: tuple[Seq2Seq, Splits]
 ) -> None:
     model, splits = studied
-    pruning = tables["pruning"][tables["pruning"]["scorer"].isin(["gate", "ablation", "taylor"])]
+    pruning = tables["pruning"][tables["pruning"]["scorer"].isin(["gate", "ablation", "taylor", "fisher"])]
     gains = []
     for budget in range(1, 6):
         seeming = []
-        for scorer in (Gate(), Ablation(), Taylor()):
+        for scorer in (Gate(), Ablation(), Taylor(), Fisher()):
             values = scorer(model, splits.report, 0).values[0]
             (mask,) = OneShot()(judged(model, values), removing([budget], model.grid))
             seeming.append(float(measure(model.without(mask), splits.report).quality.mean()))
@@ -150,15 +152,72 @@ def test_the_winner_is_chosen_on_the_choose_split(tables: Mapping[str, pd.DataFr
     assert more.sum() > claimed.sum(), "the fixture must tell right from wrong"
 
 
-def winner_of(first: torch.Tensor, second: torch.Tensor) -> dict[str, Any]:
-    """Of two scorers with these outcomes of every example; the first is better on the choose split."""
+def two(first: torch.Tensor, second: torch.Tensor) -> tuple[pd.DataFrame, Regrets]:
+    """Two scorers with these outcomes of every example; the first is better on the choose split and dearer."""
     grid = HeadGrid.full([Block(Site.CROSS, 0)], 2)
     masks = [HeadMask(grid, frozenset([head])) for head in grid]
     reported = {mask: Answered(right, right, right) for mask, right in zip(masks, (first, second), strict=True)}
     plans = [Plan(name, 0, "one_shot", mask) for name, mask in zip("ab", masks, strict=True)]
     best = [Plan(name, 0, "exact", masks[0]) for name in ("loss", "quality")]
-    methods = pd.DataFrame({"scorer": ["a", "b"], "family": "x", "choose_quality": [0.9, 0.8], "choose_loss": 1.0})
-    return winner_table(methods, Regrets(plans, best, reported), pd.DataFrame(columns=["scorer"]), 0.01)
+    methods = pd.DataFrame(
+        {"scorer": ["a", "b"], "family": "x", "choose_quality": [0.9, 0.8], "choose_loss": 1.0}
+        | {"forward_passes": [20, 25], "backward_passes": [6, 0], "seconds": [2.0, 1.0]}
+    )
+    return methods, Regrets(plans, best, reported)
+
+
+def winner_of(first: torch.Tensor, second: torch.Tensor) -> dict[str, Any]:
+    """What is best at any cost."""
+    winners = winner_table(*two(first, second), 30).to_dict("records")
+    return {str(name): value for name, value in winners[0].items()}
+
+
+def test_the_best_at_few_passes_stands_beside_the_best_at_any_cost() -> None:
+    """A backward pass counts two: the first costs 32."""
+    methods, regrets = two(torch.ones(80), torch.zeros(80))
+    winners = {few: winner_table(methods, regrets, few) for few in (24, 30, 32)}
+    found = {few: dict(zip(table["most_passes"], table["winner"], strict=True)) for few, table in winners.items()}
+    assert found == {24: {np.inf: "a"}, 30: {np.inf: "a", 30: "b"}, 32: {np.inf: "a", 32: "a"}}
+    columns = ["forward_passes", "backward_passes", "seconds", "runner_up", "margin"]
+    assert winners[30][columns].iloc[0].tolist() == [20, 6, 2.0, "b", 1.0]
+    assert winners[30][columns[:3]].iloc[1].tolist() == [25, 0, 1.0]
+    assert winners[30]["runner_up"].isna().tolist() == [False, True]
+
+
+def test_no_control_is_the_best_at_few_passes() -> None:
+    methods, regrets = two(torch.ones(80), torch.zeros(80))
+    methods["family"] = ["x", "control"]
+    assert winner_table(methods, regrets, 30)["winner"].tolist() == ["a"]
+
+
+def test_searches_compete_with_the_scorers(tables: Mapping[str, pd.DataFrame]) -> None:
+    """Greedy measures every head that is left, 6 + 5 + ... + 1 masks; swaps begin where it ends."""
+    methods = tables["methods"].set_index("scorer")
+    searches = methods[methods["family"] == "search"]
+    assert searches.index.tolist() == ["greedy", "swap_after_greedy", "rearrangement"]
+    assert methods.index.is_unique
+    costs = methods[["forward_passes", "backward_passes"]]
+    assert costs.loc["greedy"].tolist() == [21, 0]
+    assert costs.loc["rearrangement"].tolist() == [1, 1]
+    # Beside greedy every start is measured, none removed and all too, and the exchanges of every size at least once.
+    assert costs.loc["swap_after_greedy", "forward_passes"] >= 21 + 7 + 2 * (5 + 8) + 9
+    assert (searches["seconds"] > 0).all()
+    assert searches["settings"].str.contains("keep_at_least=0").all()
+    assert set(tables["pruning"]["scorer"]) == set(methods.index)
+    assert set(tables["heads"]["scorer"]) == set(methods.index) - set(searches.index)
+    swapped, greedy = methods.loc[["swap_after_greedy", "greedy"], "choose_loss"]
+    assert np.isfinite([swapped, greedy]).all()
+
+
+def test_the_first_mask_of_a_rearrangement_is_that_of_fisher(tables: Mapping[str, pd.DataFrame]) -> None:
+    """Blocks of two heads leave room for exchanges, so only the number of heads in each block must agree."""
+    pruning = tables["pruning"].assign(removed=tables["pruning"]["removed"].fillna(""))
+    blocks = {
+        name: [sorted(head.rpartition(".")[0] for head in removed.split()) for removed in rows["removed"]]
+        for name, rows in pruning.groupby("scorer")
+    }
+    assert blocks["rearrangement"] == blocks["fisher"]
+    assert blocks["rearrangement"] != blocks["gate"], "the fixture must tell right from wrong"
 
 
 @pytest.mark.parametrize(("change", "verdict"), [(1.0, "ahead"), (-1.0, "behind"), (0.0, "undecided")])
@@ -183,48 +242,77 @@ def test_a_margin_of_four_examples_is_within_the_noise() -> None:
     assert (winner["margin_low"], winner["margin_high"]) == pytest.approx((low, high))
 
 
-def test_the_answer_names_winner_margin_and_leak(tables: Mapping[str, pd.DataFrame]) -> None:
-    winner = tables["winner"].assign(
-        winner="fisher", regret_quality=0.004, regret_quality_low=-0.001,
-        regret_quality_high=0.009, runner_up="taylor", margin=0.012, margin_low=0.002, margin_high=0.02,
-        margin_p=0.004, verdict="ahead", leak=0.004, leak_low=-0.001, leak_high=0.008, prunable_heads=3, heads_total=6,
-        prunable_tolerance=0.01,
-    )  # fmt: skip
-    lines = list(Compare.say({"winner": winner}))
+def test_the_answer_names_winners_costs_margins_and_leak(tables: Mapping[str, pd.DataFrame]) -> None:
+    few = {
+        "winner": "fisher", "most_passes": 30.0, "forward_passes": 1, "backward_passes": 1, "seconds": 0.31,
+        "regret_quality": 0.004, "regret_quality_low": -0.001,
+        "regret_quality_high": 0.009, "runner_up": "taylor", "margin": 0.012, "margin_low": 0.002,
+        "margin_high": 0.02, "margin_p": 0.004, "verdict": "ahead", "leak": 0.004, "leak_low": -0.001,
+        "leak_high": 0.008, "prunable_heads": 3, "heads_total": 6, "prunable_tolerance": 0.01, "oracle": "exact",
+    }  # fmt: skip
+    any_cost = few | {
+        "winner": "greedy", "most_passes": np.inf, "forward_passes": 300, "backward_passes": 0, "seconds": 12.34,
+        "regret_quality": 0.001, "runner_up": "swap", "margin": -0.003, "margin_p": 0.5,
+        "verdict": "undecided",
+    }  # fmt: skip
+    lines = list(Compare.say({"winner": pd.DataFrame([any_cost, few])}))
     assert lines[0] == (
-        "fisher chooses best on the choose split: on the report split its heads cost 0.4 points of exact match against"
-        " the best subset, on average over the budgets (95 % interval -0.1 to 0.9);"
-        " taylor comes next, 1.2 points behind (0.2 to 2.0, sign-flip p = 0.004),"
-        " which is beyond the noise."
+        "fisher chooses best on the choose split with at most 30 forward passes: on the report split its heads cost 0.4"
+        " points of exact match (95 % interval -0.1 to 0.9) against the best subset, on average over the budgets, at a"
+        " cost of 3 passes and 0.3 s (a backward pass counts two); at any cost greedy does, 0.1 points (95 % interval"
+        " -0.1 to 0.9), at a cost of 300 passes and 12.3 s."
     )
-    assert lines[1].startswith("3 of 6 heads are prunable one at a time")
-    assert lines[2].endswith("would have been reported 0.4 points of exact match higher (-0.1 to +0.8).")
-    assert next(iter(Compare.say({"winner": winner.assign(verdict="undecided")}))).endswith(
-        "which is within the noise."
+    assert lines[1:3] == [
+        "swap comes next after greedy at any cost, 0.3 points ahead on the report split (0.2 to 2.0, sign-flip p ="
+        " 0.5), which is within the noise.",
+        "taylor comes next after fisher with at most 30 forward passes, 1.2 points behind (0.2 to 2.0, sign-flip p ="
+        " 0.004), which is beyond the noise.",
+    ]
+    assert lines[3].startswith("3 of 6 heads are prunable one at a time")
+    assert lines[4].endswith("would have been reported 0.4 points of exact match higher (-0.1 to +0.8).")
+    assert len(lines) == 5
+    behind = list(Compare.say({"winner": pd.DataFrame([any_cost, few | {"verdict": "behind", "margin": -0.012}])}))[2]
+    assert behind == (
+        "taylor comes next after fisher with at most 30 forward passes, and does better by 1.2 points on the report"
+        " split (0.2 to 2.0, sign-flip p = 0.004), which is beyond the noise."
     )
-    behind = next(iter(Compare.say({"winner": winner.assign(verdict="behind", margin=-0.012)})))
-    assert "taylor, second on the choose split, does better by 1.2 points on the report split" in behind
-    alone = next(iter(Compare.say({"winner": winner.assign(runner_up=None)})))
-    assert alone.endswith("(95 % interval -0.1 to 0.9).")
-    assert "reported 0.4 points of exact match lower" in list(Compare.say({"winner": winner.assign(leak=-0.004)}))[2]
+    alone = list(Compare.say({"winner": pd.DataFrame([any_cost | {"runner_up": None, "leak": -0.004}])}))
+    assert alone[0].startswith("greedy chooses best on the choose split at any cost: ")
+    assert alone[0].endswith("(a backward pass counts two).")
+    assert alone[1].startswith("3 of 6 heads")
+    assert "reported 0.4 points of exact match lower" in alone[2]
+
+
+def test_what_is_best_at_any_cost_and_at_few_passes_is_said_once(tables: Mapping[str, pd.DataFrame]) -> None:
+    winner = tables["winner"].iloc[[0]]
+    lines = list(Compare.say({"winner": pd.concat([winner, winner.assign(most_passes=30)])}))
+    assert lines[0].endswith("; it chooses best at any cost too.")
+    assert sum("comes next" in line for line in lines) == 1
 
 
 def test_over_runs_the_best_is_chosen_on_the_choose_splits_of_its_task() -> None:
+    """`dear` costs more than 30 passes in one of the runs, and `once` is in one run alone."""
     runs = pd.DataFrame(
         {"task": task, "label": f"{task} {seed}", "scorer": scorer, "family": "control" if scorer == "random" else "x"}
         | {"choose_quality": chosen, "regret_quality": regret + 0.001 * seed}
+        | {"forward_passes": 29 + seed if scorer == "dear" else 10, "backward_passes": 0}
         for task, seeds in (("sort", range(3)), ("copy", range(1)))
         for seed in seeds
-        for scorer, chosen, regret in (("a", 0.7, 0.02), ("b", 0.8, 0.03), ("random", 0.9, 0.0), ("once", 0.99, 0.0))
+        for scorer, chosen, regret in (
+            *(("a", 0.7, 0.02), ("b", 0.8, 0.03), ("dear", 0.85, 0.01), ("random", 0.9, 0.0), ("once", 0.99, 0.0)),
+        )
         if scorer != "once" or seed == 0
     )
-    (line,) = words.over_runs({"methods": runs})
+    winners = pd.DataFrame({"task": "sort", "most_passes": [np.inf, 30.0] * 3})
+    few, any_cost = words.over_runs({"methods": runs, "winner": winners})
     low, high = student_interval([0.03, 0.031, 0.032])
-    assert line == (
-        f"Over 3 runs on sort b chooses best: its heads cost 3.1 points ({100 * low:.1f} to {100 * high:.1f}) of exact"
-        " match against the best subsets (mean over budgets and runs, 95 % interval over runs); a comes next, by -1.0"
-        " points (-1.0 to -1.0) more."
+    assert few == (
+        f"Over 3 runs on sort b chooses best with at most 30 forward passes: its heads cost 3.1 points ({100 * low:.1f}"
+        f" to {100 * high:.1f}) of exact match against the best subsets (mean over budgets and runs, 95 % interval over"
+        " runs); a comes next, by -1.0 points (-1.0 to -1.0) more."
     )
+    assert any_cost.startswith("Over 3 runs on sort dear chooses best at any cost: its heads cost 1.1 points (")
+    assert any_cost.endswith("; b comes next, by 2.0 points (2.0 to 2.0) more.")
 
 
 @pytest.mark.parametrize(
@@ -235,8 +323,10 @@ def test_over_runs_the_best_is_chosen_on_the_choose_splits_of_its_task() -> None
         (["experiment.beam_width=0"], "experiment.beam_width=0: must be 1 or more"),
         (["experiment.tolerance_nats=-1.0"], "experiment.tolerance_nats=-1.0: must be 0 or more"),
         (["gate=none"], "scorer=gate: needs learned gates"),
-        (["schedule=[greedy,one_shot]"], r"schedule=\[greedy,one_shot\]: must name exactly one; experiment=prune"),
-        (["schedule=greedy"], "schedule=greedy: uses no scores, so there is nothing to compare"),
+        (["schedule=[greedy,rearrangement]"], r"schedule=\[greedy,rearrangement\]: must name at least one that uses"),
+        (["schedule=[]"], r"schedule=\[\]: must name at least one that uses scores, for example one_shot"),
+        (["experiment.few_passes=-1"], "experiment.few_passes=-1.0: must be 0 or more"),
+        (["schedule.greedy.keep_at_least=2"], "experiment.budgets=24: .* left in every block only 12 of 24 may go"),
         (
             ["schedule=iterative"],
             "scorer=gate: needs learned gates, so gate=softmax and a schedule",
@@ -256,3 +346,20 @@ def test_what_cannot_be_compared_is_refused_before_training(arguments: list[str]
 def test_a_split_too_small_for_halves_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="task.score=3: halves of the split need 4 or more examples"):
         build(compose(*overrides(tmp_path), "task.score=3"))
+
+
+def test_a_scorer_with_a_second_schedule_goes_by_both_names(folder: Path) -> None:
+    """And keeps what it was with the first; what its search measures is counted, and what its score took as well."""
+    scorers = ["scorer=[ablation,random]", "scorer.random.draws=2", "schedule=[one_shot,iterative,swap]"]
+    kept = [override for override in overrides(folder.parent / "cache") if not override.startswith("scorer")]
+    tables = build(compose(*kept, *scorers)).results().found
+    methods = tables["methods"].set_index("scorer")
+    assert methods.index.tolist() == [
+        "ablation", "random", "ablation + iterative", "random + iterative", "ablation + swap", "random + swap"
+    ]  # fmt: skip
+    assert methods["schedule"].tolist() == [how for how in ("one_shot", "iterative", "swap") for _ in range(2)]
+    assert set(tables["pruning"].groupby("scorer")["draw"].nunique()[["random", "random + swap"]]) == {2}
+    # Ablation takes a pass per head and one more: of six heads, then of five and so on down to one.
+    assert methods.loc[["ablation", "ablation + iterative"], "forward_passes"].tolist() == [7, 7 + 6 + 5 + 4 + 3 + 2]
+    assert methods.loc["ablation + swap", "forward_passes"] > 7 + 5 + 8 + 9 + 8 + 5
+    assert methods.loc["ablation + swap", "seconds"] > methods.loc["ablation", "seconds"]

@@ -314,6 +314,31 @@ def test_cost_counts_a_backward_pass_twice_and_what_is_free_stands_apart() -> No
     assert "0" not in [label.get_text() for label in nothing_free.get_xticklabels()]
 
 
+def test_the_cost_figure_shows_searches_and_the_limit_of_few_passes() -> None:
+    """Nine families, each in a style of its own, as in a run with all scorers."""
+    tables = method_tables()
+    regrets = {"regret_quality": 0.004, "regret_quality_low": 0.0}
+    more = [
+        {"scorer": name, "family": family, "forward_passes": 300.0, "backward_passes": 0.0, **regrets}
+        | {"regret_quality_high": 0.008}
+        for name, family in (("greedy", "search"), ("refit_error", "reconstruction"))
+    ]
+    tables["methods"] = pd.concat([tables["methods"], pd.DataFrame(more)], ignore_index=True)
+    plain = one(tables, "cost")
+    assert "dotted" not in plain.caption
+    assert not [line for line in plain.figure.axes[0].get_lines() if line.get_linestyle() == ":"]
+    plot = one(tables | {"winner": pd.DataFrame({"most_passes": [np.inf, 30.0]})}, "cost")
+    check_legible(plot)
+    axes = plot.figure.axes[0]
+    (limit,) = (line for line in axes.get_lines() if line.get_linestyle() == ":")
+    assert (list(limit.get_xdata()), limit.get_label()) == ([30, 30], "30 passes")
+    assert plot.caption.endswith("The headline compares what stands left of the dotted line with all there is.")
+    assert {text.get_text(): text.xy for text in axes.texts}["greedy"] == pytest.approx((300, 0.4))
+    styles = {bars.get_label(): (bars.lines[0].get_color(), bars.lines[0].get_marker()) for bars in axes.containers}
+    assert set(styles) == {*FAMILIES.values(), "search", "reconstruction"}
+    assert len(set(styles.values())) == len(styles)
+
+
 def test_a_control_far_above_the_others_is_named_at_the_top_instead_of_crowding_them() -> None:
     tables = method_tables(("gate", "ablation", "random"))
     methods = tables["methods"].set_index("scorer")
