@@ -11,6 +11,7 @@ from torch import Tensor
 from conftest import judged
 from mhaprune.heads import HeadId
 from mhaprune.measure import gate_gradients
+from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.base import Evidence
 from mhaprune.schedules.budgets import removing
@@ -18,6 +19,7 @@ from mhaprune.schedules.one_shot import OneShot
 from mhaprune.schedules.rearrangement import Rearrangement
 from mhaprune.scorers.fisher import Fisher
 from mhaprune.tasks.base import Splits
+from mhaprune.tasks.sort import Sort
 
 
 def shown(model: Seq2Seq, gradients_EN: Tensor) -> Evidence:
@@ -47,6 +49,17 @@ def test_two_heads_that_pull_alike_do_not_go_together(model: Seq2Seq) -> None:
     assert one.removed == {heads[0]}
     assert two.removed == {heads[1], heads[2]}  # the sums of the pulls are 2.1, -0.2 and -0.1
     assert three.removed == set(heads[:3])
+
+
+def test_it_goes_on_until_no_exchange_helps(task: Sort) -> None:
+    """Two pairs of heads pull alike, each in a direction of its own, and each has a third that pulls against it."""
+    sizes = {"d_model": 12, "num_heads": 6, "num_encoder_layers": 1, "num_decoder_layers": 1, "dim_feedforward": 8}
+    model = Seq2Seq(Transformer(**sizes), len(task.vocabulary), None)
+    gradients_EN = torch.full((2, len(model.grid)), 9.0).double()
+    gradients_EN[0, :6] = torch.tensor([1.0, 1.01, 0, 0, -1.1, 0])
+    gradients_EN[1, :6] = torch.tensor([0, 0, 1.0, 1.01, 0, -1.1])
+    (mask,) = Rearrangement()(shown(model, gradients_EN), removing([4], model.grid))
+    assert mask.removed == {model.grid.heads[n] for n in (1, 3, 4, 5)}
 
 
 def test_no_exchange_within_a_block_is_left_that_helps(model: Seq2Seq, splits: Splits) -> None:

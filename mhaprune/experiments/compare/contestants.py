@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,3 +43,8 @@ def passes(methods: Any) -> Any:
     """What a choice costs, of a row or of a whole table: forward passes over the score split, a backward pass counts
     two."""
     return methods["forward_passes"] + 2 * methods["backward_passes"]
+
+
+def limit_words(most_passes: float) -> str:
+    """How figures and sentences name the choices that cost at most so much."""
+    return "at any cost" if math.isinf(most_passes) else f"with at most {most_passes:g} forward passes"

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.experiments.compare.contestants import passes
+from mhaprune.experiments.compare.contestants import limit_words, passes
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.labels import label_points
 from mhaprune.reporting.plots import (
@@ -91,13 +91,14 @@ def regret_map(tables: Tables) -> Plot | None:
     values = regrets.to_numpy(float)
     judged = values[(methods["family"] != UNINFORMED).to_numpy()]  # a control would use up the contrast
     worst = np.nanmax(judged, initial=1.0)
-    chosen = tables["winner"]["winner"].iloc[0] if "winner" in tables else ""
-    rows_named = [f"▸ {name}" if name == chosen else name for name in regrets.index]
+    winners = tables.get("winner", pd.DataFrame(columns=["winner", "most_passes"]))
+    chosen = set(winners["winner"])
+    rows_named = [f"▸ {name}" if name in chosen else name for name in regrets.index]
     names: Any = {"rows": rows_named, "columns": regrets.columns}
     heat_map(left, values, **names, write=partial(number, decimals=0), cmap="cividis_r", vmin=0, vmax=worst)
     left.set(xlabel=f"heads removed, of {total}", title="regret in exact match (points)")
     for label, name in zip(left.get_yticklabels(), regrets.index, strict=True):
-        label.set_fontweight("bold" if name == chosen else "normal")
+        label.set_fontweight("bold" if name in chosen else "normal")
     end = ceiling(100 * methods[f"{REGRET}_high"], methods["family"])
     means, bars = 100 * methods[REGRET], 100 * errors(methods, REGRET)
     for row, (mean, family) in enumerate(zip(means, methods["family"], strict=True)):
@@ -119,7 +120,8 @@ def regret_map(tables: Tables) -> Plot | None:
         " lies far outside."
     )
     if chosen:
-        caption += f" In bold is {chosen}, which does best on the choose split: it is the one that is chosen."
+        which = " and ".join(f"{row.winner} {limit_words(row.most_passes)}" for row in winners.itertuples())
+        caption += f" In bold is what does best on the choose split, and so is chosen: {which}."
     return Plot("regret", caption, figure)
 
 
@@ -141,7 +143,7 @@ def quality_cost(tables: Tables) -> Plot | None:
     y, bars = np.where(above, top, y), np.where(above, 0.0, bars)
     axes.axhline(0, color="black", linewidth=1.2, label=best_subset(tables.get("oracle", pd.DataFrame())))
     for limit in _limits(tables):
-        axes.axvline(limit, color="black", linewidth=0.8, linestyle=":", label=f"{limit:g} passes")
+        axes.axvline(limit, color="black", linewidth=0.8, linestyle=":", zorder=0, label=f"{limit:g} passes")
     families = list(methods["family"].unique())
     known = [family for family in families if family != UNINFORMED]
     for family in families:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from mhaprune.experiments.compare.contestants import passes
+from mhaprune.experiments.compare.contestants import limit_words, passes
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.verdict import Verdict, prunable_alone, scored
 from mhaprune.statistics import prunable
@@ -39,7 +39,7 @@ def over_runs(tables: Tables) -> Iterator[str]:
             )
             if len(chosen) >= 2 and chosen.shape[1]:
                 order = chosen.mean().sort_values(ascending=False, kind="stable").index
-                yield f"Over {len(chosen)} runs on {task} {_best_over_runs(100 * regrets[order], _limit(limit))}."
+                yield f"Over {len(chosen)} runs on {task} {_best_over_runs(100 * regrets[order], limit_words(limit))}."
 
 
 def _best_over_runs(points: pd.DataFrame, limit: str) -> str:
@@ -71,19 +71,15 @@ def _headline(winners: pd.DataFrame) -> str:
     any_cost, few = winners.iloc[0], winners.iloc[-1]
     best = "best subset" if few["oracle"] == "exact" else "best subset found"
     line = (
-        f"{few['winner']} chooses best on the choose split {_limit(few['most_passes'])}: on the report split its heads"
-        f" cost {_regret(few, 'points of exact match')} against the {best}, on average over the budgets, {_cost(few)}"
-        " (a backward pass counts two)"
+        f"{few['winner']} chooses best on the choose split {limit_words(few['most_passes'])}: on the report split its"
+        f" heads cost {_regret(few, 'points of exact match')} against the {best}, on average over the budgets,"
+        f" {_cost(few)} (a backward pass counts two)"
     )
     if len(winners) == 1:
         return f"{line}."
     if any_cost["winner"] == few["winner"]:
         return f"{line}; it chooses best at any cost too."
     return f"{line}; at any cost {any_cost['winner']} does, {_regret(any_cost, 'points')}, {_cost(any_cost)}."
-
-
-def _limit(passes: float) -> str:
-    return "at any cost" if math.isinf(passes) else f"with at most {passes:g} forward passes"
 
 
 def _regret(row: pd.Series, unit: str) -> str:
@@ -97,7 +93,7 @@ def _cost(row: pd.Series) -> str:
 
 def _margin(row: pd.Series) -> str:
     """How far the first is ahead of the second, and whether that is noise."""
-    first, second, limit = row["winner"], row["runner_up"], _limit(row["most_passes"])
+    first, second, limit = row["winner"], row["runner_up"], limit_words(row["most_passes"])
     points = f"{100 * abs(row['margin']):.1f} points"
     interval = f"({100 * row['margin_low']:.1f} to {100 * row['margin_high']:.1f}, sign-flip p = {row['margin_p']:.2g})"
     line = f"{second} comes next after {first} {limit}"

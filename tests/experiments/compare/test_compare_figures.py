@@ -251,23 +251,28 @@ def test_the_regret_map_is_in_the_order_of_mean_regret_and_shows_the_table(case:
     assert [text.get_text() for text in right.texts] == ["→"]
 
 
-def test_the_regret_map_marks_the_choice_of_the_headline() -> None:
+def test_the_regret_map_marks_the_choices_of_the_headline() -> None:
     """Also where another scorer turns out better on the report split."""
     tables = method_tables(("gate", "taylor", "ablation", "random"))
     best, second = tables["methods"].sort_values("regret_quality")["scorer"][:2]
     plain = one(tables, "regret")
     assert "bold" not in plain.caption
-    for chosen in (best, second):
-        plot = one(tables | {"winner": pd.DataFrame({"winner": [chosen]})}, "regret")
+    for chosen, limits, words in (
+        ([best], [np.inf], f"{best} at any cost"),
+        ([second], [np.inf], f"{second} at any cost"),
+        ([second, best], [np.inf, 30.0], f"{second} at any cost and {best} with at most 30 forward passes"),
+    ):
+        winner = pd.DataFrame({"winner": chosen, "most_passes": limits})
+        plot = one(tables | {"winner": winner}, "regret")
         labels = plot.figure.axes[0].get_yticklabels()
-        assert [label.get_text() for label in labels if label.get_fontweight() == "bold"] == [f"▸ {chosen}"]
+        assert {label.get_text() for label in labels if label.get_fontweight() == "bold"} == {
+            f"▸ {name}" for name in chosen
+        }
         assert [label.get_text().removeprefix("▸ ") for label in labels] == [
             label.get_text() for label in plain.figure.axes[0].get_yticklabels()
         ]
         assert "All numbers are of the report split." in plot.caption
-        assert plot.caption.endswith(
-            f"In bold is {chosen}, which does best on the choose split: it is the one that is chosen."
-        )
+        assert plot.caption.endswith(f" In bold is what does best on the choose split, and so is chosen: {words}.")
         check_legible(plot)
 
 
