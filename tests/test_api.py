@@ -70,7 +70,7 @@ def test_a_saved_model_is_a_module_that_answers(cache: Path, tmp_path: Path) -> 
 @pytest.mark.figures
 def test_the_lines_of_the_readme_run(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand there, on a tiny model."""
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    [code, _] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     plain = mhaprune.api.run
     monkeypatch.setattr(mhaprune.api, "run", lambda *overrides: plain(*overrides, *SMALL, f"cache={cache}"))
     study = described("experiment=train", *TINY, *TINY_SEQUENCES, f"cache={cache}").study()
@@ -82,5 +82,5 @@ def test_the_lines_of_the_readme_run(cache: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_what_is_not_there_is_said() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'rum', it has MultiHeadAttention, load, run"):
+    with pytest.raises(AttributeError, match="has no attribute 'rum', it has AttentionBlock, MultiHeadAttention, load"):
         mhaprune.rum  # noqa: B018
