@@ -114,6 +114,11 @@ def name_of(quality: Judge) -> str:
     return str(name).replace("_", " ").strip().lower() or "quality"
 
 
+def unit_of(loss: Judge) -> str:
+    """The unit of a loss, as far as it is known: nats for a likelihood."""
+    return "nats" if loss in (classification, language_model, seq2seq) else ""
+
+
 def _minus(loss: Judge) -> Judge:
     def minus_the_loss(output: Any, batch: Any) -> Tensor:
         return -loss(output, batch)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from mhaprune.data import Data
 from mhaprune.heads import Block, HeadMask
@@ -48,8 +49,8 @@ def measure_masks(subject: Subject, examples: Data, gates: Tensor, replacement: 
     """The outcome of every example under every row of `gates` (M, N): (M, E) each, equal to `measure` up to
     rounding."""
     order, batches = by_length(examples, BATCH_OF_MASKS)
-    parts = []
-    for batch, at in batches:
+    parts, total = [], -(-len(examples) // BATCH_OF_MASKS)
+    for batch, at in tqdm(batches, "masks", total, disable=None, leave=False, delay=2):
         fallback = replacement and replacement(subject, batch, at)
         if isinstance(subject, SharesPrefixes):
             parts.append(subject.evaluate_masks(batch, gates, fallback))

@@ -31,6 +31,8 @@ QUALITY_NAME = "quality_name"
 """The column that names another quality."""
 TIMED_NAME = "timed"
 """The column that names what was timed, if it is no greedy decoding."""
+LOSS_UNIT = "loss_unit"
+"""The column of the unit of a loss that is not in nats."""
 VALID_QUALITY = f"valid_{QUALITY}"
 """The same on the split that is measured during training."""
 CHOOSE_QUALITY = f"choose_{QUALITY}"
@@ -130,6 +132,12 @@ def quality_name(tables: Tables) -> str:
 def timed_name(tables: Tables) -> str:
     """What figures and sentences call the call that was timed."""
     return _named_by(TIMED_NAME, tables) or "greedy decoding"
+
+
+def loss_unit(tables: Tables) -> str:
+    """The unit of the loss; empty for a loss that has none."""
+    unit = _named_by(LOSS_UNIT, tables)
+    return "nats" if unit is None else unit
 
 
 def _named_by(column: str, tables: Tables) -> str | None:

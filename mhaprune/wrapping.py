@@ -23,7 +23,7 @@ from mhaprune.command_line import scorer_named
 from mhaprune.experiments.ablate.study import Ablate, Recover
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadGrid, HeadMask
-from mhaprune.losses import Drift, Judge, name_of, quality_for
+from mhaprune.losses import Drift, Judge, name_of, quality_for, unit_of
 from mhaprune.pruning.plans import make_plans
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.running import Results
@@ -35,7 +35,7 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table, naming
 from mhaprune.statistics import skewed_ends
 from mhaprune.store import write_bytes
-from mhaprune.tables import MOMENTS, QUALITY_NAME, TIMED_NAME
+from mhaprune.tables import LOSS_UNIT, MOMENTS, QUALITY_NAME, TIMED_NAME
 
 
 class Three(NamedTuple):
@@ -152,7 +152,7 @@ class Heads:
                 "",
             )
         found = experiment.study(self.scoring, splits, self._scorers(by), OneShot(), recoveries)
-        named = {QUALITY_NAME: self.quality_name, TIMED_NAME: "a forward pass"}
+        named = {QUALITY_NAME: self.quality_name, TIMED_NAME: "a forward pass", LOSS_UNIT: unit_of(self.subject.loss)}
         tables = {name: table.assign(**named) for name, table in found.tables.items()}
         results = Results(
             title=f"The heads of {type(self.subject.model).__name__}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,31 @@ def test_measuring_gives_the_users_own_loss(heads: Heads) -> None:
     expected = nn.functional.cross_entropy(logits, batch["labels"], reduction="none")
     torch.testing.assert_close(outcome.loss, expected, atol=1e-5, rtol=1e-5)
     assert outcome.quality.tolist() == (logits.argmax(-1) == batch["labels"]).float().tolist()
+
+
+@pytest.mark.figures
+def test_a_report_speaks_of_the_users_quality(heads: Heads, tmp_path: Path) -> None:
+    found = heads.report(tmp_path / "report.html", by=["ablation", "random"], budgets=[0.25, 0.5], rounds=2)
+    page = (tmp_path / "report.html").read_text()
+    assert {"accuracy", "matter", "latency"} <= found.figures.keys()
+    text = f"{found} {page}"
+    assert " accuracy (" in repr(found)
+    assert "a forward pass is then" in text or "None of 8 heads can go within 0.01 of the dense model's" in text
+    assert "exact match" not in text.lower()
+    assert "greedy decoding" not in text.lower()
+    recovered = found.tables["recovered"]
+    assert recovered["recovery"].unique().tolist() == ["refit"]
+    assert (recovered["quality"].between(0, 1)).all()
+    assert found.checks["max_difference_masked_removed"] < 1e-9
+
+
+def test_a_split_that_was_not_given_is_named(tmp_path: Path) -> None:
+    from mhaprune import losses
+
+    few = wrap(Classifier(), losses.classification, score=batches(1))
+    with pytest.raises(ValueError, match="choose: no batches were given"):
+        few.report(tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize("scorer", ["gate", "lrp"])

@@ -17,7 +17,6 @@ from mhaprune.reporting.plots import Plot, number
 from mhaprune.reporting.verdict import Verdict
 from mhaprune.tables import REFERENCE, block_label, blocks_in, named
 
-NATS = {REFERENCE: " (rise of the loss in nats)"}
 LIGHTEST = 0.3
 """The palest colour of a tile that stays, so that it never looks like a tile that can go."""
 MOST_DECIMALS = 7
@@ -27,7 +26,7 @@ MOST_DECIMALS = 7
 def heads_that_matter(verdict: Verdict) -> Plot:
     """A map of the model with a tile per head: dark what matters, empty what can go. The line around an empty tile is
     dashed where all such heads were removed together, and whole where each can go alone."""
-    heads, scorer, title, meaning, together = verdict
+    heads, scorer, title, meaning, together, unit = verdict
     heads = heads.assign(digits=_digits(heads))
     rows = blocks_in(heads)
     columns = int(heads["head"].max()) + 1
@@ -48,8 +47,9 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     figure.suptitle(title, fontsize=12.5, fontweight="bold")
     stays, goes = (heads[heads["stays"] == flag] for flag in (True, False))
     caption = meaning
+    rise = f" (rise of the loss{f' in {unit}' if unit else ''})" if scorer == REFERENCE else ""
     if scorer:
-        caption += f" The numbers are scores by {scorer}{NATS.get(scorer, '')}, the darker the higher"
+        caption += f" The numbers are scores by {scorer}{rise}, the darker the higher"
         caption += ", the words what the head looks at." if named else "."
     can_go = "Can go" if together else "Can go one at a time"
     alt = f"{title}. Stay: {_list(stays) or 'none'}. {can_go}: {_list(goes) or 'none'}."

@@ -22,12 +22,12 @@ def proof_sentences(checks: Mapping[str, float]) -> list[str]:
     lines = []
     if "max_difference_masked_removed" in checks:
         lines.append(
-            "Removed equals masked: computed in float64, no logit differs by more than"
+            "Removed equals masked: computed in float64, no output differs by more than"
             f" {checks['max_difference_masked_removed']:.1e} for any set of heads removed here."
         )
     if not math.isnan(checks.get("min_difference_open_closed", math.nan)):
         bite = checks["min_difference_open_closed"]
-        lines.append(f"The mask bites: every block has a head whose closing moves a logit by {bite:.2g} or more.")
+        lines.append(f"The mask bites: every block has a head whose closing moves an output by {bite:.2g} or more.")
     if "max_difference_wide_independent" in checks:
         lines.append(
             "One wide projection is an independent one for every head: computed head by head in float64, the output of"

@@ -40,6 +40,7 @@ from mhaprune.tables import (
     block_label,
     blocks_in,
     candidates,
+    loss_unit,
 )
 
 
@@ -87,9 +88,11 @@ def agreement(tables: Tables) -> Plot | None:
     others = [name for name in names if name != REFERENCE]
     reference = heads[heads["scorer"] == REFERENCE].set_index(HEAD)
     sites = list(dict.fromkeys([*SITES, *heads["site"]]))  # ours keep their colours
-    columns = columns_of(len(others), 4)
+    columns, unit = columns_of(len(others), 4), loss_unit(tables)
     figure = Figure(figsize=(1.2 + 3.4 * columns, 3.6 * -(-len(others) // columns)))
-    grid = panels(figure, len(others), columns, "", "ablation: rise of the loss (nats)", sharey=True)
+    grid = panels(
+        figure, len(others), columns, "", f"ablation: rise of the loss{f' ({unit})' if unit else ''}", sharey=True
+    )
     for axes, name in zip(grid, others, strict=True):
         scores = heads[heads["scorer"] == name].set_index(HEAD)["score"]
         for i, site in enumerate(sites):

@@ -23,6 +23,8 @@ class Verdict(NamedTuple):
     """What it means to stay or to go."""
     together: bool = True
     """Whether the heads that can go were removed together; if not, each of them can go alone."""
+    unit: str = "nats"
+    """The unit of the loss; empty for a loss without one."""
 
 
 def scored(heads: pd.DataFrame, scorer: str) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from mhaprune.tables import (
     REFERENCE,
     Tables,
     head_names,
+    loss_unit,
     named,
     quality_name,
     timed_name,
@@ -62,7 +63,7 @@ def head_map(tables: Tables) -> Verdict:
         title = f"None of {len(heads)} heads can go at the budgets tried"
     meaning = f"Dashed tiles are heads that were removed together, as chosen by {best['scorer']}; blue ones stay."
     scorer = "" if heads["score"].isna().all() else REFERENCE if REFERENCE in names else best["scorer"]
-    return Verdict(heads, scorer, title, meaning)
+    return Verdict(heads, scorer, title, meaning, unit=loss_unit(tables))
 
 
 def _headline(tables: Tables) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mhaprune.pruning.plans import Choice, Plan, choices
 from mhaprune.schedules.base import Schedule
@@ -37,14 +35,3 @@ def contestants(
             name = f"{choice.scorer} + {how}" if choice.scorer in known else choice.scorer
             known.add(choice.scorer)
             yield Contestant(name, choice)
-
-
-def passes(methods: Any) -> Any:
-    """What a choice costs, of a row or of a whole table: forward passes over the score split, a backward pass counts
-    two."""
-    return methods["forward_passes"] + 2 * methods["backward_passes"]
-
-
-def limit_words(most_passes: float) -> str:
-    """How figures and sentences name the choices that cost at most so much."""
-    return "at any cost" if math.isinf(most_passes) else f"with at most {most_passes:g} forward passes"

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.experiments.compare.contestants import limit_words, passes
+from mhaprune.experiments.compare.limits import limit_words, passes
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.labels import label_points
 from mhaprune.reporting.plots import (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from mhaprune.experiments.compare.contestants import limit_words, passes
+from mhaprune.experiments.compare.limits import limit_words, passes
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.verdict import Verdict, prunable_alone, scored
 from mhaprune.statistics import prunable
