@@ -13,7 +13,7 @@ import torch
 
 from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.compare import words
-from mhaprune.experiments.compare.contestants import Contestant, contestants, passes
+from mhaprune.experiments.compare.contestants import Contestant, contestants
 from mhaprune.experiments.compare.figures import (
     agreement_matrix,
     compare_methods,
@@ -21,6 +21,7 @@ from mhaprune.experiments.compare.figures import (
     quality_cost,
     regret_map,
 )
+from mhaprune.experiments.compare.limits import passes
 from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.measure import measure_removed
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
