@@ -88,7 +88,8 @@ def _regret(row: pd.Series, unit: str) -> str:
 
 
 def _cost(row: pd.Series) -> str:
-    return f"at a cost of {passes(row):.0f} passes and {row['seconds']:.1f} s"
+    count = round(passes(row))
+    return f"at a cost of {count} {'pass' if count == 1 else 'passes'} and {row['seconds']:.1f} s"
 
 
 def _margin(row: pd.Series) -> str:

@@ -279,8 +279,11 @@ def test_the_answer_names_winners_costs_margins_and_leak(tables: Mapping[str, pd
     alone = list(Compare.say({"winner": pd.DataFrame([any_cost | {"runner_up": None, "leak": -0.004}])}))
     assert alone[0].startswith("greedy chooses best on the choose split at any cost: ")
     assert alone[0].endswith("(a backward pass counts two).")
+    assert "at a cost of 300 passes and" in alone[0]
     assert alone[1].startswith("3 of 6 heads")
     assert "reported 0.4 points of exact match lower" in alone[2]
+    once = next(iter(Compare.say({"winner": pd.DataFrame([any_cost, few | {"backward_passes": 0}])})))
+    assert ", at a cost of 1 pass and 0.3 s (a backward pass counts two); at any cost greedy does" in once
 
 
 def test_what_is_best_at_any_cost_and_at_few_passes_is_said_once(tables: Mapping[str, pd.DataFrame]) -> None:
