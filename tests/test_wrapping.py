@@ -183,6 +183,15 @@ def test_what_cannot_be_wrapped_is_refused_in_one_line(change: dict[str, Any], m
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_quantised_weights_are_refused() -> None:
+    from mhaprune import losses
+
+    small = torch.ao.quantization.quantize_dynamic(Classifier(), {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(ValueError, match=r"model: output is a Linear of torch\..*quantized.*, must have plain weights"):
+        wrap(small, losses.classification, score=batches(1))
+
+
 @pytest.mark.parametrize(("keep", "allowed"), [(1.5, "0.0 to 1.0"), (9, "0 to 8"), (-1, "0 to 8"), (True, "0 to 8")])
 def test_a_number_of_heads_that_cannot_be_is_refused(heads: Heads, keep: Any, allowed: str) -> None:
     with pytest.raises(ValueError, match=f"keep={keep}: .*{allowed}"):

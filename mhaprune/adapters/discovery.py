@@ -94,10 +94,10 @@ def as_named(block: AttentionBlock, cut: Cut) -> AttentionBlock:
 def nothing_found(model: nn.Module) -> str:
     """What was seen instead, and how to name the blocks by hand, filled in as far as can be guessed."""
     candidates = [
-        (path, child, module)
+        (path, linear[-1], module)
         for path, module in model.named_modules()
-        for child, part in module.named_children()
-        if is_linear(part) and any(word in path.lower().rsplit(".", 1)[-1] for word in ("attn", "attention"))
+        if any(word in path.lower().rsplit(".", 1)[-1] for word in ("attn", "attention"))
+        and (linear := [name for name, part in module.named_modules() if name and is_linear(part)])
     ]
     message = (
         f"{type(model).__name__}: no attention found. It calls neither F.scaled_dot_product_attention nor the attention"
@@ -106,7 +106,8 @@ def nothing_found(model: nn.Module) -> str:
     if not candidates:
         return f'{message} Name the blocks by hand: blocks=[AttentionBlock("PATH", out="NAME OF W_O", heads=NUMBER)]'
     path, out, module = candidates[-1]
-    heads = next((str(v) for k, v in vars(module).items() if "head" in k and isinstance(v, int)), "NUMBER")
+    kept = (item for part in module.modules() for item in vars(part).items())
+    heads = next((str(value) for name, value in kept if "heads" in name and isinstance(value, int)), "NUMBER")
     return (
         f'{message} Name the blocks by hand, for example: blocks=[AttentionBlock("{path}", out="{out}", heads={heads})]'
     )

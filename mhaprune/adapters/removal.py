@@ -19,7 +19,7 @@ from mhaprune.model.attention import MultiHeadAttention
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 """The attributes in which modules keep how many heads they have."""
-WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim", "embed_dim_heads")
+WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim")
 """The attributes in which they keep the width of all heads together."""
 VERSION = 1
 """Of what a config says of a removal."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 
-from families import FAMILIES, GATES_ONLY, Family, batch_of, make
+from families import FAMILIES, GATES_ONLY, UNKNOWN, Family, batch_of, make
 
 from mhaprune.adapters.proof import per_example
 from mhaprune.adapters.saving import load_folder
@@ -181,10 +182,51 @@ def test_an_even_model_is_plain_where_the_config_has_a_place_for_it(tmp_path: Pa
     assert plain == {"llama", "qwen3", "gemma3"}
 
 
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [
+        ("bloom", 'AttentionBlock("transformer.h.1.self_attention", out="dense", heads=4)'),
+        ("deberta", 'AttentionBlock("encoder.layer.1.attention", out="output.dense", heads=4)'),
+    ],
+)
+def test_attention_that_is_not_found_is_refused_with_a_template(name: str, block: str) -> None:
+    family = UNKNOWN[name]
+    with pytest.raises(ValueError, match="no attention found") as refused:
+        wrap(make(family), size_of_output, score=[batch_of(family)])
+    assert block in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_damaged_folder_is_refused_in_one_line(saved: Path, tmp_path: Path) -> None:
+    import shutil
+
+    def broken(change: dict[str, Any]) -> Path:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        shutil.copytree(saved / "bert-ragged", folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | change))
+        return folder
+
+    noted = json.loads((saved / "bert-ragged" / "config.json").read_text())["mhaprune"]
+    shapes = {path: [7, shape[1]] for path, shape in noted["shapes"].items()}
+    for folder, message in (
+        (broken({"mhaprune": {**noted, "version": 99}}), "config.mhaprune: is of version 99, this mhaprune reads 1"),
+        (broken({"mhaprune": {**noted, "shapes": shapes}}), "cannot be loaded|damaged"),
+        (broken({"mhaprune": None}), "cannot be loaded|damaged"),
+        (broken({"architectures": ["NoSuchModel"]}), "its architecture NoSuchModel is none that transformers has"),
+    ):
+        with pytest.raises(ValueError, match=message) as refused:
+            load_folder(folder)
+        assert "\n" not in str(refused.value)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="its config.json cannot be read"):
+        load_folder(tmp_path / "empty")
+
+
 REASONS = {
     "olmo2": "mixed from the heads of model.layers.0.self_attn.q_proj",
     "deepseek_v3": "its key is made by 2 linear modules, model.layers.0.self_attn.kv_a_proj_with_mqa",
-    "falcon": "",
     "phi3": "a model with heads removed does not run",
 }
 
