@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mhaprune.adapters.blocks import AttentionBlock
+    from mhaprune.adapters.wrap import wrap
     from mhaprune.api import load, run
     from mhaprune.model.attention import MultiHeadAttention
-    from mhaprune.wrapping import wrap
 
 _HOME = {
     "run": "api",
     "load": "api",
-    "wrap": "wrapping",
+    "wrap": "adapters.wrap",
     "AttentionBlock": "adapters.blocks",
     "MultiHeadAttention": "model.attention",
 }
@@ -27,7 +27,7 @@ __all__ = ["AttentionBlock", "MultiHeadAttention", "load", "losses", "run", "wra
 def __getattr__(name: str) -> Any:
     """Imported on first use: the command line answers `--help` and typing errors without torch."""
     if name == "losses":
-        return import_module("mhaprune.losses")
+        return import_module("mhaprune.adapters.losses")
     if name not in _HOME:
         raise AttributeError(f"module 'mhaprune' has no attribute {name!r}, it has {', '.join(__all__)}")
     return getattr(import_module(f"mhaprune.{_HOME[name]}"), name)

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 PAD, BOS, EOS = 0, 1, 2
+FEW, FEW_TOKENS = 16, 512
+"""Enough examples for what every example shows: a proof, or a count of operations."""
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 
 
@@ -75,6 +77,11 @@ class Data(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device: ...
+
+    def few(self) -> Self:
+        """The first examples: at most `FEW`, and no more tokens than `FEW_TOKENS`, but one example at least."""
+        within = int((self[:FEW].lengths().cumsum(dim=0) <= FEW_TOKENS).sum())
+        return self[: max(1, within)]
 
     def batches(self, batch_size: int) -> Iterator[Self]:
         """All examples in their order; the last batch may be smaller."""

@@ -16,9 +16,6 @@ from mhaprune.tables import CHOOSE_DROP, ENDS, QUALITY, VALID_QUALITY, join_name
 from mhaprune.tasks.base import Task
 from mhaprune.training.loop import Training
 
-COUNTED = 16
-"""Number of examples whose floating-point operations are counted, to report the mean."""
-
 
 def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict[str, pd.DataFrame]:
     """Tables `accuracy`, `groups`, and `examples`: the first `shown` with what the model answers."""
@@ -86,7 +83,7 @@ def _interval(name: str, values_E: np.ndarray) -> Callable[[np.ndarray], tuple[f
 
 def size_columns(subject: Subject, report: Data) -> dict[str, int]:
     """The number of parameters, and the floating-point operations of an example."""
-    batch = report[:COUNTED]
+    batch = report.few()
     return {"parameters": subject.count_parameters(), "flops": subject.count_flops(batch) // len(batch)}
 
 

@@ -31,8 +31,8 @@ from tqdm import tqdm
 
 import mhaprune
 from mhaprune import losses
+from mhaprune.adapters.wrap import Heads
 from mhaprune.measure import measure
-from mhaprune.wrapping import Heads
 
 MODULES = (
     *("argparse", "asyncio", "collections", "concurrent.futures", "csv", "datetime", "decimal", "difflib", "email"),
@@ -184,6 +184,7 @@ def main() -> None:
     torch.set_num_threads(1)
     heads = MODELS[arguments.model]()
     print(heads)
+    print(heads.proven)
     scores = heads.score("ablation")
     print(scores.groupby(["site", "layer"], sort=False)["score"].mean().to_string())
     arguments.out.mkdir(parents=True, exist_ok=True)

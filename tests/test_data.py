@@ -31,3 +31,11 @@ def test_batches_are_all_examples_trimmed() -> None:
     assert batches[0].source.shape == (3, 4)
     assert batches[1].source.tolist() == [[5, 2]]
     assert torch.equal(torch.cat([batch.source for batch in examples.batches(1)][:1]), torch.tensor([[3, 2]]))
+
+
+def test_a_few_examples_are_limited_by_their_tokens() -> None:
+    short, long = (Examples(torch.ones(40, n).long(), torch.ones(40, 1).long()) for n in (9, 99))
+    assert len(short.few()) == 16
+    assert len(long.few()) == 5
+    assert len(Examples(torch.ones(4, 600).long(), torch.ones(4, 1).long()).few()) == 1
+    assert len(short[:0].few()) == 0

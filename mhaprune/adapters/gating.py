@@ -22,25 +22,18 @@ Seen = Callable[[AttentionBlock, Tensor], None]
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
     """In evaluation, without gradients of weights and without a key-value cache; then as it was before."""
-    training = [module for module in model.modules() if module.training]
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    config: Any = getattr(model, "config", None)
-    caching = getattr(config, "use_cache", None)
+    config = getattr(model, "config", None)
+    owners: list[tuple[str, Any]] = [("training", module) for module in model.modules()]
+    owners += [("requires_grad", parameter) for parameter in model.parameters()]
+    owners += [("use_cache", config)]
+    changed = [(name, owner) for name, owner in owners if getattr(owner, name, False)]
     try:
-        for module in training:
-            module.training = False
-        for parameter in learning:
-            parameter.requires_grad_(False)
-        if caching:
-            config.use_cache = False
+        for name, owner in changed:
+            setattr(owner, name, False)
         yield
     finally:
-        for module in training:
-            module.training = True
-        for parameter in learning:
-            parameter.requires_grad_(True)
-        if caching:
-            config.use_cache = caching
+        for name, owner in changed:
+            setattr(owner, name, True)
 
 
 @contextmanager

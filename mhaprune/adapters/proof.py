@@ -5,7 +5,6 @@ Dimensions: B = batch, H = heads of a block, N = all heads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.blocks import Unsupported
+from mhaprune.adapters.returned import tensors_in
 from mhaprune.adapters.wrapped import WrappedModel
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import output_difference
@@ -64,6 +64,8 @@ def _smallest_bite(precise: WrappedModel, one: Batches) -> float:
         with torch.no_grad():
             rows = per_example(precise.run_gated(_to(precise, one.repeated(len(gates_BN))), gates_BN), len(gates_BN))
         bites = (rows[:-1] - rows[-1]).abs().amax(dim=1)
+        if not bites.isfinite().all():
+            raise Unsupported("model: an output is not finite, nothing can be compared")
         smallest = min(smallest, float(bites.min()))
         if smallest == 0:
             head: HeadId = precise.grid.heads[positions[int(bites.argmin())]]
@@ -85,22 +87,10 @@ def _masks(subject: WrappedModel) -> list[HeadMask]:
 
 def per_example(output: Any, batch_size: int) -> Tensor:
     """(B, numbers): every real number in what a model returned that belongs to one example."""
-    parts: list[Tensor] = []
-
-    def collect(value: Any) -> None:
-        if isinstance(value, Tensor):
-            if value.is_floating_point() and value.dim() and len(value) == batch_size:
-                parts.append(value.reshape(batch_size, -1))
-        elif isinstance(value, Mapping):
-            for each in value.values():
-                collect(each)
-        elif isinstance(value, tuple | list):
-            for each in value:
-                collect(each)
-
-    collect(output)
+    numbers = [value for value in tensors_in(output) if value.is_floating_point() and value.dim()]
+    parts = [value.reshape(batch_size, -1) for value in numbers if len(value) == batch_size]
     if not parts:
-        raise ValueError("model: returns no tensor with a row per example, so that nothing can be compared")
+        raise ValueError("model: returns no tensor with a row per example, nothing can be compared")
     return torch.cat(parts, dim=1)
 
 

@@ -22,9 +22,11 @@ from mhaprune.adapters.wrapped import WrappedModel
 from mhaprune.measure import Diverged
 from mhaprune.recoveries.least_squares import correct
 
-RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """A map of a large model may have more inputs than a few hundred examples have tokens. So the ridge is chosen for each
 map, on examples that are not fitted to."""
+PARTS = 10
+"""The smallest number of batches, so that a few are left to choose the ridge by."""
 LOOKED_AT = 12
 """Inputs of modules that are looked at for the sum of a map's output and a residual stream."""
 NO_READERS = (nn.Dropout, nn.Identity)
@@ -61,7 +63,8 @@ def refit(
 
     Raises `Diverged` where a number is not finite.
     """
-    batches = list(data[:examples].converted(left.device, left.dtype).batches(batch_size))
+    data = data[:examples].converted(left.device, left.dtype)
+    batches = list(data.batches(max(1, min(batch_size, len(data) // PARTS))))
     model = replace(left, model=copy.deepcopy(left.model))
     columns = {block.out: block.order for block in left.blocks}
     maps = [each for each in find_maps(dense, data[:1]) if each.path in columns or (feed_forward and each.reader)]

@@ -22,7 +22,7 @@ COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim")
 """The attributes in which they keep the width of all heads together."""
 VERSION = 1
-"""Of what a config says of a removal."""
+"""The version of the note that a removal leaves in a config."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,9 @@ class Cut:
         noted = getattr(getattr(model, "config", None), "mhaprune", None)
         if noted is None:
             return None
-        if (
-            not isinstance(noted, dict)
-            or noted.get("version") != VERSION
-            or set(noted) != {f.name for f in fields(cls)}
-        ):
-            raise Unsupported(
-                f"config.mhaprune: is of version {dict(noted).get('version')}, this mhaprune reads {VERSION}"
-            )
+        version = noted.get("version") if isinstance(noted, dict) else None
+        if version != VERSION or set(noted) != {each.name for each in fields(cls)}:
+            raise Unsupported(f"config.mhaprune: is of version {version}, this mhaprune reads {VERSION}")
         return cls(**noted)
 
     def then(self, later: Cut) -> Cut:
@@ -211,9 +206,8 @@ def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]
         if not even or getattr(attention, "kept_of_kv", None):  # None where an earlier removal was uneven
             attributes["kept_of_kv"] = None if even else [kv_left.index(g) for g in of_kv]
     if hasattr(attention, "relative_attention_bias") or hasattr(attention, "has_relative_attention_bias"):
-        attributes.pop(
-            "n_heads", None
-        )  # the position bias stays that of all heads, and other layers cut theirs from it
+        # The position bias stays that of all heads, and other layers cut theirs from it.
+        attributes.pop("n_heads", None)
         before = getattr(attention, "kept_heads", range(H))
         attributes["kept_heads"] = [before[h] for h in keep]
     return attributes

@@ -7,12 +7,14 @@ pass. The result is equal, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
+
+from mhaprune.adapters.returned import tensors_in
 
 
 class _Call(NamedTuple):
@@ -99,8 +101,4 @@ def _playing(module: nn.Module, outputs: Sequence[Any]) -> Iterator[None]:
 
 def _versions(output: Any) -> list[int]:
     """How often each tensor of an output was written to."""
-    if isinstance(output, Tensor):
-        return [output._version]
-    if isinstance(output, Mapping):
-        output = tuple(output.values())
-    return [version for each in output for version in _versions(each)] if isinstance(output, tuple | list) else []
+    return [tensor._version for tensor in tensors_in(output)]

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mhaprune.adapters.batches import Batches
+from mhaprune.adapters.batches import MASK, Batches
 from mhaprune.adapters.blocks import AttentionBlock, Rows, grid_of, name_blocks, weight_of
 from mhaprune.adapters.gating import at_rest, head_by_head, hooked
 from mhaprune.adapters.interception import attention_weights
 from mhaprune.adapters.removal import remove_heads
 from mhaprune.adapters.replay import Replay
+from mhaprune.adapters.returned import tensors_in
 from mhaprune.heads import Block, HeadGrid, HeadMask
 from mhaprune.subject import AttentionMap, Fallback, Gates
 
@@ -256,20 +257,9 @@ def wrapped(
 
 def flat(output: Any, batch: Batches) -> Tensor:
     """All real numbers in what a model returned, as one row; of tensors with a position per token, the real ones."""
-    parts: list[Tensor] = []
-
-    def collect(value: Any) -> None:
-        if isinstance(value, Tensor) and value.is_floating_point():
-            mask = batch.fields.get("attention_mask")
-            if mask is not None and value.dim() == 3 and mask.shape == value.shape[:2]:
-                value = value[mask != 0]
-            parts.append(value.flatten())
-        elif isinstance(value, Mapping):
-            for each in value.values():
-                collect(each)
-        elif isinstance(value, tuple | list):
-            for each in value:
-                collect(each)
-
-    collect(output)
+    mask, parts = batch.fields.get(MASK), []
+    for value in tensors_in(output):
+        if value.is_floating_point():
+            by_token = mask is not None and value.dim() == 3 and mask.shape == value.shape[:2]
+            parts.append(value[mask != 0].flatten() if by_token else value.flatten())
     return torch.cat(parts) if parts else torch.zeros(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mhaprune.heads import HeadGrid, HeadMask
@@ -81,18 +81,9 @@ def choices(
         yield Choice(name, how, scorer.family, settings_text(scorer), plans, cost)
 
 
-def make_plans(
-    scoring: Scoring,
-    scorers: Mapping[str, Scorer],
-    schedule: Schedule,
-    budgets: Sequence[Budget],
-    name: str | None = None,
-    draws: int | None = None,
-    whole: HeadGrid | None = None,
-) -> Iterator[Plan]:
-    """The plans of all `choices`, for experiments that do not need to know what they took."""
-    for choice in choices(scoring, scorers, schedule, budgets, name, draws, whole):
-        yield from choice.plans
+def plans_of(made: Iterable[Choice]) -> list[Plan]:
+    """The plans of several choices, for experiments that do not need to know what they took."""
+    return [plan for choice in made for plan in choice.plans]
 
 
 def scorers_for(scorer: Scorer, kept: Sequence[int], num_heads: int, again: bool = False) -> list[Scorer]:

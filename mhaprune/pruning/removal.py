@@ -19,7 +19,6 @@ from mhaprune.subject import DecodesGreedily, Outcome, Subject
 from mhaprune.tables import DENSE, DENSE_AGAIN
 from mhaprune.timing import copies, copies_that_fit, in_turn, ratio_columns, taking_turns
 
-PROOF_BATCH = 16
 MAX_DIFFERENCE = 1e-9
 """The largest allowed difference, in float64, between logits with heads removed and with the same heads masked.
 
@@ -72,7 +71,7 @@ class EquivalenceCheck:
     logit so far."""
 
     def __init__(self, subject: Subject, report: Data) -> None:
-        self.precise, self.batch, self.worst = subject.in_double(), report[:PROOF_BATCH], 0.0
+        self.precise, self.batch, self.worst = subject.in_double(), report.few(), 0.0
 
     def prove(self, mask: HeadMask) -> None:
         """Raises `ProofFailed`."""
@@ -89,7 +88,7 @@ class EquivalenceCheck:
 def proofs(subject: Subject, report: Data) -> dict[str, float]:
     """The proofs of every run that closes heads: each block's mask bites and, for a model that decodes, greedy decoding
     and exact match agree."""
-    checks: dict[str, float] = {"min_difference_open_closed": smallest_bite(subject, report[:PROOF_BATCH])}
+    checks: dict[str, float] = {"min_difference_open_closed": smallest_bite(subject, report.few())}
     if isinstance(subject, DecodesGreedily):
         checks["greedy_decoding_disagreements"] = greedy_disagreements(subject, report)
     return checks

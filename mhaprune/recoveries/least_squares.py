@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 HELD_OUT = 5
-"""Every fifth part decides between several ridges."""
+"""Every fifth part decides between several ridges, beginning with the second."""
 
 
 @torch.no_grad()
@@ -31,7 +31,8 @@ def correct(
     number, which float64 affords for inputs in float32. If the equations leave a choice, V and c are the smallest: with
     no ridge and fewer tokens than inputs, for example.
 
-    Of several ridges the one is taken whose fit to most parts is best on the others; the fit to all of them follows.
+    Several ridges are tried on most of the parts. The one that fits the other parts best then fits all of them. If
+    there is only one part, the largest ridge is taken.
     """
     D, W = weight_DW.shape
     unknowns = W if bias_D is None else W + 1
@@ -41,11 +42,13 @@ def correct(
     for i, (inputs_TW, missing_TD) in enumerate(parts):
         inputs = F.pad(inputs_TW.double(), (0, unknowns - W), value=1.0)  # a last column for the bias
         sums = _Sums(inputs.T @ inputs, inputs.T @ missing_TD.double())
-        if len(ridges) > 1 and i % HELD_OUT == HELD_OUT - 1:
+        if len(ridges) > 1 and i % HELD_OUT == 1:
             held = held.plus(sums)
         else:
             most = most.plus(sums)
-    best = min(ridges, key=lambda each: held.error(most.solved(each, W))) if len(ridges) > 1 else ridges[0]
+    best = max(ridges)
+    if held is not nothing:
+        best = min(ridges, key=lambda each: held.error(most.solved(each, W)))
     change = most.plus(held).solved(best, W)
     weight_DW.add_(change[:W].T)
     if bias_D is not None:

@@ -18,9 +18,9 @@ from families import FAMILIES, GATES_ONLY, UNKNOWN, Family, batch_of, make
 
 from mhaprune.adapters.proof import per_example
 from mhaprune.adapters.saving import load_folder
+from mhaprune.adapters.wrap import Heads, wrap
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.measure import all_open, measure, measure_masks, output_difference
-from mhaprune.wrapping import Heads, wrap
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 

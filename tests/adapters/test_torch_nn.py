@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from mhaprune.adapters.blocks import AttentionBlock
 from mhaprune.adapters.torch_nn import converted
+from mhaprune.adapters.wrap import wrap
 from mhaprune.heads import HeadMask
 from mhaprune.measure import output_difference
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.gates import Softmax
-from mhaprune.wrapping import wrap
 
 B, T, U, D, H = 3, 5, 4, 16, 4
 

@@ -12,7 +12,7 @@ from mhaprune.data import Examples
 from mhaprune.heads import HeadMask, Site
 from mhaprune.measure import measure
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.plans import Plan, make_plans
+from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import ProofFailed, prune, smallest_bite, time_removed
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot
@@ -62,9 +62,8 @@ def test_a_scorer_that_wants_a_number_is_asked_once_for_each_that_leaves_a_choic
     model: Seq2Seq, splits: Splits
 ) -> None:
     Told.asked.clear()
-    made = list(
-        make_plans(Scoring(model, splits.score, 0), {"told": Told()}, OneShot(), removing([0, 4, 13, 18], model.grid))
-    )
+    budgets = removing([0, 4, 13, 18], model.grid)
+    made = plans_of(choices(Scoring(model, splits.score, 0), {"told": Told()}, OneShot(), budgets))
     assert Told.asked == [14, 5]
     assert {len(plan.mask.removed): plan.mask.removed for plan in made} == {
         n: frozenset(model.grid.heads[:n]) for n in (0, 4, 13, 18)

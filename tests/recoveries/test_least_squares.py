@@ -71,3 +71,26 @@ def test_fewer_tokens_than_inputs_leave_the_rest_as_it_was(ridge: float) -> None
     if ridge == 0:
         torch.testing.assert_close(linear(read), wanted)
     assert torch.linalg.matrix_rank(change) <= 3
+
+
+@torch.no_grad()
+def test_of_several_ridges_the_one_that_holds_elsewhere_is_taken() -> None:
+    """Noise is best left alone, and what is so in all parts is best followed."""
+    draw = torch.Generator().manual_seed(0)
+    truth = torch.randn(8, 3, generator=draw).double()
+    for noise, expected in ((100.0, 100.0), (0.0, 1e-3)):
+        read = [torch.randn(10, 8, generator=draw).double() for _ in range(5)]
+        parts = [(A, A @ truth + noise * torch.randn(10, 3, generator=draw).double()) for A in read]
+        chosen, told = (torch.zeros(3, 8).double() for _ in range(2))
+        correct(chosen, None, parts, [1e-3, 1.0, 100.0])
+        correct(told, None, parts, expected)
+        torch.testing.assert_close(chosen, told)
+
+
+@torch.no_grad()
+def test_with_nothing_to_choose_by_the_largest_ridge_is_taken() -> None:
+    _, read, missing = problem(20, 4)
+    weights = [torch.zeros(3, 4).double() for _ in range(2)]
+    for weight, ridge in zip(weights, ([1e-3, 10.0], 10.0), strict=True):
+        correct(weight, None, [(read, missing)], ridge)
+    torch.testing.assert_close(*weights)

@@ -18,7 +18,7 @@ from mhaprune.experiments.base import Findings, Setup, WithinTolerance, the_one
 from mhaprune.experiments.can_go import within_tolerance
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
-from mhaprune.pruning.plans import Plan, make_plans, plan_columns
+from mhaprune.pruning.plans import Plan, choices, plan_columns, plans_of
 from mhaprune.pruning.removal import proofs, prune, time_removed
 from mhaprune.recoveries.base import Lesson, recover
 from mhaprune.reporting.plots import Figures
@@ -113,7 +113,7 @@ class Ablate(WithinTolerance):
         """The study of any subject, ours or one that others made: nothing here knows where the model came from."""
         subject, report = scoring.subject, splits.report
         budgets = removing(heads_to_remove(self.budgets, len(subject.grid)), subject.grid)
-        plans = list(make_plans(scoring, scorers, schedule, budgets))
+        plans = plans_of(choices(scoring, scorers, schedule, budgets))
         pruning, _, difference = prune(subject, plans, splits)
         latency = time_removed(
             subject, [plan for plan in plans if plan.draw == 0], report[: self.latency_batch], self.latency_rounds

@@ -21,7 +21,7 @@ from mhaprune.experiments.interact import words
 from mhaprune.experiments.interact.figures import by_block, interactions, together
 from mhaprune.heads import HeadMask
 from mhaprune.measure import BATCH_SIZE, measure_removed
-from mhaprune.pruning.plans import Plan, make_plans, plan_columns
+from mhaprune.pruning.plans import Plan, choices, plan_columns, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.reporting.plots import Figures
 from mhaprune.schedules.budgets import removing
@@ -60,9 +60,8 @@ class Interact(Experiment):
         subject, report = study.subject, study.splits.report
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
         budgets = removing(range(len(subject.grid) + 1), subject.grid)
-        plans = [
-            plan for plan in make_plans(scoring, study.scorers, the_one(study.schedules), budgets) if plan.draw == 0
-        ]
+        made = plans_of(choices(scoring, study.scorers, the_one(study.schedules), budgets))
+        plans = [plan for plan in made if plan.draw == 0]
         every = HeadMask(subject.grid)
         alone = [every.without(head) for head in subject.grid]
         pairs = [every.without(*pair) for pair in combinations(subject.grid, 2)]

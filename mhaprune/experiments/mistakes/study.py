@@ -16,7 +16,7 @@ from mhaprune.experiments.mistakes.mistakes import GRADIENT_MISTAKES, RIGHT, WHA
 from mhaprune.experiments.mistakes.words import RANDOM_GATES
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.plans import make_plans
+from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.removal import proofs, prune
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import training_curve
@@ -87,7 +87,8 @@ class Mistakes(Experiment):
     def _choose(self, study: Study, subject: Seq2Seq, scorers: Mapping[str, Scorer]) -> Chosen:
         scoring = Scoring(subject, study.splits.score, study.seed)
         budgets = removing(with_a_choice(self.budgets, len(subject.grid)), subject.grid)
-        pruned = prune(subject, list(make_plans(scoring, scorers, the_one(study.schedules), budgets)), study.splits)
+        plans = plans_of(choices(scoring, scorers, the_one(study.schedules), budgets))
+        pruned = prune(subject, plans, study.splits)
         quality = pruned.table.pivot_table(index=["heads_total", "heads_removed"], columns="scorer", values=QUALITY)
         scores = {name: scoring(name, scorer).scores.values[0] for name, scorer in scorers.items()}
         return Chosen(quality, scores, pruned.difference)

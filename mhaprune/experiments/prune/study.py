@@ -26,8 +26,8 @@ from mhaprune.experiments.prune.figures import (
 from mhaprune.experiments.prune.trials import Trial, Trials
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.costs import Costs, no_memory
-from mhaprune.pruning.plans import Plan, make_plans
-from mhaprune.pruning.removal import PROOF_BATCH, proofs, time_removed
+from mhaprune.pruning.plans import Plan, choices, plans_of
+from mhaprune.pruning.removal import proofs, time_removed
 from mhaprune.recoveries.base import Lesson, left_digest
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import training_curve
@@ -89,13 +89,13 @@ class Prune(WithinTolerance):
             heads_to_remove(counts, len(grid), len(schedule.smallest(grid).removed))
             if counted_texts := [text for text in texts if unit_of(text) in COUNTED_UNITS]:
                 untrained, report = setup.recipe.untrained(), setup.recipe.splits.report
-                costs = Costs(untrained, report[:PROOF_BATCH], report[:1], 1, no_memory)
+                costs = Costs(untrained, report.few(), report[:1], 1, no_memory)
                 resolve(counted_texts, schedule.smallest(untrained.grid), costs)
 
     def __call__(self, study: Study) -> Findings:
         subject, splits = study.subject, study.splits
         batch = splits.report[: self.latency_batch]
-        costs = Costs(subject, splits.report[:PROOF_BATCH], batch, self.latency_rounds, study.remember)
+        costs = Costs(subject, splits.report.few(), batch, self.latency_rounds, study.remember)
         # Before the first head is scored, so that an impossible budget is refused at once.
         budgets = {n: resolve(self.budgets, s.smallest(subject.grid), costs) for n, s in study.schedules.items()}
         kept = [{budget.heads_kept(subject.grid) for budget in resolved} for resolved in budgets.values()]
@@ -148,9 +148,9 @@ def first_plans(
     if isinstance(schedule, Stepwise):
         steps = range(len(schedule.smallest(grid).removed) + 1)
         more = [budget for budget in removing(steps, grid) if budget.name not in known]
-    yield from make_plans(scoring, others, schedule, [*budgets, *more], name, draws=1)
+    yield from plans_of(choices(scoring, others, schedule, [*budgets, *more], name, draws=1))
     if schedule.scoring != "none":
-        yield from make_plans(scoring, told, schedule, budgets, name, draws=1)
+        yield from plans_of(choices(scoring, told, schedule, budgets, name, draws=1))
 
 
 def choose_next(study: Study, scorer: str, name: str, left: Seq2Seq, budget: Budget) -> Plan:
@@ -161,7 +161,8 @@ def choose_next(study: Study, scorer: str, name: str, left: Seq2Seq, budget: Bud
 
     scorers = {scorer: study.scorers[scorer]} if scorer in study.scorers else {}
     scoring, schedule = Scoring(left, study.splits.score, study.seed, remember), study.schedules[name]
-    return next(make_plans(scoring, scorers, schedule, [budget], name, draws=1, whole=study.subject.grid))
+    (plan,) = plans_of(choices(scoring, scorers, schedule, [budget], name, draws=1, whole=study.subject.grid))
+    return plan
 
 
 def best_of_each_size(found: Sequence[Trial]) -> list[Trial]:

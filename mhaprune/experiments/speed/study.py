@@ -19,7 +19,7 @@ from mhaprune.experiments.speed.workloads import Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.plans import make_plans
+from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.removal import proofs, prune, time_removed
 from mhaprune.ranges import Ge, Sizes, Within
 from mhaprune.reporting.plots import Figures
@@ -132,7 +132,7 @@ class Speed(Experiment):
         of the proof."""
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
         budgets = removing(heads_to_remove(self.budgets, len(subject.grid)), subject.grid)
-        plans = list(make_plans(scoring, study.scorers, the_one(study.schedules), budgets))
+        plans = plans_of(choices(scoring, study.scorers, the_one(study.schedules), budgets))
         cast = copy.deepcopy(subject).to(PRECISIONS[self.dtype])
         pruning, _, difference = prune(cast, plans, study.splits)
         report, first = study.splits.report, [plan for plan in plans if plan.draw == 0]

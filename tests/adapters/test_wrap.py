@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.adapters.batches import Batches
+from mhaprune.adapters.wrap import Heads, wrap
 from mhaprune.measure import measure
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.pruning.removal import ProofFailed
-from mhaprune.wrapping import Heads, wrap
 
 
 class Classifier(nn.Module):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.blocks import AttentionBlock, Unsupported
 from mhaprune.adapters.discovery import discover
+from mhaprune.adapters.losses import Drift, Judge, name_of, quality_for, unit_of
 from mhaprune.adapters.proof import Proven, prove
 from mhaprune.adapters.refit import refit as refitted
 from mhaprune.adapters.saving import make_plain
@@ -23,8 +24,7 @@ from mhaprune.command_line import scorer_named
 from mhaprune.experiments.ablate.study import Ablate, Recover
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadGrid, HeadMask
-from mhaprune.losses import Drift, Judge, name_of, quality_for, unit_of
-from mhaprune.pruning.plans import make_plans
+from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.running import Results
 from mhaprune.schedules.base import Schedule
@@ -95,8 +95,8 @@ class Heads:
         schedule: Schedule = OneShot() if rescore_every is None else Iterative(every=rescore_every)
         if rescore_every is not None:
             self._removable()
-        plans = make_plans(self.scoring, self._scorers([by]), schedule, removing(counts, self.grid), draws=1)
-        return [plan.mask for plan in plans]
+        made = choices(self.scoring, self._scorers([by]), schedule, removing(counts, self.grid), draws=1)
+        return [plan.mask for plan in plans_of(made)]
 
     def _kept(self, keep: float | int) -> int:
         total = len(self.grid)
