@@ -205,7 +205,7 @@ def wrap(
 ) -> Heads:
     """Find the heads of a model, and prove that they can be gated and removed. The model stays as it is.
 
-    `loss` takes what the model returns and a batch, and returns one number per example (see `mhaprune.losses`);
+    `loss` takes what the model returns and a batch, and returns one number per example (see `adapters.losses`);
     `quality` likewise, the higher the better. Each split is a list of batches: heads are scored on `score`, choices are
     made on `choose`, numbers are reported on `report`. Batches are dicts, tuples or tensors with a row per example, and
     the model is called as `model(**batch)`, `model(*batch)` or `model(batch)`; `call` is another way to call it.
@@ -217,7 +217,7 @@ def wrap(
     splits = {
         name: Batches.of(batches, name)
         for name, batches in (("score", score), ("choose", choose), ("report", report))
-        if batches is not None
+        if batches is not None or name == "score"
     }
     run = call or call_plainly
     quality = quality or quality_for(loss)
@@ -229,10 +229,11 @@ def wrap(
     else:
         found = [block.completed(model) for block in blocks]
     subject = wrapped(model, found, loss, quality, run)
-    for judge in (loss, quality):
-        if isinstance(judge, Drift):
-            splits = {name: with_dense(subject, split, judge) for name, split in splits.items()}
-            break
+    drifts = [judge for judge in (loss, quality) if isinstance(judge, Drift)]
+    if len({judge.represent for judge in drifts}) > 1:
+        raise ValueError("quality: looks at the output in another way than the loss, both must share one `represent`")
+    if drifts:
+        splits = {name: with_dense(subject, split, drifts[0]) for name, split in splits.items()}
     subject.evaluate(splits["score"][:2])  # a loss of the wrong shape is refused before anything long
     return Heads(subject, splits, name_of(quality), prove(subject, splits["score"]), seed)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.adapters.batches import Batches
+from mhaprune.adapters.losses import Drift
 from mhaprune.adapters.wrap import Heads, wrap
 from mhaprune.measure import measure
 from mhaprune.model.attention import MultiHeadAttention
@@ -166,6 +167,14 @@ def bad_loss(output: Any, batch: Any) -> Tensor:
     [
         ({"loss": bad_loss}, r"loss: returns \(\) for a batch of 2, must be one number per example, \(2,\)"),
         ({"score": []}, "score: holds no batches"),
+        ({"score": None}, "score: holds no batches"),
+        (
+            {
+                "loss": Drift(lambda output, batch: output["logits"]),
+                "quality": Drift(lambda output, batch: output["logits"]),
+            },
+            "quality: looks at the output in another way than the loss",
+        ),
         ({"model": "bert-base"}, "model: is a str, must be a torch.nn.Module"),
         ({"model": nn.Linear(2, 2).to("meta")}, "model: its weight weight is on the meta device"),
         (
