@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
+import pytest
+import torch
 
+from mhaprune.adapters.wrapped import Judged
 from mhaprune.data import PAD
-from mhaprune.evaluation import nothing_learnt
+from mhaprune.evaluation import accuracy_columns, choose_columns, nothing_learnt
+from mhaprune.statistics import mean_interval, paired_interval, share_interval, wilson_interval
 from mhaprune.tasks.base import Splits
 from mhaprune.training.loop import Training
 
@@ -22,3 +27,26 @@ def test_a_training_that_taught_nothing_is_named(splits: Splits) -> None:
     assert line is not None
     assert line.startswith("training.learning_rate=5.0, steps=600: nothing was learnt.")
     assert "exact match reached 0.100" in line
+
+
+def judged(quality_E: np.ndarray) -> Judged:
+    return Judged(torch.ones(len(quality_E)), torch.from_numpy(quality_E))
+
+
+@pytest.mark.parametrize(("binary", "interval"), [(True, wilson_interval), (False, share_interval)])
+def test_answers_and_shares_have_intervals_of_their_own(binary: bool, interval: object) -> None:
+    quality_E = np.random.default_rng(0).random(40)
+    quality_E = (quality_E < 0.9).astype(float) if binary else quality_E
+    columns = accuracy_columns(judged(quality_E))
+    assert callable(interval)
+    assert (columns["quality_low"], columns["quality_high"]) == interval(quality_E)
+
+
+def test_the_loss_of_pairs_has_the_interval_of_its_kind() -> None:
+    draw = np.random.default_rng(0)
+    dense_E, left_E = draw.random((2, 40))
+    columns = choose_columns(judged(left_E), judged(dense_E))
+    assert (columns["choose_drop_low"], columns["choose_drop_high"]) == mean_interval(dense_E - left_E)
+    dense_E, left_E = (dense_E < 0.9).astype(float), (left_E < 0.8).astype(float)
+    columns = choose_columns(judged(left_E), judged(dense_E))
+    assert (columns["choose_drop_low"], columns["choose_drop_high"]) == paired_interval(dense_E, left_E)

@@ -11,7 +11,7 @@ import torch
 
 from mhaprune.experiments.speed.matchup import peak_bytes
 from mhaprune.experiments.speed.profile import Stopwatch
-from mhaprune.timing import COPIES, copies, device_name, in_turn, ratios, taking_turns
+from mhaprune.timing import COPIES, COPIES_BYTES, copies, copies_that_fit, device_name, in_turn, ratios, taking_turns
 
 
 def test_a_round_makes_every_call_once_and_none_always_follows_the_same() -> None:
@@ -94,6 +94,12 @@ def test_copies_are_made_among_each_other() -> None:
     rounds = [made[i : i + 3] for i in range(0, 3 * COPIES, 3)]
     assert all(sorted(one) == list("abc") for one in rounds)
     assert len({"".join(one) for one in rounds}) > 1
+
+
+def test_there_are_fewer_copies_of_large_models() -> None:
+    assert copies_that_fit(1, models=2) == COPIES
+    assert copies_that_fit(COPIES_BYTES // 4, models=2) == 2
+    assert copies_that_fit(10 * COPIES_BYTES, models=2) == 1
 
 
 def test_copies_take_turns() -> None:

@@ -165,13 +165,13 @@ def test_a_saved_model_keeps_the_names_of_its_heads(saved: Path) -> None:
 def test_an_even_model_is_plain_where_the_config_has_a_place_for_it(tmp_path: Path) -> None:
     import transformers
 
+    from mhaprune.adapters.saving import make_plain
+
     plain = set()
     for name in ("bert", "llama", "qwen3", "gemma3", "gpt2"):
         heads = heads_of(name)
         kept = [head for head in heads.grid if head.head < 2]
         mask = HeadMask(heads.grid, frozenset(heads.grid) - frozenset(kept))
-        from mhaprune.adapters.saving import make_plain
-
         model: Any = heads.without(mask).model
         before = said(model, FAMILIES[name])
         if make_plain(model):
@@ -180,6 +180,11 @@ def test_an_even_model_is_plain_where_the_config_has_a_place_for_it(tmp_path: Pa
             again = getattr(transformers, FAMILIES[name].model).from_pretrained(tmp_path / name)
             assert torch.equal(said(again, FAMILIES[name]), before)
     assert plain == {"llama", "qwen3", "gemma3"}
+    heads = heads_of("llama")
+    first = [head for head in heads.grid if head.block == heads.grid.blocks[0] and head.head >= 2]
+    uneven: Any = heads.without(HeadMask(heads.grid, frozenset(first))).model
+    assert not make_plain(uneven)
+    assert uneven.config.mhaprune
 
 
 @pytest.mark.parametrize(
@@ -218,6 +223,13 @@ def test_a_damaged_folder_is_refused_in_one_line(saved: Path, tmp_path: Path) ->
         with pytest.raises(ValueError, match=message) as refused:
             load_folder(folder)
         assert "\n" not in str(refused.value)
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file((folder := broken({})) / "model.safetensors")
+    del weights[lost := sorted(weights)[-1]]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"damaged, missing keys: {lost}"):
+        load_folder(folder)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text("{")
     with pytest.raises(ValueError, match="its config.json cannot be read"):

@@ -7,53 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from classifier import Classifier, batches, classifier
 from torch import Tensor, nn
 
 from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.losses import Drift
 from mhaprune.adapters.wrap import Heads, wrap
 from mhaprune.measure import measure
-from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.pruning.removal import ProofFailed
-
-
-class Classifier(nn.Module):
-    """A tiny encoder, ours or torch's, that says which of three classes."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.embedding, self.output = nn.Embedding(11, width), nn.Linear(width, 3)
-        self.attention = nn.ModuleList(MultiHeadAttention(width, 4) for _ in range(2))
-        self.feed_forward = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        x = self.embedding(input_ids)
-        for attention, forward in zip(self.attention, self.feed_forward, strict=True):
-            x = x + attention(x, x, x, key_padding_mask=attention_mask == 0)[0]
-            x = x + forward(x.relu())
-        return {"logits": self.output(x.mean(dim=1))}
-
-
-def batches(count: int, seed: int = 0) -> list[dict[str, Tensor]]:
-    draw = torch.Generator().manual_seed(seed)
-    made = []
-    for length in range(4, 4 + count):
-        ids = torch.randint(1, 11, (6, length), generator=draw)
-        mask = torch.ones_like(ids)
-        mask[0, -2:] = 0
-        made.append({"input_ids": ids, "attention_mask": mask, "labels": ids[:, 0] % 3})
-    return made
-
-
-def classifier() -> Classifier:
-    torch.manual_seed(0)
-    model = Classifier()
-    optimiser = torch.optim.Adam(model.parameters(), 0.01)
-    for batch in batches(30, seed=5):
-        optimiser.zero_grad()
-        nn.functional.cross_entropy(model(**batch)["logits"], batch["labels"]).backward()
-        optimiser.step()
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +56,21 @@ def test_a_refit_follows_the_whole_model_without_labels(heads: Heads) -> None:
 
     again = refit(heads.subject, plain, Batches(shuffled, split.widths, split.constants, split.form))
     assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), fitted.model.parameters(), strict=True))
+
+
+def test_a_refit_does_not_see_padding(heads: Heads) -> None:
+    from mhaprune.adapters.refit import refit
+
+    left, split = heads.without(heads.mask(keep=2, by="gate_output")), heads.splits["score"]
+    ids, mask = split.fields["input_ids"], split.fields["attention_mask"]
+    other = {**split.fields, "input_ids": torch.where(mask == 0, (ids + 3) % 11, ids)}
+    fitted = [
+        refit(heads.subject, left, Batches(fields, split.widths, split.constants, split.form)).model
+        for fields in (split.fields, other)
+    ]
+    assert not torch.equal(other["input_ids"], ids)
+    for one, same in zip(*(model.parameters() for model in fitted), strict=True):
+        torch.testing.assert_close(one, same)
 
 
 def test_a_refit_of_the_whole_model_changes_nothing_beyond_rounding(heads: Heads) -> None:

@@ -1,0 +1,47 @@
+"""A small model that is not ours, with padded batches for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.model.attention import MultiHeadAttention
+
+
+class Classifier(nn.Module):
+    """A tiny encoder, ours or torch's, that says which of three classes."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(11, width), nn.Linear(width, 3)
+        self.attention = nn.ModuleList(MultiHeadAttention(width, 4) for _ in range(2))
+        self.feed_forward = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        x = self.embedding(input_ids)
+        for attention, forward in zip(self.attention, self.feed_forward, strict=True):
+            x = x + attention(x, x, x, key_padding_mask=attention_mask == 0)[0]
+            x = x + forward(x.relu())
+        return {"logits": self.output(x.mean(dim=1))}
+
+
+def batches(count: int, seed: int = 0) -> list[dict[str, Tensor]]:
+    draw = torch.Generator().manual_seed(seed)
+    made = []
+    for length in range(4, 4 + count):
+        ids = torch.randint(1, 11, (6, length), generator=draw)
+        mask = torch.ones_like(ids)
+        mask[0, -2:] = 0
+        made.append({"input_ids": ids, "attention_mask": mask, "labels": ids[:, 0] % 3})
+    return made
+
+
+def classifier() -> Classifier:
+    torch.manual_seed(0)
+    model = Classifier()
+    optimiser = torch.optim.Adam(model.parameters(), 0.01)
+    for batch in batches(30, seed=5):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(**batch)["logits"], batch["labels"]).backward()
+        optimiser.step()
+    return model
