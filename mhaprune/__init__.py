@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mhaprune.adapters.blocks import AttentionBlock
     from mhaprune.adapters.wrap import wrap
-    from mhaprune.api import load, run
+    from mhaprune.api import load, run, save
     from mhaprune.model.attention import MultiHeadAttention
 
 _HOME = {
     "run": "api",
     "load": "api",
+    "save": "api",
     "wrap": "adapters.wrap",
     "AttentionBlock": "adapters.blocks",
     "MultiHeadAttention": "model.attention",
 }
 
-__all__ = ["AttentionBlock", "MultiHeadAttention", "load", "losses", "run", "wrap"]
+__all__ = ["AttentionBlock", "MultiHeadAttention", "load", "losses", "run", "save", "wrap"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mhaprune.adapters.saving import is_folder_of_transformers, load_folder
+from mhaprune.adapters.saving import is_folder_of_transformers, load_folder, save_folder
 from mhaprune.command_line import described
 from mhaprune.config import restored
 from mhaprune.data import pad
@@ -63,8 +63,14 @@ class Loaded(nn.Module):
 
 
 def load(path: str | Path, device: torch.device | str = "cpu") -> nn.Module:
-    """A saved model: a file of `experiment=train` or `experiment=prune` as a `Loaded`, or a folder that the
+    """A saved model: a file of `experiment=train` or `experiment=prune` as a `Loaded`, or a folder that `save` or the
     `save_pretrained` of a pruned model of transformers wrote. Raises ValueError, one line, for anything else."""
     if is_folder_of_transformers(Path(path)):
         return load_folder(Path(path)).to(device)
     return Loaded(*restored(read(str(path)), device))
+
+
+def save(model: nn.Module, path: str | Path) -> None:
+    """Write a pruned model of transformers into a folder that is read by `load`, and where mhaprune is not installed by
+    `AutoModelFor....from_pretrained(path, trust_remote_code=True)`. Raises ValueError, one line, for other models."""
+    save_folder(model, path)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mhaprune.adapters.blocks import AttentionBlock, Rows, Unsupported, in_features, neighbours, out_features, weight_of
+from mhaprune.adapters.reshaping import finish, store
 from mhaprune.adapters.torch_nn import TorchAttention, without_heads
 from mhaprune.model.attention import MultiHeadAttention
 
@@ -98,32 +99,11 @@ def remove_heads(
         cut.shapes[block.out] = list(out.weight.shape)
         cut.heads[block.path] = [block.names[h] for h in keep]
         cut.attributes[block.path] = _attributes(model.get_submodule(block.path), block, stay)
-    finish(model, cut)
+    finish(model, cut.attributes)
     config = getattr(model, "config", None)
     if config is not None and generic:
         config.mhaprune = vars((Cut.of(model) or Cut()).then(cut))
     return model, left
-
-
-def finish(model: nn.Module, cut: Cut) -> None:
-    """Set the attributes of a removal on a model whose weights have their new shapes."""
-    for path, attributes in cut.attributes.items():
-        for name, value in attributes.items():
-            setattr(model.get_submodule(path), name, value)
-    if any("kept_of_kv" in attributes or "kept_heads" in attributes for attributes in cut.attributes.values()):
-        from mhaprune.adapters.uneven import UNEVEN, register
-
-        register()
-        model.set_attn_implementation(UNEVEN)  # type: ignore[operator]
-
-
-def shrink(model: nn.Module, cut: Cut) -> None:
-    """Give a freshly built model, in place, the shapes that a removal left. Its cut weights are not filled."""
-    for path, shape in cut.shapes.items():
-        module: Any = model.get_submodule(path)
-        outputs = shape[0] if isinstance(module, nn.Linear) else shape[1]
-        _store(module, module.weight.new_empty(shape), None if module.bias is None else module.bias.new_empty(outputs))
-    finish(model, cut)
 
 
 def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int] | None = None) -> None:
@@ -134,16 +114,7 @@ def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int
     if columns is not None:
         weight = weight[:, list(columns)]
     as_stored = weight if isinstance(module, nn.Linear) else weight.mT
-    _store(module, as_stored.clone(memory_format=torch.contiguous_format), None if bias is None else bias.clone())
-
-
-def _store(module: Any, weight: Tensor, bias: Tensor | None) -> None:
-    module.weight = nn.Parameter(weight, requires_grad=module.weight.requires_grad)
-    if bias is not None:
-        module.bias = nn.Parameter(bias, requires_grad=module.bias.requires_grad)
-    names = ("out_features", "in_features") if isinstance(module, nn.Linear) else ("nx", "nf")
-    for name, size in zip(names, weight.shape, strict=True):
-        setattr(module, name, size)
+    store(module, as_stored.clone(memory_format=torch.contiguous_format), None if bias is None else bias.clone())
 
 
 def _replace(model: nn.Module, path: str, layer: MultiHeadAttention, keep: Sequence[int]) -> None:

@@ -1,12 +1,14 @@
-"""Pruned models of transformers as folders: written by their own `save_pretrained`, read back here.
+"""Pruned models of transformers as folders.
 
 Where every layer has lost as many heads as any other, and the config has a place for that, the folder is a plain one
-that transformers reads. Where it is ragged, `config.mhaprune` says which shapes the weights have.
+that transformers reads. Where it is ragged, `config.mhaprune` says which shapes the weights have. `load_folder` reads
+that; and `save_folder` lays Python code into the folder that does, for those who have transformers alone.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from mhaprune.adapters import reshaping
 from mhaprune.adapters.blocks import Unsupported
-from mhaprune.adapters.removal import COUNTS, Cut, shrink
+from mhaprune.adapters.removal import COUNTS, Cut
+from mhaprune.adapters.reshaping import shrink
+from mhaprune.store import write_bytes
 
 KV_COUNTS = ("num_key_value_heads",)
 WIDTH_OF_HEAD = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
@@ -27,6 +32,65 @@ WIDTH_OF_HEAD = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 def is_folder_of_transformers(path: Path) -> bool:
     """Whether it looks like what `save_pretrained` writes."""
     return path.is_dir() and (path / "config.json").exists()
+
+
+CODE = "modeling_mhaprune"
+"""The file of code in a folder."""
+CLASS = '''
+
+import transformers
+
+
+class {name}(transformers.{name}):
+    """A {name} that has lost attention heads: `config.mhaprune` says which shapes are left."""
+
+    def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
+        super().__init__(config, *arguments, **named)
+        shrink(self, config.mhaprune["shapes"], config.mhaprune["attributes"])
+'''
+
+
+def save_folder(model: nn.Module, path: str | Path) -> None:
+    """Write a pruned model of transformers into a folder that its `AutoModel...` class reads, in a place without
+    mhaprune too: `AutoModelFor....from_pretrained(path, trust_remote_code=True)`.
+
+    A model whose config alone says its shapes needs no such code. Raises `Unsupported`, one line, for a model that is
+    not one of transformers.
+    """
+    import transformers
+
+    writer: Any = model
+    name, config = type(model).__name__, getattr(model, "config", None)
+    native = getattr(transformers, name, None)
+    if native is None or not isinstance(model, native):
+        raise Unsupported(f"model: {name} is none of transformers, which alone are saved as folders; see torch.save")
+    if Cut.of(model) is None:
+        writer.save_pretrained(path)
+        return
+    autos = _automatic(native, type(config))
+    if not autos:
+        raise Unsupported(f"model: no AutoModel of transformers makes a {name}; save_pretrained and mhaprune.load do")
+    writer.config.auto_map = dict.fromkeys(autos, f"{CODE}.{name}")
+    try:
+        # Code of one's own gets its weights by the names that they have in memory.
+        writer.save_pretrained(path, save_original_format=False)
+    finally:
+        del writer.config.auto_map
+    code = inspect.getsource(reshaping) + CLASS.format(name=name)
+    write_bytes(Path(path) / f"{CODE}.py", code.encode())
+
+
+def _automatic(kind: type, config: type) -> list[str]:
+    """The names of the `AutoModel...` classes that make this class from its config."""
+    from transformers.models.auto import modeling_auto
+
+    names = []
+    for name, auto in vars(modeling_auto).items():
+        mapping = getattr(auto, "_model_mapping", {}) if name.startswith("AutoModel") else {}
+        made = mapping.get(config, ())
+        if kind in (made if isinstance(made, tuple) else (made,)):
+            names.append(name)
+    return names
 
 
 def load_folder(path: Path, **options: Any) -> nn.Module:
@@ -68,7 +132,7 @@ def _shrinking(kind: Any) -> Iterator[None]:
         build(self, config, *arguments, **named)
         cut = Cut.of(self) if type(self) is kind else None
         if cut is not None:
-            shrink(self, cut)
+            shrink(self, cut.shapes, cut.attributes)
 
     kind.__init__ = init
     try:

@@ -153,6 +153,55 @@ def test_saved_models_are_equal_in_a_new_process(saved: Path) -> None:
     assert len(done.stdout.split()) == 3 * len(FAMILIES)
 
 
+WITHOUT_MHAPRUNE = """
+import json, sys, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")
+sys.modules["mhaprune"] = None
+sys.path.append(sys.argv[2])
+import torch, transformers
+from families import FAMILIES, batch_of
+for file in sorted(Path(sys.argv[1]).glob("*.pt")):
+    family, folder = FAMILIES[file.stem], file.with_suffix("")
+    (auto, *_) = json.loads((folder / "config.json").read_text())["auto_map"]
+    model = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
+    with torch.no_grad():
+        output = model(**batch_of(family), **({"use_cache": False} if family.generates else {}))
+    said = next(value for value in output.values() if isinstance(value, torch.Tensor))
+    assert torch.equal(said, torch.load(file)), file.stem
+    model.save_pretrained(folder / "again")
+    assert (folder / "again" / "modeling_mhaprune.py").exists()
+    print(file.stem)
+"""
+
+
+def test_folders_are_read_where_mhaprune_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mhaprune
+
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    for name, family in FAMILIES.items():
+        heads = heads_of(name)
+        model: Any = heads.without(masks(heads.grid)["ragged"]).model.eval()
+        mhaprune.save(model, tmp_path / name)
+        assert not hasattr(model.config, "auto_map")
+        with torch.no_grad():
+            output = model(**batch_of(family), **({"use_cache": False} if family.generates else {}))
+        torch.save(next(value for value in output.values() if isinstance(value, Tensor)), tmp_path / f"{name}.pt")
+        assert torch.equal(said(mhaprune.load(tmp_path / name), family), said(model, family))
+    command = [sys.executable, "-c", WITHOUT_MHAPRUNE, str(tmp_path), str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.split()) == len(FAMILIES)
+
+
+def test_what_is_none_of_transformers_is_not_saved_as_a_folder(tmp_path: Path) -> None:
+    import mhaprune
+
+    with pytest.raises(ValueError, match="model: Linear is none of transformers"):
+        mhaprune.save(nn.Linear(2, 2), tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
 def test_a_saved_model_keeps_the_names_of_its_heads(saved: Path) -> None:
     family = FAMILIES["bart"]
     again = wrap(load_folder(saved / "bart-ragged"), size_of_output, score=[batch_of(family)])

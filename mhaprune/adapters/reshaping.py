@@ -1,0 +1,71 @@
+"""Give a freshly built model the shapes that a removal of heads left.
+
+This file imports nothing of mhaprune: a copy of it lies in saved folders, so that they can be read without. Dimensions:
+H = heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+UNEVEN = "mhaprune_sdpa"
+"""The name of the attention for layers that lost heads unevenly."""
+
+
+def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Cut the weights of linear modules, by their paths, to these shapes, in place. They are not filled."""
+    for path, shape in shapes.items():
+        module = model.get_submodule(path)
+        outputs = shape[0] if isinstance(module, nn.Linear) else shape[1]
+        bias = None if module.bias is None else module.bias.new_empty(outputs)
+        store(module, module.weight.new_empty(tuple(shape)), bias)
+    finish(model, attributes)
+
+
+def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Set the attributes of modules, by their paths, whose weights have their new shapes."""
+    for path, values in attributes.items():
+        for name, value in values.items():
+            setattr(model.get_submodule(path), name, value)
+    if any("kept_of_kv" in values or "kept_heads" in values for values in attributes.values()):
+        register()
+        model.set_attn_implementation(UNEVEN)
+
+
+def store(module: Any, weight: Tensor, bias: Tensor | None) -> None:
+    """Put a weight and a bias into a linear module."""
+    module.weight = nn.Parameter(weight, requires_grad=module.weight.requires_grad)
+    if bias is not None:
+        module.bias = nn.Parameter(bias, requires_grad=module.bias.requires_grad)
+    names = ("out_features", "in_features") if isinstance(module, nn.Linear) else ("nx", "nf")
+    for name, size in zip(names, weight.shape, strict=True):
+        setattr(module, name, size)
+
+
+def register() -> None:
+    """Make the uneven attention known to transformers under its name."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(UNEVEN, attend)
+    AttentionMaskInterface.register(UNEVEN, sdpa_mask)
+
+
+def attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The fused attention of transformers, after each query head got the keys and values that it reads, and the part of
+    the position bias that is its own."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    heads, of_kv = getattr(module, "kept_heads", None), getattr(module, "kept_of_kv", None)
+    bias = options.get("position_bias")
+    if heads is not None and bias is not None and bias.shape[1] != len(heads):
+        options["position_bias"] = bias[:, heads]
+    if of_kv is not None:
+        key, value = key[:, of_kv], value[:, of_kv]
+    result: tuple[Tensor, Tensor | None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    return result
