@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import mhaprune
+import mhaprune.api
 from conftest import ROOT, TINY, TINY_SEQUENCES, drawing
 from mhaprune.command_line import described
 from mhaprune.heads import HeadMask
