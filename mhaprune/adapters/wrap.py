@@ -18,14 +18,15 @@ from mhaprune.adapters.losses import Drift, Judge, name_of, quality_for, unit_of
 from mhaprune.adapters.proof import Proven, prove
 from mhaprune.adapters.refit import refit as refitted
 from mhaprune.adapters.saving import make_plain
+from mhaprune.adapters.speed import timed_as
 from mhaprune.adapters.torch_nn import converted, convertible
 from mhaprune.adapters.wrapped import WrappedModel, wrapped
 from mhaprune.command_line import scorer_named
 from mhaprune.experiments.ablate.study import Ablate, Recover
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadGrid, HeadMask
-from mhaprune.pruning.plans import choices, plans_of
-from mhaprune.pruning.removal import EquivalenceCheck
+from mhaprune.pruning.plans import Plan, choices, plans_of
+from mhaprune.pruning.removal import EquivalenceCheck, time_removed
 from mhaprune.running import Results
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import removing
@@ -35,7 +36,7 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table, naming
 from mhaprune.statistics import skewed_ends
 from mhaprune.store import write_bytes
-from mhaprune.tables import LOSS_UNIT, MOMENTS, QUALITY_NAME, TIMED_NAME
+from mhaprune.tables import LOSS_UNIT, MOMENTS, QUALITY_NAME, QUARTILES, TIMED_NAME
 
 
 class Three(NamedTuple):
@@ -166,6 +167,38 @@ class Heads:
         if path is not None:
             write_bytes(Path(path), results.page({"heads": repr(self)}).encode())
         return results
+
+    def speed(
+        self,
+        keep: Sequence[float | int] = (0.75, 0.5, 0.25),
+        by: str | Scorer = "ablation",
+        batch_sizes: Sequence[int] = (1, 8),
+        new_tokens: int | None = None,
+        dtype: torch.dtype | None = None,
+        compiled: bool = False,
+        rounds: int = 20,
+    ) -> pd.DataFrame:
+        """How much faster the model is with fewer heads, see `mask`, on the first examples of the *report* split.
+
+        A forward pass is timed or, with `new_tokens`, the generation of so many tokens with its cache; in another
+        precision with `dtype`, through `torch.compile` with `compiled`. One row per batch size and model: milliseconds,
+        and the speed-up over the whole model as the median of the rounds, in which all take turns, with its quartiles.
+        The row `dense again` shows what is noise.
+        """
+        self._removable()
+        split, tables = self._split("report"), []
+        plans = [Plan("removed", 0, "", mask) for mask in self.masks(keep, by)]
+        for size in batch_sizes:
+            if not 1 <= size <= len(split):
+                raise ValueError(f"batch_sizes={size}: must be 1 to {len(split)}, the examples of the report split")
+            timed = timed_as(self.subject, new_tokens, dtype, compiled)
+            facts = {"batch_size": size, "dtype": str(timed.dtype).removeprefix("torch."), "compiled": compiled}
+            tables.append(time_removed(timed, plans, split[:size], rounds).assign(**facts))
+        table = pd.concat(tables, ignore_index=True).rename(columns={"scorer": "model"})
+        table["timed"] = "a forward pass" if new_tokens is None else f"{new_tokens} new tokens"
+        table["heads_kept"] = len(self.grid) - table["heads_removed"]
+        speed = ["speedup", *(f"speedup{end}" for end in QUARTILES if end)]
+        return table[["timed", "dtype", "compiled", "batch_size", "model", "heads_kept", "latency_ms", *speed]]
 
     @cached_property
     def scoring(self) -> Scoring:
