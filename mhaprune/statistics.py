@@ -1,6 +1,6 @@
-"""How sure we are: intervals, rank agreement of two scorers, and curves in one number.
+"""How sure we are: intervals, tests, and curves in one number.
 
-Dimensions: E = examples, N = heads, R = resamples, S = seeds, P = points of a curve.
+Dimensions: E = examples, N = heads, S = seeds, P = points of a curve.
 
 All sums are einsum, not `@`: the threads of NumPy's BLAS do not know about num_threads.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike
 
 CONFIDENCE = 0.95
 QUANTILE = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-RESAMPLES = 1000
 SIGN_FLIPS = 4999
 
 
@@ -181,7 +180,7 @@ def prunable(moments_3N: np.ndarray, tolerance: float, confidence: float = CONFI
     interval `skewed_ends` returns. A head with a NaN is never prunable, and no claim is made of it.
     """
     mean_N, stderr_N, a_N = moments_3N
-    t_N = _ratio(mean_N - tolerance, stderr_N)
+    t_N = quotient(mean_N - tolerance, stderr_N)
     p_N = np.array([NormalDist().cdf(x) for x in t_N + a_N * t_N**2 / 3 + a_N**2 * t_N**3 / 27 + a_N / 6])
     p_N[stderr_N == 0] = mean_N[stderr_N == 0] >= tolerance
     order = np.argsort(p_N)  # a NaN comes last
@@ -189,39 +188,6 @@ def prunable(moments_3N: np.ndarray, tolerance: float, confidence: float = CONFI
     together_N = np.empty(len(p_N))
     together_N[order] = np.maximum.accumulate(claims * p_N[order])
     return together_N < 1 - confidence
-
-
-def spearman(first_N: ArrayLike, second_N: ArrayLike) -> float:
-    """Correlation of the average ranks (Spearman 1904); NaN where one of the two is constant."""
-    return _of_heads(_spearman, first_N, second_N)
-
-
-def kendall(first_N: ArrayLike, second_N: ArrayLike) -> float:
-    """Tau-b (Kendall 1945): pairs ordered alike less pairs ordered unlike; NaN where one of the two is constant."""
-    return _of_heads(_kendall, first_N, second_N)
-
-
-def overlap(first_N: ArrayLike, second_N: ArrayLike, k: int) -> float:
-    """Share of the k lowest heads of the first that are among the k lowest of the second; NaN for k = 0.
-
-    Ties go in the order of the heads, as in one-shot pruning. Raises ValueError if there are fewer than k heads.
-    """
-    return _of_heads(partial(_overlap, k), first_N, second_N)
-
-
-def spearman_interval(first_N: ArrayLike, second_N: ArrayLike, seed: int = 0) -> tuple[float, float]:
-    """Percentile bootstrap over heads, with pairs kept together. Resamples without a correlation are left out."""
-    return _over_heads(_spearman, first_N, second_N, seed)
-
-
-def kendall_interval(first_N: ArrayLike, second_N: ArrayLike, seed: int = 0) -> tuple[float, float]:
-    """As `spearman_interval`."""
-    return _over_heads(_kendall, first_N, second_N, seed)
-
-
-def overlap_interval(first_N: ArrayLike, second_N: ArrayLike, k: int, seed: int = 0) -> tuple[float, float]:
-    """As `spearman_interval`; a head that stands r times in a resample takes up to r of the k lowest places."""
-    return _over_heads(partial(_overlap, k), first_N, second_N, seed)
 
 
 def area(removed_P: ArrayLike, accuracy_P: ArrayLike) -> float:
@@ -241,82 +207,9 @@ def area_weights(removed_P: ArrayLike) -> np.ndarray:
     return (np.pad(widths, (1, 0)) + np.pad(widths, (0, 1))) / (2 * widths.sum())
 
 
-Agreement = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""(N,), (N,) and how often each head stands in each resample, (R, N), to the statistic of each, (R,)."""
-
-
-def _of_heads(agreement: Agreement, first_N: ArrayLike, second_N: ArrayLike) -> float:
-    first_N, second_N = np.asarray(first_N, dtype=float), np.asarray(second_N, dtype=float)
-    return float(agreement(first_N, second_N, np.ones((1, len(first_N))))[0])
-
-
-def _over_heads(agreement: Agreement, first_N: ArrayLike, second_N: ArrayLike, seed: int) -> tuple[float, float]:
-    first_N, second_N = np.asarray(first_N, dtype=float), np.asarray(second_N, dtype=float)
-    values_R = agreement(first_N, second_N, _resamples(len(first_N), seed))
-    return _percentiles(values_R[~np.isnan(values_R)])
-
-
-def _spearman(first_N: np.ndarray, second_N: np.ndarray, counts_RN: np.ndarray) -> np.ndarray:
-    def product(first_RN: np.ndarray, second_RN: np.ndarray) -> np.ndarray:
-        return np.einsum("rn,rn,rn->r", counts_RN, first_RN, second_RN)
-
-    # Heads below less heads above: twice the average rank, centred.
-    ranks_RN = [np.einsum("rj,ij->ri", counts_RN, _signs(values_N)) for values_N in (first_N, second_N)]
-    return _correlation(product, *ranks_RN)
-
-
-def _kendall(first_N: np.ndarray, second_N: np.ndarray, counts_RN: np.ndarray) -> np.ndarray:
-    def product(first_NN: np.ndarray, second_NN: np.ndarray) -> np.ndarray:
-        return np.einsum("ri,ri->r", counts_RN, np.einsum("rj,ij->ri", counts_RN, first_NN * second_NN))
-
-    return _correlation(product, _signs(first_N), _signs(second_N))
-
-
-def _correlation(
-    product: Callable[[np.ndarray, np.ndarray], np.ndarray], first: np.ndarray, second: np.ndarray
-) -> np.ndarray:
-    """(R,): the cosine under a product; of ranks it is Spearman's, of the order of pairs Kendall's (Daniels 1944)."""
-    return _ratio(product(first, second), np.sqrt(product(first, first) * product(second, second)))
-
-
-def _overlap(k: int, first_N: np.ndarray, second_N: np.ndarray, counts_RN: np.ndarray) -> np.ndarray:
-    if not 0 <= k <= len(first_N):
-        raise ValueError(f"overlap k={k}: must be from 0 to {len(first_N)}")
-    first_RN, second_RN = (_places(values_N, counts_RN, k) for values_N in (first_N, second_N))
-    return _ratio(np.minimum(first_RN, second_RN).sum(axis=1), first_RN.sum(axis=1))
-
-
-def _signs(values_N: np.ndarray) -> np.ndarray:
-    """(N, N): 1 where the row's head is above the column's, -1 where below, 0 where they are equal."""
-    return np.sign(values_N[:, None] - values_N)
-
-
-def _places(values_N: np.ndarray, counts_RN: np.ndarray, k: int) -> np.ndarray:
-    """(R, N): how many of the k lowest places of a resample each head takes."""
-    order_N = np.argsort(values_N, kind="stable")
-    wanted_RN = counts_RN[:, order_N]
-    free_RN = k - (wanted_RN.cumsum(axis=1) - wanted_RN)
-    return np.clip(free_RN, 0, wanted_RN)[:, np.argsort(order_N)]
-
-
-def _ratio(part_R: np.ndarray, whole_R: np.ndarray) -> np.ndarray:
-    """NaN where the whole is 0."""
+def quotient(part_R: np.ndarray, whole_R: np.ndarray) -> np.ndarray:
+    """(R,): part / whole, NaN where the whole is 0."""
     return np.divide(part_R, whole_R, out=np.full(len(part_R), math.nan), where=whole_R > 0)
-
-
-@lru_cache(maxsize=4)
-def _resamples(n: int, seed: int) -> np.ndarray:
-    """(RESAMPLES, n): how often each of n stands in each resample of n."""
-    if n == 0:
-        return np.zeros((RESAMPLES, 0))
-    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(float)
-
-
-def _percentiles(values_R: np.ndarray) -> tuple[float, float]:
-    if len(values_R) == 0:
-        return math.nan, math.nan
-    low, high = np.quantile(values_R, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)
 
 
 @lru_cache

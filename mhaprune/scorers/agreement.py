@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from mhaprune.statistics import kendall, kendall_interval, overlap, overlap_interval, spearman, spearman_interval
+from mhaprune.rankings import kendall, kendall_interval, overlap, overlap_interval, spearman, spearman_interval
 from mhaprune.tables import REFERENCE
 
 

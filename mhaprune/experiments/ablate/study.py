@@ -20,6 +20,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plans_of
 from mhaprune.pruning.removal import proofs, prune, time_removed
+from mhaprune.rankings import spearman
 from mhaprune.recoveries.base import Lesson, recover
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import agreement, compare_curves, head_scores, training_curve
@@ -28,7 +29,6 @@ from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table
-from mhaprune.statistics import spearman
 from mhaprune.subject import Subject
 from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, ENDS, GATE, INITIAL_GATE, NOTHING, QUALITY, QUARTILES, SURE
 from mhaprune.trained import Study

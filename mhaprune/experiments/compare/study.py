@@ -29,6 +29,7 @@ from mhaprune.pruning.plans import Plan
 from mhaprune.pruning.removal import proofs, prune
 from mhaprune.pruning.search import COSTS
 from mhaprune.ranges import Ge
+from mhaprune.rankings import spearman
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import compare_curves, head_scores, training_curve
 from mhaprune.schedules.base import Schedule
@@ -36,7 +37,7 @@ from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing,
 from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.base import TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table
-from mhaprune.statistics import CONFIDENCE, difference_interval, prunable, sign_flip_p, spearman, with_interval
+from mhaprune.statistics import CONFIDENCE, difference_interval, prunable, sign_flip_p, with_interval
 from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, QUALITY, REFERENCE, UNINFORMED
 from mhaprune.trained import Study
 

@@ -24,11 +24,12 @@ from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.ranges import Ge
+from mhaprune.rankings import spearman
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import agreement, training_curve
 from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
-from mhaprune.statistics import prunable, spearman
+from mhaprune.statistics import prunable
 from mhaprune.subject import Subject
 from mhaprune.tables import GATE, HEAD, MOMENTS, REFERENCE
 from mhaprune.trained import Study

@@ -18,6 +18,7 @@ from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.removal import proofs, prune
+from mhaprune.rankings import spearman
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import training_curve
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing, with_a_choice
@@ -25,7 +26,6 @@ from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.scoring import Scoring
-from mhaprune.statistics import spearman
 from mhaprune.store import option_name
 from mhaprune.tables import QUALITY, REFERENCE
 from mhaprune.trained import Study

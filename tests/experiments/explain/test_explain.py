@@ -24,11 +24,11 @@ from mhaprune.experiments.explain.study import Explain
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.gates import Softmax
+from mhaprune.rankings import spearman
 from mhaprune.reporting.plots import Plot
 from mhaprune.running import Run
 from mhaprune.scorers.entropy import Entropy
 from mhaprune.statistics import prunable as claimed
-from mhaprune.statistics import spearman
 from mhaprune.store import RunFolder
 from mhaprune.tables import Tables
 from mhaprune.tasks.sort import Sort
