@@ -6,9 +6,10 @@ import platform
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import cycle
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 import torch
@@ -19,6 +20,9 @@ COPIES = 4
 models 1 % faster."""
 COPIES_BYTES = 2**31
 """How much memory all of them may take."""
+
+PROGRAMS = 10_000
+"""The largest number of programs that torch.compile may make for one layer."""
 
 Device = torch.device | str
 Model = TypeVar("Model")
@@ -79,6 +83,14 @@ def taking_turns(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
     """A call that makes the next of these calls in turn."""
     turns = cycle(calls)
     return lambda: next(turns)()
+
+
+def many_programs() -> AbstractContextManager[Any]:
+    """While this lasts, torch.compile makes a program for every shape of a layer, one for every number of heads. Beyond
+    eight it would go on without a word, uncompiled."""
+    import torch._dynamo  # slow to import, and seldom needed
+
+    return torch._dynamo.config.patch(recompile_limit=PROGRAMS, accumulated_recompile_limit=PROGRAMS)
 
 
 def ratios(times: pd.DataFrame, ours: str, peer: str) -> pd.Series:

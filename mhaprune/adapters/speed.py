@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from mhaprune.adapters.wrapped import WrappedModel
+from mhaprune.timing import many_programs
 
 
 def timed_as(
@@ -46,15 +47,11 @@ class _Generation:
 class _Compiled:
     """Another call, of a model that is compiled before its first one."""
 
-    LIMIT = 256
-    """How many shapes of one model may be compiled. Beyond that torch would go on without a word, uncompiled."""
-
     def __init__(self, run: Any) -> None:
         self.run = run
-        torch.compiler.reset()  # what was compiled before would count
 
     def __call__(self, model: nn.Module, arguments: Any) -> Any:
         if model._compiled_call_impl is None:
             model.compile(dynamic=False)
-        with torch._dynamo.config.patch(recompile_limit=self.LIMIT):
+        with many_programs():
             return self.run(model, arguments)

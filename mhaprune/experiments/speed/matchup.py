@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from math import nan
 from typing import Any
@@ -17,11 +17,9 @@ from mhaprune.heads import HeadMask
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tables import DENSE, DENSE_AGAIN
-from mhaprune.timing import COPIES, copies, in_turn, ratio_columns, taking_turns
+from mhaprune.timing import COPIES, copies, in_turn, many_programs, ratio_columns, taking_turns
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-PROGRAMS = 10_000
-"""The largest number of programs that torch.compile may make for one layer: one for every number of heads."""
 
 
 class Matchup:
@@ -62,7 +60,7 @@ class Matchup:
         be if time went by operations. `peak_mb` is the most that a call holds on a GPU beside the weights."""
         batch = work.batch(self.vocabulary_size, self.device)
         calls = {name: [work.call(model, batch) for model in models] for name, models in self.models.items()}
-        with self._compiling():
+        with many_programs() if self.compiled else nullcontext():
             turns = {name: taking_turns(copies) for name, copies in calls.items()}
             times = in_turn(turns, rounds, COPIES, self.device)
             peaks = {name: peak_bytes(copies[0], self.device) for name, copies in calls.items()}
@@ -114,13 +112,6 @@ class Matchup:
 
     def _identity(self, work: Workload) -> dict[str, Any]:
         return {**vars(work), "timed_d_model": self.models[DENSE][0].config.d_model}
-
-    def _compiling(self) -> AbstractContextManager[Any]:
-        if not self.compiled:
-            return nullcontext()
-        import torch._dynamo  # slow to import, and needed here only
-
-        return torch._dynamo.config.patch(recompile_limit=PROGRAMS, accumulated_recompile_limit=PROGRAMS)
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> float:
