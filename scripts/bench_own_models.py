@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import copy
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -91,6 +93,30 @@ def ablation(heads: Heads) -> list[Pair]:
     return [("all heads ablated, replayed / one by one", partial(measure_masks, heads.subject, data, masks), plain)]
 
 
+def peak_megabytes(call: Callable[[], object]) -> float:
+    """The most memory that this process holds during a call, by the counter of Linux, beyond what it held before."""
+    status = Path("/proc/self/status")
+
+    def counter(name: str) -> float:
+        return int(re.findall(rf"{name}:\s+(\d+) kB", status.read_text())[0]) / 1e3
+
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = counter("VmRSS")
+    call()
+    return counter("VmHWM") - before
+
+
+def memory(heads: Heads) -> pd.DataFrame:
+    """What a model weighs, and what scoring and pruning it take on top of it."""
+    weights = heads.subject.count_parameters() * heads.subject.dtype.itemsize / 1e6
+    calls: dict[str, Callable[[], object]] = {
+        "scores by ablation, gate_output and taylor": partial(heads.score, "ablation", "gate_output", "taylor"),
+        "half of the heads removed, proof in float64": partial(heads.prune, 0.5, "gate_output"),
+    }
+    rows = [{"what": name, "weights_mb": weights, "peak_mb": peak_megabytes(call)} for name, call in calls.items()]
+    return pd.DataFrame(rows)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=40, help="how often each is run, in turn, default 40")
@@ -101,6 +127,7 @@ def main() -> int:
     base = mhaprune.wrap(bert(**sizes), losses.drift, score=[text(2, 16)])
     sizes = sizes or {"hidden_size": 384, "intermediate_size": 1536}
     small = mhaprune.wrap(bert(num_hidden_layers=6, **sizes), losses.drift, score=[text(16, 24)])
+    print(memory(base).round(0).to_string(index=False))
     rows = timed([*gates(base), *removal(base, 1), *removal(base, 8)], chosen.pairs)
     rows += timed(ablation(small), max(20, chosen.pairs // 2))
     print(pd.DataFrame(rows).round(3).to_string(index=False))
