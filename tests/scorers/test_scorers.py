@@ -30,11 +30,10 @@ def ablation_by_hand(model: Seq2Seq, examples: Examples, fallback: Fallback | No
     deltas = torch.zeros(len(examples), len(model.grid), dtype=torch.float64)
     for e in range(len(examples)):
         source, target = examples.source[e], examples.target[e]
+        whole = loss_of_one(model, source, target)
         for n, head in enumerate(model.grid):
             gates = HeadMask(model.grid).without(head).gates()
-            deltas[e, n] = loss_of_one(model, source, target, gates, fallback) - loss_of_one(
-                model, source, target, None, None
-            )
+            deltas[e, n] = loss_of_one(model, source, target, gates, fallback) - whole
     return deltas.mean(0), deltas.std(0) / len(examples) ** 0.5
 
 
