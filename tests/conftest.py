@@ -100,16 +100,16 @@ RUNS = {
 
 LONG = (
     "test_every_experiment",
-    "test_run",
     "test_prune",
-    "test_config",
+    "test_run",
     "test_trained",
-    "test_checkpoint",
     "test_compare_figures",
     "test_command_line",
+    "test_checkpoint",
     "test_tutorial",
-    "test_speed",
+    "test_config",
     "test_explain",
+    "test_speed",
     "test_learn_figures",
 )
 """The files that take longest, in that order."""

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,15 @@ def train(tmp_path: Path) -> list[str]:
     return ["experiment=train", *TINY, *TINY_SEQUENCES, *output]
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Interrupts are taken as in a terminal: a shell makes what runs in its background ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_run_says_so_and_goes_on_where_it_was(
     by: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
