@@ -18,8 +18,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import hydra
+import pandas as pd
 import pytest
 import torch
+from filelock import FileLock
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 from torch.nn import functional as F
@@ -34,7 +36,9 @@ from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Lesson
+from mhaprune.running import Run
 from mhaprune.schedules.base import Evidence
+from mhaprune.store import RunFolder, read_status
 from mhaprune.subject import Fallback
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
@@ -78,22 +82,34 @@ LEARNT = (
     "training.checkpoint_every=100",
 )
 """A model of six heads that has learnt to sort short sequences, so that every budget costs it something else."""
+PRUNE = (
+    *("schedule=[one_shot,greedy]", "recovery=[refit,fine_tune,fine_tune_between,from_scratch]"),
+    *("experiment.budgets=[1,3,4]", "experiment.latency_rounds=2", "experiment.latency_batch=4"),
+    *("recovery.fine_tune.steps=30", "recovery.fine_tune_between.steps=20", "recovery.from_scratch.draws=2"),
+)
 TINY_SEQUENCES = tuple(small("task", "sort"))
 TINY_ABLATE = tuple(small("experiment", "ablate"))
+RUNS = {
+    "explain": (*LEARNT, "example=3 1 2", "experiment.shown=2"),
+    "mistakes": LEARNT,
+    "prune": (*LEARNT, *PRUNE),
+    "speed": (*TINY, *TINY_SEQUENCES, "scorer=[ablation,random]"),
+}
+"""The settings of an experiment's run that its own tests read too; the others are run tiny."""
 
 
 LONG = (
     "test_every_experiment",
-    "test_run",
     "test_prune",
-    "test_config",
+    "test_run",
     "test_trained",
-    "test_checkpoint",
     "test_compare_figures",
     "test_command_line",
+    "test_checkpoint",
     "test_tutorial",
-    "test_speed",
+    "test_config",
     "test_explain",
+    "test_speed",
     "test_learn_figures",
 )
 """The files that take longest, in that order."""
@@ -166,18 +182,51 @@ def splits(task: Sort) -> Splits:
     return task.splits()
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder that all modules share, those of the other workers too."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "shared"
+    (folder / "cache").mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A cache that all modules share, those of the other workers too, in a folder of the module's own.
+def cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
+    """The shared cache, in a folder of the module's own.
 
     It is for code as it is: a test that breaks something needs a cache of its own.
     """
-    base = tmp_path_factory.getbasetemp()
-    shared = (base if worker_id == "master" else base.parent) / "cache"
-    shared.mkdir(exist_ok=True)
     folder = tmp_path_factory.mktemp("module")
-    (folder / "cache").symlink_to(shared)
+    (folder / "cache").symlink_to(shared / "cache")
     return folder / "cache"
+
+
+@pytest.fixture(scope="session")
+def ran(shared: Path) -> Callable[[str], Path]:
+    """The folder of an experiment's run, without figures. It is run once for the tests of all modules."""
+
+    def folder(experiment: str) -> Path:
+        path = shared / experiment
+        with FileLock(f"{path}.lock"):
+            if read_status(path).get("status") != "done":
+                with RunFolder(path).recorded() as recorded:
+                    recorded.note(kind="run")
+                    run_of(experiment, shared / "cache")(recorded)
+        return path
+
+    return folder
+
+
+def run_of(experiment: str, cache: Path) -> Run:
+    """The small run of an experiment that its tests share."""
+    settings = RUNS.get(experiment, (*TINY, *TINY_SEQUENCES))
+    return build(compose(*chosen("experiment", experiment), *settings, f"cache={cache}"))
+
+
+def tables_in(folder: Path) -> dict[str, pd.DataFrame]:
+    """The tables of a run as they are read back."""
+    return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
 
 
 @pytest.fixture

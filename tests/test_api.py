@@ -15,7 +15,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.store import read_status
 from tiny import small
 
-SMALL = [*TINY, *TINY_SEQUENCES, *small("experiment", "ablate")]
+SMALL = [*TINY, *TINY_SEQUENCES, *small("experiment", "ablate"), "experiment.budgets=[0.5]"]
 
 
 @pytest.fixture(scope="module")

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, TINY, TINY_SEQUENCES, run_here
+from conftest import ROOT, TINY, TINY_SEQUENCES, compose, run_here
 from mhaprune.command_line import described, main
+from mhaprune.config import ConfigError, build
 from mhaprune.store import read_status
 
 PLAIN = "d_model=64, num_heads=4, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=128"
 REFUSED = [
     (["sped=1"], "sped=1: no such key, did you mean seed? allowed are seed, device, num_threads, cache"),
-    (["training.step=1"], "training.step=1: no such key, did you mean steps? allowed are steps, batch_size"),
     (["experiment=ablat"], "experiment=ablat: no such option, did you mean ablate? allowed are ablate, anatomy"),
     (["scorer=[gate,magic]"], "scorer=magic: no such option, allowed are ablation, ablation_mean,"),
-    (["gate=none", "gate.scale=one"], "gate.scale=one: gate is not among the options chosen here, --help lists"),
-    (["scorer=[ablation]", "scorer.random.draws=3"], "scorer.random.draws=3: random is not among the options chosen"),
-    (["experiment=train", "experiment.tolerance=0"], "experiment.tolerance=0: no such key, allowed are examples"),
     (["task=sorted"], "task=sorted: no such option, did you mean sort? allowed are copy, inflection, mirror"),
     (["task=null"], "task=null: must name one of copy, inflection, mirror_difference, reverse, running_sum, sort"),
     (["gate=null"], "gate=null: must name one of none, softmax"),
@@ -29,20 +27,31 @@ REFUSED = [
     (["seed=[1"], "seed=[1: cannot be read; brackets and quotes must close"),
     (["seed"], "seed: is no setting, it must read KEY=VALUE, for example seed=1"),
     (["ablate"], "ablate: is no setting, did you mean experiment=ablate? it must read KEY=VALUE"),
-    (["exp=ablate"], "exp=ablate: no such key, did you mean experiment? allowed are"),
-    (["mdoel.num_heads=3"], "mdoel.num_heads=3: mdoel is not among the options chosen here, did you mean model?"),
     (["--experiment=ablate"], "--experiment=ablate: settings have no dashes, write experiment=ablate"),
     (["plugins=[nowhere]", "scorer=[my_own]"], "plugins=nowhere: cannot be imported, must name a package"),
     (["example='3 1"], "example='3 1: cannot be read; brackets and quotes must close"),
     (["hydra.run.dir=/x/a=b"], "hydra.run.dir=/x/a=b: cannot be read; brackets and quotes must close"),
-    (["seed=${nope}"], "seed=${nope}: there is no setting nope, allowed are seed, device"),
     (["hydra/launcher=ray"], "launch=ray: this launcher is not installed, joblib comes with: pip install"),
     (["hydra/sweeper=unknown"], "hydra/sweeper=unknown: no such option, allowed is basic"),
     (["training.steps=many"], "training.steps='many': must be a whole number"),
-    (["num_threads=5000"], "num_threads=5000: must be from 1 to 1024"),
     (["plugins=[nowhere]"], "plugins=nowhere: cannot be imported"),
     (["model.max_length=5"], "model.max_length=5: task sort has sequences of 11 tokens, so 11 or more"),
     (["cache=/dev/null/x"], "cache=/dev/null/x: cannot be written (Not a directory), name a folder that can"),
+    (["experiment=prune", "experiment.budgets=['1 parameters']"], "experiment.budgets=1 parameters: a model with no"),
+]
+"""By the command line."""
+MISSPELT = [
+    (["training.step=1"], "training.step=1: no such key, did you mean steps? allowed are steps, batch_size"),
+    (["gate=none", "gate.scale=one"], "gate.scale=one: gate is not among the options chosen here, --help lists"),
+    (["scorer=[ablation]", "scorer.random.draws=3"], "scorer.random.draws=3: random is not among the options chosen"),
+    (["experiment=train", "experiment.tolerance=0"], "experiment.tolerance=0: no such key, allowed are examples"),
+    (["exp=ablate"], "exp=ablate: no such key, did you mean experiment? allowed are"),
+    (["mdoel.num_heads=3"], "mdoel.num_heads=3: mdoel is not among the options chosen here, did you mean model?"),
+    (["seed=${nope}"], "seed=${nope}: there is no setting nope, allowed are seed, device"),
+]
+"""Settings that are not there."""
+UNFIT = [
+    (["num_threads=5000"], "num_threads=5000: must be from 1 to 1024"),
     (["model.d_model=100000000"], "model.d_model=100000000: must be from 2 to 65536"),
     (["model.num_encoder_layers=1000000"], "model.num_encoder_layers=1000000: must be from 0 to 1000"),
     (["model.max_length=1000000000"], f"model with {PLAIN}, max_length=1000000000: takes about"),
@@ -57,9 +66,9 @@ REFUSED = [
     (["experiment=anatomy", "experiment.head=cross.9.1"], "experiment.head=cross.9.1: no such layer, the model has"),
     (["experiment=learn", "experiment.target=1.5"], "experiment.target=1.5: must be from 0 to 1"),
     (["experiment=prune", "experiment.budgets=['0 ms']"], "experiment.budgets=0 ms: must be above 0 ms"),
-    (["experiment=prune", "experiment.budgets=['1 parameters']"], "experiment.budgets=1 parameters: a model with no"),
     (["experiment=prune", "experiment.budgets=['10 flops']"], "experiment.budgets=10 flops: a model with no heads"),
 ]
+"""Values that do not fit their setting, or do not fit each other."""
 
 
 @pytest.fixture
@@ -98,9 +107,19 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
     )
 
 
-def test_what_python_asks_for_is_refused_in_the_same_line() -> None:
-    with pytest.raises(ValueError, match=r"^training.step=1: no such key, did you mean steps\?"):
-        described("training.step=1")
+@pytest.mark.parametrize(("arguments", "message"), MISSPELT, ids=[" ".join(arguments) for arguments, _ in MISSPELT])
+def test_what_python_asks_for_is_refused_in_the_same_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}") as error:
+        described(*arguments)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("untrained")
+@pytest.mark.parametrize(("arguments", "message"), UNFIT, ids=[" ".join(arguments) for arguments, _ in UNFIT])
+def test_a_value_that_does_not_fit_is_refused_in_one_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}") as error:
+        build(compose(*arguments))
+    assert "\n" not in str(error.value)
 
 
 def test_a_refused_run_leaves_an_earlier_one_alone(tmp_path: Path) -> None:

@@ -16,15 +16,17 @@ from tiny import SEVERAL, chosen, options, small
 
 GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "launch")
 ALONE = [(group, name) for group in GROUPS if group not in (*SEVERAL, "experiment") for name in options(group)]
-"""Options that are run one by one; experiments are in test_every_experiment.py."""
-TOGETHER = [(group, *options(group)) for group in GROUPS if group in SEVERAL]
+"""Options that are run one by one, each in a training; experiments are in test_every_experiment.py."""
+TOGETHER = [(group, *options(group)) for group in ("schedule", "recovery")]
+"""Options that one run prunes with; all scorers are in a run of test_every_experiment.py."""
 
 
 def tiny(group: str, *names: str) -> list[str]:
     """The overrides that run options small."""
-    experiment = "ablate" if group not in SEVERAL or group == "scorer" else "prune"
-    around = [f"experiment={experiment}", *small("experiment", experiment), "scorer=[ablation]"]
-    around += ["schedule=[greedy]", "recovery=[]"] if experiment == "prune" else []
+    around = ["experiment=train"]
+    if group in SEVERAL:
+        around = ["experiment=prune", *small("experiment", "prune"), "scorer=[ablation]"]
+        around += ["schedule=[greedy]", "recovery=[]"]
     around += small("task", "sort") if group != "task" else []
     return [*around, *TINY, *chosen(group, *names)]
 
@@ -41,6 +43,10 @@ def test_every_yaml_is_composed_checked_and_run(group: str, names: list[str], ca
     assert status["findings"] == lines
     for name in status["files"]:
         assert (tmp_path / "run" / name).stat().st_size > 0
+
+
+def test_every_scorer_is_in_the_run_that_compares_them() -> None:
+    assert sorted(build(compose("experiment=compare")).scorer) == options("scorer")
 
 
 def test_a_config_becomes_plain_objects() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import json
 import re
@@ -14,21 +15,25 @@ from typing import Any
 import matplotlib
 import matplotlib.pyplot as plt
 import pytest
+import torch
 
 from conftest import ROOT
+from mhaprune.tasks.reverse import Reverse
 
 TUTORIAL = ROOT / "notebooks" / "importance_of_a_head.ipynb"
 CELLS = json.loads(TUTORIAL.read_text())["cells"]
 SMALL = {"STEPS": 20, "EXAMPLES": 40, "ROUNDS": 2}
 
 
-def run(settings: dict[str, Any], printed: dict[str, str] | None = None) -> dict[str, Any]:
+def run(
+    settings: dict[str, Any], printed: dict[str, str] | None = None, cells: list[dict[str, Any]] = CELLS
+) -> dict[str, Any]:
     """All names that the cells leave behind, with other settings than in the cell that is for them; what they print
     goes into `printed`."""
     names: dict[str, Any] = {}
     printed = {} if printed is None else printed
     with matplotlib.rc_context({"backend": "Agg"}):
-        for cell in CELLS:
+        for cell in cells:
             if cell["cell_type"] == "code":
                 with redirect_stdout(io.StringIO()) as words:
                     exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
@@ -40,7 +45,16 @@ def run(settings: dict[str, Any], printed: dict[str, str] | None = None) -> dict
     return names
 
 
-def test_every_cell_runs(tmp_path: Path) -> None:
+def test_the_cells_before_the_first_training_run() -> None:
+    """Those with the imports, and the layer beside that of the package and of torch."""
+    first = next(i for i, cell in enumerate(CELLS) if "run = Run(" in "".join(cell["source"]))
+    names = run(SMALL, cells=CELLS[:first])
+    assert issubclass(names["Attention"], torch.nn.Module)
+
+
+@pytest.mark.slow
+def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reverse, "splits", functools.cache(Reverse.splits))  # seven models, one set of examples
     names = run(SMALL | {"CACHE": str(tmp_path)})
     assert len(names["oracle"].outcomes) == 4096
     assert (names["curves"]["best subset"] >= 0).all()

@@ -1,75 +1,73 @@
-"""What must hold for every experiment of conf/experiment, a new one too: each is run once, tiny, with its figures."""
+"""What must hold for every experiment of conf/experiment, a new one too."""
 
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 import pytest
 
-from conftest import TINY, compose, drawing
-from mhaprune.config import build
-from mhaprune.experiments.base import Experiment
+from conftest import run_of, tables_in
+from mhaprune.experiments.base import Experiment, figures_of
 from mhaprune.reporting.head_map import heads_that_matter
-from mhaprune.reporting.plots import draw
+from mhaprune.reporting.plots import draw, lay_out
 from mhaprune.store import RunFolder, read_status
 from mhaprune.tables import Tables
-from tiny import chosen, options, small
+from tiny import options
 
 
 class Done(NamedTuple):
+    """A run of an experiment."""
+
     folder: Path
     kind: type[Experiment]
-    lines: list[str]
-
-    @property
-    def tables(self) -> Tables:
-        """As they are read back."""
-        return {path.stem: pd.read_csv(path) for path in self.folder.glob("*.csv")}
+    tables: Tables
 
 
 @pytest.fixture(scope="module", params=options("experiment"))
-def done(request: pytest.FixtureRequest, cache: Path) -> Iterator[Done]:
-    overrides = [*TINY, *small("task", "sort"), *chosen("experiment", request.param), f"cache={cache}"]
-    run = build(compose(*overrides))
-    path = cache.parent / request.param
-    with drawing(), RunFolder(path).recorded() as folder:
-        folder.note(kind="run")
-        lines = run(folder).sentences
-    yield Done(path, type(run.experiment), lines)
-    shutil.rmtree(path)
+def done(request: pytest.FixtureRequest, ran: Callable[[str], Path], shared: Path) -> Done:
+    folder = ran(request.param)
+    return Done(folder, type(run_of(request.param, shared / "cache").experiment), tables_in(folder))
 
 
 def test_it_ends_in_sentences_that_the_tables_alone_give(done: Done) -> None:
-    assert done.lines
-    assert all(line.strip() == line and line and "\n" not in line and "nan" not in line.split() for line in done.lines)
-    assert list(done.kind.say(done.tables)) == done.lines
+    lines = list(done.kind.say(done.tables))
+    assert lines
+    assert all(line.strip() == line and line and "\n" not in line and "nan" not in line.split() for line in lines)
     status = read_status(done.folder)
-    assert (status["status"], status["findings"]) == ("done", done.lines)
+    assert (status["status"], status["findings"]) == ("done", lines)
     for name in status["files"]:
         assert (done.folder / name).stat().st_size > 0
 
 
-def test_every_figure_is_drawn_in_both_forms_under_a_name_of_its_own(done: Done) -> None:
-    tables = done.tables
-    verdict = done.kind.head_map(tables)
+def test_every_figure_has_something_to_draw_and_a_name_of_its_own(done: Done) -> None:
+    verdict = done.kind.head_map(done.tables)
     plots = [] if verdict is None else [heads_that_matter(verdict)]
     for figure in done.kind.figures:
-        drawn = list(draw((figure,), tables))
+        drawn = list(draw((figure,), done.tables))
         assert drawn, f"{figure.__name__} finds nothing to draw"
         plots += drawn
-    names = [plot.name for plot in plots]
-    assert len(set(names)) == len(names)
-    assert all(re.fullmatch(r"[\w.-]+", name) for name in names)
-    assert all(plot.caption for plot in plots)
-    files = {path.name for path in (done.folder / "figures").glob("*")}
+    for plot in plots:
+        assert re.fullmatch(r"[\w.-]+", plot.name)
+        assert plot.caption
+        lay_out(plot.figure)
+    assert len({plot.name for plot in plots}) == len(plots)
+
+
+@pytest.mark.slow
+@pytest.mark.figures
+def test_the_report_has_every_figure_in_both_forms(done: Done, shared: Path, tmp_path: Path) -> None:
+    """That of ablate is read in test_run.py too."""
+    with RunFolder(tmp_path / "run").recorded() as folder:
+        run_of(done.folder.name, shared / "cache")(folder)
+    names = [plot.name for plot in figures_of(done.kind, tables_in(folder.path))]
+    files = {path.name for path in (folder.path / "figures").glob("*")}
     assert files == {f"{name}.{form}" for name in names for form in ("png", "svg")}
-    page = (done.folder / "report.html").read_text()
-    assert page.count("<img ") == page.count(' alt="') == len(plots)
+    page = (folder.path / "report.html").read_text()
+    assert page.count("<img ") == page.count(' alt="') == len(names)
 
 
 def test_two_runs_are_compared(done: Done) -> None:

@@ -52,10 +52,27 @@ def run(folder: Path, *overrides: str) -> dict[str, pd.DataFrame]:
     return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
 
 
-def test_another_process_finds_the_same_model(study: Study, pruned: Seq2Seq, file: Path, tmp_path: Path) -> None:
-    settings = [f"cache={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}", "experiment.export=true"]
-    done = run_script("run.py", "experiment=evaluate", f"model_file={file}", *settings)
+def evaluate(file: Path, folder: Path) -> list[str]:
+    """The arguments that evaluate and export a saved model."""
+    output = [f"cache={folder / 'cache'}", f"hydra.run.dir={folder / 'run'}"]
+    return ["experiment=evaluate", f"model_file={file}", "experiment.export=true", *output]
+
+
+def test_a_file_is_evaluated_as_the_model_it_is(study: Study, pruned: Seq2Seq, file: Path, tmp_path: Path) -> None:
+    done = run_here(main, *evaluate(file, tmp_path))
     assert done.returncode == 0, done.stderr
+    check_the_same_model(study, pruned, tmp_path)
+
+
+@pytest.mark.slow
+def test_another_process_finds_the_same_model(study: Study, pruned: Seq2Seq, file: Path, tmp_path: Path) -> None:
+    done = run_script("run.py", *evaluate(file, tmp_path))
+    assert done.returncode == 0, done.stderr
+    check_the_same_model(study, pruned, tmp_path)
+
+
+def check_the_same_model(study: Study, pruned: Seq2Seq, tmp_path: Path) -> None:
+    """In the files that a run has written there."""
     accuracy = pd.read_csv(tmp_path / "run" / "accuracy.csv").iloc[0]
     outcome = measure(pruned, study.splits.report)
     assert accuracy["loss"] == pytest.approx(float(outcome.loss.double().mean()), rel=1e-6)

@@ -24,8 +24,8 @@ from mhaprune.tasks.base import Splits
 
 
 def loss_of(model: Seq2Seq, splits: Splits, mask: HeadMask) -> float:
-    """By real removal."""
-    return float(measure(model.without(mask), splits.score).loss.mean())
+    """With the heads masked, which is quicker than to remove them and loses the same."""
+    return float(measure(model, splits.score, mask.gates()).loss.mean())
 
 
 @pytest.fixture

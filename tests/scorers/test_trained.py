@@ -98,6 +98,7 @@ def test_subset_keeps_heads_of_much_worth_and_is_decided(keep: int) -> None:
     assert WORTHS[order[:keep]].sum() > 0.95 * WORTHS.sort(descending=True).values[:keep].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scorer", [HardConcrete(keep=6), HardConcrete(keep=12), Subset(keep=12)], ids=repr)
 def test_planted_heads_are_among_more_and_the_last_of_them_is_not_tied(
     planted: tuple[Seq2Seq, Examples], scorer: TrainedGates

@@ -61,6 +61,8 @@ CASES = {
     "three small": (("gate", "taylor", "ablation"), 6),
     "one": (("ablation",), 6),
 }
+SMALLER = ("small", "three small")
+"""Of the first two, with fewer heads."""
 
 
 def method_tables(scorers: tuple[str, ...] = EVERY, heads: int = 24, seed: int = 0) -> dict[str, pd.DataFrame]:
@@ -146,7 +148,7 @@ def one(tables: dict[str, pd.DataFrame], name: str) -> Plot:
     return plot
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["all", "three", *(pytest.param(c, marks=pytest.mark.slow) for c in SMALLER), "one"])
 def test_no_word_of_a_figure_is_clipped_or_covered(case: str) -> None:
     plots = drawn(method_tables(*CASES[case]))
     assert ("agreement" in plots) == (case != "one"), "one scorer agrees with no other"
@@ -157,12 +159,12 @@ def test_no_word_of_a_figure_is_clipped_or_covered(case: str) -> None:
 
 
 def test_the_same_tables_give_the_same_bytes() -> None:
-    some = (*EVERY[::7], "random")
+    some = (("ablation", "taylor", "random"), 6)
     for first, second in zip(
-        draw(Compare.figures, method_tables(some)), draw(Compare.figures, method_tables(some)), strict=True
+        draw(Compare.figures, method_tables(*some)), draw(Compare.figures, method_tables(*some)), strict=True
     ):
         assert first.svg == second.svg, first.name
-    assert one(crowded(0), "cost").png == one(crowded(0), "cost").png
+    assert one(crowded(0), "cost").svg == one(crowded(0), "cost").svg
 
 
 @pytest.mark.parametrize("case", ["all", "three", "small"])

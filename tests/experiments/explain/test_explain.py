@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import LEARNT, TINY, compose, every, run_here
+from conftest import LEARNT, TINY, compose, every, run_here, run_of, tables_in
 from legible import check_legible
 from mhaprune.cache import weights_digest
 from mhaprune.command_line import main
@@ -40,13 +41,12 @@ SETTINGS = (*EXPLAIN, *LEARNT)
 
 @pytest.fixture(scope="module")
 def run(cache: Path) -> Run:
-    return build(compose(*SETTINGS, f"cache={cache}", "example=3 1 2", "experiment.shown=2"))
+    return run_of("explain", cache)
 
 
 @pytest.fixture(scope="module")
-def tables(run: Run) -> dict[str, pd.DataFrame]:
-    torch.set_num_threads(1)
-    return run.experiment(run.study()).tables
+def tables(ran: Callable[[str], Path]) -> dict[str, pd.DataFrame]:
+    return tables_in(ran("explain"))
 
 
 @pytest.fixture(scope="module")

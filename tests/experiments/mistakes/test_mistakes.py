@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
-from conftest import LEARNT, compose
+from conftest import LEARNT, compose, tables_in
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.mistakes import mistakes
 from mhaprune.experiments.mistakes.study import Mistakes
@@ -51,20 +52,18 @@ def test_every_block_weighs_the_same_once_normalised(model: Seq2Seq, splits: Spl
 
 
 @pytest.fixture(scope="module")
-def folder(cache: Path) -> Path:
-    with RunFolder(cache.parent / "run").recorded() as folder:
-        build(compose("experiment=mistakes", *LEARNT, f"cache={cache}"))(folder)
-    return cache.parent / "run"
+def folder(ran: Callable[[str], Path]) -> Path:
+    return ran("mistakes")
 
 
 @pytest.fixture(scope="module")
 def tables(folder: Path) -> Tables:
-    return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
+    return tables_in(folder)
 
 
-def test_the_cost_is_right_minus_wrong_on_the_report_split(folder: Path, tables: Tables) -> None:
+def test_the_cost_is_right_minus_wrong_on_the_report_split(cache: Path, tables: Tables) -> None:
     """Measured here with the heads masked: the run has removed them."""
-    study = build(compose("experiment=mistakes", *LEARNT, f"cache={folder.parent / 'cache'}")).study()
+    study = build(compose("experiment=mistakes", *LEARNT, f"cache={cache}")).study()
     subject, report = study.subject, study.splits.report
     right = mistakes.RIGHT(subject, study.splits.score, 0).values[0]
     pruning = tables["mistake_pruning"].set_index(["mistake", "heads_removed"])
@@ -87,16 +86,15 @@ def test_the_cost_is_right_minus_wrong_on_the_report_split(folder: Path, tables:
     assert pruning["cost_points"].abs().max() > 0, "the model must tell right from wrong"
 
 
-def test_random_gates_count_from_what_ablation_leaves(folder: Path, tables: Tables) -> None:
+def test_random_gates_count_from_what_ablation_leaves(cache: Path, tables: Tables, tmp_path: Path) -> None:
     """The same two models, whichever of them the run is about."""
     assert list(tables["mistakes"]["mistake"]) == EVERY
     assert "retraining" in tables
-    cache = f"cache={folder.parent / 'cache'}"
-    with RunFolder(folder.parent / "other").recorded() as other:
-        build(compose("experiment=mistakes", *LEARNT, cache, "gate.init=rand"))(other)
+    with RunFolder(tmp_path).recorded() as other:
+        build(compose("experiment=mistakes", *LEARNT, f"cache={cache}", "gate.init=rand"))(other)
     mine, theirs = (
         table[table["mistake"] == RANDOM_GATES].drop(columns="run").reset_index(drop=True)
-        for table in (tables["mistake_pruning"], pd.read_csv(folder.parent / "other" / "mistake_pruning.csv"))
+        for table in (tables["mistake_pruning"], pd.read_csv(tmp_path / "mistake_pruning.csv"))
     )
     pd.testing.assert_frame_equal(mine, theirs)
     expected = mine["right_quality"] - mine["wrong_quality"] - mine["handicap"]
@@ -104,12 +102,14 @@ def test_random_gates_count_from_what_ablation_leaves(folder: Path, tables: Tabl
 
 
 @pytest.mark.parametrize("without", ["gate=none", "experiment.retrain=false"])
-def test_without_a_second_model_random_gates_are_left_out_and_said_to_be(folder: Path, without: str) -> None:
-    with RunFolder(folder.parent / without).recorded() as other:
-        run = build(compose("experiment=mistakes", *LEARNT, f"cache={folder.parent / 'cache'}", without))
+def test_without_a_second_model_random_gates_are_left_out_and_said_to_be(
+    cache: Path, without: str, tmp_path: Path
+) -> None:
+    with RunFolder(tmp_path).recorded() as other:
+        run = build(compose("experiment=mistakes", *LEARNT, f"cache={cache}", without))
         lines = run(other).sentences
     assert lines[-1] == "random_gate_init was not made: no second model was trained."
-    assert list(pd.read_csv(folder.parent / without / "mistakes.csv")["mistake"]) == EVERY[:-1]
+    assert list(pd.read_csv(tmp_path / "mistakes.csv")["mistake"]) == EVERY[:-1]
 
 
 def test_the_run_proves_its_removals_and_says_what_it_found(folder: Path, tables: Tables) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import LEARNT, compose
+from conftest import LEARNT, PRUNE, compose, tables_in
 from mhaprune.config import ConfigError, build
 from mhaprune.data import Examples
 from mhaprune.evaluation import by_group
@@ -40,35 +40,27 @@ from mhaprune.store import RunFolder, read_status
 from mhaprune.subject import Answered
 from mhaprune.trained import Study
 
-RECOVERIES = "recovery=[refit,fine_tune,fine_tune_between,from_scratch]"
-SETTINGS = (
-    *("schedule=[one_shot,greedy]", RECOVERIES, "experiment.budgets=[1,3,4]"),
-    *("recovery.fine_tune.steps=30", "recovery.fine_tune_between.steps=20", "recovery.from_scratch.draws=2"),
-    *("experiment.latency_rounds=2", "experiment.latency_batch=4"),
-)
+FEW_ROUNDS = ("experiment.latency_rounds=2", "experiment.latency_batch=4")
 CLOCK = ("seconds", "latency_ms", "speedup", "speedup_q1", "speedup_q3")
 
 
-def run(path: Path, cache: Path, settings: Sequence[str] = SETTINGS) -> dict[str, pd.DataFrame]:
+def run(path: Path, cache: Path, settings: Sequence[str] = PRUNE) -> dict[str, pd.DataFrame]:
     with RunFolder(path).recorded() as folder:
         build(compose("experiment=prune", *LEARNT, *settings, f"cache={cache}"))(folder)
     return tables_of(path)
 
 
 def tables_of(path: Path) -> dict[str, pd.DataFrame]:
-    frames = {file.stem: pd.read_csv(file) for file in path.glob("*.csv")}
     texts = ("removed", "kept", "note")
     return {
         name: frame.assign(**{t: frame[t].astype(object).where(frame[t].notna(), "") for t in texts if t in frame})
-        for name, frame in frames.items()
+        for name, frame in tables_in(path).items()
     }
 
 
 @pytest.fixture(scope="module")
-def folder(cache: Path) -> Path:
-    torch.set_num_threads(1)
-    run(cache.parent / "run", cache)
-    return cache.parent / "run"
+def folder(ran: Callable[[str], Path]) -> Path:
+    return ran("prune")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +70,7 @@ def tables(folder: Path) -> Mapping[str, pd.DataFrame]:
 
 @pytest.fixture(scope="module")
 def study(cache: Path, folder: Path) -> Study:
-    return build(compose("experiment=prune", *LEARNT, *SETTINGS, f"cache={cache}")).study()
+    return build(compose("experiment=prune", *LEARNT, *PRUNE, f"cache={cache}")).study()
 
 
 def mask_of(study: Study, removed: str) -> HeadMask:
@@ -281,7 +273,7 @@ def test_what_was_trained_before_counts_for_the_control(study: Study, folder: Pa
     (file, *_) = (folder / "models").glob("greedy-fine_tune-*.pt")
     assert load(str(file)).steps_since == 30
     settings = ["experiment=prune", f"model_file={file}", "schedule=greedy", "recovery=[fine_tune,from_scratch]"]
-    small = ["recovery.fine_tune.steps=4", "recovery.from_scratch.draws=1", "experiment.budgets=[1]", *SETTINGS[-2:]]
+    small = ["recovery.fine_tune.steps=4", "recovery.from_scratch.draws=1", "experiment.budgets=[1]", *FEW_ROUNDS]
     with RunFolder(tmp_path / "run").recorded() as recorded:
         build(compose(*settings, *small, f"cache={tmp_path / 'cache'}"))(recorded)
     control = tables_of(tmp_path / "run")["recovery"].query("control")
@@ -361,7 +353,7 @@ def test_groups_are_parts_of_the_whole(tables: Mapping[str, pd.DataFrame]) -> No
 def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_tables(
     cache: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fine_tuned = [one for one in SETTINGS if "from_scratch" not in one] + ["recovery=[fine_tune,fine_tune_between]"]
+    fine_tuned = [one for one in PRUNE if "from_scratch" not in one] + ["recovery=[fine_tune,fine_tune_between]"]
     tables = run(tmp_path / "whole", cache, fine_tuned)
     made: list[str] = []
     plain = FineTune.__call__
@@ -387,7 +379,7 @@ def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_tables(
 
 def test_what_diverges_is_kept_as_it_was_and_said(cache: Path, folder: Path, tmp_path: Path) -> None:
     settings = ["recovery=fine_tune", "recovery.fine_tune.learning_rate=1e30", "schedule=greedy"]
-    overrides = [*LEARNT, *SETTINGS[2:3], *SETTINGS[6:], *settings, "experiment.budgets=[3]", f"cache={cache}"]
+    overrides = [*LEARNT, *FEW_ROUNDS, *settings, "experiment.budgets=[3]", f"cache={cache}"]
     with RunFolder(tmp_path / "run").recorded() as recorded:
         lines = build(compose("experiment=prune", *overrides, "recovery.fine_tune.steps=4"))(recorded).sentences
     table = tables_of(tmp_path / "run")["recovery"]
@@ -470,6 +462,6 @@ def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_scored(cache:
         ("0.000001 ms", r"a model with no heads costs [\d.e+-]+ ms, allowed are [\d.e+-]+ to [\d.e+-]+ ms"),
         ("1 parameters", "a model with no heads costs 1657 parameters, allowed are 1657 to 4873"),
     ):
-        settings = [*LEARNT, *SETTINGS, f"cache={cache}", f"experiment.budgets=[{budget}]"]
+        settings = [*LEARNT, *PRUNE, f"cache={cache}", f"experiment.budgets=[{budget}]"]
         with pytest.raises(ValueError, match=f"experiment.budgets={budget}: {message}"):
             build(compose("experiment=prune", *settings)).results()

@@ -78,7 +78,7 @@ def test_a_run_draws_them_all_and_other_tables_none(tables: Tables) -> None:
         assert plot.caption.endswith(".")
 
 
-@pytest.mark.parametrize("recoveries", [1, 2, 3])
+@pytest.mark.parametrize("recoveries", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("schedules", [["greedy"], ["one_shot", "iterative", "greedy", "swap"]])
 def test_no_word_is_clipped_or_covered_however_many_there_are(
     tables: Tables, recoveries: int, schedules: list[str]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -8,37 +8,31 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import TINY, compose
+from conftest import RUNS, compose, tables_in
 from made_tables import text_of
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
 from mhaprune.model.network import Transformer
-from mhaprune.store import RunFolder, read_status
-from tiny import chosen, small
+from mhaprune.store import read_status
+from tiny import chosen
 
 Frames = Mapping[str, pd.DataFrame]
 
 
-def run(path: Path, *overrides: str) -> Path:
-    tiny = [*chosen("experiment", "speed"), *TINY, *small("task", "sort"), "scorer=[ablation,random]", *overrides]
-    with RunFolder(path / "run").recorded() as folder:
-        build(compose(*tiny, f"cache={path / 'cache'}"))(folder)
-    return path / "run"
-
-
-def read(folder: Path) -> Frames:
-    return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
+def run(cache: Path, *overrides: str) -> Frames:
+    settings = [*chosen("experiment", "speed"), *RUNS["speed"], *overrides, f"cache={cache}"]
+    return build(compose(*settings)).results().tables
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tmp_path_factory.mktemp("speed"))
+def folder(ran: Callable[[str], Path]) -> Path:
+    return ran("speed")
 
 
 @pytest.fixture(scope="module")
 def tables(folder: Path) -> Frames:
-    return read(folder)
+    return tables_in(folder)
 
 
 def test_tables_and_proofs_are_there(folder: Path, tables: Frames) -> None:
@@ -218,8 +212,8 @@ def test_lengths_are_named_where_they_differ() -> None:
     assert "batch 3, 40 → 50 tokens" in text_of(plot)
 
 
-def test_bfloat16_computes_in_bfloat16(tables: Frames, tmp_path: Path) -> None:
-    half = read(run(tmp_path, "experiment.dtype=bfloat16", "experiment.d_models=[16]", "experiment.batch_sizes=[3]"))
+def test_bfloat16_computes_in_bfloat16(tables: Frames, cache: Path) -> None:
+    half = run(cache, "experiment.dtype=bfloat16", "experiment.d_models=[16]", "experiment.batch_sizes=[3]")
     for name in ("speed", "parts", "tradeoff"):
         assert set(half[name]["dtype"]) == {"bfloat16"}
     key = ["what", "timed_d_model", "batch_size", "model_heads_removed"]
@@ -229,9 +223,9 @@ def test_bfloat16_computes_in_bfloat16(tables: Frames, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_compiled_layers_run_and_nothing_falls_back_in_silence(tmp_path: Path) -> None:
+def test_compiled_layers_run_and_nothing_falls_back_in_silence(cache: Path) -> None:
     small = ["experiment.compile=true", "experiment.d_models=[16]", "experiment.batch_sizes=[2]"]
-    tables = read(run(tmp_path, *small, "experiment.shares=[0.5]"))
+    tables = run(cache, *small, "experiment.shares=[0.5]")
     assert set(tables["speed"]["compiled"]) == {True}
     assert set(tables["parts"]["compiled"]) == {False}
 
