@@ -13,6 +13,7 @@ from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 
 
+@pytest.mark.slow
 def test_a_bench_prints_ratios_with_their_spread_and_the_control() -> None:
     done = run_here(script("bench").main, "training", "--pairs", "20", "--json")
     assert done.returncode == 0, done.stderr
@@ -32,6 +33,7 @@ def test_bad_names_and_too_few_pairs_are_refused() -> None:
     assert "--pairs=3: must be 20 or more" in run_here(main, "--pairs", "3").stderr
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_recipes_train_on_the_batches_of_their_task(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = script("bench")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -86,3 +87,8 @@ def _choices(path: Path) -> Iterator[tuple[str, Any]]:
 
 SEVERAL = {group for group, picked in _choices(CONF / "config.yaml") if isinstance(picked, list)}
 """The groups of which several options are chosen at once."""
+
+
+def slow(*cases: Any) -> list[Any]:
+    """Cases of a test beyond those that the default run makes; a tuple is the values of one case."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]

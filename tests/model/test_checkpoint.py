@@ -104,6 +104,7 @@ def test_a_pruned_model_is_pruned_again_and_heads_keep_their_names(
     assert table.loc[table["heads_removed"] == 2, "quality"].item() == pytest.approx(float(exact))
 
 
+@pytest.mark.slow
 def test_a_pruned_model_is_timed_at_sizes_with_all_heads(file: Path, tmp_path: Path) -> None:
     """Its own heads matter for its accuracy only."""
     overrides = [f"model_file={file}", f"cache={tmp_path / 'cache'}", "scorer=[ablation]"]

@@ -14,6 +14,7 @@ from mhaprune.experiments.compare import figures
 from mhaprune.experiments.compare.study import Compare
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.reporting.shared_figures import head_scores
+from tiny import slow
 
 FAMILIES = {
     "gate": "gate",
@@ -148,7 +149,7 @@ def one(tables: dict[str, pd.DataFrame], name: str) -> Plot:
     return plot
 
 
-@pytest.mark.parametrize("case", ["all", "three", *(pytest.param(c, marks=pytest.mark.slow) for c in SMALLER), "one"])
+@pytest.mark.parametrize("case", ["all", *slow("three", "one", *SMALLER)])
 def test_no_word_of_a_figure_is_clipped_or_covered(case: str) -> None:
     plots = drawn(method_tables(*CASES[case]))
     assert ("agreement" in plots) == (case != "one"), "one scorer agrees with no other"
@@ -158,6 +159,7 @@ def test_no_word_of_a_figure_is_clipped_or_covered(case: str) -> None:
         assert all(axes.get_xlabel() or axes.get_ylabel() for axes in plot.figure.axes[-1:] if plot.name != "training")
 
 
+@pytest.mark.slow
 def test_the_same_tables_give_the_same_bytes() -> None:
     some = (("ablation", "taylor", "random"), 6)
     for first, second in zip(

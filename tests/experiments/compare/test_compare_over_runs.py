@@ -13,6 +13,7 @@ from mhaprune.reporting.plots import Plot, draw
 from mhaprune.statistics import student_interval
 from mhaprune.tables import Tables
 from test_compare_figures import EVERY, check_legible, method_tables
+from tiny import slow
 
 
 def over_runs(tables: Tables) -> Iterator[Plot]:
@@ -32,7 +33,7 @@ def method_runs(runs: int, scorers: tuple[str, ...] = EVERY) -> dict[str, pd.Dat
     }
 
 
-@pytest.mark.parametrize(("runs", "scorers"), [(4, EVERY), (2, ("gate", "ablation", "random")), (9, EVERY[:5])])
+@pytest.mark.parametrize(("runs", "scorers"), [(4, EVERY), *slow((2, ("gate", "ablation", "random")), (9, EVERY[:5]))])
 def test_methods_are_compared_over_runs_on_top_what_chooses_best(runs: int, scorers: tuple[str, ...]) -> None:
     tables = method_runs(runs, scorers)
     plots = named(tables)
@@ -73,7 +74,7 @@ def test_runs_have_a_colour_each_as_long_as_colours_last() -> None:
     assert [text.get_text() for text in many.legends[0].get_texts()][1:] == ["one run"]
 
 
-@pytest.mark.parametrize(("count", "columns"), [(1, 1), (3, 2), (4, 2), (5, 3), (9, 3), (20, 4)])
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (5, 3), *slow((3, 2), (4, 2), (9, 3), (20, 4))])
 def test_curves_of_many_scorers_stand_in_rows_of_four_at_most(count: int, columns: int) -> None:
     figure = named(method_runs(2, EVERY[:count]))["comparison"].figure
     assert [axes.get_title() for axes in figure.axes] == list(EVERY[:count])
@@ -81,6 +82,7 @@ def test_curves_of_many_scorers_stand_in_rows_of_four_at_most(count: int, column
     assert all(axes.get_xlabel() for axes in figure.axes[-columns:])
 
 
+@pytest.mark.slow
 def test_the_same_tables_give_the_same_bytes() -> None:
     tables = method_runs(2, EVERY[-3:])
     for first, second in zip(over_runs(tables), over_runs(tables), strict=True):

@@ -16,6 +16,7 @@ from mhaprune.experiments.learn.study import Learn
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.statistics import geometric_mean
 from mhaprune.tables import Tables
+from tiny import slow
 
 
 def over_runs(found: Tables) -> dict[str, Plot]:
@@ -104,7 +105,7 @@ def test_a_mean_with_its_interval_is_drawn_only_where_all_runs_get_there() -> No
         np.testing.assert_allclose(segment, [(low, 0), (high, 0)])
 
 
-@pytest.mark.parametrize("settings", [1, 2, 7, 12, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("settings", [1, 12, *slow(2, 7, 30)])
 def test_few_and_many_settings_can_be_read(settings: int) -> None:
     names = [f"training.learning_rate={0.001 * i:g}, training.label_smoothing={0.01 * i:g}" for i in range(settings)]
     runs = [
@@ -125,7 +126,7 @@ def test_few_and_many_settings_can_be_read(settings: int) -> None:
     assert [text.replace("\n", " ") for text in legends if not text.startswith("target")] == names
 
 
-@pytest.mark.parametrize("spread", [1.02, 1.5, 4, 30, 3000])
+@pytest.mark.parametrize("spread", [1.02, 4, *slow(1.5, 30, 3000)])
 def test_a_time_axis_has_ticks_whatever_its_range(spread: float) -> None:
     steps = 1000 * max(1, round(spread / 3))
     runs = [("sort", f"a={ms}", 0, run(steps // 2, ms_per_step=ms, steps=steps)) for ms in (20, 20 * spread)]
@@ -208,6 +209,7 @@ def test_where_runs_end_is_drawn_for_the_tasks_in_which_some_do_not_get_there() 
     assert "last_accuracy" not in over_runs(sweep(a=[40, 60], b=[20, 30]))
 
 
+@pytest.mark.slow
 def test_the_same_tables_give_the_same_bytes() -> None:
     found = sweep(a=[40, 60], b=[20, None])
     for first, second in zip(over_runs(found).values(), over_runs(found).values(), strict=True):

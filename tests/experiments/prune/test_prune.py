@@ -353,7 +353,8 @@ def test_groups_are_parts_of_the_whole(tables: Mapping[str, pd.DataFrame]) -> No
 def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_tables(
     cache: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fine_tuned = [one for one in PRUNE if "from_scratch" not in one] + ["recovery=[fine_tune,fine_tune_between]"]
+    fine_tuned = [one for one in PRUNE if "from_scratch" not in one and "schedule" not in one]
+    fine_tuned += ["schedule=[one_shot]", "recovery=[fine_tune,fine_tune_between]"]
     tables = run(tmp_path / "whole", cache, fine_tuned)
     made: list[str] = []
     plain = FineTune.__call__

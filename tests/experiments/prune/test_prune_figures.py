@@ -21,6 +21,7 @@ from mhaprune.experiments.prune.figures import (
 from mhaprune.experiments.prune.study import Prune
 from mhaprune.reporting.plots import draw
 from mhaprune.tables import Tables
+from tiny import slow
 
 HEADS = ["encoder_self.0.0", "encoder_self.0.1", "decoder_self.0.0", "decoder_self.0.1", "cross.0.0", "cross.0.1"]
 EXACT = {"nothing": {6: 1.0, 4: 0.9, 1: 0.1}, "tune": {6: 1.0, 4: 0.99, 1: 0.5}, "between": {6: 1.0, 4: 0.97, 1: 0.7}}
@@ -78,7 +79,7 @@ def test_a_run_draws_them_all_and_other_tables_none(tables: Tables) -> None:
         assert plot.caption.endswith(".")
 
 
-@pytest.mark.parametrize("recoveries", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("recoveries", [3, *slow(1, 2)])
 @pytest.mark.parametrize("schedules", [["greedy"], ["one_shot", "iterative", "greedy", "swap"]])
 def test_no_word_is_clipped_or_covered_however_many_there_are(
     tables: Tables, recoveries: int, schedules: list[str]
