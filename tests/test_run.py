@@ -85,6 +85,20 @@ def test_a_run_leaves_what_the_house_promises(first: Path) -> None:
     assert environment["versions"]["torch"] == torch.__version__
 
 
+@pytest.mark.slow
+@pytest.mark.figures
+def test_the_same_seed_draws_the_same_figures_twice(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        run(tmp_path / name, f"cache={tmp_path / name}-cache")
+    figures = sorted(path.name for path in (tmp_path / "one" / "figures").iterdir())
+    timed = {"latency"}  # times differ
+    assert figures
+    for figure in figures:
+        one, other = (tmp_path / name / "figures" / figure for name in ("one", "other"))
+        if Path(figure).stem not in timed:
+            assert one.read_bytes() == other.read_bytes(), figure
+
+
 def test_the_same_seed_gives_the_same_tables_twice(first: Path, tmp_path: Path) -> None:
     """Each trained anew; what a clock has measured is left out."""
     tables = tables_in(first / "run")

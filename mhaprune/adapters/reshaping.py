@@ -1,7 +1,6 @@
 """Give a freshly built model the shapes that a removal of heads left.
 
-This file imports nothing of mhaprune: a copy of it lies in saved folders, so that they can be read without. Dimensions:
-H = heads.
+This file imports nothing of mhaprune. A copy of it lies in saved folders, so that they can be read without mhaprune.
 """
 
 from __future__ import annotations

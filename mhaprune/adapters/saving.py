@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -22,7 +22,8 @@ from mhaprune.adapters import reshaping
 from mhaprune.adapters.blocks import Unsupported
 from mhaprune.adapters.removal import COUNTS, Cut
 from mhaprune.adapters.reshaping import shrink
-from mhaprune.store import write_bytes
+from mhaprune.adapters.torch_nn import TorchAttention
+from mhaprune.store import make_folder, write_bytes
 
 KV_COUNTS = ("num_key_value_heads",)
 WIDTH_OF_HEAD = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
@@ -46,7 +47,8 @@ class {name}(transformers.{name}):
 
     def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
-        shrink(self, config.mhaprune["shapes"], config.mhaprune["attributes"])
+        if noted := getattr(config, "mhaprune", None):
+            shrink(self, noted["shapes"], noted["attributes"])
 '''
 
 
@@ -55,29 +57,42 @@ def save_folder(model: nn.Module, path: str | Path) -> None:
     mhaprune too: `AutoModelFor....from_pretrained(path, trust_remote_code=True)`.
 
     A model whose config alone says its shapes needs no such code. Raises `Unsupported`, one line, for a model that is
-    not one of transformers.
+    not one of transformers, and for one that holds attention of torch.nn, which `wrap` made into a layer of ours.
     """
-    import transformers
-
-    writer: Any = model
-    name, config = type(model).__name__, getattr(model, "config", None)
-    native = getattr(transformers, name, None)
-    if native is None or not isinstance(model, native):
-        raise Unsupported(f"model: {name} is none of transformers, which alone are saved as folders; see torch.save")
+    native = _native(model)
+    if foreign := [path for path, module in model.named_modules() if isinstance(module, TorchAttention)]:
+        raise Unsupported(f"model: {foreign[0]} was attention of torch.nn, which no folder can hold; see torch.save")
+    folder, writer, name = make_folder("path", Path(path)), cast("Any", model), native.__name__
     if Cut.of(model) is None:
-        writer.save_pretrained(path)
+        writer.save_pretrained(folder)
         return
-    autos = _automatic(native, type(config))
+    autos = _automatic(native, type(writer.config))
     if not autos:
-        raise Unsupported(f"model: no AutoModel of transformers makes a {name}; save_pretrained and mhaprune.load do")
+        raise Unsupported(f"model: no AutoModel makes a {name}; write it with save_pretrained, mhaprune.load reads it")
+    before = getattr(writer.config, "auto_map", None)
     writer.config.auto_map = dict.fromkeys(autos, f"{CODE}.{name}")
     try:
         # Code of one's own gets its weights by the names that they have in memory.
-        writer.save_pretrained(path, save_original_format=False)
+        writer.save_pretrained(folder, save_original_format=False)
     finally:
         del writer.config.auto_map
+        if before is not None:
+            writer.config.auto_map = before
     code = inspect.getsource(reshaping) + CLASS.format(name=name)
-    write_bytes(Path(path) / f"{CODE}.py", code.encode())
+    write_bytes(folder / f"{CODE}.py", code.encode())
+
+
+def _native(model: nn.Module) -> type:
+    """The class of transformers that a model is of; for one that was read with code from its folder too."""
+    name = type(model).__name__
+    try:
+        import transformers
+    except ImportError:
+        raise Unsupported(f"model: {name} is no model of transformers, which alone are saved as folders") from None
+    native = getattr(transformers, name, None)
+    if not isinstance(native, type) or not isinstance(model, native):
+        raise Unsupported(f"model: {name} is no class of transformers itself, which alone are saved as folders")
+    return native
 
 
 def _automatic(kind: type, config: type) -> list[str]:
@@ -156,7 +171,9 @@ def make_plain(model: nn.Module) -> bool:
         return False
     (size,), (group,) = sizes, groups
     plain = copy.deepcopy(config)
-    del plain.mhaprune
+    for name in ("mhaprune", "auto_map"):
+        if hasattr(plain, name):
+            delattr(plain, name)
     for name in (*COUNTS, *counts):
         if isinstance(getattr(plain, name, None), int):
             setattr(plain, name, size)
@@ -165,7 +182,7 @@ def make_plain(model: nn.Module) -> bool:
             setattr(plain, name, size // group)
     try:
         with torch.device("meta"):
-            same = type(model)(plain)
+            same = _native(model)(plain)
     except (ValueError, TypeError, RuntimeError):
         return False
     ours = {name: value.shape for name, value in model.state_dict().items()}

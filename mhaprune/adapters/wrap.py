@@ -170,15 +170,16 @@ class Heads:
 
     def speed(
         self,
-        keep: Sequence[float | int] = (0.75, 0.5, 0.25),
+        keep: float | int | Sequence[float | int] = (0.75, 0.5, 0.25),
         by: str | Scorer = "ablation",
-        batch_sizes: Sequence[int] = (1, 8),
+        batch_sizes: int | Sequence[int] = (1, 8),
         new_tokens: int | None = None,
         dtype: torch.dtype | None = None,
         compiled: bool = False,
         rounds: int = 20,
     ) -> pd.DataFrame:
-        """How much faster the model is with fewer heads, see `mask`, on the first examples of the *report* split.
+        """How much faster the model is with fewer heads, see `mask`, on the first examples of the *report* split,
+        at most all of them.
 
         A forward pass is timed or, with `new_tokens`, the generation of so many tokens with its cache; in another
         precision with `dtype`, through `torch.compile` with `compiled`. One row per batch size and model: milliseconds,
@@ -187,13 +188,17 @@ class Heads:
         """
         self._removable()
         split, tables = self._split("report"), []
+        keep = [keep] if isinstance(keep, int | float) else keep
+        sizes = [batch_sizes] if isinstance(batch_sizes, int) else list(batch_sizes)
+        for name, values in (("batch_sizes", sizes), ("rounds", [rounds])):
+            if not values or min(values) < 1:
+                raise ValueError(f"{name}={values[0] if values else sizes}: must be 1 or more")
+        timed = timed_as(self.subject, new_tokens, dtype, compiled)
         plans = [Plan("removed", 0, "", mask) for mask in self.masks(keep, by)]
-        for size in batch_sizes:
-            if not 1 <= size <= len(split):
-                raise ValueError(f"batch_sizes={size}: must be 1 to {len(split)}, the examples of the report split")
-            timed = timed_as(self.subject, new_tokens, dtype, compiled)
+        for size in sorted({min(size, len(split)) for size in sizes}):
             facts = {"batch_size": size, "dtype": str(timed.dtype).removeprefix("torch."), "compiled": compiled}
-            tables.append(time_removed(timed, plans, split[:size], rounds).assign(**facts))
+            batch = split[:size].converted(timed.device, timed.dtype)
+            tables.append(time_removed(timed, plans, batch, rounds).assign(**facts))
         table = pd.concat(tables, ignore_index=True).rename(columns={"scorer": "model"})
         table["timed"] = "a forward pass" if new_tokens is None else f"{new_tokens} new tokens"
         table["heads_kept"] = len(self.grid) - table["heads_removed"]
@@ -238,7 +243,7 @@ def wrap(
 ) -> Heads:
     """Find the heads of a model, and prove that they can be gated and removed. The model stays as it is.
 
-    `loss` takes what the model returns and a batch, and returns one number per example (see `adapters.losses`);
+    `loss` takes what the model returns and a batch, and returns one number per example (see `mhaprune.losses`);
     `quality` likewise, the higher the better. Each split is a list of batches: heads are scored on `score`, choices are
     made on `choose`, numbers are reported on `report`. Batches are dicts, tuples or tensors with a row per example, and
     the model is called as `model(**batch)`, `model(*batch)` or `model(batch)`; `call` is another way to call it.

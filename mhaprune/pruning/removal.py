@@ -129,7 +129,7 @@ def time_removed(subject: Subject, plans: Sequence[Plan], batch: Data, rounds: i
         name: taking_turns([partial(model.predict, batch) for model in models])
         for name, models in copies(makers, number).items()
     }
-    times = in_turn(calls, rounds, warmup=number, device=batch.device)
+    times = in_turn(calls, rounds, warmup=number, device=subject.device)
     rows = [plan_columns(plan) | _speed(times, removed_names(plan.mask) or DENSE) for plan in plans]
     rows += [{"scorer": name, "draw": 0, "heads_removed": 0} | _speed(times, name) for name in (DENSE, DENSE_AGAIN)]
     return pd.DataFrame(rows)

@@ -194,12 +194,74 @@ def test_folders_are_read_where_mhaprune_is_not(tmp_path: Path, monkeypatch: pyt
     assert len(done.stdout.split()) == len(FAMILIES)
 
 
-def test_what_is_none_of_transformers_is_not_saved_as_a_folder(tmp_path: Path) -> None:
+def test_a_model_that_was_read_with_its_code_is_pruned_and_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
     import mhaprune
 
-    with pytest.raises(ValueError, match="model: Linear is none of transformers"):
-        mhaprune.save(nn.Linear(2, 2), tmp_path / "folder")
-    assert not (tmp_path / "folder").exists()
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    family = FAMILIES["llama"]
+    heads = heads_of("llama")
+    ragged: Any = heads.without(masks(heads.grid)["ragged"]).model
+    mhaprune.save(ragged, tmp_path / "ragged")
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ragged", trust_remote_code=True)
+    again = wrap(read, size_of_output, score=[batch_of(family)])
+    assert list(again.grid) == list(heads.without(masks(heads.grid)["ragged"]).grid)
+    kept = [head for head in again.grid if head.head == 3]
+    smaller = again.without(HeadMask(again.grid, frozenset(again.grid) - frozenset(kept))).model
+    for name in ("smaller", "smaller"):  # twice into one folder
+        mhaprune.save(smaller, tmp_path / name)
+        assert torch.equal(said(mhaprune.load(tmp_path / name), family), said(smaller, family))
+    even = again.prune(2, "gate_output")
+    mhaprune.save(even, tmp_path / "even")
+    assert torch.equal(said(mhaprune.load(tmp_path / "even"), family), said(even, family))
+
+
+def test_what_no_folder_can_hold_is_refused(tmp_path: Path) -> None:
+    import transformers
+
+    import mhaprune
+
+    class Own(transformers.BertModel):
+        pass
+
+    sizes = {**FAMILIES["vit"].settings, "num_channels": 3}
+    pooled = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**sizes)).eval()
+    pixels = torch.rand(3, 3, 8, 8)
+    left: Any = wrap(pooled, size_of_output, score=[{"pixel_values": pixels}]).prune(0.5, "random")
+    bert = make(FAMILIES["bert"])
+    (tmp_path / "file").write_text("")
+    for model, path, message in (
+        (nn.Linear(2, 2), "folder", "model: Linear is no class of transformers itself"),
+        (Own(transformers.BertConfig(**FAMILIES["bert"].settings)), "folder", "model: Own is no class of transformers"),
+        (left, "folder", r"model: .*attention was attention of torch\.nn, which no folder can hold"),
+        (bert, "file", "path=.*file: cannot be written"),
+        (bert, "file/within", "path=.*file/within: cannot be written"),
+    ):
+        with pytest.raises(ValueError, match=message) as refused:
+            mhaprune.save(model, tmp_path / path)
+        assert "\n" not in str(refused.value)
+        assert not (tmp_path / "folder").exists()
+    mhaprune.save(bert, tmp_path / "whole")
+    assert torch.equal(said(mhaprune.load(tmp_path / "whole"), FAMILIES["bert"]), said(bert, FAMILIES["bert"]))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart"])
+def test_generation_is_timed(name: str) -> None:
+    family = FAMILIES[name]
+    batch = {**batch_of(family), "answers": torch.zeros(3)}  # which only a loss reads
+    heads = wrap(
+        make(family),
+        size_of_output,
+        score=[batch],
+        report=[batch],
+        call=lambda model, given: model(**{key: value for key, value in given.items() if key != "answers"}),
+    )
+    table = heads.speed(0.5, "random", 2, new_tokens=3, rounds=3)
+    assert set(table["timed"]) == {"3 new tokens"}
+    assert (table["latency_ms"] > 0).all()
 
 
 def test_a_saved_model_keeps_the_names_of_its_heads(saved: Path) -> None:

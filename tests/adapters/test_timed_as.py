@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from mhaprune import losses
 from mhaprune.adapters.speed import timed_as
 from mhaprune.adapters.wrap import Heads, wrap
+from mhaprune.pruning import removal
 
 
 class Writes(Classifier):
@@ -44,7 +46,7 @@ def test_generation_is_of_so_many_tokens_and_from_no_answer() -> None:
     split = heads.splits["report"]
     ids, how = timed_as(heads.subject, new_tokens=5).predict(split)
     assert torch.equal(ids, split.fields["input_ids"])
-    assert how == {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "use_cache": True}
+    assert how == {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "num_beams": 1, "use_cache": True}
     table = heads.speed(keep=[0.5], by="random", batch_sizes=(2,), new_tokens=5, rounds=3)
     assert set(table["timed"]) == {"5 new tokens"}
 
@@ -70,15 +72,44 @@ def test_compiled_models_say_the_same_and_none_falls_back() -> None:
     assert heads.speed([0.5], "random", (1,), compiled=True, rounds=3)["compiled"].all()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_call_that_goes_around_the_model_is_not_compiled() -> None:
+    def around(model: Any, batch: Any) -> Any:
+        return model.forward(**batch)
+
+    heads = wrap(Classifier(), losses.classification, score=batches(1), call=around)
+    with pytest.raises(ValueError, match="compiled: `call` must call the model itself"):
+        timed_as(heads.subject, compiled=True).predict(heads.splits["score"])
+
+
+def test_so_many_rounds_are_timed_of_so_many_examples_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads, seen = wrapped(Classifier()), []
+    plain = removal.in_turn
+
+    def watched(calls: Any, rounds: int, warmup: int, device: Any) -> Any:
+        seen.append((len(next(iter(calls.values()))()["logits"]), rounds, device))
+        return plain(calls, rounds, warmup, device)
+
+    monkeypatch.setattr(removal, "in_turn", watched)
+    table = heads.speed(0.5, "random", (2, 99), rounds=4)
+    assert seen == [(2, 4, heads.subject.device), (6, 4, heads.subject.device)]
+    assert table["batch_size"].tolist() == 3 * [2] + 3 * [6]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"new_tokens": 5}, "new_tokens=5: Classifier has no generate()"),
-        ({"batch_sizes": (1, 99)}, "batch_sizes=99: must be 1 to 6, the examples of the report split"),
-        ({"batch_sizes": (0,)}, "batch_sizes=0: must be 1 to 6"),
+        ({"new_tokens": 0}, "new_tokens=0: must be 1 or more"),
+        ({"batch_sizes": (0,)}, "batch_sizes=0: must be 1 or more"),
+        ({"batch_sizes": ()}, "batch_sizes=[]: must be 1 or more"),
+        ({"rounds": 0}, "rounds=0: must be 1 or more"),
+        ({"dtype": "bfloat16"}, "dtype=bfloat16: must be a torch.dtype of real numbers"),
+        ({"dtype": torch.int8}, "dtype=torch.int8: must be a torch.dtype of real numbers"),
         ({"keep": [1.5]}, "keep=1.5: must be a share of the heads"),
     ],
 )
 def test_what_cannot_be_timed_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(ValueError, match=re.escape(message)):
         wrapped(Classifier()).speed(**({"by": "random", "rounds": 3} | given))
