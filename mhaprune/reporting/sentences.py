@@ -14,7 +14,7 @@ from mhaprune.tables import DENSE_AGAIN, QUALITY, Tables
 def points_over_runs(points: pd.Series) -> str:
     """A mean over runs in percentage points, with its 95 % interval: `1.2 points (0.3 to 2.1)`."""
     low, high = student_interval(points)
-    return f"{points.mean():.1f} points ({low:.1f} to {high:.1f})"
+    return f"{points.mean():z.1f} points ({low:z.1f} to {high:z.1f})"
 
 
 def if_noise(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:

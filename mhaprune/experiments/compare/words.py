@@ -84,7 +84,7 @@ def _headline(winners: pd.DataFrame) -> str:
 
 def _regret(row: pd.Series, unit: str) -> str:
     regret, low, high = (100 * row[f"regret_quality{end}"] for end in ENDS)
-    return f"{regret:.1f} {unit} (95 % interval {low:.1f} to {high:.1f})"
+    return f"{regret:z.1f} {unit} (95 % interval {low:z.1f} to {high:z.1f})"
 
 
 def _cost(row: pd.Series) -> str:
@@ -96,7 +96,9 @@ def _margin(row: pd.Series) -> str:
     """How far the first is ahead of the second, and whether that is noise."""
     first, second, limit = row["winner"], row["runner_up"], limit_words(row["most_passes"])
     points = f"{100 * abs(row['margin']):.1f} points"
-    interval = f"({100 * row['margin_low']:.1f} to {100 * row['margin_high']:.1f}, sign-flip p = {row['margin_p']:.2g})"
+    interval = (
+        f"({100 * row['margin_low']:z.1f} to {100 * row['margin_high']:z.1f}, sign-flip p = {row['margin_p']:.2g})"
+    )
     line = f"{second} comes next after {first} {limit}"
     if row["verdict"] == "behind":
         return f"{line}, and does better by {points} on the report split {interval}, which is beyond the noise."
