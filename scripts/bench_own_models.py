@@ -23,7 +23,7 @@ from transformers import BertConfig, BertModel
 import mhaprune
 from mhaprune import losses
 from mhaprune.adapters.batches import Batches
-from mhaprune.adapters.wrap import Heads
+from mhaprune.adapters.heads import Heads
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure, measure_masks
 from mhaprune.timing import COPIES, taking_turns

@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.adapters.wrap import Heads
+from mhaprune.adapters.heads import Heads
 from mhaprune.measure import measure
 
 MODULES = (

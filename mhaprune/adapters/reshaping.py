@@ -25,7 +25,7 @@ def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[
 
 
 def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Set the attributes of modules, by their paths, whose weights have their new shapes."""
+    """Set attributes of modules, by their paths. Their weights have the new shapes already."""
     for path, values in attributes.items():
         for name, value in values.items():
             setattr(model.get_submodule(path), name, value)

@@ -1,24 +1,43 @@
-"""What of a model that others made is timed: a forward pass or generation, in its own precision or another."""
+"""How fast a model that others made is with fewer heads: forward passes or generation, in its precision or another."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 import torch
 
-from mhaprune.adapters.wrapped import WrappedModel, _Last
+from mhaprune.adapters.batches import Batches
+from mhaprune.adapters.wrapped import WrappedModel
+from mhaprune.pruning.plans import Plan
+from mhaprune.pruning.removal import time_removed
+from mhaprune.tables import QUARTILES
 from mhaprune.timing import many_programs
+
+
+def speed_table(
+    timed: WrappedModel, plans: Sequence[Plan], split: Batches, batch_sizes: Iterable[int], rounds: int
+) -> pd.DataFrame:
+    """One row per batch size and model: the model of each plan, the whole one, and the whole one again."""
+    tables = []
+    for size in sorted({min(size, len(split)) for size in batch_sizes}):
+        batch = split[:size].converted(timed.device, timed.dtype)
+        tables.append(time_removed(timed, plans, batch, rounds).assign(batch_size=size))
+    table = pd.concat(tables, ignore_index=True).rename(columns={"scorer": "model"})
+    table["dtype"] = str(timed.dtype).removeprefix("torch.")
+    table["heads_kept"] = len(timed.grid) - table["heads_removed"]
+    speed = ["speedup", *(f"speedup{end}" for end in QUARTILES if end)]
+    return table[["dtype", "batch_size", "model", "heads_kept", "latency_ms", *speed]]
 
 
 def timed_as(
     subject: WrappedModel, new_tokens: int | None = None, dtype: torch.dtype | None = None, compiled: bool = False
 ) -> WrappedModel:
-    """The subject with another `predict`: so many new tokens by `generate()` with its cache, in this precision, through
-    `torch.compile`. Raises ValueError for what cannot be timed."""
+    """The subject with another `predict`: it generates `new_tokens` tokens with a cache, computes in `dtype`, or goes
+    through `torch.compile`. Raises ValueError for what cannot be timed."""
     model, run = subject.model, subject.run
     if new_tokens is not None:
         if new_tokens < 1:
@@ -34,12 +53,12 @@ def timed_as(
         raise ValueError(f"dtype={dtype}: must be a torch.dtype of real numbers, for example torch.bfloat16")
     if dtype is not None:
         model = copy.deepcopy(model).to(dtype)
-    return replace(subject, model=model, run=run, _last=_Last())
+    return subject.changed(model=model, run=run)
 
 
 class _Generation:
-    """Greedy generation of exactly so many tokens, from what a batch holds for the encoder or as a prompt. The user's
-    own `call` has no part in it."""
+    """Greedy generation of `new_tokens` tokens, never fewer. It reads the encoder's part of a batch, or the prompt. The
+    user's own `call` is not used."""
 
     def __init__(self, new_tokens: int) -> None:
         self.how = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "use_cache": True}

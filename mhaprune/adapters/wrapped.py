@@ -195,14 +195,18 @@ class WrappedModel:
         gone = [head in mask.removed for head in self.grid]
         kept = [[n for n, at in enumerate(self.grid.positions(name)) if not gone[at]] for name in self.names]
         model, blocks = remove_heads(self.model, self.blocks, kept)
-        return replace(self, model=model, blocks=tuple(blocks), _last=_Last())
+        return self.changed(model=model, blocks=tuple(blocks))
 
     def in_double(self) -> Self:
         model: Any = copy.deepcopy(self.model).double()
         # The eager attention of transformers takes its softmax in float32, whatever the model computes in.
         if getattr(getattr(model, "config", None), "_attn_implementation", None) == "eager" and model._supports_sdpa:
             model.set_attn_implementation("sdpa")
-        return replace(self, model=model, _last=_Last())
+        return self.changed(model=model)
+
+    def changed(self, **parts: Any) -> Self:
+        """A subject with some parts exchanged; what was remembered of the last batch is forgotten."""
+        return replace(self, **parts, _last=_Last())
 
     def predict(self, batch: Batches) -> Any:
         with torch.no_grad(), at_rest(self.model):

@@ -16,9 +16,10 @@ pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 
 from families import FAMILIES, GATES_ONLY, UNKNOWN, Family, batch_of, make
 
+from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.proof import per_example
 from mhaprune.adapters.saving import load_folder
-from mhaprune.adapters.wrap import Heads, wrap
+from mhaprune.adapters.wrap import wrap
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.measure import all_open, measure, measure_masks, output_difference
 

@@ -5,7 +5,8 @@ import torch
 from classifier import Classifier, batches
 
 from mhaprune import losses
-from mhaprune.adapters.wrap import Heads, wrap
+from mhaprune.adapters.heads import Heads
+from mhaprune.adapters.wrap import wrap
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from classifier import Classifier, batches
 from torch import Tensor, nn
 
 from mhaprune import losses
+from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.speed import timed_as
-from mhaprune.adapters.wrap import Heads, wrap
+from mhaprune.adapters.wrap import wrap
 from mhaprune.pruning import removal
 
 
@@ -102,7 +103,7 @@ def test_so_many_rounds_are_timed_of_so_many_examples_where_the_model_is(monkeyp
     [
         ({"new_tokens": 5}, "new_tokens=5: Classifier has no generate()"),
         ({"new_tokens": 0}, "new_tokens=0: must be 1 or more"),
-        ({"batch_sizes": (0,)}, "batch_sizes=0: must be 1 or more"),
+        ({"batch_sizes": (1, 0)}, "batch_sizes=0: must be 1 or more"),
         ({"batch_sizes": ()}, "batch_sizes=[]: must be 1 or more"),
         ({"rounds": 0}, "rounds=0: must be 1 or more"),
         ({"dtype": "bfloat16"}, "dtype=bfloat16: must be a torch.dtype of real numbers"),

@@ -11,8 +11,9 @@ from classifier import Classifier, batches, classifier
 from torch import Tensor, nn
 
 from mhaprune.adapters.batches import Batches
+from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.losses import Drift
-from mhaprune.adapters.wrap import Heads, wrap
+from mhaprune.adapters.wrap import wrap
 from mhaprune.measure import measure
 from mhaprune.pruning.removal import ProofFailed
 

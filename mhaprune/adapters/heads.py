@@ -1,0 +1,219 @@
+"""What can be done with the heads of a model that others made: score, choose, remove, time, report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+from torch import nn
+
+from mhaprune.adapters.batches import Batches
+from mhaprune.adapters.blocks import Unsupported
+from mhaprune.adapters.losses import unit_of
+from mhaprune.adapters.proof import Proven
+from mhaprune.adapters.refit import refit as refitted
+from mhaprune.adapters.saving import make_plain
+from mhaprune.adapters.speed import speed_table, timed_as
+from mhaprune.adapters.wrapped import WrappedModel
+from mhaprune.command_line import scorer_named
+from mhaprune.experiments.ablate.study import Ablate, Recover
+from mhaprune.experiments.base import figures_of
+from mhaprune.heads import HeadGrid, HeadMask
+from mhaprune.pruning.plans import Plan, choices, plans_of
+from mhaprune.pruning.removal import EquivalenceCheck
+from mhaprune.running import Results
+from mhaprune.schedules.base import Schedule
+from mhaprune.schedules.budgets import removing
+from mhaprune.schedules.iterative import Iterative
+from mhaprune.schedules.one_shot import OneShot
+from mhaprune.scorers.base import Scorer
+from mhaprune.scorers.scoring import Scoring, heads_table, naming
+from mhaprune.statistics import skewed_ends
+from mhaprune.store import write_bytes
+from mhaprune.tables import LOSS_UNIT, MOMENTS, QUALITY_NAME, TIMED_NAME
+
+
+class Three(NamedTuple):
+    """The splits of a user, see `HeldOut`."""
+
+    score: Batches
+    choose: Batches
+    report: Batches
+
+
+class Heads:
+    """The attention heads of a model, with what scores, removes and judges them. Made by `wrap`."""
+
+    def __init__(
+        self, subject: WrappedModel, splits: Mapping[str, Batches], quality_name: str, proven: Proven, seed: int
+    ) -> None:
+        self.subject, self.splits, self.quality_name = subject, dict(splits), quality_name
+        self.proven, self.seed = proven, seed
+
+    def __repr__(self) -> str:
+        blocks, heads = len(self.subject.blocks), len(self.grid)
+        removable = f"none removable: {self.proven.why_not}" if self.proven.why_not else "all removable"
+        return f"{heads} heads in {blocks} blocks, all gate, {removable}"
+
+    @property
+    def grid(self) -> HeadGrid:
+        """The heads by name, in the order of the flat axis N."""
+        return self.subject.grid
+
+    def score(self, *scorers: str | Scorer) -> pd.DataFrame:
+        """The importance of every head by each scorer, on the *score* split, as a tidy table.
+
+        One row per scorer and head: `score` with its 95 % interval where it has one, `rank` (1 is the most important),
+        and what it cost. A scorer is a name as in `scorer=[...]` of the command line, or an object. Raises ValueError,
+        one line, for one that needs what this model has not.
+        """
+        chosen = self._scorers(scorers or ("ablation",))
+        table = heads_table(self.scoring, chosen)
+        table["score_low"], table["score_high"] = skewed_ends(table[MOMENTS].to_numpy(dtype=float).T)
+        return table
+
+    def mask(
+        self, keep: float | int = 0.5, by: str | Scorer = "ablation", rescore_every: int | None = None
+    ) -> HeadMask:
+        """Which heads go if `keep` stay, a share of all heads (0.5) or a number (72); nothing is removed.
+
+        The lowest scores go. With `rescore_every` the smaller model is scored again after so many heads.
+        """
+        return self.masks([keep], by, rescore_every)[0]
+
+    def masks(
+        self, keep: Sequence[float | int], by: str | Scorer = "ablation", rescore_every: int | None = None
+    ) -> list[HeadMask]:
+        """The same for several sizes, on one way from the whole model to the smallest."""
+        total = len(self.grid)
+        counts = [total - self._kept(each) for each in keep]
+        schedule: Schedule = OneShot() if rescore_every is None else Iterative(every=rescore_every)
+        if rescore_every is not None:
+            self._removable()
+        made = choices(self.scoring, self._scorers([by]), schedule, removing(counts, self.grid), draws=1)
+        return [plan.mask for plan in plans_of(made)]
+
+    def _kept(self, keep: float | int) -> int:
+        total = len(self.grid)
+        kept = round(keep * total) if isinstance(keep, float) else keep
+        if isinstance(keep, bool) or not 0 <= kept <= total or (isinstance(keep, float) and not 0 <= keep <= 1):
+            raise ValueError(f"keep={keep}: must be a share of the heads, 0.0 to 1.0, or a number from 0 to {total}")
+        return kept
+
+    def prune(
+        self,
+        keep: float | int = 0.5,
+        by: str | Scorer = "ablation",
+        rescore_every: int | None = None,
+        refit: bool = False,
+    ) -> nn.Module:
+        """A copy of the model with only these heads, see `mask`: smaller, faster, and proved equal to the model with
+        the others masked. `refit` then fits the maps behind them to the whole model, on the *score* split.
+
+        The copy is of the user's own class. Raises ValueError where heads cannot be removed.
+        """
+        model = self.without(self.mask(keep, by, rescore_every), refit).model
+        make_plain(model)
+        return model
+
+    def without(self, mask: HeadMask, refit: bool = False) -> WrappedModel:
+        """The model without these heads as a subject, to be measured further. It is proved first."""
+        self._removable()
+        EquivalenceCheck(self.subject, self._split("score")).prove(mask)
+        smaller = self.subject.without(mask)
+        return refitted(self.subject, smaller, self._split("score")) if refit else smaller
+
+    def report(
+        self,
+        path: str | Path | None = None,
+        by: Sequence[str | Scorer] = ("ablation", "gate_output", "random"),
+        budgets: Sequence[float | int] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875),
+        tolerance: float = 0.01,
+        refit: bool = True,
+        rounds: int = 20,
+    ) -> Results:
+        """How many heads can go, and what that costs and brings: `experiment=ablate` on this model, as one page.
+
+        Heads go in one shot by each of the scorers, shares of them or numbers. `tolerance` is the largest loss of the
+        quality, which decides on the *choose* split. With `refit` the models of the best scorer are refitted, too.
+        """
+        self._removable()
+        experiment = Ablate(budgets=tuple(budgets), tolerance=tolerance, latency_rounds=rounds)
+        splits = Three(self._split("score"), self._split("choose"), self._split("report"))
+        recoveries: dict[str, Recover] = {}
+        if refit:
+            recoveries["refit"] = lambda mask: (
+                refitted(self.subject, self.subject.without(mask), self._split("score")),
+                "",
+            )
+        found = experiment.study(self.scoring, splits, self._scorers(by), OneShot(), recoveries)
+        named = {QUALITY_NAME: self.quality_name, TIMED_NAME: "a forward pass", LOSS_UNIT: unit_of(self.subject.loss)}
+        tables = {name: table.assign(**named) for name, table in found.tables.items()}
+        results = Results(
+            title=f"The heads of {type(self.subject.model).__name__}",
+            tables=tables,
+            figures={plot.name: plot for plot in figures_of(Ablate, tables)},
+            sentences=list(Ablate.say(tables)),
+            checks=found.checks | {"min_difference_open_closed": self.proven.smallest_bite},
+            files={},
+            found=found.tables,
+        )
+        if path is not None:
+            write_bytes(Path(path), results.page({"heads": repr(self)}).encode())
+        return results
+
+    def speed(
+        self,
+        keep: float | int | Sequence[float | int] = (0.75, 0.5, 0.25),
+        by: str | Scorer = "ablation",
+        batch_sizes: int | Sequence[int] = (1, 8),
+        new_tokens: int | None = None,
+        dtype: torch.dtype | None = None,
+        compiled: bool = False,
+        rounds: int = 20,
+    ) -> pd.DataFrame:
+        """How much faster the model is with fewer heads, see `mask`, on the first examples of the *report* split.
+
+        It times a forward pass, or with `new_tokens` the generation of that many tokens with a cache; in the precision
+        `dtype`; with `compiled` through `torch.compile`. One row per batch size and model: milliseconds, and the
+        speed-up over the whole model. That is the median of the rounds, in which all take turns, with its quartiles.
+        The row `dense again` shows what is noise. A batch is never larger than the split.
+        """
+        self._removable()
+        split = self._split("report")
+        keep = [keep] if isinstance(keep, int | float) else keep
+        sizes = [batch_sizes] if isinstance(batch_sizes, int) else list(batch_sizes)
+        for name, values in (("batch_sizes", sizes), ("rounds", [rounds])):
+            if not values or min(values) < 1:
+                raise ValueError(f"{name}={min(values) if values else sizes}: must be 1 or more")
+        timed = timed_as(self.subject, new_tokens, dtype, compiled)
+        plans = [Plan("removed", 0, "", mask) for mask in self.masks(keep, by)]
+        what = "a forward pass" if new_tokens is None else f"{new_tokens} new tokens"
+        return speed_table(timed, plans, split, sizes, rounds).assign(timed=what, compiled=compiled)
+
+    @cached_property
+    def scoring(self) -> Scoring:
+        """Scores on the *score* split, each computed once."""
+        return Scoring(self.subject, self._split("score"), self.seed)
+
+    def _split(self, name: str) -> Batches:
+        if name not in self.splits:
+            raise ValueError(f"{name}: no batches were given, name them: wrap(..., {name}=batches)")
+        return self.splits[name]
+
+    def _removable(self) -> None:
+        if self.proven.why_not:
+            raise Unsupported(f"heads of this model can be gated, not removed: {self.proven.why_not}")
+
+    def _scorers(self, scorers: Iterable[str | Scorer]) -> dict[str, Scorer]:
+        chosen = {}
+        for scorer in scorers:
+            name, made = (scorer, scorer_named(scorer)) if isinstance(scorer, str) else (type(scorer).__name__, scorer)
+            with naming(name):
+                made.check(len(self.grid), gated=False)
+            chosen[name] = made
+        return chosen
