@@ -33,6 +33,7 @@ import mhaprune
 from mhaprune import losses
 from mhaprune.adapters.heads import Heads
 from mhaprune.measure import measure
+from mhaprune.store import make_folder
 
 MODULES = (
     *("argparse", "asyncio", "collections", "concurrent.futures", "csv", "datetime", "decimal", "difflib", "email"),
@@ -181,13 +182,16 @@ def main() -> None:
         "--out", type=Path, default=Path("results/pretrained"), help="folder for the page and the table"
     )
     arguments = parser.parse_args()
+    try:
+        make_folder("--out", arguments.out)
+    except ValueError as error:
+        parser.error(str(error))
     torch.set_num_threads(1)
     heads = MODELS[arguments.model]()
     print(heads)
     print(heads.proven)
     scores = heads.score("ablation")
     print(scores.groupby(["site", "layer"], sort=False)["score"].mean().to_string())
-    arguments.out.mkdir(parents=True, exist_ok=True)
     table = curves(heads)
     table.to_csv(arguments.out / f"{arguments.model}.csv", index=False)
     print(table.pivot_table(index="way", columns="kept", values="loss", sort=False).round(4).to_string())
