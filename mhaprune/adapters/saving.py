@@ -182,7 +182,7 @@ def make_plain(model: nn.Module) -> bool:
             setattr(plain, name, size // group)
     try:
         with torch.device("meta"):
-            same = _native(model)(plain)
+            same = type(model)(plain)
     except (ValueError, TypeError, RuntimeError):
         return False
     ours = {name: value.shape for name, value in model.state_dict().items()}
