@@ -6,7 +6,7 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
@@ -73,6 +73,23 @@ class AttentionMap(NamedTuple):
     weights: Tensor
     queries: Tensor
     keys: Tensor
+
+
+class LastMap(NamedTuple):
+    """The linear map that ends a sublayer, and what passes through it: the sublayer adds to the residual stream what
+    the map makes of its inputs."""
+
+    name: str
+    """That of the attention block or of the feed-forward part."""
+    feed_forward: bool
+    """Whether it ends a feed-forward part; else it is the W_O of an attention block."""
+    weight: Tensor
+    """(D, W). It may be written to."""
+    bias: Tensor | None
+    """(D,). It may be written to."""
+    parts: Sequence[tuple[Tensor, Tensor]]
+    """For each batch what the map reads, (tokens, W), and the residual stream after the sublayer, (tokens, D); padding
+    is left out. W is 0 for a block without heads."""
 
 
 Gates = Tensor | Mapping[Block, Tensor]
@@ -190,4 +207,22 @@ class SharesPrefixes(Protocol):
 
     def evaluate_masks(self, batch: Batch, gates: Tensor, fallback: Fallback | None = None) -> Outcome:
         """What `evaluate` returns for every row of `gates` (M, N): (M, B) each, equal up to rounding."""
+        ...
+
+
+@runtime_checkable
+class Refittable(Subject, Protocol):
+    """A subject whose last maps can be exchanged while a pass is under way, so that they can be fitted one by one."""
+
+    def answered(self, data: Batch) -> Batch:
+        """The examples with what the model itself answers, where it would read labels of them."""
+        ...
+
+    def last_maps(self, batches: Sequence[Batch]) -> Iterator[LastMap]:
+        """Every sublayer of a pass over the batches, in forward order. A map that was written to by the time the next
+        one is asked for decides all that follows."""
+        ...
+
+    def copied(self) -> Self:
+        """A copy that shares no weights."""
         ...

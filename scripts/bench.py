@@ -30,8 +30,8 @@ from mhaprune.model.shared_prefixes import Branches, depth_first
 from mhaprune.model.sublayers import sublayers
 from mhaprune.model.transformer import TOKENS_AT_ONCE, Seq2Seq
 from mhaprune.recoveries.least_squares import correct
-from mhaprune.recoveries.refit import refit as refit_all
-from mhaprune.recoveries.refit import show
+from mhaprune.recoveries.refitting import refit as refit_all
+from mhaprune.recoveries.refitting import show
 from mhaprune.schedules.base import Evidence
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.greedy import Greedy
@@ -246,7 +246,7 @@ def refit(config: Transformer = DEFAULT, num_examples: int = 1024) -> list[Pair]
     """Refit of the default model without half its heads, all sublayers in one pass, against one whole pass for each
     sublayer. What the dense model shows is there already for both."""
     dense = Seq2Seq(config, VOCABULARY_SIZE, Softmax())
-    shown = show(dense, Sort(train=num_examples).splits().train.source)
+    shown = show(dense, Sort(train=num_examples).splits().train)
     left = dense.without(HeadMask(dense.grid, frozenset(head for head in dense.grid if head.head % 2)))
 
     @torch.no_grad()

@@ -15,7 +15,6 @@ from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.blocks import Unsupported
 from mhaprune.adapters.losses import unit_of
 from mhaprune.adapters.proof import Proven
-from mhaprune.adapters.refit import refit as refitted
 from mhaprune.adapters.saving import make_plain
 from mhaprune.adapters.speed import speed_table, timed_as
 from mhaprune.adapters.wrapped import WrappedModel
@@ -25,6 +24,8 @@ from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck
+from mhaprune.recoveries.refitting import RIDGES, Shown, show
+from mhaprune.recoveries.refitting import refit as fitted
 from mhaprune.running import Results
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import removing
@@ -35,6 +36,9 @@ from mhaprune.scorers.scoring import Scoring, heads_table, naming
 from mhaprune.statistics import skewed_ends
 from mhaprune.store import write_bytes
 from mhaprune.tables import LOSS_UNIT, MOMENTS, QUALITY_NAME, TIMED_NAME
+
+REFIT_EXAMPLES, REFIT_BATCH = 1024, 32
+"""Of the *score* split, what a refit reads at most; and how many at once."""
 
 
 class Three(NamedTuple):
@@ -125,7 +129,7 @@ class Heads:
         self._removable()
         EquivalenceCheck(self.subject, self._split("score")).prove(mask)
         smaller = self.subject.without(mask)
-        return refitted(self.subject, smaller, self._split("score")) if refit else smaller
+        return self._refitted(smaller) if refit else smaller
 
     def report(
         self,
@@ -146,10 +150,7 @@ class Heads:
         splits = Three(self._split("score"), self._split("choose"), self._split("report"))
         recoveries: dict[str, Recover] = {}
         if refit:
-            recoveries["refit"] = lambda mask: (
-                refitted(self.subject, self.subject.without(mask), self._split("score")),
-                "",
-            )
+            recoveries["refit"] = lambda mask: (self._refitted(self.subject.without(mask)), "")
         found = experiment.study(self.scoring, splits, self._scorers(by), OneShot(), recoveries)
         named = {QUALITY_NAME: self.quality_name, TIMED_NAME: "a forward pass", LOSS_UNIT: unit_of(self.subject.loss)}
         tables = {name: table.assign(**named) for name, table in found.tables.items()}
@@ -199,6 +200,13 @@ class Heads:
     def scoring(self) -> Scoring:
         """Scores on the *score* split, each computed once."""
         return Scoring(self.subject, self._split("score"), self.seed)
+
+    @cached_property
+    def _shown(self) -> Shown:
+        return show(self.subject, self._split("score")[:REFIT_EXAMPLES], REFIT_BATCH)
+
+    def _refitted(self, left: WrappedModel) -> WrappedModel:
+        return fitted(left, self._shown, RIDGES)
 
     def _split(self, name: str) -> Batches:
         if name not in self.splits:

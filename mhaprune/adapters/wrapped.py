@@ -7,9 +7,9 @@ masks.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -21,11 +21,12 @@ from mhaprune.adapters.batches import MASK, Batches
 from mhaprune.adapters.blocks import AttentionBlock, Rows, grid_of, name_blocks, weight_of
 from mhaprune.adapters.gating import at_rest, head_by_head, hooked
 from mhaprune.adapters.interception import attention_weights
+from mhaprune.adapters.last_maps import find_maps, walk
 from mhaprune.adapters.removal import remove_heads
 from mhaprune.adapters.replay import Replay
 from mhaprune.adapters.returned import tensors_in
 from mhaprune.heads import Block, HeadGrid, HeadMask
-from mhaprune.subject import AttentionMap, Fallback, Gates
+from mhaprune.subject import AttentionMap, Fallback, Gates, LastMap
 
 PerExample = Callable[[Any, Any], Tensor]
 """From what the model returns and a batch to one number per example, (B,)."""
@@ -203,6 +204,31 @@ class WrappedModel:
         if getattr(getattr(model, "config", None), "_attn_implementation", None) == "eager" and model._supports_sdpa:
             model.set_attn_implementation("sdpa")
         return self.changed(model=model)
+
+    def answered(self, data: Batches) -> Batches:
+        """As they are: a model that others made reads no labels but those that are its inputs."""
+        return data.converted(self.device, self.dtype)
+
+    def last_maps(self, batches: Sequence[Batches]) -> Iterator[LastMap]:
+        """The output projections of the attention, and the last map of every other sublayer that adds to the residual
+        stream."""
+        outs = {block.out for block in self.blocks}
+        runs = [partial(self.run, self.model, batch.arguments()) for batch in batches]
+        maps = find_maps(self.model, outs, partial(self.run, self.model, batches[0][:1].arguments()))
+        for each, found in walk(self.model, maps, runs):
+            valid = [
+                batch.valid(stream[..., 0].numel() // len(batch), self.two_sided and "decoder" in each.path)
+                for batch, (_, stream) in zip(batches, found, strict=True)
+            ]
+            parts = [
+                (inputs.reshape(*real.shape, -1)[real], stream.reshape(*real.shape, -1)[real])
+                for real, (inputs, stream) in zip(valid, found, strict=True)
+            ]
+            module: Any = self.model.get_submodule(each.path)
+            yield LastMap(each.path, each.path not in outs, weight_of(module), module.bias, parts)
+
+    def copied(self) -> Self:
+        return self.changed(model=copy.deepcopy(self.model))
 
     def changed(self, **parts: Any) -> Self:
         """A subject with some parts exchanged; what was remembered of the last batch is forgotten."""

@@ -10,7 +10,7 @@ V = vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -19,14 +19,16 @@ from torch import Tensor, nn
 
 from mhaprune.data import EOS, PAD, Examples, shift_right
 from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.measure import BATCH_SIZE
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.decoding import Step, attention_step, decode_greedily
 from mhaprune.model.layers import AttentionSublayer, Call, sinusoids
 from mhaprune.model.network import EncoderDecoder
 from mhaprune.model.relevance import with_relevance
 from mhaprune.model.shared_prefixes import Branches, depth_first
+from mhaprune.model.sublayers import sublayers
 from mhaprune.model.surgery import copied, remove_heads
-from mhaprune.subject import Answered, AttentionMap, Fallback, Gates
+from mhaprune.subject import Answered, AttentionMap, Fallback, Gates, LastMap
 
 TOKENS_AT_ONCE = 2048
 """Tokens in one step of a pass of many masks: enough to be worth a call, few enough for the processor's cache."""
@@ -118,6 +120,23 @@ class Seq2Seq(EncoderDecoder):
         positions = sinusoids(self.config.max_length, self.config.d_model, torch.float64)
         double.positions = positions.to(self.positions.device)
         return double
+
+    @torch.no_grad()
+    def answered(self, data: Examples) -> Examples:
+        """The sources with the greedy answers of the model."""
+        parts = data.source.split(BATCH_SIZE)
+        answers_ET = torch.cat([self.decode_greedily(part, self.config.max_length, stop=True) for part in parts])
+        answers_ET[answers_ET[:, 0] == PAD, 0] = EOS  # a poor model may answer padding; no answer is without a token
+        return Examples(data.source, answers_ET)
+
+    def last_maps(self, batches: Sequence[Examples]) -> Iterator[LastMap]:
+        for step in zip(*(sublayers(self, batch) for batch in batches), strict=True):
+            parts = [(each.hidden[each.valid], each.output()[each.valid]) for each in step]
+            name, feed_forward, last = step[0].name, step[0].feed_forward, step[0].last
+            yield LastMap(name, feed_forward, last.weight, last.bias, parts)
+
+    def copied(self) -> Self:
+        return copied(self)
 
     def relevance(self, batch: Examples, epsilon: float) -> Tensor:
         gates_BN = torch.ones(len(batch), len(self.grid), dtype=self.dtype, device=self.device, requires_grad=True)

@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pandas as pd
-import torch
-from torch import Tensor
 
-from mhaprune.data import EOS, PAD, Examples
-from mhaprune.measure import BATCH_SIZE, Diverged, by_length
-from mhaprune.model.sublayers import sublayers
-from mhaprune.model.surgery import copied
 from mhaprune.ranges import Ge
 from mhaprune.recoveries.base import HISTORY, Lesson, Recovery, State, left_digest
-from mhaprune.recoveries.least_squares import correct
+from mhaprune.recoveries.refitting import refit, show
 
 if TYPE_CHECKING:
     from mhaprune.model.transformer import Seq2Seq
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class Refit(Recovery):
-    """The last linear map of each sublayer, W_O or W_2, is fitted anew; nothing is trained.
-
-    Sublayer by sublayer, in forward order, the map and its bias minimise
-
-        ‖A W + b − (y − x)‖² + ridge · mean(diag AᵀA) · ‖W − W_old‖²
-
-    over all tokens. y is the residual stream of the dense model after the sublayer. x is that of the pruned model
-    before it, and A what its map reads. So a sublayer also makes up for what those before it could not. The bias of a
-    block without heads becomes the mean of y − x.
+    """The last linear map of each sublayer, W_O or W_2, is fitted anew, see `recoveries.refitting`; nothing is trained.
 
     It reads sources of the *train* split and no target: the decoders read what the dense model answers. Kin: Kwon et
     al. 2022 tune one number per head in this way; K-prune (Park et al. 2024) fits to what the dense sublayer puts out;
@@ -64,61 +47,6 @@ class Refit(Recovery):
     def __call__(
         self, lesson: Lesson, left: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Seq2Seq, pd.DataFrame]:
-        source = lesson.splits.train.source[: self.examples]
-        shown = lesson.once(("refit", self.examples), lambda: show(lesson.dense, source))
+        shown = lesson.once(("refit", self.examples), lambda: show(lesson.dense, lesson.splits.train[: self.examples]))
         model = refit(left, shown, self.ridge, self.feed_forward)
         return model, pd.DataFrame(columns=HISTORY)
-
-
-class Shown(NamedTuple):
-    """What the dense model shows: batches with its own answers as targets, and its residual stream after every
-    sublayer, for each batch at the tokens that are no padding, (tokens, D)."""
-
-    batches: Sequence[Examples]
-    streams: Sequence[Sequence[Tensor]]
-
-
-@torch.no_grad()
-def show(dense: Seq2Seq, source: Tensor) -> Shown:
-    """What there is to fit to, the same for every pruned model: one greedy decoding of the sources and one pass.
-
-    It holds the streams of all sublayers in the precision of the model.
-    """
-    decoded = [dense.decode_greedily(part, dense.config.max_length, stop=True) for part in source.split(BATCH_SIZE)]
-    answers_ET = torch.cat(decoded)
-    answers_ET[answers_ET[:, 0] == PAD, 0] = EOS  # a poor model may answer padding; no answer is without a token
-    _, parts = by_length(Examples(source, answers_ET), BATCH_SIZE)
-    batches = [batch for batch, _ in parts]
-    streams, widths = [], []
-    for step in zip(*(sublayers(dense, batch) for batch in batches), strict=True):
-        streams.append([one.output()[one.valid] for one in step])
-        widths.append(step[0].last.in_features)
-    fewest = min(sum(map(len, stream)) for stream in streams)
-    if fewest < max(widths):
-        log.warning(
-            "refit: %d tokens are fewer than the %d inputs of a map; what they leave open stays as it was",
-            *(fewest, max(widths)),
-        )
-    return Shown(batches, streams)
-
-
-@torch.no_grad()
-def refit(left: Seq2Seq, shown: Shown, ridge: float, feed_forward: bool = True) -> Seq2Seq:
-    """A copy whose residual stream follows that of the dense model, at the cost of one pass and one solution per map.
-
-    All batches go forward together. Raises `Diverged` where a stream is not finite.
-    """
-    model = copied(left)
-    walk = zip(*(sublayers(model, batch) for batch in shown.batches), strict=True)
-    for step, wanted in zip(walk, shown.streams, strict=True):
-        first = step[0]
-        if first.feed_forward and not feed_forward:
-            continue
-        parts = [
-            (one.hidden[one.valid], stream_TD - one.output()[one.valid])
-            for one, stream_TD in zip(step, wanted, strict=True)
-        ]
-        if not all(bool(missing_TD.isfinite().all()) for _, missing_TD in parts):
-            raise Diverged(f"the states of {first.name} are not finite")
-        correct(first.last.weight, first.last.bias, parts, ridge)
-    return model

@@ -129,6 +129,7 @@ def said(model: nn.Module, family: Family) -> Tensor:
         return per_example(model.eval()(**batch, **({"use_cache": False} if family.generates else {})), 3)
 
 
+# A convolution rounds by where its memory lies, so outputs of two processes are compared to rounding.
 READ_BACK = """
 import sys, warnings
 from pathlib import Path
@@ -140,8 +141,8 @@ import test_families
 import mhaprune
 for file in sorted(Path(sys.argv[1]).glob("*.pt")):
     model = mhaprune.load(file.with_suffix(""))
-    difference = (test_families.said(model, FAMILIES[file.stem.rpartition("-")[0]]) - torch.load(file)).abs().max()
-    assert difference == 0, (file.stem, difference)
+    said = test_families.said(model, FAMILIES[file.stem.rpartition("-")[0]])
+    torch.testing.assert_close(said, torch.load(file), rtol=0, atol=1e-5, msg=lambda why: file.stem + why)
     print(file.stem)
 """
 
@@ -169,7 +170,7 @@ for file in sorted(Path(sys.argv[1]).glob("*.pt")):
     with torch.no_grad():
         output = model(**batch_of(family), **({"use_cache": False} if family.generates else {}))
     said = next(value for value in output.values() if isinstance(value, torch.Tensor))
-    assert torch.equal(said, torch.load(file)), file.stem
+    torch.testing.assert_close(said, torch.load(file), rtol=0, atol=1e-5, msg=lambda why: file.stem + why)
     model.save_pretrained(folder / "again")
     assert (folder / "again" / "modeling_mhaprune.py").exists()
     print(file.stem)

@@ -16,6 +16,7 @@ from mhaprune.adapters.losses import Drift
 from mhaprune.adapters.wrap import wrap
 from mhaprune.measure import measure
 from mhaprune.pruning.removal import ProofFailed
+from mhaprune.recoveries.refitting import RIDGES, refit, show
 
 
 @pytest.fixture(scope="module")
@@ -53,20 +54,16 @@ def test_a_refit_follows_the_whole_model_without_labels(heads: Heads) -> None:
     distances = [(each.predict(split)["logits"] - wanted).square().mean() for each in (plain, fitted)]
     assert distances[1] < 0.5 * distances[0]
     shuffled = {**split.fields, "labels": split.fields["labels"].flip(0)}
-    from mhaprune.adapters.refit import refit
-
-    again = refit(heads.subject, plain, Batches(shuffled, split.widths, split.constants, split.form))
+    again = refit(plain, show(heads.subject, Batches(shuffled, split.widths, split.constants, split.form), 32), RIDGES)
     assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), fitted.model.parameters(), strict=True))
 
 
 def test_a_refit_does_not_see_padding(heads: Heads) -> None:
-    from mhaprune.adapters.refit import refit
-
     left, split = heads.without(heads.mask(keep=2, by="gate_output")), heads.splits["score"]
     ids, mask = split.fields["input_ids"], split.fields["attention_mask"]
     other = {**split.fields, "input_ids": torch.where(mask == 0, (ids + 3) % 11, ids)}
     fitted = [
-        refit(heads.subject, left, Batches(fields, split.widths, split.constants, split.form)).model
+        refit(left, show(heads.subject, Batches(fields, split.widths, split.constants, split.form)), RIDGES).model
         for fields in (split.fields, other)
     ]
     assert not torch.equal(other["input_ids"], ids)
@@ -75,9 +72,7 @@ def test_a_refit_does_not_see_padding(heads: Heads) -> None:
 
 
 def test_a_refit_of_the_whole_model_changes_nothing_beyond_rounding(heads: Heads) -> None:
-    from mhaprune.adapters.refit import refit
-
-    same = refit(heads.subject, heads.subject, heads.splits["score"])
+    same = refit(heads.subject, show(heads.subject, heads.splits["score"]), RIDGES)
     for name, value in same.model.state_dict().items():
         torch.testing.assert_close(value, heads.subject.model.state_dict()[name], atol=1e-5, rtol=1e-4)
 

@@ -22,7 +22,8 @@ from mhaprune.model.sublayers import Sublayer, sublayers
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Lesson, recover
 from mhaprune.recoveries.fine_tune import FineTune
-from mhaprune.recoveries.refit import Refit, refit, show
+from mhaprune.recoveries.refit import Refit
+from mhaprune.recoveries.refitting import refit, show
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 
@@ -143,7 +144,7 @@ def test_no_target_and_no_other_split_is_read(lesson: Lesson, left: Seq2Seq) -> 
 def test_padding_changes_nothing(lesson: Lesson, left: Seq2Seq, batch: Examples) -> None:
     source = lesson.splits.train.source
     wider = torch.cat([source, source.new_zeros(len(source), 3)], dim=1)
-    models = [refit(left, show(lesson.dense, ids), 1e-3) for ids in (source, wider)]
+    models = [refit(left, show(lesson.dense, Examples(ids, ids)), 1e-3) for ids in (source, wider)]
     assert output_difference(*models, batch) < 1e-9
 
 

@@ -1,0 +1,125 @@
+"""The linear maps that end the sublayers of a model that others made, and what passes through them.
+
+Dimensions: B = batch, T = tokens, W = inputs of a map, D = outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.adapters.blocks import is_linear
+from mhaprune.adapters.gating import at_rest
+from mhaprune.adapters.replay import Replay
+
+LOOKED_AT = 12
+"""Inputs of modules that are looked at for the sum of a map's output and a residual stream."""
+NO_READERS = (nn.Dropout, nn.Identity)
+
+
+@dataclass(frozen=True)
+class Map:
+    """A linear map that ends a sublayer, and the first module that reads what it adds to the residual stream."""
+
+    path: str
+    reader: str | None
+    """None where nothing is added: then the map is fitted to its own output."""
+    call: int = 0
+    """Which call of the reader that is."""
+
+
+def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -> list[Map]:
+    """The maps in the order of their calls, found by running a batch: the output projections of the attention, `outs`,
+    and every linear module whose output is added to something before it is read."""
+    paths = {module: path for path, module in model.named_modules()}
+    pending: list[tuple[str, Tensor, list[int]]] = []
+    calls: dict[nn.Module, int] = {}
+    order: dict[str, Map | None] = {}
+
+    def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        calls[module] = calls.get(module, -1) + 1
+        x = inputs[0] if inputs else None
+        if not isinstance(x, Tensor) or not x.requires_grad or isinstance(module, NO_READERS):
+            return
+        for entry in list(pending):
+            path, leaf, looks = entry
+            if leaf.shape != x.shape:
+                continue
+            looks[0] += 1
+            (gradient,) = torch.autograd.grad(x.sum(), leaf, retain_graph=True, allow_unused=True)
+            added = gradient is not None and bool((gradient == 1).all()) and not torch.equal(x, leaf)
+            if added:
+                order[path] = Map(path, paths[module], calls[module])
+            if added or looks[0] == LOOKED_AT:
+                pending.remove(entry)
+
+    def leave(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        leaf = output.detach().requires_grad_()
+        order.setdefault(paths[module], None)
+        pending.append((paths[module], leaf, [0]))
+        return leaf.clone()
+
+    with at_rest(model), torch.enable_grad(), ExitStack() as stack:
+        for module in model.modules():
+            if module is not model:
+                stack.callback(module.register_forward_pre_hook(enter).remove)
+            if is_linear(module):
+                stack.callback(module.register_forward_hook(leave).remove)
+        run()
+    return [found or Map(path, None) for path, found in order.items() if found is not None or path in outs]
+
+
+def walk(
+    model: nn.Module, maps: Sequence[Map], runs: Sequence[Callable[[], Any]]
+) -> Iterator[tuple[Map, list[tuple[Tensor, Tensor]]]]:
+    """For each map, in forward order, what it reads in every run, and what stands in the residual stream after it.
+
+    A run is a pass over a batch. It ends when that is known, and the next one replays all that was finished before the
+    map was called. So a map that was written to meanwhile decides all that follows, and all maps together cost little
+    more than one pass. Nothing is replayed in a model that calls a reader more than once, as one with shared layers.
+    """
+    once = not any(each.call for each in maps)
+    replays = [Replay(model, [each.path for each in maps]) for _ in runs]
+    known: list[str] = []
+    for each in maps:
+        parts = []
+        for run, replay in zip(runs, replays, strict=True):
+            before = replay.until(known[-1:]) if known and once else nullcontext()
+            with at_rest(model), before, replay.recording():
+                parts.append(_passing(model, each, run))
+        known.append(each.path)
+        yield each, parts
+
+
+class _Enough(Exception):
+    """Ends a pass."""
+
+
+def _passing(model: nn.Module, each: Map, run: Callable[[], Any]) -> tuple[Tensor, Tensor]:
+    """What a map reads in a pass, and what its reader reads then."""
+    found: dict[str, Tensor] = {}
+    calls = iter(range(each.call))
+
+    def of_map(module: nn.Module, read: tuple[Any, ...], output: Tensor) -> None:
+        found["inputs"] = read[0]
+        if each.reader is None:
+            found["stream"] = output
+            raise _Enough
+
+    def of_reader(module: nn.Module, read: tuple[Any, ...]) -> None:
+        if next(calls, None) is None:
+            found["stream"] = read[0]
+            raise _Enough
+
+    with ExitStack() as stack:
+        stack.callback(model.get_submodule(each.path).register_forward_hook(of_map).remove)
+        if each.reader is not None:
+            stack.callback(model.get_submodule(each.reader).register_forward_pre_hook(of_reader).remove)
+        with suppress(_Enough):
+            run()
+    return found["inputs"], found["stream"]

@@ -1,0 +1,84 @@
+"""The last linear map of every sublayer fitted anew in closed form to what the dense model computes.
+
+Dimensions: T = tokens, W = inputs of a map, D = outputs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from mhaprune.data import Data
+from mhaprune.measure import BATCH_SIZE, Diverged, by_length
+from mhaprune.recoveries.least_squares import correct
+from mhaprune.subject import Batch, Refittable
+
+log = logging.getLogger(__name__)
+
+Fitted = TypeVar("Fitted", bound=Refittable)
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
+"""A map of a large model may have more inputs than a few hundred examples have tokens. So the ridge can be chosen for
+each map, on examples that are not fitted to."""
+PARTS = 10
+"""The smallest number of batches, so that a few are left to choose the ridge by."""
+
+
+class Shown(NamedTuple):
+    """What the dense model shows: batches without labels, and its residual stream after every sublayer, for each batch
+    at the tokens that are no padding, (tokens, D)."""
+
+    batches: Sequence[Batch]
+    streams: Sequence[Sequence[Tensor]]
+
+
+@torch.no_grad()
+def show(dense: Refittable, data: Data, batch_size: int = BATCH_SIZE) -> Shown:
+    """What there is to fit to, the same for every pruned model. No label is read.
+
+    It holds the streams of all sublayers in the precision of the model.
+    """
+    _, parts = by_length(dense.answered(data), max(1, min(batch_size, len(data) // PARTS)))
+    batches = [batch for batch, _ in parts]
+    streams, widths = [], []
+    for each in dense.last_maps(batches):
+        streams.append([stream_TD for _, stream_TD in each.parts])
+        widths.append(each.weight.shape[1])
+    fewest = min(sum(map(len, stream)) for stream in streams)
+    if fewest < max(widths):
+        log.warning(
+            "refit: %d tokens are fewer than the %d inputs of a map; what they leave open stays as it was",
+            *(fewest, max(widths)),
+        )
+    return Shown(batches, streams)
+
+
+@torch.no_grad()
+def refit(left: Fitted, shown: Shown, ridge: float | Sequence[float], feed_forward: bool = True) -> Fitted:
+    """A copy whose residual stream follows that of the dense model, at the cost of one pass and one solution per map.
+
+    Sublayer by sublayer, in forward order, W_O or W_2 and its bias minimise
+
+        ‖A W + b − (y − x)‖² + ridge · mean(diag AᵀA) · ‖W − W_old‖²
+
+    over all tokens. y is the residual stream of the dense model after the sublayer. x is that of the pruned model
+    before it, and A what its map reads. So a sublayer also makes up for what those before it could not. The bias of a
+    block without heads becomes the mean of y − x. Several ridges compete, see `correct`.
+
+    All batches go forward together. Raises `Diverged` where a stream is not finite.
+    """
+    model = left.copied()
+    walk = zip(model.last_maps(shown.batches), shown.streams, strict=True)
+    for each, wanted in tqdm(walk, "refit", len(shown.streams), disable=None, leave=False, delay=2):
+        if each.feed_forward and not feed_forward:
+            continue
+        pairs = zip(each.parts, wanted, strict=True)
+        parts = [(inputs_TW, wanted_TD - stream_TD) for (inputs_TW, stream_TD), wanted_TD in pairs]
+        if not all(bool(missing_TD.isfinite().all()) for _, missing_TD in parts):
+            raise Diverged(f"the states of {each.name} are not finite")
+        correct(each.weight, each.bias, parts, ridge)
+    return model
