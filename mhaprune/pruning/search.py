@@ -12,11 +12,12 @@ from torch import Tensor
 
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.measure import gate_gradients, measure_removed
+from mhaprune.pruning.refits import Refits
 from mhaprune.schedules.base import Evidence, Schedule
 from mhaprune.schedules.budgets import Budget
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, naming
-from mhaprune.subject import Subject
+from mhaprune.subject import Refittable, Subject
 
 COSTS = ("forward_passes", "backward_passes", "seconds")
 """What a choice of heads takes: passes over the score split, and time."""
@@ -40,14 +41,18 @@ class Search:
         """Without a `scorer` the schedule may read no score."""
         self.scoring, self.name, self.scorer, self.draw, self.whole = scoring, name, scorer, draw, whole
         self.forward_passes = self.backward_passes = self.seconds = 0.0
+        self.refitting: list[Refits] = []
 
     def __call__(self, schedule: Schedule, budgets: Sequence[Budget]) -> list[HeadMask]:
         if self.scorer is not None:
             self.scoring(self.name, self.scorer)  # now, so that its seconds are not those of the search
         start = time.perf_counter()
-        shown = Evidence(self.scoring.subject, self._score, self._loss, self.whole, self._gradients)
+        shown = Evidence(self.scoring.subject, self._score, self._loss, self.whole, self._gradients, self._refits)
         masks = schedule(shown, budgets)
         self.seconds += time.perf_counter() - start
+        for refits in self.refitting:
+            self.forward_passes += refits.passes * len(refits.fitted) / len(self.scoring.examples)
+        self.refitting.clear()
         return masks
 
     @property
@@ -73,3 +78,14 @@ class Search:
         self.forward_passes += 1
         self.backward_passes += 1
         return gate_gradients(self.scoring.subject, self.scoring.examples)
+
+    def _refits(self, examples: int) -> Refits:
+        subject = self.scoring.subject
+        if not isinstance(subject, Refittable):
+            raise ValueError("schedule: refits, which this model cannot; choose another, for example greedy")
+        if len(self.scoring.examples) < 2:
+            raise ValueError(
+                "schedule: refits on one half of the score split and judges on the other, 2 or more needed"
+            )
+        self.refitting.append(Refits(subject, self.scoring.examples[:examples]))
+        return self.refitting[-1]

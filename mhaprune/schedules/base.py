@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from torch import Tensor
 from tqdm import tqdm
@@ -20,8 +20,28 @@ from mhaprune.schedules.budgets import Budget
 from mhaprune.subject import Subject
 
 
+class Refits(Protocol):
+    """Copies of a subject with fewer heads, refitted to it on one half of some examples and judged on the other."""
+
+    def without(self, mask: HeadMask) -> Subject:
+        """The subject without these heads, refitted."""
+        ...
+
+    def loss(self, left: Subject) -> float:
+        """The mean loss in nats."""
+        ...
+
+    def errors(self, left: Subject) -> Tensor:
+        """How badly each head of a model can be spared by its block, (N of that model,), see `scorers.refit_error`."""
+        ...
+
+
 def no_gradients() -> Tensor:
     raise AssertionError("no gradients were to be read")
+
+
+def no_refits(examples: int) -> Refits:
+    raise AssertionError("nothing was to be refitted")
 
 
 @dataclass(frozen=True)
@@ -42,6 +62,8 @@ class Evidence:
     """The heads before any were removed. None means those of the subject."""
     gradients: Callable[[], Tensor] = no_gradients
     """Returns the derivative of the loss of every example with respect to every gate, (E, N)."""
+    refits: Callable[[int], Refits] = no_refits
+    """Returns what refits on so many examples."""
 
 
 @dataclass(frozen=True)
