@@ -8,17 +8,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from mhaprune.adapters.batches import Batches
-from mhaprune.adapters.blocks import is_linear, weight_of
+from mhaprune.adapters.blocks import AttentionBlock, is_linear, weight_of
 from mhaprune.adapters.gating import at_rest
-from mhaprune.adapters.wrapped import WrappedModel
 from mhaprune.measure import Diverged
 from mhaprune.recoveries.least_squares import correct
 
@@ -30,6 +29,35 @@ PARTS = 10
 LOOKED_AT = 12
 """Inputs of modules that are looked at for the sum of a map's output and a residual stream."""
 NO_READERS = (nn.Dropout, nn.Identity)
+
+
+class Runs(Protocol):
+    """What is needed of a wrapped model here; `wrapped.py` says what it means."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def blocks(self) -> Sequence[AttentionBlock]: ...
+
+    @property
+    def run(self) -> Callable[[nn.Module, Any], Any]: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def two_sided(self) -> bool: ...
+
+    def run_gated(self, batch: Batches) -> Any: ...
+
+    def changed(self, **parts: Any) -> Any: ...
+
+
+Left = TypeVar("Left", bound=Runs)
 
 
 @dataclass(frozen=True)
@@ -45,15 +73,15 @@ class Map:
 
 @torch.no_grad()
 def refit(
-    dense: WrappedModel,
-    left: WrappedModel,
+    dense: Runs,
+    left: Left,
     data: Batches,
     *,
     examples: int = 1024,
     batch_size: int = 32,
     ridge: float | Sequence[float] = RIDGES,
     feed_forward: bool = True,
-) -> WrappedModel:
+) -> Left:
     """A copy of `left` whose residual stream follows that of `dense`; see `recoveries.refit` for the formula.
 
     The output projection of every attention is fitted anew and, if `feed_forward`, the last map of every other sublayer
@@ -65,7 +93,7 @@ def refit(
     """
     data = data[:examples].converted(left.device, left.dtype)
     batches = list(data.batches(max(1, min(batch_size, len(data) // PARTS))))
-    model = replace(left, model=copy.deepcopy(left.model))
+    model: Left = left.changed(model=copy.deepcopy(left.model))
     columns = {block.out: block.order for block in left.blocks}
     maps = [each for each in find_maps(dense, data[:1]) if each.path in columns or (feed_forward and each.reader)]
     wanted = [_streams(dense, maps, batch) for batch in batches]
@@ -87,7 +115,7 @@ def refit(
     return model
 
 
-def find_maps(subject: WrappedModel, batch: Batches) -> list[Map]:
+def find_maps(subject: Runs, batch: Batches) -> list[Map]:
     """The maps in the order of their calls, found by running a batch: the output projections of the attention, and
     every linear module whose output is added to something before it is read."""
     model = subject.model
@@ -134,7 +162,7 @@ class _Enough(Exception):
     """Ends a pass."""
 
 
-def _streams(subject: WrappedModel, maps: Sequence[Map], batch: Batches) -> list[tuple[Tensor, Tensor]]:
+def _streams(subject: Runs, maps: Sequence[Map], batch: Batches) -> list[tuple[Tensor, Tensor]]:
     """For each map what it reads in a pass over a batch, and what stands in the residual stream after it. The pass ends
     when all of that is known."""
     inputs: dict[Map, Tensor] = {}
@@ -173,7 +201,7 @@ def _streams(subject: WrappedModel, maps: Sequence[Map], batch: Batches) -> list
     return [(inputs[each], found[each]) for each in maps]
 
 
-def _valid(subject: WrappedModel, path: str, batch: Batches, stream: Tensor) -> Tensor:
+def _valid(subject: Runs, path: str, batch: Batches, stream: Tensor) -> Tensor:
     """The real positions of a residual stream, in its shape."""
     valid_BT = batch.valid(stream[..., 0].numel() // len(batch), subject.two_sided and "decoder" in path)
     return valid_BT.reshape(stream.shape[:-1])

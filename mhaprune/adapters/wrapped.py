@@ -21,6 +21,7 @@ from mhaprune.adapters.batches import MASK, Batches
 from mhaprune.adapters.blocks import AttentionBlock, Rows, grid_of, name_blocks, weight_of
 from mhaprune.adapters.gating import at_rest, head_by_head, hooked
 from mhaprune.adapters.interception import attention_weights
+from mhaprune.adapters.refit import RIDGES, refit
 from mhaprune.adapters.removal import remove_heads
 from mhaprune.adapters.replay import Replay
 from mhaprune.adapters.returned import tensors_in
@@ -196,6 +197,22 @@ class WrappedModel:
         kept = [[n for n, at in enumerate(self.grid.positions(name)) if not gone[at]] for name in self.names]
         model, blocks = remove_heads(self.model, self.blocks, kept)
         return self.changed(model=model, blocks=tuple(blocks))
+
+    def refitted(self, dense: Self, data: Batches, ridge: float, feed_forward: bool) -> Self:
+        """The ridge is the smallest of those that compete for each map."""
+        ridges = [ridge * 10**i for i in range(len(RIDGES))]
+        return refit(dense, self, data, examples=len(data), ridge=ridges, feed_forward=feed_forward)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The weights by name, as those of a module."""
+        return self.model.state_dict()
+
+    def load_state_dict(self, weights: Mapping[str, Tensor]) -> None:
+        self.model.load_state_dict(weights)
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """A copy in another precision."""
+        return self.changed(model=copy.deepcopy(self.model).to(dtype))
 
     def in_double(self) -> Self:
         model: Any = copy.deepcopy(self.model).double()

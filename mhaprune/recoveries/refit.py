@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from mhaprune.data import EOS, PAD, Examples
+from mhaprune.data import EOS, PAD, Data, Examples
 from mhaprune.measure import BATCH_SIZE, Diverged, by_length
 from mhaprune.model.sublayers import sublayers
 from mhaprune.model.surgery import copied
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from mhaprune.model.transformer import Seq2Seq
 
 log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class RefitsItself(Protocol):
+    """A subject that knows itself how its linear maps are fitted anew, for a model whose layers are not ours."""
+
+    def refitted(self, dense: Self, data: Data, ridge: float, feed_forward: bool) -> Self:
+        """A copy whose residual stream follows that of `dense` on the data; `feed_forward` fits more than the maps that
+        end attention. Raises `Diverged` where a number is not finite."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,8 @@ class Refit(Recovery):
     before it, and A what its map reads. So a sublayer also makes up for what those before it could not. The bias of a
     block without heads becomes the mean of y − x.
 
-    It reads sources of the *train* split and no target: the decoders read what the dense model answers. Kin: Kwon et
+    It reads sources of the *train* split and no target: the decoders read what the dense model answers. A model that
+    others made is fitted on the *score* split, with its own way to do so. Kin: Kwon et
     al. 2022 tune one number per head in this way; K-prune (Park et al. 2024) fits to what the dense sublayer puts out;
     both follow the optimal brain surgeon (Hassibi & Stork 1992), which corrects the weights left when one goes.
     """
@@ -48,7 +59,8 @@ class Refit(Recovery):
     """Number of sources; all of the split if that has fewer. 1024 are some 8000 tokens, for at most 129 unknowns per
     output of the default model. Four times as many gained .04 of exact match at most, with 20 of 24 heads gone."""
     ridge: Annotated[float, Ge(0)] = 1e-3
-    """How strongly weights stay at their old values. 0 is least squares."""
+    """How strongly weights stay at their old values. 0 is least squares. For a model that others made, each map chooses
+    between this and five more, each ten times the one before."""
     feed_forward: bool = True
     """Whether W_2 is fitted too, or only W_O."""
     when: Literal["after", "between"] = "after"
@@ -64,6 +76,11 @@ class Refit(Recovery):
     def __call__(
         self, lesson: Lesson, left: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Seq2Seq, pd.DataFrame]:
+        if isinstance(left, RefitsItself):
+            itself: Any = left
+            data = lesson.splits.score
+            model = itself.refitted(lesson.dense, data[: self.examples], self.ridge, self.feed_forward)
+            return model, pd.DataFrame(columns=HISTORY)
         source = lesson.splits.train.source[: self.examples]
         shown = lesson.once(("refit", self.examples), lambda: show(lesson.dense, source))
         model = refit(left, shown, self.ridge, self.feed_forward)
