@@ -102,10 +102,10 @@ class Borrowed(Source):
         for group, chosen, refused in (("scorer", scorers, reasons), ("recovery", recoveries, trains)):
             for reason in dict.fromkeys(refused.values()):
                 names = ",".join(name for name in refused if refused[name] == reason)
-                said = f"{group}=[{names}]: {reason}, which cannot be had of model={self.title}"
+                said = f"{reason}, so it is not for {self.title}"
                 if len(refused) == len(chosen):
-                    raise ValueError(f"{said}; choose others")
-                log.warning("%s, so it is left out", said)
+                    raise ValueError(f"{group}=[{names}]: {said}; choose another")
+                log.warning("%s=[%s] is left out: it %s", group, names, said)
         usable = {name: scorer for name, scorer in scorers.items() if name not in reasons}
         return usable, {name: recovery for name, recovery in recoveries.items() if name not in trains}
 

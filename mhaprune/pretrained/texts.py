@@ -39,6 +39,7 @@ def read_rows(path: str, *needed: str) -> list[Row]:
                 if name not in values:
                     raise ValueError(
                         f"data={path}: line {number} has no {name}, it has {', '.join(values) or 'nothing'}"
+                        f"{'; objective=drift needs none' if name == LABEL else ''}"
                     )
                 if not values[name].strip():
                     raise ValueError(f"data={path}: line {number} has an empty {name}")
