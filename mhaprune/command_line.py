@@ -156,13 +156,19 @@ class SweepFolder(Callback):
 
 
 def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
-    """Raises ConfigError where a setting is given that `model_file` brings with it: it would not be used."""
+    """Raises ConfigError where a setting is given that the model brings with it: it would not be used."""
     values = plain(config)
-    from mhaprune.config import ConfigError, build
+    from mhaprune.config import BROUGHT_BY_OTHERS, ConfigError, build, is_of_others
 
-    for override in overrides if config.get("model_file") is not None else ():
-        if re.split(r"[.=@]", override.lstrip("+~"))[0] in BROUGHT:
-            raise ConfigError(f"{override}: model_file brings its own {', '.join(BROUGHT)}, leave this out")
+    brought: dict[str, Sequence[str]] = {}
+    if config.get("model_file") is not None:
+        brought["model_file brings its own"] = BROUGHT
+    elif is_of_others(values):
+        brought["a model that others made has no"] = BROUGHT_BY_OTHERS
+    for why, names in brought.items():
+        for override in overrides:
+            if re.split(r"[.=@]", override.lstrip("+~"))[0] in names:
+                raise ConfigError(f"{override}: {why} {', '.join(names)}, leave this out")
     gc.freeze()  # what the imports have made stays: no collection need look through it again
     return build(values)
 

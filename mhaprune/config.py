@@ -19,6 +19,7 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.plugins import allow, allowed, find_class
 from mhaprune.running import Run
 from mhaprune.scorers.base import Scorer
+from mhaprune.study import ModelOfOthers
 from mhaprune.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ def build(config: Mapping[str, Any]) -> Run:
         allow(plugins)
     if isinstance(file := config.get("model_file"), str):
         config = _with_what_a_file_brings(config, load(file))
+    if is_of_others(config):
+        config = {**config, **dict.fromkeys(BROUGHT_BY_OTHERS)}
     run = _construct(Run, config, "")
     assert isinstance(run, Run)
     return run
@@ -50,6 +53,17 @@ def restored(saved: SavedModel, device: torch.device | str = "cpu") -> tuple[Seq
     parts = {name: _build(kind, saved.settings[name], name) for name, kind in BUILT_FROM.items()}
     task = parts["task"]
     return restore(saved, parts["model"], len(task.vocabulary), parts["gate"], str(device)), task
+
+
+BROUGHT_BY_OTHERS = ("task", "training", "gate")
+"""The settings of our own model that a model of others does not have."""
+
+
+def is_of_others(config: Mapping[str, Any]) -> bool:
+    """Whether the option of the group `model` is one that others made."""
+    settings = config.get("model")
+    target = settings.get("_target_") if isinstance(settings, Mapping) else None
+    return isinstance(target, str) and find_class(ModelOfOthers, target) is not None
 
 
 BUILT_FROM = {"task": Task, "model": Transformer, "gate": GateConfig | None}
@@ -85,7 +99,9 @@ def _build(kind: Any, value: Any, key: str) -> Any:
         plain = [k for k in arguments if not (isinstance(k, type) and dataclasses.is_dataclass(k))]
         nested = [k for k in arguments if k not in plain]
         if nested and isinstance(value, Mapping):
-            return _build(nested[0], value, key)
+            target = value.get("_target_")
+            fits = [k for k in nested if isinstance(target, str) and find_class(k, target) is not None]
+            return _build((fits or nested)[0], value, key)
         for one in plain:
             if _fits(one, value):
                 return _build(one, value, key)
@@ -122,6 +138,8 @@ def _expected(kind: Any) -> str:
         return f"a list in brackets, each {_expected(arguments[0])}"
     if origin is dict:
         return f"names with, each, {_expected(arguments[1])}"
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return f"settings with a _target_ that names a {kind.__name__}"
     names = {
         int: "a whole number",
         float: "a finite number",

@@ -128,6 +128,11 @@ class HeldOut(Protocol):
         """The numbers in tables and figures are measured on these."""
         ...
 
+    @property
+    def inputs(self) -> Data:
+        """A refit reads the inputs of these, and no label. Nothing is chosen or reported on them."""
+        ...
+
 
 @dataclass(frozen=True)
 class Examples(Data):

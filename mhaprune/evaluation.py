@@ -70,11 +70,11 @@ def accuracy_columns(outcome: Outcome) -> dict[str, float]:
     columns: dict[str, float] = {}
     for name, values in outcome._asdict().items():
         values_E = values.double().cpu().numpy()
-        columns |= with_interval(name, values_E, _interval(name, values_E))
+        columns |= with_interval(name, values_E, interval_for(name, values_E))
     return columns
 
 
-def _interval(name: str, values_E: np.ndarray) -> Callable[[np.ndarray], tuple[float, float]]:
+def interval_for(name: str, values_E: np.ndarray) -> Callable[[np.ndarray], tuple[float, float]]:
     """The interval that holds for such values: successes, shares or any number."""
     if name == QUALITY and yes_or_no(values_E):
         return wilson_interval

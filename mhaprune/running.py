@@ -23,8 +23,9 @@ from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
 from mhaprune.store import RunFolder, describe, fingerprint, modules_of, option_name, target
+from mhaprune.study import ModelOfOthers, Source, Study
 from mhaprune.tasks.base import Task
-from mhaprune.trained import Recipe, Study
+from mhaprune.trained import Recipe
 from mhaprune.training.loop import Training
 
 
@@ -59,14 +60,14 @@ class Results:
 class Run(Checked):
     """Everything that decides a run. Construction checks it all; nothing is trained until the call."""
 
-    task: Task
-    """What the model learns."""
-    model: Transformer
-    """The sizes of the model."""
-    training: Training
-    """How the model is trained."""
+    task: Task | None
+    """What the model learns. A model that others made has none."""
+    model: Transformer | ModelOfOthers
+    """The sizes of a model to train, or a model that others made."""
+    training: Training | None
+    """How the model is trained. A model that others made is trained already."""
     experiment: Experiment
-    """What is done with the trained model."""
+    """What is done with the model."""
     schedule: dict[str, Schedule] = field(default_factory=dict)
     """The ways to choose which heads go, by name."""
     scorer: dict[str, Scorer] = field(default_factory=dict)
@@ -87,6 +88,10 @@ class Run(Checked):
     """A trained model to load. `task`, `model`, `gate` and `training` then describe that model."""
     plugins: tuple[str, ...] = ()
     """Packages whose plug-ins the settings may name, beside mhaprune's own."""
+    data: str | None = None
+    """The file of texts that a model of others reads: `.txt` with a text in each line, `.csv` or `.jsonl`."""
+    objective: str | None = None
+    """What a model of others is judged by: see its option. None is what its kind of model is usually judged by."""
     example: str | int | None = None
     """A source of the user's own, for the experiment to look at. A number is read as a text of digits."""
 
@@ -96,12 +101,17 @@ class Run(Checked):
         allowed = ["cpu", *(["cuda", *gpus] if gpus else [])]
         if self.device not in allowed:
             raise ValueError(f"device={self.device}: not to be had on this machine, allowed is {' or '.join(allowed)}")
-        self._recipe.check_memory()
-        grid = self._recipe.grid
+        kind = option_name(self.experiment)
+        if self.experiment.needs_training and not isinstance(self.source, Recipe):
+            raise ValueError(
+                f"experiment={kind}: looks into mhaprune's own model, which it trains, so it needs model=transformer;"
+                " experiment=ablate studies any model"
+            )
+        self.source.check()
+        grid = self.source.grid
         if self.recovery and not self.experiment.recovers:
             raise ValueError(
-                f"recovery=[{','.join(self.recovery)}]: experiment={option_name(self.experiment)} recovers nothing,"
-                " experiment=prune does"
+                f"recovery=[{','.join(self.recovery)}]: experiment={kind} recovers nothing, experiment=prune does"
             )
         example = None if self.example is None else self._read(self.example)
         if not len(grid) and self.scorer:
@@ -109,36 +119,27 @@ class Run(Checked):
                 f"model_file={self.model_file}: has no heads left to score, allowed is scorer=[] as in"
                 " experiment=evaluate"
             )
-        self.experiment.check(Setup(self._recipe, self.scorer, self.schedule, self.recovery, example))
+        scorers, recoveries = self.usable
+        self.experiment.check(Setup(self.source, scorers, self.schedule, recoveries, example))
         # What is left of a model has its gates folded into its weights.
         again = any(schedule.scoring == "repeated" for schedule in self.schedule.values())
-        again |= any(recovery.between for recovery in self.recovery.values())
+        again |= any(recovery.between for recovery in recoveries.values())
         gated = self.gate is not None and not again
-        for name, scorer in self.scorer.items():
+        for name, scorer in scorers.items():
             with naming(name):
                 scorer.check(len(grid), gated)
-        self._recipe.read_sources()
-        for plug_in in (*self.scorer.values(), *self.recovery.values()):
+        for plug_in in (*scorers.values(), *recoveries.values()):
             source_digests(*modules_of(plug_in))
 
     @property
     def identity(self) -> dict[str, Any]:
         """What every row of every table carries: a fingerprint of the whole run, and what tells runs apart."""
-        shape = ("d_model", "num_heads", "num_encoder_layers", "num_decoder_layers", "dim_feedforward")
-        saved = self._recipe.saved
-        decisive = {"cache": None, "model_file": saved and saved.digest, "torch": str(torch.__version__)}
-        return {
-            "run": fingerprint(describe(self) | decisive),
-            "task": option_name(self.task),
-            "gate": option_name(self.gate),
-            "seed": self.seed,
-            **{name: getattr(self.model, name) for name in shape},
-        }
+        return {"run": fingerprint(describe(self) | self.source.decisive), **self.source.identity}
 
     def __call__(self, folder: RunFolder) -> Results:
         """Run the experiment and write its tables, figures and report into the folder."""
         folder.note(experiment=target(self.experiment), identity=self.identity)
-        environment = self._recipe.environment()
+        environment = self.source.environment()
         folder.write_json("environment.json", environment)
         results = self.results()
         folder.note(checks=results.checks)
@@ -150,7 +151,7 @@ class Run(Checked):
         facts = {
             "command": environment["command"],
             "folder": folder.path,
-            "vocabulary": " ".join(self.task.vocabulary.symbols),
+            **self.source.facts,
             **self.identity,
             **environment["versions"],
         }
@@ -160,46 +161,65 @@ class Run(Checked):
 
     def prepare(self) -> None:
         """Raise ValueError, before anything is trained or written, for data and folders that do not fit."""
-        self._recipe.prepare()
+        self.source.prepare()
 
     def results(self) -> Results:
         """Train or load the model and run the experiment; writes nothing but the cache."""
-        findings = self.experiment(self.study())
-        figures = {plot.name: plot for plot in figures_of(type(self.experiment), findings.tables)}
+        study = self.study()
+        findings = self.experiment(study)
+        found = {name: frame.assign(**study.words) for name, frame in findings.tables.items()}
         return Results(
-            title=f"{option_name(self.experiment)} on {option_name(self.task)}",
-            tables={name: self._identified(frame) for name, frame in findings.tables.items()},
-            figures=figures,
-            sentences=list(self.experiment.say(findings.tables)),
+            title=f"{option_name(self.experiment)} on {self.source.name}",
+            tables={name: self._identified(frame) for name, frame in found.items()},
+            figures={plot.name: plot for plot in figures_of(type(self.experiment), found)},
+            sentences=list(self.experiment.say(found)),
             checks=findings.checks,
             files=findings.files,
-            found=findings.tables,
+            found=found,
         )
 
     def study(self) -> Study:
         """The trained model and all that an experiment may do with it."""
         example = None if self.example is None else self._read(self.example)
-        return self._recipe.study(self.scorer, self.schedule, self.recovery, self.identity, example)
+        scorers, recoveries = self.usable
+        return self.source.study(scorers, self.schedule, recoveries, self.identity, example)
 
     @cached_property
-    def _recipe(self) -> Recipe:
-        return Recipe(
-            task=self.task,
-            model=self.model,
-            training=self.training,
-            gate=self.gate,
-            seed=self.seed,
-            device=self.device,
-            num_threads=self.num_threads,
-            cache=self.cache,
-            model_file=self.model_file,
-        )
+    def usable(self) -> tuple[dict[str, Scorer], dict[str, Recovery]]:
+        """The scorers and recoveries that can be had for this model."""
+        return self.source.usable(self.scorer, self.recovery)
+
+    @cached_property
+    def source(self) -> Source:
+        """Where the model and its examples come from."""
+        where: Any = {name: getattr(self, name) for name in ("seed", "device", "num_threads", "cache")}
+        if isinstance(self.model, ModelOfOthers):
+            for name in ("task", "training", "gate", "model_file"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name}: model={option_name(self.model)} is trained already and brings its own examples, leave"
+                        " this out"
+                    )
+            return self.model.source(data=self.data, objective=self.objective, **where)
+        for name in ("data", "objective"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: model=transformer is trained on a task that makes its own examples,"
+                    " choose one with task=; model=hf reads data"
+                )
+        if self.task is None or self.training is None:
+            raise ValueError("task: a model that is trained here needs a task and a training, for example task=sort")
+        return Recipe(self.task, self.model, self.training, self.gate, **where, model_file=self.model_file)
 
     def _read(self, example: str | int) -> list[str]:
         if not self.experiment.reads_example:
             raise ValueError(
                 f"example={example!r}: experiment={option_name(self.experiment)} looks at no example,"
                 " experiment=explain does"
+            )
+        if self.task is None or not isinstance(self.model, Transformer):
+            raise ValueError(
+                f"example={example!r}: only a model that is trained here reads one; data=FILE brings texts"
             )
         source = self.task.read(str(example))
         if len(source) >= self.model.max_length:

@@ -140,8 +140,22 @@ def loss_unit(tables: Tables) -> str:
     return "nats" if unit is None else unit
 
 
+def in_unit(tables: Tables) -> str:
+    """What follows a number of the loss in a sentence: a blank and the unit; nothing for a loss that has none."""
+    unit = loss_unit(tables)
+    return f" {unit}" if unit else ""
+
+
+def in_brackets(tables: Tables) -> str:
+    """The same for an axis: ` (nats)`."""
+    unit = loss_unit(tables)
+    return f" ({unit})" if unit else ""
+
+
 def _named_by(column: str, tables: Tables) -> str | None:
-    return next((str(frame[column].iloc[0]) for frame in tables.values() if column in frame and len(frame)), None)
+    """What the first row says; an empty text comes back from a file as NaN."""
+    found = next((frame[column].iloc[0] for frame in tables.values() if column in frame and len(frame)), None)
+    return found if found is None or isinstance(found, str) else ""
 
 
 def candidates(frame: pd.DataFrame) -> list[str]:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
-import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 import torch
 
-from mhaprune.cache import Cache, Make, Remember, data_digest, source_digests, weights_digest
+from mhaprune.cache import Cache, Make, data_digest, source_digests, weights_digest
+from mhaprune.environment import environment
 from mhaprune.evaluation import nothing_learnt
 from mhaprune.heads import HeadGrid
 from mhaprune.model.checkpoint import BROUGHT, SavedModel, load, restore, to_bytes
@@ -29,8 +24,8 @@ from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.store import describe, option_name
+from mhaprune.study import Source, Study, Trained
 from mhaprune.tasks.base import Splits, Task
-from mhaprune.timing import device_name
 from mhaprune.training.loop import Training
 
 log = logging.getLogger(__name__)
@@ -42,42 +37,8 @@ LARGE = (
 """The settings that decide how much memory a model and its examples take."""
 
 
-class Save(Protocol):
-    def __call__(self, one: Seq2Seq, steps: int = 0) -> bytes:
-        """The content of a file from which `model_file` reads a model of this task back; `steps` were trained after the
-        study's own."""
-        ...
-
-
 @dataclass(frozen=True)
-class Study:
-    """What an experiment is given. It exists so that no experiment knows where its model came from."""
-
-    subject: Seq2Seq
-    task: Task
-    splits: Splits
-    history: pd.DataFrame
-    """The table that the training of the model left."""
-    scorers: Mapping[str, Scorer]
-    schedules: Mapping[str, Schedule]
-    recoveries: Mapping[str, Recovery]
-    training: Training
-    steps_since: int
-    """How many steps the model was trained after `training`, by recoveries."""
-    seed: int
-    remember: Remember
-    """The cache of what was computed for this very model."""
-    save: Save
-    gate: GateConfig | None
-    """What the gates of the model were made from."""
-    retrain: Callable[[GateConfig], tuple[Seq2Seq, pd.DataFrame]]
-    """Returns the model that the same training makes with another gate, and its history."""
-    example: Sequence[str] | None = None
-    """The symbols of a source that the user brought."""
-
-
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(Source):
     """All that decides which model is studied: how to train it, or the file that holds it. Nothing is computed yet."""
 
     task: Task
@@ -95,6 +56,24 @@ class Recipe:
         return None if self.model_file is None else load(self.model_file)
 
     @property
+    def name(self) -> str:
+        return option_name(self.task)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        shape = ("d_model", "num_heads", "num_encoder_layers", "num_decoder_layers", "dim_feedforward")
+        sizes = {name: getattr(self.model, name) for name in shape}
+        return {"task": self.name, "gate": option_name(self.gate), "seed": self.seed, **sizes}
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        return {"cache": None, "model_file": self.saved and self.saved.digest, "torch": str(torch.__version__)}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"vocabulary": " ".join(self.task.vocabulary.symbols)}
+
+    @property
     def grid(self) -> HeadGrid:
         """The heads that the model will have."""
         full = HeadGrid.full(self.model.blocks, self.model.num_heads)
@@ -105,8 +84,14 @@ class Recipe:
         """The seed of the training; for a model from a file not that of this run."""
         return self.seed if self.saved is None else int(self.saved.facts.get("seed", self.seed))
 
-    def check_memory(self) -> None:
+    def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
+        """All of them: what a scorer needs of our own model is checked with the settings."""
+        return scorers, recoveries
+
+    def check(self) -> None:
         """Raise ValueError for a model or examples that this machine cannot hold, by an estimate."""
+        # The sources that decide the model are read now, before they may be edited.
+        source_digests(*self._modules, type(self).__module__, "mhaprune.model.transformer", "mhaprune.model.decoding")
         have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         model = self.model.bytes_to_train(len(self.task.vocabulary))
         for key, needed in (("model", model), ("task", self.task.bytes_of_examples())):
@@ -123,10 +108,6 @@ class Recipe:
         assert len(self.splits.report)
         Cache(self.cache)
 
-    def read_sources(self) -> None:
-        """Digest the sources that decide the model now, before they may be edited."""
-        source_digests(*self._modules, type(self).__module__, "mhaprune.model.transformer", "mhaprune.model.decoding")
-
     def study(
         self,
         scorers: Mapping[str, Scorer],
@@ -142,37 +123,42 @@ class Recipe:
         splits = self.splits
         for source, target in zip(splits.report.source[:2].tolist(), splits.report.target[:2].tolist(), strict=True):
             log.info("%s, for example: %s", option_name(self.task), self.task.show(source, target))
-        model, history = self.trained(splits) if self.saved is None else self._loaded(self.saved)
-        recipe = self._recipe(splits) | {"weights": weights_digest(model), "heads": list(map(str, model.grid))}
+        network, history = self.trained(splits) if self.saved is None else self._loaded(self.saved)
+        recipe = self._recipe(splits) | {"weights": weights_digest(network), "heads": list(map(str, network.grid))}
 
         def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
             return Cache(self.cache).get(kind, recipe | what, make)
 
         steps_since = 0 if self.saved is None else self.saved.steps_since
 
-        def save(one: Seq2Seq, steps: int = 0) -> bytes:
+        def save(model: Seq2Seq, steps: int = 0) -> bytes:
             settings = {name: describe(getattr(self, name)) for name in BROUGHT}
-            if one.learned_gates() is None:
+            if model.learned_gates() is None:
                 settings["gate"] = None
             about = {**facts, "seed": self.trained_seed}
-            return to_bytes(one, settings, history.to_dict("records"), about, steps_since + steps)
+            return to_bytes(model, settings, history.to_dict("records"), about, steps_since + steps)
 
         return Study(
-            subject=model,
-            task=self.task,
+            subject=network,
             splits=splits,
-            history=history,
             scorers=scorers,
             schedules=schedules,
             recoveries=recoveries,
-            training=self.training,
-            steps_since=steps_since,
             seed=self.seed,
             remember=remember,
-            save=save,
-            gate=self.gate,
-            retrain=lambda gate: replace(self, gate=gate, seed=self.trained_seed).trained(splits),
-            example=example,
+            saved=lambda name, model, steps=0: {f"{name}.pt": save(model, steps)},
+            history=history,
+            origin=Trained(
+                network=network,
+                task=self.task,
+                splits=splits,
+                training=self.training,
+                steps_since=steps_since,
+                gate=self.gate,
+                save=save,
+                retrain=lambda gate: replace(self, gate=gate, seed=self.trained_seed).trained(splits),
+                example=example,
+            ),
         )
 
     @cached_property
@@ -187,8 +173,8 @@ class Recipe:
             )
         return Splits(**{name: examples.to(self.device) for name, examples in splits.items()})
 
-    def untrained(self) -> Seq2Seq:
-        """A model of the same heads and sizes with random weights: what it costs is known before it is trained."""
+    def sketch(self) -> Seq2Seq:
+        """With random weights."""
         with torch.random.fork_rng(devices=[]):
             return Seq2Seq(self.model, len(self.task.vocabulary), None, self.grid)
 
@@ -213,16 +199,7 @@ class Recipe:
         return model, history
 
     def environment(self) -> dict[str, Any]:
-        """Where and by what the run is done."""
-        packages = ("mhaprune", "torch", "hydra-core", "pandas", "numpy", "matplotlib")
-        return {
-            "command": shlex.join(["python", *sys.argv]),
-            "git_commit": _git_commit(),
-            "seed": self.seed,
-            "num_threads": self.num_threads,
-            "device": device_name(self.device),
-            "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
-        }
+        return environment(self.seed, self.num_threads, self.device)
 
     def _loaded(self, saved: SavedModel) -> tuple[Seq2Seq, pd.DataFrame]:
         model = restore(saved, self.model, len(self.task.vocabulary), self.gate, self.device)
@@ -245,15 +222,3 @@ class Recipe:
             "device": torch.device(self.device).type,
             "torch": str(torch.__version__),
         }
-
-
-def _git_commit() -> str | None:
-    """The commit of the working copy that this package is imported from, with `+` where it has changes; None outside
-    git."""
-    git = ["git", "-C", str(Path(__file__).parents[1])]
-    try:
-        commit = subprocess.check_output([*git, "rev-parse", "HEAD"], stderr=subprocess.DEVNULL, text=True)
-        changes = subprocess.check_output([*git, "status", "--porcelain", "--untracked-files=no"], text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return commit.strip() + ("+" if changes else "")

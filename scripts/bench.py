@@ -41,6 +41,7 @@ from mhaprune.scorers.shapley import Shapley
 from mhaprune.subject import Subject
 from mhaprune.tasks.sort import Sort
 from mhaprune.timing import COPIES, in_turn, ratios, taking_turns
+from mhaprune.trained import Recipe
 from mhaprune.training.loop import Training, training_step
 
 VOCABULARY_SIZE = 13
@@ -124,10 +125,11 @@ def recipes(count: int = 16) -> list[Pair]:
     """As many training steps by the default recipe of a task as by the one before it: AdamW, batches as drawn."""
 
     def steps(*overrides: str) -> Callable[[], None]:
-        run = described("experiment=train", *overrides)
-        recipe, train = run.training, run.task.splits().train
-        model = Seq2Seq(run.model, len(run.task.vocabulary), run.gate).train()
-        optimisers = recipe.optimisers(model, run.gate)
+        source = described("experiment=train", *overrides).source
+        assert isinstance(source, Recipe)
+        recipe, train = source.training, source.task.splits().train
+        model = Seq2Seq(source.model, len(source.task.vocabulary), source.gate).train()
+        optimisers = recipe.optimisers(model, source.gate)
         batches = train.shuffled_batches(recipe.batch_size, torch.Generator().manual_seed(0), recipe.sorted_batches)
 
         def call() -> None:

@@ -50,7 +50,7 @@ def test_a_saved_model_is_a_module_that_answers(cache: Path, tmp_path: Path) -> 
     study = described("experiment=train", *TINY, *TINY_SEQUENCES, f"cache={cache}").study()
     pruned = study.subject.without(HeadMask(study.subject.grid).without(*study.subject.grid.heads[:2]))
     path = tmp_path / "pruned.pt"
-    path.write_bytes(study.save(pruned))
+    path.write_bytes(study.trained.save(pruned))
     model = mhaprune.load(path)
     assert isinstance(model, torch.nn.Module)
     assert model.grid == pruned.grid
@@ -74,7 +74,7 @@ def test_the_lines_of_the_readme_run(cache: Path, tmp_path: Path, monkeypatch: p
     plain = mhaprune.api.run
     monkeypatch.setattr(mhaprune.api, "run", lambda *overrides: plain(*overrides, *SMALL, f"cache={cache}"))
     study = described("experiment=train", *TINY, *TINY_SEQUENCES, f"cache={cache}").study()
-    (tmp_path / "pruned.pt").write_bytes(study.save(study.subject))
+    (tmp_path / "pruned.pt").write_bytes(study.trained.save(study.subject))
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     exec(compile(code, "README.md", "exec"), names)

@@ -24,7 +24,7 @@ from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck
-from mhaprune.recoveries.refitting import RIDGES, Shown, show
+from mhaprune.recoveries.refitting import Shown, show
 from mhaprune.recoveries.refitting import refit as fitted
 from mhaprune.running import Results
 from mhaprune.schedules.base import Schedule
@@ -37,8 +37,8 @@ from mhaprune.statistics import skewed_ends
 from mhaprune.store import write_bytes
 from mhaprune.tables import LOSS_UNIT, MOMENTS, QUALITY_NAME, TIMED_NAME
 
-REFIT_EXAMPLES, REFIT_BATCH = 1024, 32
-"""Of the *score* split, what a refit reads at most; and how many at once."""
+REFIT_EXAMPLES = 1024
+"""What a refit reads of the *score* split at most."""
 
 
 class Three(NamedTuple):
@@ -47,6 +47,11 @@ class Three(NamedTuple):
     score: Batches
     choose: Batches
     report: Batches
+
+    @property
+    def inputs(self) -> Batches:
+        """A refit reads the inputs of these."""
+        return self.score
 
 
 class Heads:
@@ -203,10 +208,10 @@ class Heads:
 
     @cached_property
     def _shown(self) -> Shown:
-        return show(self.subject, self._split("score")[:REFIT_EXAMPLES], REFIT_BATCH)
+        return show(self.subject, self._split("score")[:REFIT_EXAMPLES])
 
     def _refitted(self, left: WrappedModel) -> WrappedModel:
-        return fitted(left, self._shown, RIDGES)
+        return fitted(left, self._shown)
 
     def _split(self, name: str) -> Batches:
         if name not in self.splits:

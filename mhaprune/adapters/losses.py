@@ -49,6 +49,11 @@ def seq2seq(output: Any, batch: Any) -> Tensor:
     return _mean_over_tokens(_logits(output), _field(batch, "labels"), _token_losses)
 
 
+def token_accuracy(output: Any, batch: Any) -> Tensor:
+    """The share of the tokens of `labels` (B, T) that the model ranks first, given the ones before each."""
+    return _mean_over_tokens(_logits(output), _field(batch, "labels"), _token_hits)
+
+
 def exact_match(output: Any, batch: Any) -> Tensor:
     """1 where the model ranks every token of `labels` first, given the ones before it."""
     logits_BTC, labels_BT = _logits(output), _field(batch, "labels")

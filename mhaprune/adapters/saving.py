@@ -123,7 +123,7 @@ def load_folder(path: Path, **options: Any) -> nn.Module:
     kind = getattr(transformers, str(named[0]), None)
     if kind is None:
         raise Unsupported(f"{path}: its architecture {named[0]} is none that transformers has")
-    with _shrinking(kind):
+    with shrinking(kind):
         try:
             model, found = kind.from_pretrained(path, config=config, output_loading_info=True, **options)
         except (OSError, RuntimeError, ValueError) as error:
@@ -136,7 +136,7 @@ def load_folder(path: Path, **options: Any) -> nn.Module:
 
 
 @contextmanager
-def _shrinking(kind: Any) -> Iterator[None]:
+def shrinking(kind: Any) -> Iterator[None]:
     """Models of this very class are built with the shapes that their config names.
 
     No subclass will do: transformers renames weights by the class, and would fill some of them afresh without a word.

@@ -181,7 +181,9 @@ class WrappedModel:
                 raise ValueError(f"needs the weights of the values, which are not known for {block.path}; leave it out")
             weight = weight_of(self.model.get_submodule(block.value.path))
             rows = [list(block.value.heads[kv]) for kv in block.of_kv]
-            found[name] = weight[rows] if rows else weight.new_zeros(0, self._head_dim(block), weight.shape[1])
+            found[name] = (
+                weight[torch.tensor(rows)] if rows else weight.new_zeros(0, self._head_dim(block), weight.shape[1])
+            )
         return found
 
     def learned_gates(self) -> Tensor | None:
@@ -197,6 +199,17 @@ class WrappedModel:
         kept = [[n for n, at in enumerate(self.grid.positions(name)) if not gone[at]] for name in self.names]
         model, blocks = remove_heads(self.model, self.blocks, kept)
         return self.changed(model=model, blocks=tuple(blocks))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The weights by name, as those of a module."""
+        return self.model.state_dict()
+
+    def load_state_dict(self, weights: Mapping[str, Tensor]) -> None:
+        self.model.load_state_dict(weights)
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """A copy in another precision."""
+        return self.changed(model=copy.deepcopy(self.model).to(dtype))
 
     def in_double(self) -> Self:
         model: Any = copy.deepcopy(self.model).double()

@@ -10,7 +10,6 @@ from typing import Annotated, ClassVar
 import pandas as pd
 
 from mhaprune.heads import HeadGrid
-from mhaprune.model.gates import GateConfig
 from mhaprune.ranges import Checked, Ge, Within
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.head_map import heads_that_matter
@@ -18,9 +17,9 @@ from mhaprune.reporting.plots import Figures, Plot, draw
 from mhaprune.reporting.verdict import Verdict
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
+from mhaprune.study import Source, Study
 from mhaprune.tables import Tables, by_label
-from mhaprune.tasks.base import Task
-from mhaprune.trained import Recipe, Study
+from mhaprune.trained import Recipe
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Findings:
 class Setup:
     """What is known of a run before anything is trained."""
 
-    recipe: Recipe
+    source: Source
     scorers: Mapping[str, Scorer]
     schedules: Mapping[str, Schedule]
     recoveries: Mapping[str, Recovery]
@@ -49,15 +48,18 @@ class Setup:
     @property
     def grid(self) -> HeadGrid:
         """The heads that the model will have."""
-        return self.recipe.grid
+        return self.source.grid
 
     @property
-    def task(self) -> Task:
-        return self.recipe.task
+    def recipe(self) -> Recipe | None:
+        """How the model is trained; None for a model that others made."""
+        return self.source if isinstance(self.source, Recipe) else None
 
     @property
-    def gate(self) -> GateConfig | None:
-        return self.recipe.gate
+    def trained(self) -> Recipe:
+        """How the model is trained, for an experiment with `needs_training`."""
+        assert self.recipe is not None, "the experiment says that it needs no training"
+        return self.recipe
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Experiment(Checked, ABC):
     """The figures of several runs, whose tables have the columns `label` and `setting`."""
     recovers: ClassVar[bool] = False
     """Whether the experiment uses recoveries."""
+    needs_training: ClassVar[bool] = False
+    """Whether it needs our own model and its training, so that a model that others made will not do."""
     reads_example: ClassVar[bool] = False
     """Whether the experiment looks at an example of the user."""
 

@@ -16,8 +16,8 @@ from mhaprune.ranges import Ge
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.sentences import say_accuracy
 from mhaprune.reporting.shared_figures import training_curve
+from mhaprune.study import Study
 from mhaprune.tables import Tables
-from mhaprune.trained import Study
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,17 @@ class Evaluate(Experiment):
     export: bool = False
     """Whether to write `model.pt2` too, the program of `torch.export` from source and prefix to logits."""
 
+    needs_training: ClassVar[bool] = True
     figures: ClassVar[Figures] = (training_curve,)
 
     def __call__(self, study: Study) -> Findings:
-        report, files = study.splits.report, {}
-        tables = evaluate(study.subject, study.task, report, self.examples)
+        report, files = study.trained.splits.report, {}
+        tables = evaluate(study.subject, study.trained.task, report, self.examples)
         if self.export:
             buffer = io.BytesIO()
-            torch.export.save(exported(study.subject, report[:4]), buffer)
+            torch.export.save(exported(study.trained.network, report[:4]), buffer)
             files["model.pt2"] = buffer.getvalue()
-        return Findings({"training": study.history, **tables}, files=files)
+        return Findings({**study.training_table, **tables}, files=files)
 
     @staticmethod
     def say(tables: Tables) -> Iterator[str]:

@@ -12,8 +12,8 @@ from mhaprune.data import EOS, SPECIAL, Examples, pad, shift_right
 from mhaprune.heads import HeadGrid, HeadId, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.scoring import head_columns
+from mhaprune.study import Trained
 from mhaprune.tasks.base import Task
-from mhaprune.trained import Study
 
 
 class Shown(NamedTuple):
@@ -96,12 +96,12 @@ def check_examples(field: str, numbers: Sequence[int], task: Task) -> None:
         )
 
 
-def sources(study: Study, numbers: Sequence[int]) -> Iterator[tuple[Sequence[str], Sequence[str] | None]]:
+def sources(trained: Trained, numbers: Sequence[int]) -> Iterator[tuple[Sequence[str], Sequence[str] | None]]:
     """Sources to show and their right answers, None where unknown: the user's own, else these of the report split."""
-    if study.example is not None:
-        yield study.example, study.task.answer(study.example)
+    if trained.example is not None:
+        yield trained.example, trained.task.answer(trained.example)
         return
-    decode, report = study.task.vocabulary.decode, study.splits.report
+    decode, report = trained.task.vocabulary.decode, trained.splits.report
     for number in numbers:
         yield decode(report.source[number].tolist()), decode(report.target[number].tolist())
 

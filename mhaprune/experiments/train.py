@@ -12,8 +12,8 @@ from mhaprune.ranges import Ge
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.sentences import say_accuracy
 from mhaprune.reporting.shared_figures import training_curve
+from mhaprune.study import Study
 from mhaprune.tables import Tables
-from mhaprune.trained import Study
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,13 @@ class Train(Experiment):
     examples: Annotated[int, Ge(1)] = 20
     """Number of examples of the report split to show with the model's answers."""
 
+    needs_training: ClassVar[bool] = True
     figures: ClassVar[Figures] = (training_curve,)
 
     def __call__(self, study: Study) -> Findings:
-        tables = evaluate(study.subject, study.task, study.splits.report, self.examples)
-        return Findings({"training": study.history, **tables}, files={"model.pt": study.save(study.subject)})
+        trained = study.trained
+        tables = evaluate(trained.network, trained.task, trained.splits.report, self.examples)
+        return Findings({**study.training_table, **tables}, files=study.saved("model", trained.network))
 
     @staticmethod
     def say(tables: Tables) -> Iterator[str]:

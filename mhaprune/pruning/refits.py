@@ -13,7 +13,7 @@ from torch import Tensor
 from mhaprune.data import Data
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
-from mhaprune.recoveries.refitting import RIDGES, Shown, refit, show
+from mhaprune.recoveries.refitting import Shown, refit, show
 from mhaprune.scorers.refit_error import RefitError
 from mhaprune.subject import Refittable, Subject
 
@@ -29,7 +29,7 @@ class Refits:
     def without(self, mask: HeadMask) -> Subject:
         shown = self._shown
         self.passes += 1
-        return refit(self.subject.without(mask), shown, RIDGES, feed_forward=False)
+        return refit(self.subject.without(mask), shown, feed_forward=False)
 
     def loss(self, left: Subject) -> float:
         self.passes += 1

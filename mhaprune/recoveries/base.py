@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from mhaprune.model.transformer import Seq2Seq
 
 State = dict[str, Any]
+Left = Any
+"""A subject that has lost heads, with a `state_dict`: our own network, or a model that others made."""
 Made = TypeVar("Made")
 HISTORY = ["step", "seconds", "loss", "valid_loss", "valid_token_accuracy", VALID_QUALITY]
 """The first columns of the history of a training, a row for each evaluation; a recovery that trains nothing has no
@@ -56,6 +58,8 @@ class Lesson:
 class Recovery(Checked, ABC):
     """A way to bring back what a removal cost."""
 
+    needs_training: ClassVar[bool] = False
+    """Whether it trains as the dense model was trained, so that a model that others made will not do."""
     kept: ClassVar[bool] = True
     """Whether the cache keeps what it makes; it need not if that takes a second."""
 
@@ -96,12 +100,12 @@ class Recovery(Checked, ABC):
 class Recovered(NamedTuple):
     """The model, the history of its training and, where that diverged and `left` was kept, what happened."""
 
-    model: Seq2Seq
+    model: Left
     history: pd.DataFrame
     note: str
 
 
-def recover(recovery: Recovery, lesson: Lesson, left: Seq2Seq, draw: int, remember: Remember) -> Recovered:
+def recover(recovery: Recovery, lesson: Lesson, left: Left, draw: int, remember: Remember) -> Recovered:
     """Recover what is left, once for each shape and weights; a recovery that diverges leaves it as it was."""
 
     def make(state: State | None, save: Callable[[State], None]) -> State:
@@ -126,6 +130,6 @@ def recover(recovery: Recovery, lesson: Lesson, left: Seq2Seq, draw: int, rememb
     return Recovered(model, pd.DataFrame(content["history"]), content["note"])
 
 
-def left_digest(left: Seq2Seq) -> list[Any]:
+def left_digest(left: Left) -> list[Any]:
     """The heads and the weights of what is left."""
     return [[str(head) for head in left.grid], weights_digest(left)]

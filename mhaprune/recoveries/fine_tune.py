@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pandas as pd
 import torch
@@ -30,6 +30,8 @@ class FineTune(Recovery):
     `when=between` the model of one budget is fine-tuned before the heads for the next budget are chosen on it
     (Molchanov et al. 2017, figure 1).
     """
+
+    needs_training: ClassVar[bool] = True
 
     steps: Annotated[int, Ge(1)] = 300
     """Number of optimiser steps."""

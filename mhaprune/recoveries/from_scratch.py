@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import pandas as pd
 import torch
@@ -24,6 +24,8 @@ class FromScratch(Recovery):
     It has as many heads in each block as the pruned model, and trains for as many steps as the dense model and its
     fine-tuning together. It has no learned gates, because those of the pruned model are folded into its weights too.
     """
+
+    needs_training: ClassVar[bool] = True
 
     draws: Annotated[int, Ge(1)] = 3
     """Number of models to train, each from other random weights."""

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 class Refit(Recovery):
     """The last linear map of each sublayer, W_O or W_2, is fitted anew, see `recoveries.refitting`; nothing is trained.
 
-    It reads sources of the *train* split and no target: the decoders read what the dense model answers. Kin: Kwon et
-    al. 2022 tune one number per head in this way; K-prune (Park et al. 2024) fits to what the dense sublayer puts out;
-    both follow the optimal brain surgeon (Hassibi & Stork 1992), which corrects the weights left when one goes.
+    It reads inputs and no label: sources of the *train* split, to which the decoders read what the dense model answers;
+    the *score* split of a model that others made. Kin: Kwon et al. 2022 tune one number per head in this way; K-prune
+    (Park et al. 2024) fits to what the dense sublayer puts out; both follow the optimal brain surgeon (Hassibi & Stork
+    1992), which corrects the weights left when one goes.
     """
 
     kept: ClassVar[bool] = False
@@ -31,7 +32,8 @@ class Refit(Recovery):
     """Number of sources; all of the split if that has fewer. 1024 are some 8000 tokens, for at most 129 unknowns per
     output of the default model. Four times as many gained .04 of exact match at most, with 20 of 24 heads gone."""
     ridge: Annotated[float, Ge(0)] = 1e-3
-    """How strongly weights stay at their old values. 0 is least squares."""
+    """How strongly weights stay at their old values. 0 is least squares. A map with few tokens for its inputs chooses
+    between this and larger ones, see `recoveries.refitting`."""
     feed_forward: bool = True
     """Whether W_2 is fitted too, or only W_O."""
     when: Literal["after", "between"] = "after"
@@ -47,6 +49,6 @@ class Refit(Recovery):
     def __call__(
         self, lesson: Lesson, left: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Seq2Seq, pd.DataFrame]:
-        shown = lesson.once(("refit", self.examples), lambda: show(lesson.dense, lesson.splits.train[: self.examples]))
+        shown = lesson.once(("refit", self.examples), lambda: show(lesson.dense, lesson.splits.inputs[: self.examples]))
         model = refit(left, shown, self.ridge, self.feed_forward)
         return model, pd.DataFrame(columns=HISTORY)

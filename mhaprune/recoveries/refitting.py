@@ -21,9 +21,11 @@ from mhaprune.subject import Batch, Refittable
 log = logging.getLogger(__name__)
 
 Fitted = TypeVar("Fitted", bound=Refittable)
-RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
-"""A map of a large model may have more inputs than a few hundred examples have tokens. So the ridge can be chosen for
-each map, on examples that are not fitted to."""
+RIDGE = 1e-3
+ENOUGH = 32
+"""Tokens per input of a map. With fewer, its ridge is chosen among several, on examples that are not fitted to."""
+RIDGES = (1, 10, 100, 1e3, 1e4, 1e5)
+"""What the ridge is multiplied with, then."""
 PARTS = 10
 """The smallest number of batches, so that a few are left to choose the ridge by."""
 
@@ -58,7 +60,7 @@ def show(dense: Refittable, data: Data, batch_size: int = BATCH_SIZE) -> Shown:
 
 
 @torch.no_grad()
-def refit(left: Fitted, shown: Shown, ridge: float | Sequence[float], feed_forward: bool = True) -> Fitted:
+def refit(left: Fitted, shown: Shown, ridge: float = RIDGE, feed_forward: bool = True) -> Fitted:
     """A copy whose residual stream follows that of the dense model, at the cost of one pass and one solution per map.
 
     Sublayer by sublayer, in forward order, W_O or W_2 and its bias minimise
@@ -67,7 +69,7 @@ def refit(left: Fitted, shown: Shown, ridge: float | Sequence[float], feed_forwa
 
     over all tokens. y is the residual stream of the dense model after the sublayer. x is that of the pruned model
     before it, and A what its map reads. So a sublayer also makes up for what those before it could not. The bias of a
-    block without heads becomes the mean of y − x. Several ridges compete, see `correct`.
+    block without heads becomes the mean of y − x.
 
     All batches go forward together. Raises `Diverged` where a stream is not finite.
     """
@@ -80,5 +82,6 @@ def refit(left: Fitted, shown: Shown, ridge: float | Sequence[float], feed_forwa
         parts = [(inputs_TW, wanted_TD - stream_TD) for (inputs_TW, stream_TD), wanted_TD in pairs]
         if not all(bool(missing_TD.isfinite().all()) for _, missing_TD in parts):
             raise Diverged(f"the states of {each.name} are not finite")
-        correct(each.weight, each.bias, parts, ridge)
+        few = sum(len(inputs_TW) for inputs_TW, _ in parts) < ENOUGH * each.weight.shape[1]
+        correct(each.weight, each.bias, parts, [ridge * factor for factor in RIDGES] if few else ridge)
     return model

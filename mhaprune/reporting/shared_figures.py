@@ -41,6 +41,7 @@ from mhaprune.tables import (
     blocks_in,
     candidates,
     loss_unit,
+    quality_name,
 )
 
 
@@ -171,7 +172,7 @@ def compare_curves(tables: Tables) -> Plot | None:
     columns = columns_of(len(names), 2 if len(names) <= 4 else 4)
     width, height = (3.6, 2.9) if columns <= 2 else (2.5, 2.1)
     figure = Figure(figsize=(1 + width * columns, 0.6 + height * -(-len(names) // columns)))
-    grid = panels(figure, len(names), columns, "share of heads removed", "exact match", sharex=True, sharey=True)
+    grid = panels(figure, len(names), columns, "share of heads removed", quality_name(tables), sharex=True, sharey=True)
     for axes, name in zip(grid, names, strict=True):
         for label, run in pruning[pruning["scorer"] == name].groupby("label", sort=False):
             means = run.groupby("fraction_removed")[QUALITY].agg(["min", "mean", "max"])
@@ -185,8 +186,8 @@ def compare_curves(tables: Tables) -> Plot | None:
     lines = {line.get_label(): line for axes in grid for line in axes.get_lines()}
     legend_above(figure, [lines[label] for label in labels])
     caption = (
-        "Exact match on the report split against the share of heads removed, by scorer and run;"
-        " bands span the draws of a control."
+        f"{quality_name(tables).capitalize()} on the report split against the share of heads removed, by scorer and"
+        " run; bands span the draws of a control."
     )
     return Plot("comparison", caption, figure)
 

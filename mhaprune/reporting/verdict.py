@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from mhaprune.tables import HEAD
+from mhaprune.tables import HEAD, Tables, in_unit, loss_unit, quality_name
 
 
 class Verdict(NamedTuple):
@@ -35,17 +35,20 @@ def scored(heads: pd.DataFrame, scorer: str) -> pd.DataFrame:
     return rows[[*HEAD, "score"]].assign(name="").reset_index(drop=True)
 
 
-def prunable_alone(heads: pd.DataFrame, scorer: str, tolerance: float, left: float | None = None) -> Verdict:
-    """The verdict that takes one head at a time; `left` is the exact match with all prunable heads closed at once, None
-    where it was not measured."""
+def prunable_alone(
+    heads: pd.DataFrame, scorer: str, tolerance: float, tables: Tables, left: float | None = None
+) -> Verdict:
+    """The verdict that takes one head at a time; `left` is the quality with all prunable heads closed at once, None
+    where it was not measured. `tables` name the quality and the unit of the loss."""
     count = int((~heads["stays"]).sum())
     title = f"{count} of {len(heads)} heads are prunable, one at a time"
     meaning = (
-        f"Empty tiles with a whole line are heads whose ablation costs less than {tolerance:g} nats, each alone, at"
-        " 95 % confidence for all of these claims, on the score split; for the blue ones there is no such confidence."
+        f"Empty tiles with a whole line are heads whose ablation costs less than {tolerance:g}{in_unit(tables)}, each"
+        " alone, at 95 % confidence for all of these claims, on the score split; for the blue ones there is no such"
+        " confidence."
     )
     if count and left is not None:
-        title += f"; {left:.2f} exact match is left without all of them"
+        title += f"; {left:.2f} {quality_name(tables)} is left without all of them"
     elif count:
         meaning += " What is left without all of them at once was not measured."
-    return Verdict(heads, scorer, title, meaning, together=False)
+    return Verdict(heads, scorer, title, meaning, together=False, unit=loss_unit(tables))

@@ -98,6 +98,8 @@ class Scorer(Checked, ABC):
     """Whether attention weights are read. All other scorers leave the model free not to make them."""
     needs_gates: ClassVar[bool] = False
     """Whether there is a score only for a model with learned gates."""
+    needs: ClassVar[type | None] = None
+    """The protocol of `subject.py` that a model must follow beside `Subject`, which only some do."""
     draws_by_head: ClassVar[bool] = False
     """Whether random numbers are drawn for the heads in their order. Then other heads get them in another order, and
     the scores of the same heads differ."""

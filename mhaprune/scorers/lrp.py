@@ -24,6 +24,7 @@ class Lrp(Scorer):
     """
 
     family: ClassVar[str] = "attention"
+    needs: ClassVar[type | None] = CarriesRelevance
 
     epsilon: Annotated[float, Gt(0), Lt(1)] = 1e-3
     """The ε of the ε-rule. It keeps small denominators away from zero."""

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from classifier import Classifier, batches, classifier
 from torch import Tensor, nn
 
+from classifier import Classifier, batches, classifier
 from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.losses import Drift
 from mhaprune.adapters.wrap import wrap
 from mhaprune.measure import measure
 from mhaprune.pruning.removal import ProofFailed
-from mhaprune.recoveries.refitting import RIDGES, refit, show
+from mhaprune.recoveries.refitting import refit, show
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_a_refit_follows_the_whole_model_without_labels(heads: Heads) -> None:
     distances = [(each.predict(split)["logits"] - wanted).square().mean() for each in (plain, fitted)]
     assert distances[1] < 0.5 * distances[0]
     shuffled = {**split.fields, "labels": split.fields["labels"].flip(0)}
-    again = refit(plain, show(heads.subject, Batches(shuffled, split.widths, split.constants, split.form), 32), RIDGES)
+    again = refit(plain, show(heads.subject, Batches(shuffled, split.widths, split.constants, split.form)))
     assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), fitted.model.parameters(), strict=True))
 
 
@@ -63,7 +63,7 @@ def test_a_refit_does_not_see_padding(heads: Heads) -> None:
     ids, mask = split.fields["input_ids"], split.fields["attention_mask"]
     other = {**split.fields, "input_ids": torch.where(mask == 0, (ids + 3) % 11, ids)}
     fitted = [
-        refit(left, show(heads.subject, Batches(fields, split.widths, split.constants, split.form)), RIDGES).model
+        refit(left, show(heads.subject, Batches(fields, split.widths, split.constants, split.form))).model
         for fields in (split.fields, other)
     ]
     assert not torch.equal(other["input_ids"], ids)
@@ -72,7 +72,7 @@ def test_a_refit_does_not_see_padding(heads: Heads) -> None:
 
 
 def test_a_refit_of_the_whole_model_changes_nothing_beyond_rounding(heads: Heads) -> None:
-    same = refit(heads.subject, show(heads.subject, heads.splits["score"]), RIDGES)
+    same = refit(heads.subject, show(heads.subject, heads.splits["score"]))
     for name, value in same.model.state_dict().items():
         torch.testing.assert_close(value, heads.subject.model.state_dict()[name], atol=1e-5, rtol=1e-4)
 

@@ -21,8 +21,8 @@ from mhaprune.model.checkpoint import exported, load, restore, to_bytes
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.store import RunFolder
+from mhaprune.study import Study
 from mhaprune.tasks.base import Splits
-from mhaprune.trained import Study
 from tiny import chosen, small
 
 GONE = ("encoder_self.0.0", "decoder_self.0.1", "cross.0.0")
@@ -42,7 +42,7 @@ def pruned(study: Study) -> Seq2Seq:
 @pytest.fixture(scope="module")
 def file(study: Study, pruned: Seq2Seq, cache: Path) -> Path:
     path = cache.parent / "pruned.pt"
-    path.write_bytes(study.save(pruned))
+    path.write_bytes(study.trained.save(pruned))
     return path
 
 
@@ -115,7 +115,9 @@ def test_a_pruned_model_is_timed_at_sizes_with_all_heads(file: Path, tmp_path: P
 
 def test_a_model_without_any_head_is_a_model(study: Study, cache: Path, tmp_path: Path) -> None:
     path = tmp_path / "none.pt"
-    path.write_bytes(study.save(study.subject.without(HeadMask(study.subject.grid, frozenset(study.subject.grid)))))
+    path.write_bytes(
+        study.trained.save(study.subject.without(HeadMask(study.subject.grid, frozenset(study.subject.grid))))
+    )
     overrides = [f"model_file={path}", f"cache={cache}"]
     assert list(run(tmp_path / "run", "experiment=evaluate", *overrides)["accuracy"]["heads_total"]) == [0]
     greedy = ["schedule=greedy", "scorer=[]", "recovery=[]", *small("experiment", "prune"), "experiment.budgets=[0]"]
@@ -134,20 +136,20 @@ def test_what_is_read_is_what_was_saved(study: Study, pruned: Seq2Seq, file: Pat
     for name, value in pruned.state_dict().items():
         assert torch.equal(saved.weights[name], value)
     again = build(compose("experiment=evaluate", f"model_file={file}"))
-    assert again.task == study.task
-    assert again.training == study.training
+    assert again.task == study.trained.task
+    assert again.training == study.trained.training
     assert again.study().subject.grid == pruned.grid
 
 
 def test_a_file_becomes_a_module_in_python(study: Study, pruned: Seq2Seq, file: Path) -> None:
     saved, batch = load(str(file)), study.splits.report
-    built = pruned.config, len(study.task.vocabulary)
+    built = pruned.config, len(study.trained.task.vocabulary)
     again = restore(saved, *built)
     assert not again.training
     assert torch.equal(again.logits(batch), pruned.logits(batch))
     for config, gate in ((replace(pruned.config, dim_feedforward=8), None), (pruned.config, Softmax())):
         with pytest.raises(ValueError, match=f"model_file={file}: damaged, its weights do not fit"):
-            restore(saved, config, len(study.task.vocabulary), gate)
+            restore(saved, config, len(study.trained.task.vocabulary), gate)
     with pytest.raises(ValueError, match=f"model_file={file}: damaged, its weights are not those that were saved"):
         restore(replace(saved, digest="0"), *built)
 
@@ -165,7 +167,7 @@ def test_two_files_of_one_name_are_two_runs(study: Study, file: Path, tmp_path: 
     """A run's fingerprint is that of the weights, wherever they lie."""
     copy, other = tmp_path / "copy.pt", tmp_path / "other.pt"
     copy.write_bytes(file.read_bytes())
-    other.write_bytes(study.save(study.subject.without(HeadMask(study.subject.grid))))
+    other.write_bytes(study.trained.save(study.subject.without(HeadMask(study.subject.grid))))
     runs = [build(compose("experiment=evaluate", f"model_file={path}")).identity["run"] for path in (file, copy, other)]
     assert runs[0] == runs[1] != runs[2]
 

@@ -21,7 +21,7 @@ from mhaprune.measure import measure
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plans_of
 from mhaprune.pruning.removal import proofs, prune, time_removed
 from mhaprune.rankings import spearman
-from mhaprune.recoveries.base import Lesson, recover
+from mhaprune.recoveries.base import recover
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import agreement, compare_curves, head_scores, training_curve
 from mhaprune.schedules.base import Schedule
@@ -29,9 +29,9 @@ from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table
+from mhaprune.study import Study
 from mhaprune.subject import Subject
 from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, ENDS, GATE, INITIAL_GATE, NOTHING, QUALITY, QUARTILES, SURE
-from mhaprune.trained import Study
 
 Recover = Callable[[HeadMask], tuple[Subject, str]]
 """Returns the model without these heads, recovered; and where that failed, what happened."""
@@ -83,7 +83,7 @@ class Ablate(WithinTolerance):
             )
 
     def __call__(self, study: Study) -> Findings:
-        lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+        lesson = study.lesson()
 
         def recovery(name: str) -> Recover:
             def recovered(mask: HeadMask) -> tuple[Subject, str]:
@@ -98,7 +98,7 @@ class Ablate(WithinTolerance):
         findings = self.study(scoring, study.splits, study.scorers, the_one(study.schedules), recoveries)
         agreement = [findings.tables["agreement"], initial_gates(study.history)]
         findings.tables["agreement"] = pd.concat(agreement, ignore_index=True)
-        findings.tables["training"] = study.history
+        findings.tables.update(study.training_table)
         findings.checks.update(proofs(study.subject, study.splits.report))
         return findings
 

@@ -20,7 +20,7 @@ from mhaprune.pruning.removal import MAX_DIFFERENCE, EquivalenceCheck, ProofFail
 from mhaprune.ranges import Ge, Sizes
 from mhaprune.reporting.plots import Figures
 from mhaprune.scorers.scoring import head_columns
-from mhaprune.trained import Study
+from mhaprune.study import Study
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Anatomy(Experiment):
     head_dims: Sizes = (2, 4, 8, 16, 32, 64, 128, 256, 512)
     """The sizes of a head at which scores are compared with and without the division by √d_head."""
 
+    needs_training: ClassVar[bool] = True
     reads_example: ClassVar[bool] = True
     figures: ClassVar[Figures] = (life_of_the_tensors, scaling)
     say = staticmethod(words.say)
@@ -46,12 +47,12 @@ class Anatomy(Experiment):
     def check(self, setup: Setup) -> None:
         self._followed(setup.grid)
         if setup.example is None:
-            check_examples("example", (self.example,), setup.task)
+            check_examples("example", (self.example,), setup.trained.task)
 
     def __call__(self, study: Study) -> Findings:
-        subject, report = study.subject, study.splits.report
+        subject, report = study.trained.network, study.trained.splits.report
         followed = self._followed(subject.grid)
-        [shown] = [show(subject, study.task, *pair) for pair in sources(study, (self.example,))]
+        [shown] = [show(subject, study.trained.task, *pair) for pair in sources(study.trained, (self.example,))]
         call, other = call_in(subject, followed, shown.batch, report), call_of_other_sizes(subject)
         steps, place = walk(call), place_in_block(subject, followed)
         equivalence = EquivalenceCheck(subject, report)
@@ -61,9 +62,9 @@ class Anatomy(Experiment):
             "tensors": pd.concat(tensors),
             "values": values_table(steps, place).assign(**head_columns(followed), place=place),
             "scaling": scaling_table(self.head_dims),
-            "scaling_here": scaling_here(subject, study.task, call, followed, shown.batch),
-            "examples": examples_table([shown], study.splits.train),
-            "training": study.history,
+            "scaling_here": scaling_here(subject, study.trained.task, call, followed, shown.batch),
+            "examples": examples_table([shown], study.trained.splits.train),
+            **study.training_table,
         }
         proved = {"max_difference_masked_removed": equivalence.worst}
         proved |= {"max_difference_wide_independent": proved_equal(call, other)}

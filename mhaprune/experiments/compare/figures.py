@@ -27,7 +27,7 @@ from mhaprune.reporting.plots import (
     power_of_ten,
 )
 from mhaprune.reporting.shared_figures import mean_over_runs
-from mhaprune.tables import CHOOSE_QUALITY, QUALITY, UNINFORMED, Tables
+from mhaprune.tables import CHOOSE_QUALITY, QUALITY, UNINFORMED, Tables, quality_name
 
 MOST_LINES = 6
 """More curves in one panel cannot be told apart."""
@@ -44,7 +44,7 @@ def method_curves(tables: Tables) -> Plot | None:
     budgets, columns = sorted(pruning["heads_removed"].unique()), columns_of(len(groups), 2)
     figure = Figure(figsize=(7, 4.4) if len(groups) == 1 else (8.4, 0.5 + 3.2 * -(-len(groups) // columns)))
     label = f"heads removed, of {int(pruning['heads_total'].max())}"
-    grid = panels(figure, len(groups), columns, label, "exact match", sharex=True, sharey=True)
+    grid = panels(figure, len(groups), columns, label, quality_name(tables), sharex=True, sharey=True)
     for axes, (title, names) in zip(grid, groups.items(), strict=True):
         for _, curves in pruning[pruning["family"] == UNINFORMED].groupby("scorer", sort=False):
             draw_band(axes, curves)
@@ -69,7 +69,8 @@ def method_curves(tables: Tables) -> Plot | None:
     beside = ["the best choice of heads in black"] if len(oracle) else []
     beside += ["random ones in grey (mean and range)"] if (pruning["family"] == UNINFORMED).any() else []
     caption = (
-        "Exact match on the report split after the lowest-scored heads were removed, or those that a search found;"
+        f"{quality_name(tables).capitalize()} on the report split after the lowest-scored heads were removed, or those"
+        " that a search found;"
         f" {', '.join([*beside, 'bars are 95 % intervals over examples'])}."
     )
     return Plot("accuracy", caption, figure)
@@ -96,7 +97,7 @@ def regret_map(tables: Tables) -> Plot | None:
     rows_named = [f"▸ {name}" if name in chosen else name for name in regrets.index]
     names: Any = {"rows": rows_named, "columns": regrets.columns}
     heat_map(left, values, **names, write=partial(number, decimals=0), cmap="cividis_r", vmin=0, vmax=worst)
-    left.set(xlabel=f"heads removed, of {total}", title="regret in exact match (points)")
+    left.set(xlabel=f"heads removed, of {total}", title=f"regret in {quality_name(tables)} (points)")
     for label, name in zip(left.get_yticklabels(), regrets.index, strict=True):
         label.set_fontweight("bold" if name in chosen else "normal")
     end = ceiling(100 * methods[f"{REGRET}_high"], methods["family"])
@@ -114,10 +115,10 @@ def regret_map(tables: Tables) -> Plot | None:
     right.tick_params(axis="y", length=0)
     right.set_title("mean, 95 % interval")
     caption = (
-        "Exact match that each scorer's or search's choice loses to the best subset of the same size, in percentage"
-        " points; darker is worse, up to the worst but the control. All numbers are of the report split. The least"
-        " regret is on top; at the right the mean over the budgets with its 95 % interval, an arrow where a control"
-        " lies far outside."
+        f"{quality_name(tables).capitalize()} that each scorer's or search's choice loses to the best subset of the"
+        " same size, in percentage points; darker is worse, up to the worst but the control. All numbers are of the"
+        " report split. The least regret is on top; at the right the mean over the budgets with its 95 % interval, an"
+        " arrow where a control lies far outside."
     )
     if chosen:
         which = " and ".join(f"{row.winner} {limit_words(row.most_passes)}" for row in winners.itertuples())
@@ -152,7 +153,7 @@ def quality_cost(tables: Tables) -> Plot | None:
         style |= {"linestyle": "none", "markersize": 6, "elinewidth": 0.8}
         axes.errorbar(x[members], y[members], bars[:, members], label=family, **style)
     axes.set_xlabel("cost in forward passes (a backward counts two)")
-    axes.set_ylabel("mean regret in exact match (percentage points)")
+    axes.set_ylabel(f"mean regret in {quality_name(tables)} (percentage points)")
     axes.margins(y=0.08)
     figure.legend(loc="outside upper center", ncols=5, columnspacing=1.2, handletextpad=0.4)
     label_points(axes, names, x, y, bars)
@@ -277,11 +278,11 @@ def compare_methods(tables: Tables) -> Plot | None:
         if mean > end:
             axes.set_xlim(right=end)
             axes.annotate(f"{number(mean, 1)} →", (end, row), ha="right", va="center", color="#555555")
-    axes.set_xlabel("mean regret in exact match (percentage points, lower is better)")
+    axes.set_xlabel(f"mean regret in {quality_name(tables)} (percentage points, lower is better)")
     legend_above(figure, axes)
     caption = (
-        "How much exact match each scorer's or search's choice of heads loses to the best subset, on average over the"
-        " budgets:"
+        f"How much {quality_name(tables)} each scorer's or search's choice of heads loses to the best subset, on"
+        " average over the budgets:"
         " a small mark per run, a bar for their mean with its 95 % interval over runs; on top what does best on the"
         " choose splits. A control far outside is given in words."
     )

@@ -38,8 +38,8 @@ from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.base import TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.statistics import CONFIDENCE, difference_interval, prunable, sign_flip_p, with_interval
+from mhaprune.study import Study
 from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, QUALITY, REFERENCE, UNINFORMED
-from mhaprune.trained import Study
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,10 @@ class Compare(Experiment):
 
     def check(self, setup: Setup) -> None:
         grid, scorers, schedules = setup.grid, setup.scorers, setup.schedules
-        if setup.task.score < 4:
-            raise ValueError(f"task.score={setup.task.score}: halves of the split need 4 or more examples")
+        where = "task" if setup.recipe else "model"
+        examples = setup.recipe.task.score if setup.recipe else len(setup.source.splits.score)
+        if examples < 4:
+            raise ValueError(f"{where}.score={examples}: halves of the split need 4 or more examples")
         if not using_scores(schedules):
             raise ValueError(
                 f"schedule=[{','.join(schedules)}]: must name at least one that uses scores, for example one_shot"
@@ -143,7 +145,7 @@ class Compare(Experiment):
                 "pruning": pruning,
                 "oracle": oracles.reset_index(drop=True),
                 "agreement": agreement,
-                "training": study.history,
+                **study.training_table,
             },
             {"max_difference_masked_removed": pruned.difference, **proofs(subject, splits.report)},
         )

@@ -11,18 +11,18 @@ from mhaprune.experiments.compare.limits import limit_words, passes
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.verdict import Verdict, prunable_alone, scored
 from mhaprune.statistics import prunable
-from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, REFERENCE, UNINFORMED, Tables
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, REFERENCE, UNINFORMED, Tables, in_unit, quality_name
 
 
 def say(tables: Tables) -> Iterator[str]:
     """What chooses best at few passes and at any cost, by how much, which heads are prunable, and what one split would
     have changed."""
     winners = tables["winner"]
-    yield _headline(winners)
+    yield _headline(winners, quality_name(tables))
     for _, row in winners.drop_duplicates(["winner", "runner_up"]).iterrows():
         if isinstance(row["runner_up"], str):
             yield _margin(row)
-    yield from _details(winners)
+    yield from _details(winners, quality_name(tables), in_unit(tables))
 
 
 def over_runs(tables: Tables) -> Iterator[str]:
@@ -39,14 +39,15 @@ def over_runs(tables: Tables) -> Iterator[str]:
             )
             if len(chosen) >= 2 and chosen.shape[1]:
                 order = chosen.mean().sort_values(ascending=False, kind="stable").index
-                yield f"Over {len(chosen)} runs on {task} {_best_over_runs(100 * regrets[order], limit_words(limit))}."
+                said = _best_over_runs(100 * regrets[order], limit_words(limit), quality_name(tables))
+                yield f"Over {len(chosen)} runs on {task} {said}."
 
 
-def _best_over_runs(points: pd.DataFrame, limit: str) -> str:
+def _best_over_runs(points: pd.DataFrame, limit: str, quality: str) -> str:
     """`points` holds a row per run and a column per choice, the best first."""
     first, *others = points
     line = (
-        f"{first} chooses best {limit}: its heads cost {points_over_runs(points[first])} of exact match against the"
+        f"{first} chooses best {limit}: its heads cost {points_over_runs(points[first])} of {quality} against the"
         " best subsets (mean over budgets and runs, 95 % interval over runs)"
     )
     if others:
@@ -63,16 +64,16 @@ def head_map(tables: Tables) -> Verdict | None:
     ablation = scores[scores["scorer"] == REFERENCE]
     tolerance = float(tables["winner"]["prunable_tolerance"].iloc[0])
     heads["stays"] = ~prunable(ablation[MOMENTS].to_numpy().T, tolerance)
-    return prunable_alone(heads, REFERENCE, tolerance)
+    return prunable_alone(heads, REFERENCE, tolerance, tables)
 
 
-def _headline(winners: pd.DataFrame) -> str:
+def _headline(winners: pd.DataFrame, quality: str) -> str:
     """What chooses best at few passes and at any cost, and what that is worth."""
     any_cost, few = winners.iloc[0], winners.iloc[-1]
     best = "best subset" if few["oracle"] == "exact" else "best subset found"
     line = (
         f"{few['winner']} chooses best on the choose split {limit_words(few['most_passes'])}: on the report split its"
-        f" heads cost {_regret(few, 'points of exact match')} against the {best}, on average over the budgets,"
+        f" heads cost {_regret(few, f'points of {quality}')} against the {best}, on average over the budgets,"
         f" {_cost(few)} (a backward pass counts two)"
     )
     if len(winners) == 1:
@@ -107,17 +108,17 @@ def _margin(row: pd.Series) -> str:
     return f"{line}, {points} {side} {interval}, which is {beyond} the noise."
 
 
-def _details(winner: pd.DataFrame) -> Iterator[str]:
+def _details(winner: pd.DataFrame, quality: str, unit: str) -> Iterator[str]:
     row = winner.iloc[0]
     if "prunable_heads" in row and not math.isnan(row["prunable_heads"]):
         yield (
             f"{int(row['prunable_heads'])} of {int(row['heads_total'])} heads are prunable one at a time: at 95 %"
             f" confidence for all of these together, the ablation of each costs less than"
-            f" {row['prunable_tolerance']:g} nats."
+            f" {row['prunable_tolerance']:g}{unit}."
         )
     if not math.isnan(row["leak"]):
         yield (
             "Leak: with scoring, choosing and reporting on one split, the best choices by a score would have been"
-            f" reported {100 * abs(row['leak']):.1f} points of exact match {'higher' if row['leak'] >= 0 else 'lower'}"
+            f" reported {100 * abs(row['leak']):.1f} points of {quality} {'higher' if row['leak'] >= 0 else 'lower'}"
             f" ({100 * row['leak_low']:+.1f} to {100 * row['leak_high']:+.1f})."
         )

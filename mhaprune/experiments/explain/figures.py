@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.labels import SIGNS
 from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, columns_of, legend_above, number, panels
-from mhaprune.tables import HEAD, QUALITY, SITES, Tables, block_label, blocks_in, named
+from mhaprune.tables import HEAD, QUALITY, SITES, Tables, block_label, blocks_in, in_unit, named, quality_name
 
 WEIGHTS: Any = {"cmap": "Blues", "vmin": 0, "vmax": 1}
 """One scale for all attention weights; the darker, the more, also without colour."""
@@ -26,7 +26,8 @@ PANEL = 2.2
 CELL, LABEL = 0.21, 0.135
 """Inches: the largest size of a token, and the size that its name needs."""
 REMOVED = "removed"
-BOLD = "Bold: heads that matter, whose closing alone costs {:g} nats or may do so."
+WRITING = ("decoder_self", "cross")
+"""The sites of our own model at which a token is written."""
 
 
 def attention_maps(tables: Tables) -> Iterator[Plot]:
@@ -35,10 +36,12 @@ def attention_maps(tables: Tables) -> Iterator[Plot]:
         return
     attention, examples = tables["attention"], tables["examples"].set_index("example")
     for (number_, site), maps in attention.groupby(["example", "site"], sort=False):
-        yield _maps_of(maps, tables["looks"], examples.loc[number_], int(number_), str(site))
+        yield _maps_of(maps, tables["looks"], examples.loc[number_], int(number_), str(site), in_unit(tables))
 
 
-def _maps_of(attention: pd.DataFrame, looks: pd.DataFrame, example: pd.Series, number_: int, site: str) -> Plot:
+def _maps_of(
+    attention: pd.DataFrame, looks: pd.DataFrame, example: pd.Series, number_: int, site: str, unit: str
+) -> Plot:
     shown = attention[["layer"]].drop_duplicates()
     looks = looks[(looks["site"] == site) & looks["layer"].isin(shown["layer"])]
     layers = [rows for _, rows in looks.groupby("layer", sort=True)]
@@ -73,18 +76,23 @@ def _maps_of(attention: pd.DataFrame, looks: pd.DataFrame, example: pd.Series, n
         )
         bar.set_label("attention weight")
         bar.outline.set_visible(False)
-    said = f"{example['source']} → {example['answer']}"
-    title = textwrap.fill(f"{SITES[site]} attention: {said}", int(11 * figure.get_figwidth()))
+    answered, named_site = "answer" in example, SITES.get(site, site)
+    said = f"{example['source']} → {example['answer']}" if answered else str(example["source"])
+    title = textwrap.fill(f"{named_site} attention: {said}", int(11 * figure.get_figwidth()))
     figure.suptitle(title, fontsize=11)
-    wrong = isinstance(example["right_answer"], str) and example["answer"] != example["right_answer"]
+    wrong = answered and isinstance(example["right_answer"], str) and example["answer"] != example["right_answer"]
     caption = (
-        f"Where every head of {SITES[site]} attention looks while the model answers {said}"
+        f"Where every head of {named_site} attention looks while the model {'answers' if answered else 'reads'} {said}"
         f"{' (wrong: it is ' + str(example['right_answer']) + ')' if wrong else ''}. One colour scale from 0 to 1 for"
-        f" all; a row is {'a token of the source' if site == 'encoder_self' else 'the token that is written there'},"
+        f" all; a row is {'the token that is written there' if site in WRITING else 'a token that is read'},"
         f" and its weights add up to 1. Above each its score and the pattern, if any, that it follows on the score"
-        f" split. {BOLD.format(looks['tolerance'].iloc[0])}"
+        f" split. {_bold(looks, unit)}"
     )
     return Plot(f"attention-{number_}-{site}", caption, figure)
+
+
+def _bold(looks: pd.DataFrame, unit: str) -> str:
+    return f"Bold: heads that matter, whose closing alone costs {looks['tolerance'].iloc[0]:g}{unit} or may do so."
 
 
 def _idle(head: pd.Series) -> bool:
@@ -114,14 +122,14 @@ def _leave_out(axes: Axes, why: str) -> None:
 
 
 def _queries(site: str) -> str:
-    return "at token" if site == "encoder_self" else "writing"
+    return "writing" if site in WRITING else "at token"
 
 
 def _name_tokens(
     axes: Axes, weights: pd.DataFrame, site: str, *, left: bool, below: bool, sizes: tuple[float, float]
 ) -> None:
     """Name every token, or every second, third, ... token if there is no room for all."""
-    queries = weights.drop_duplicates("query")["reads" if site == "encoder_self" else "writes"]
+    queries = weights.drop_duplicates("query")["writes" if site in WRITING else "reads"]
     keys = weights.drop_duplicates("key")["looks_at"]
     for axis, names, size, wanted in (("y", queries, sizes[0], left), ("x", keys, sizes[1], below)):
         words = [SIGNS.get(name, name) for name in names.astype(str)]
@@ -184,10 +192,10 @@ def head_profiles(tables: Tables) -> Plot | None:
         " where its site has no such pattern. Patterns overlap. The query at i looks at the key at i−1, i, …; n is the"
         " place of the last symbol, so n−i the mirrored one, and “end” what comes after it; “=read” are keys with the"
         " token that stands at the query, “=write” with the one that the decoder writes there. Then its score, the"
-        " exact match on the report split without it, the mean entropy of its weights (nats), and what it is named"
-        " after: of the patterns on which most of its largest weights fall, and 20 points more of its attention than by"
-        " chance, the one that exceeds chance most; or “everywhere”."
-        f" {BOLD.format(looks['tolerance'].iloc[0])}"
+        f" {quality_name(tables)} on the report split without it, the mean entropy of its weights (nats), and what it"
+        " is named after: of the patterns on which most of its largest weights fall, and 20 points more of its"
+        " attention than by chance, the one that exceeds chance most; or “everywhere”."
+        f" {_bold(looks, in_unit(tables))}"
     )
     return Plot("patterns", caption, figure)
 

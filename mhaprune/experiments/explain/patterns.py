@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mhaprune.data import EOS, PAD, Examples, shift_right
+from mhaprune.data import EOS, PAD, SPECIAL, Data, Examples, shift_right
 from mhaprune.heads import HeadId, Site
 from mhaprune.measure import BATCH_SIZE
 from mhaprune.scorers.scoring import head_columns
@@ -47,6 +47,20 @@ class View:
     causal: bool
 
     @classmethod
+    def seen_by(cls, site: str, batch: Data, seen: AttentionMap) -> View:
+        """That of a batch whose attention is known."""
+        return cls.of(site, batch) if isinstance(batch, Examples) else cls.of_places(seen)
+
+    @classmethod
+    def of_places(cls, seen: AttentionMap) -> View:
+        """That of a model that others made, where only the places of tokens are known: all real ones look alike. A
+        square of weights with nothing above its diagonal belongs to a decoder."""
+        reads, keys = (len(SPECIAL) * real.long() for real in (seen.queries, seen.keys))
+        square = seen.weights.shape[-1] == seen.weights.shape[-2] > 1
+        causal = square and not bool((seen.weights * seen.queries[:, None, :, None]).triu(1).any())
+        return cls(reads, torch.full_like(reads, PAD), keys, causal)
+
+    @classmethod
     def of(cls, site: str, batch: Examples) -> View:
         prefix_BT = shift_right(batch.target).masked_fill(batch.target == PAD, PAD)
         if site == Site.ENCODER_SELF:
@@ -62,10 +76,15 @@ class View:
         return allowed.tril() if self.causal else allowed
 
     @cached_property
+    def first(self) -> Tensor:
+        """(B, 1, 1): where the first symbol stands among the keys."""
+        return (self.keys != PAD).long().argmax(dim=1)[:, None, None]
+
+    @cached_property
     def last(self) -> Tensor:
         """(B, 1, 1): where the last symbol stands among the keys, before the end of the sequence."""
         ended = (self.keys == EOS).any(dim=1).long()
-        return ((self.keys != PAD).sum(dim=1) - 1 - ended)[:, None, None]
+        return self.first + ((self.keys != PAD).sum(dim=1) - 1 - ended)[:, None, None]
 
     @cached_property
     def query_places(self) -> Tensor:
@@ -89,7 +108,7 @@ def mirrored(view: View, by: int) -> Tensor:
 
 
 def first(view: View) -> Tensor:
-    return view.key_places == 0
+    return view.key_places == view.first
 
 
 def last(view: View) -> Tensor:
@@ -151,6 +170,21 @@ PATTERNS: dict[str, dict[str, tuple[str, Points]]] = {
 }
 """By site: the column of a table, the name in words, and where it points to. Positions count from 0, n is that of the
 last symbol; the query at i of a decoder is about to write the symbol at i, and has read the one before."""
+OF_ANY_SITE: dict[str, tuple[str, Points]] = {
+    "i−2": ("two before", partial(offset, by=-2)),
+    "i−1": ("previous token", partial(offset, by=-1)),
+    "i": ("itself", partial(offset, by=0)),
+    "i+1": ("next token", partial(offset, by=1)),
+    "i+2": ("two after", partial(offset, by=2)),
+    "first": ("first token", first),
+    "last": ("last token", last),
+}
+"""The same for a site of a model that others made."""
+
+
+def patterns_of(site: str) -> dict[str, tuple[str, Points]]:
+    """The patterns of a site."""
+    return PATTERNS.get(site, OF_ANY_SITE)
 
 
 class Observed(NamedTuple):
@@ -170,16 +204,16 @@ class Observed(NamedTuple):
 
 
 @torch.no_grad()
-def observe(subject: Subject, examples: Examples) -> Observed:
+def observe(subject: Subject, examples: Data) -> Observed:
     patterns: defaultdict[tuple[HeadId, str], np.ndarray] = defaultdict(lambda: np.zeros(5))
     looks: defaultdict[HeadId, np.ndarray] = defaultdict(lambda: np.zeros(5))
     heads = {block: [head for head in subject.grid if head.block == block] for block in subject.grid.blocks}
     for batch in examples.batches(BATCH_SIZE):
         for block, seen in subject.attention_maps(batch).items():
-            view = View.of(block.site, batch)
+            view = View.seen_by(block.site, batch, seen)
             for head, sums in zip(heads[block], _looks(seen, view), strict=True):
                 looks[head] += sums
-            for name, (_, points) in PATTERNS[block.site].items():
+            for name, (_, points) in patterns_of(block.site).items():
                 for head, sums in zip(heads[block], _masses(seen, view, points(view)), strict=True):
                     patterns[head, name] += sums
     rows = [_pattern_row(head, name, sums) for (head, name), sums in patterns.items()]
@@ -225,7 +259,7 @@ def _numbers(values: Tensor) -> np.ndarray:
 def _pattern_row(head: HeadId, name: str, sums: np.ndarray) -> dict[str, Any]:
     mass, largest, chance, queries, possible = sums
     shares = (mass / queries, largest / queries, chance / queries) if queries else (nan, nan, nan)
-    meaning = PATTERNS[head.site][name][0]
+    meaning = patterns_of(head.site)[name][0]
     values = dict(zip(MASSES, (*shares, int(queries), queries / possible), strict=True))
     return {**head_columns(head), "pattern": name, "meaning": meaning, **values}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from typing import Annotated, Any, ClassVar
@@ -17,11 +18,11 @@ from mhaprune.experiments.explain import words
 from mhaprune.experiments.explain.figures import attention_maps, gates_from_other_starts, head_profiles
 from mhaprune.experiments.explain.gate_starts import from_other_starts
 from mhaprune.experiments.explain.patterns import observe
+from mhaprune.experiments.explain.texts import text_tables
 from mhaprune.experiments.explain.without_each import close_each, closed_table, turned_wrong
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure import all_open, measure
 from mhaprune.model.gates import Softmax
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.ranges import Ge
 from mhaprune.rankings import spearman
@@ -30,9 +31,9 @@ from mhaprune.reporting.shared_figures import agreement, training_curve
 from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.statistics import prunable
-from mhaprune.subject import Subject
+from mhaprune.study import Source, Study
+from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import GATE, HEAD, MOMENTS, REFERENCE
-from mhaprune.trained import Study
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Explain(Experiment):
     """What the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`, `examples`,
     `attention`, `gates`, `starts` and `training`.
 
-    Attention is shown while the model answers an example. A head is prunable if its ablation costs less than
+    Attention is shown while the model answers an example; a model that others made shows it on a text of the report
+    split. A head is prunable if its ablation costs less than
     `tolerance_nats`, at 95 % confidence for all such heads together.
     """
 
@@ -77,8 +79,11 @@ class Explain(Experiment):
             raise ValueError(f"scorer=[{','.join(setup.scorers)}]: must name ablation, which says what heads are worth")
         if setup.example is not None and self.examples:
             raise ValueError(f"experiment.examples={list(self.examples)}: an example of your own is shown already")
-        check_examples("examples", self.examples, setup.task)
-        if self.retrain and not isinstance(setup.gate, Softmax):
+        if setup.recipe is None:
+            self._check_texts(setup.source)
+        else:
+            check_examples("examples", self.examples, setup.recipe.task)
+        if self.retrain and not (setup.recipe and isinstance(setup.recipe.gate, Softmax)):
             raise ValueError(
                 "experiment.retrain=True: the model has no learned gates to start otherwise, gate=softmax has"
             )
@@ -88,30 +93,54 @@ class Explain(Experiment):
         except ValueError as error:
             raise ValueError(f"experiment.{error}") from None
 
+    def _check_texts(self, source: Source) -> None:
+        """Raise ValueError for a model of others that shows no attention, and for a text that is not there."""
+        report = source.splits.report
+        if max(self.examples, default=0) >= len(report):
+            raise ValueError(
+                f"experiment.examples={max(self.examples)}: the report split has texts 0 to {len(report) - 1}"
+                " (model.report)"
+            )
+        try:
+            source.sketch().attention_maps(report[:1])
+        except ValueError as error:
+            raise ValueError(f"experiment=explain: {str(error).partition(';')[0]}") from None
+
     def __call__(self, study: Study) -> Findings:
         subject, report = study.subject, study.splits.report
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
         heads = heads_table(scoring, study.scorers)
         seen = observe(subject, study.splits.score)
         closed = close_each(subject, report)
-        looks = looks_table(subject, seen.looks, heads, closed_table(subject.grid.heads, closed), self.tolerance_nats)
+        worth = closed_table(subject.grid.heads, closed)
+        looks = looks_table(whole_grid(study), subject.grid, seen.looks, heads, worth, self.tolerance_nats)
         looks["without_prunable"] = without_prunable(subject, looks, report)
         chosen = [head for name in self.heads for head in heads_named(name, subject.grid)] or list(subject.grid)
-        shown = [show(subject, study.task, *pair) for pair in sources(study, self.examples or (0,))]
         equivalence = EquivalenceCheck(subject, report)
         equivalence.prove(HeadMask(subject.grid).without(*chosen))
         tables = {
             "looks": looks,
-            "wrong": turned_wrong(subject, study.task, report, closed, chosen, self.shown),
-            "examples": examples_table(shown, study.splits.train),
+            **self._shown(study, closed, chosen),
             "heads": heads,
             "agreement": rank_agreement(heads),
             "patterns": seen.patterns,
-            "attention": attention_table(subject, study.task, shown, chosen),
             **self._gates(study, heads),
-            "training": study.history,
+            **study.training_table,
         }
         return Findings(tables, {"max_difference_masked_removed": equivalence.worst} | proofs(subject, report))
+
+    def _shown(self, study: Study, closed: Outcome, heads: Sequence[HeadId]) -> dict[str, pd.DataFrame]:
+        """Tables `examples` and `attention` and, for a model that answers, `wrong`."""
+        numbers = self.examples or (0,)
+        if study.origin is None:
+            return text_tables(study, numbers, heads)
+        network, task, splits = study.trained.network, study.trained.task, study.trained.splits
+        shown = [show(network, task, *pair) for pair in sources(study.trained, numbers)]
+        return {
+            "wrong": turned_wrong(network, task, splits.report, closed, heads, self.shown),
+            "examples": examples_table(shown, splits.train),
+            "attention": attention_table(network, task, shown, heads),
+        }
 
     def _gates(self, study: Study, heads: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """Tables `starts` and `gates`, for a model with gates. `starts` holds the gates after training from other
@@ -125,15 +154,18 @@ class Explain(Experiment):
         rows = [ranking("trained", own, first_gates(study.history, study.subject), ablation)]
         tables = {}
         if self.starts:
-            starts = from_other_starts(study.subject, study.splits.train, self.starts, self.start_steps, study.seed)
+            starts = from_other_starts(
+                study.subject, study.trained.splits.train, self.starts, self.start_steps, study.seed
+            )
             for start, path in starts.groupby("start"):
                 end, begin = (path[f"gate_{when}"].to_numpy() for when in ("end", "start"))
                 row = ranking(f"weights held still, start {start}", end, begin, ablation)
                 rows.append(row | {"spearman_with_own": spearman(end, own)})
             tables["starts"] = starts
-        if self.retrain and isinstance(study.gate, Softmax):
-            init: Any = "rand" if study.gate.init == "zeros" else "zeros"
-            other, history = study.retrain(replace(study.gate, init=init))
+        gate = study.trained.gate
+        if self.retrain and isinstance(gate, Softmax):
+            init: Any = "rand" if gate.init == "zeros" else "zeros"
+            other, history = study.trained.retrain(replace(gate, init=init))
             scoring = Scoring(other, study.splits.score, study.seed)
             ablation = numbers(scoring(REFERENCE, study.scorers[REFERENCE]).scores.values[0])
             gates = numbers(other.learned_gates())
@@ -162,14 +194,26 @@ def ranking(name: str, gates: np.ndarray, start: np.ndarray, ablation: np.ndarra
     }
 
 
+def whole_grid(study: Study) -> HeadGrid:
+    """The heads of the unpruned model; of one that others made those that are there."""
+    if study.origin is None:
+        return study.subject.grid
+    config = study.origin.network.config
+    return HeadGrid.full(config.blocks, config.num_heads)
+
+
 def looks_table(
-    subject: Seq2Seq, looks: pd.DataFrame, heads: pd.DataFrame, closed: pd.DataFrame, tolerance: float
+    whole: HeadGrid,
+    left: HeadGrid,
+    looks: pd.DataFrame,
+    heads: pd.DataFrame,
+    closed: pd.DataFrame,
+    tolerance: float,
 ) -> pd.DataFrame:
-    """One row per head of the unpruned model: what it does, what it is worth, whether it is there at all."""
-    config = subject.config
+    """One row per head of the whole model: what it does, what it is worth, whether it is left at all."""
     first = heads[(heads["scorer"] == heads["scorer"].iloc[0]) & (heads["draw"] == 0)]
-    table = pd.DataFrame(map(head_columns, HeadGrid.full(config.blocks, config.num_heads)))
-    table["removed"] = [HeadId(site, *rest) not in subject.grid for site, *rest in table[HEAD].to_numpy()]
+    table = pd.DataFrame(map(head_columns, whole))
+    table["removed"] = [HeadId(site, *rest) not in left for site, *rest in table[HEAD].to_numpy()]
     for part in (first[[*HEAD, "scorer", "score", "stderr", "rank"]], looks, closed):
         table = table.merge(part, how="left", on=HEAD)
     ablation = heads[heads["scorer"] == REFERENCE].set_index(HEAD).reindex(pd.MultiIndex.from_frame(table[HEAD]))

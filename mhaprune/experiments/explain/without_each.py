@@ -11,18 +11,19 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
-from mhaprune.data import Examples
+from mhaprune.data import Data, Examples
+from mhaprune.evaluation import interval_for
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import all_open, measure_masks
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.scoring import head_columns
-from mhaprune.statistics import wilson_interval, with_interval
-from mhaprune.subject import Outcome
+from mhaprune.statistics import with_interval
+from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import HEAD, QUALITY
 from mhaprune.tasks.base import Task
 
 
-def close_each(subject: Seq2Seq, examples: Examples) -> Outcome:
+def close_each(subject: Subject, examples: Data) -> Outcome:
     """(1 + N, E): the outcome with all heads open and then with one closed at a time."""
     gates_MN = all_open(subject, 1 + len(subject.grid))
     gates_MN[1:].fill_diagonal_(0.0)
@@ -30,14 +31,14 @@ def close_each(subject: Seq2Seq, examples: Examples) -> Outcome:
 
 
 def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
-    """One row per head: exact match without it with its interval, the numbers of examples that turn wrong and right,
-    and the rise of the loss in nats."""
+    """One row per head: the quality without it with its interval, the numbers of examples that it gets worse and better
+    for, and the rise of the loss."""
     exact_ME, loss_ME = (x.double().cpu().numpy() for x in (closed.quality, closed.loss))
     rows = []
     for head, exact_E, loss_E in zip(heads, exact_ME[1:], loss_ME[1:], strict=True):
         rows.append(
             head_columns(head)
-            | with_interval(QUALITY, exact_E, wilson_interval)
+            | with_interval(QUALITY, exact_E, interval_for(QUALITY, exact_E))
             | {"turned_wrong": int((exact_E < exact_ME[0]).sum()), "turned_right": int((exact_E > exact_ME[0]).sum())}
             | {"open_quality": exact_ME[0].mean(), "examples": len(exact_E)}
             | {"loss_rise": (loss_E - loss_ME[0]).mean()}

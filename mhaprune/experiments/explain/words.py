@@ -9,7 +9,7 @@ import pandas as pd
 
 from mhaprune.reporting.plots import number
 from mhaprune.reporting.verdict import Verdict, prunable_alone
-from mhaprune.tables import HEAD, QUALITY, HeadName, Tables
+from mhaprune.tables import HEAD, QUALITY, HeadName, Tables, in_unit, quality_name
 
 NAMED = 3
 """Number of the most important heads that get a sentence each."""
@@ -17,16 +17,16 @@ NAMED = 3
 
 def say(tables: Tables) -> Iterator[str]:
     """The heads that matter most, what they do, and what breaks without them."""
-    yield _headline(tables["looks"])
+    yield _headline(tables["looks"], quality_name(tables))
     yield from _details(tables)
 
 
-def _headline(looks: pd.DataFrame) -> str:
+def _headline(looks: pd.DataFrame, quality: str) -> str:
     """The head that matters most, and by how much."""
     there = looks[~looks["removed"]].sort_values("rank")
     best = there.iloc[0]
     return (
-        f"{_name(best)} matters most of {len(there)} heads by {best['scorer']}: without it exact match is"
+        f"{_name(best)} matters most of {len(there)} heads by {best['scorer']}: without it {quality} is"
         f" {best[QUALITY]:.2f} ({best['quality_low']:.2f}–{best['quality_high']:.2f},"
         f" 95 %), with all heads {best['open_quality']:.2f}."
     )
@@ -35,12 +35,16 @@ def _headline(looks: pd.DataFrame) -> str:
 def _details(tables: Tables) -> Iterator[str]:
     """What the most important heads do, what breaks without them, and what the gates depend on."""
     looks = tables["looks"].query("not removed").sort_values("rank")
-    wrong = tables["wrong"].drop_duplicates(HEAD).set_index(HEAD)
+    wrong = tables["wrong"].drop_duplicates(HEAD).set_index(HEAD) if "wrong" in tables else None
     patterns = tables["patterns"].set_index(HEAD)
-    yield from _answers(tables["examples"])
+    if "answer" in tables["examples"]:
+        yield from _answers(tables["examples"])
     for _, head in looks.head(NAMED).iterrows():
         key = tuple(head[HEAD])
         line = f"{_name(head)} {_look(head, patterns.loc[[key]])}. Without it"
+        if wrong is None:
+            yield f"{line} the loss rises by {number(head['loss_rise'], 3)}{in_unit(tables)}."
+            continue
         line += f" {head['turned_wrong']:.0f} of {head['examples']:.0f} examples turn wrong"
         if key in wrong.index:
             example = wrong.loc[key]
@@ -63,7 +67,9 @@ def head_map(tables: Tables) -> Verdict:
     scorer = looks["scorer"].dropna().iloc[0]
     heads["name"] = heads["name"].astype(object).fillna("").mask(looks["removed"], "removed")
     there = ~looks["removed"]
-    verdict = prunable_alone(heads[there], scorer, looks["tolerance"].iloc[0], looks["without_prunable"].iloc[0])
+    verdict = prunable_alone(
+        heads[there], scorer, looks["tolerance"].iloc[0], tables, looks["without_prunable"].iloc[0]
+    )
     return verdict._replace(heads=heads)  # with the tiles of heads that are gone already
 
 

@@ -13,7 +13,19 @@ from matplotlib.figure import Figure
 from mhaprune.experiments.interact.words import HIGH, LOW, other_heads
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.plots import Plot, errors, legend_above, line_style, number, panels
-from mhaprune.tables import BLOCK, INTERACTION, LABEL, LOSS_RISE, OTHER_HEAD, HeadName, Tables, block_label, named
+from mhaprune.tables import (
+    BLOCK,
+    INTERACTION,
+    LABEL,
+    LOSS_RISE,
+    OTHER_HEAD,
+    HeadName,
+    Tables,
+    block_label,
+    in_brackets,
+    in_unit,
+    named,
+)
 
 SMALL = 0.01
 """Nats up to which the colours of the matrix are in proportion; beyond, they follow the logarithm."""
@@ -38,13 +50,13 @@ def interactions(tables: Tables) -> Plot | None:
     axes.plot(columns, rows, linestyle="", marker=".", markersize=2, color="black")
     axes.set_facecolor("lightgrey")  # of the diagonal, where there is no pair
     _name_blocks(axes, heads)
-    bar = figure.colorbar(image, ax=axes, shrink=0.8, label="interaction (nats)")
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, label=f"interaction{in_brackets(tables)}")
     bar.ax.minorticks_off()
     caption = (
-        "What two heads cost together beyond the sum of what each costs alone, in nats of loss on the report split:"
+        "What two heads cost together beyond the sum of what each costs alone, in loss on the report split:"
         " the second difference of the loss. Red: they stand in for each other, and closing both costs more. Blue: they"
         " work together, and each is worth less without the other. Colours are in proportion up to"
-        f" {SMALL:g} nats and follow the logarithm beyond. A dot: the 95 % interval over examples holds 0."
+        f" {SMALL:g}{in_unit(tables)} and follow the logarithm beyond. A dot: the 95 % interval over examples holds 0."
     )
     return Plot("interactions", caption, figure)
 
@@ -57,7 +69,8 @@ def together(tables: Tables) -> Plot | None:
     scorers = list(table["scorer"].unique())
     figure = Figure(figsize=(1.6 + 4.6 * min(2, len(scorers)), 0.6 + 3.3 * -(-len(scorers) // 2)))
     label = f"heads removed, of {int(table['heads_total'].max())}"
-    grid = panels(figure, len(scorers), min(2, len(scorers)), label, "rise of the loss (nats)", sharey=True)
+    rise = f"rise of the loss{in_brackets(tables)}"
+    grid = panels(figure, len(scorers), min(2, len(scorers)), label, rise, sharey=True)
     for axes, scorer in zip(grid, scorers, strict=True):
         rows = table[table["scorer"] == scorer].sort_values("heads_removed")
         removed = rows["heads_removed"]
@@ -72,7 +85,7 @@ def together(tables: Tables) -> Plot | None:
     caption = (
         "The rise of the loss on the report split as heads go together, and what one expects of it: the sum of what"
         " each head costs alone, and that sum with the interactions of all pairs added. Bars are 95 % intervals over"
-        f" examples; the axis is in proportion up to {SMALL:g} nats and logarithmic beyond."
+        f" examples; the axis is in proportion up to {SMALL:g}{in_unit(tables)} and logarithmic beyond."
     )
     return Plot("together", caption, figure)
 
@@ -97,8 +110,8 @@ def by_block(tables: Tables) -> Plot | None:
         axes.tick_params(axis="x", rotation=45)
         axes.set_title(f"{task} ({pairs[LABEL].nunique()} models)")
     caption = (
-        "The mean interaction of two heads in nats, by the blocks they are in, over all models of a task. Red: they"
-        " stand in for each other. Blue: they work together."
+        f"The mean interaction of two heads{in_brackets(tables)}, by the blocks they are in, over all models of a task."
+        " Red: they stand in for each other. Blue: they work together."
     )
     return Plot("interactions", caption, figure)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from mhaprune.statistics import student_interval
-from mhaprune.tables import HEAD, INTERACTION, LABEL, LOSS_RISE, OTHER_HEAD, HeadName, Tables, named
+from mhaprune.tables import HEAD, INTERACTION, LABEL, LOSS_RISE, OTHER_HEAD, HeadName, Tables, in_unit, named
 
 LOW, HIGH = f"{INTERACTION}_low", f"{INTERACTION}_high"
 
@@ -26,7 +26,7 @@ def say(tables: Tables) -> Iterator[str]:
         for first, second, both in zip(named(rows), other_heads(rows), rows[LOSS_RISE], strict=True):
             yield (
                 f"{first.label} and {second.label} {what} most: alone they cost {alone[first]:.3f} and"
-                f" {alone[second]:.3f} nats, together {both:.3f}."
+                f" {alone[second]:.3f}{in_unit(tables)}, together {both:.3f}."
             )
     yield (
         f"Of {len(pairs)} pairs of heads, {len(above)} cost more together than the sum of both alone, so they stand in"
@@ -36,9 +36,10 @@ def say(tables: Tables) -> Iterator[str]:
     for scorer, rows in tables["together"].groupby("scorer", sort=False):
         half = rows[rows["heads_removed"] <= rows["heads_total"] / 2].iloc[-1]
         yield (
-            f"The {half['heads_removed']} heads that go first by {scorer} cost {half['expected_alone']:.3f} nats by the"
-            f" sum of what each costs alone, and {half[LOSS_RISE]:.3f} when all of them are gone; with the interactions"
-            f" of their pairs one expects {half['expected_pairs']:.3f}."
+            f"The {half['heads_removed']} heads that go first by {scorer} cost"
+            f" {half['expected_alone']:.3f}{in_unit(tables)} by the sum of what each costs alone, and"
+            f" {half[LOSS_RISE]:.3f} when all of them are gone; with the interactions of their pairs one expects"
+            f" {half['expected_pairs']:.3f}."
         )
 
 

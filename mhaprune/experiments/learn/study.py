@@ -15,8 +15,8 @@ from mhaprune.heads import HeadGrid
 from mhaprune.measure import measure
 from mhaprune.ranges import Within
 from mhaprune.reporting.plots import Figures
+from mhaprune.study import Study
 from mhaprune.tables import GATE, VALID_QUALITY
-from mhaprune.trained import Study
 
 ROUNDING = 1e-6
 """450 of 500 examples are 0.9, but a mean in float32 is a little less."""
@@ -38,13 +38,14 @@ class Learn(Experiment):
     target: Annotated[float | None, Within(0, 1)] = None
     """The exact match to reach. None takes that of the task, from which on it counts as learnt."""
 
+    needs_training: ClassVar[bool] = True
     figures: ClassVar[Figures] = (learning_curve,)
     figures_over_runs: ClassVar[Figures] = (learning_curves, time_to_accuracy, last_accuracy)
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
 
     def check(self, setup: Setup) -> None:
-        saved, model = setup.recipe.saved, setup.recipe.model
+        saved, model = setup.trained.saved, setup.trained.model
         if saved is None:
             return
         if saved.steps_since or len(saved.heads) < len(HeadGrid.full(model.blocks, model.num_heads)):
@@ -56,7 +57,7 @@ class Learn(Experiment):
             raise ValueError(f"model_file={saved.path}: has no seconds of its training, must be saved by this version")
 
     def __call__(self, study: Study) -> Findings:
-        target = study.task.learnt if self.target is None else self.target
+        target = study.trained.task.learnt if self.target is None else self.target
         size = {"parameters": study.subject.count_parameters()}
         accuracy = accuracy_columns(measure(study.subject, study.splits.report))
         gates = [name for name in study.history if name.startswith(GATE)]

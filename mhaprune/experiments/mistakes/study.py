@@ -27,8 +27,8 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.store import option_name
+from mhaprune.study import Study
 from mhaprune.tables import QUALITY, REFERENCE
-from mhaprune.trained import Study
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Mistakes(Experiment):
     """Whether to train a second model whose gates start otherwise, for the mistake `random_gate_init`. Without softmax
     gates there is no such mistake."""
 
+    needs_training: ClassVar[bool] = True
     figures: ClassVar[Figures] = (costs_by_budget, training_curve)
     figures_over_runs: ClassVar[Figures] = (compare_costs,)
     say = staticmethod(words.say)
@@ -65,23 +66,24 @@ class Mistakes(Experiment):
         with_a_choice(self.budgets, len(grid))
 
     def __call__(self, study: Study) -> Findings:
-        chosen = self._choose(study, study.subject, {"right": RIGHT, **GRADIENT_MISTAKES})
+        trained, network = study.trained, study.trained.network
+        chosen = self._choose(study, network, {"right": RIGHT, **GRADIENT_MISTAKES})
         costs = [cost_table(name, chosen.quality["right"], chosen.quality[name]) for name in GRADIENT_MISTAKES]
         rho = {name: chosen.spearman("right", name) for name in GRADIENT_MISTAKES}
         difference, tables = chosen.difference, dict[str, pd.DataFrame]()
-        if self.retrain and isinstance(study.gate, Softmax) and study.subject.learned_gates() is not None:
-            other: Any = "rand" if study.gate.init == "zeros" else "zeros"
-            retrained, tables["retraining"] = study.retrain(replace(study.gate, init=other))
+        if self.retrain and isinstance(trained.gate, Softmax) and network.learned_gates() is not None:
+            other: Any = "rand" if trained.gate.init == "zeros" else "zeros"
+            retrained, tables["retraining"] = trained.retrain(replace(trained.gate, init=other))
             gate_and_ablation = {"gate": Gate(), REFERENCE: Ablation()}
-            models = {study.gate.init: study.subject, other: retrained}
+            models = {trained.gate.init: network, other: retrained}
             right, wrong = (self._choose(study, models[start], gate_and_ablation) for start in ("zeros", "rand"))
             handicap = right.quality[REFERENCE] - wrong.quality[REFERENCE]
             costs.append(cost_table(RANDOM_GATES, right.quality["gate"], wrong.quality["gate"], handicap))
             rho[RANDOM_GATES] = wrong.spearman("gate", REFERENCE)
             difference = max(difference, right.difference, wrong.difference)
         pruning = pd.concat(costs, ignore_index=True)
-        tables |= {"mistakes": mistakes_table(pruning, rho), "mistake_pruning": pruning, "training": study.history}
-        checks = {"max_difference_masked_removed": difference, **proofs(study.subject, study.splits.report)}
+        tables |= {"mistakes": mistakes_table(pruning, rho), "mistake_pruning": pruning, **study.training_table}
+        checks = {"max_difference_masked_removed": difference, **proofs(network, study.splits.report)}
         return Findings(tables, checks)
 
     def _choose(self, study: Study, subject: Seq2Seq, scorers: Mapping[str, Scorer]) -> Chosen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,18 @@ from mhaprune.reporting.plots import (
     number,
     panels,
 )
-from mhaprune.tables import BLOCK, NOTHING, QUALITY, SITES, Tables, block_label, block_order, blocks_in, head_names
+from mhaprune.tables import (
+    BLOCK,
+    NOTHING,
+    QUALITY,
+    SITES,
+    Tables,
+    block_label,
+    block_order,
+    blocks_in,
+    head_names,
+    quality_name,
+)
 
 SIZES = "heads kept (every size that was measured)"
 
@@ -38,7 +50,7 @@ def recovery_curves(tables: Tables) -> Plot | None:
     columns = columns_of(len(names), 3)
     figure = Figure(figsize=(1 + 3.6 * columns, 1.0 + 3.0 * -(-len(names) // columns)))
     place = _places(table)
-    grid = panels(figure, len(names), columns, SIZES, "exact match", sharex=True, sharey=True)
+    grid = panels(figure, len(names), columns, SIZES, quality_name(tables), sharex=True, sharey=True)
     for axes, name in zip(grid, names, strict=True):
         if len(control):
             band = control.groupby("heads_kept")[QUALITY].agg(["min", "mean", "max"]).sort_index()
@@ -56,7 +68,7 @@ def recovery_curves(tables: Tables) -> Plot | None:
         axes.set(title=_title(name), ylim=(-0.03, 1.03), xticks=range(len(place)), xticklabels=list(place))
     legend_above(figure, grid[0])
     caption = (
-        "Exact match under greedy decoding on the report split against heads left, one panel for each"
+        f"{quality_name(tables).capitalize()} on the report split against heads left, one panel for each"
         " recovery; bars are 95 % intervals over examples."
     )
     if len(control):
@@ -84,6 +96,7 @@ def survivors(tables: Tables) -> Plot | None:
     blocks = {(head.site, head.layer) for kept in own["kept"] for head in head_names(kept)}
     if not blocks:
         return None
+    sites = list(dict.fromkeys([*SITES, *sorted(site for site, _ in blocks)]))  # ours keep their colours
     columns = columns_of(len(ways), 4)
     figure = Figure(figsize=(1.2 + 2.9 * columns, 1.0 + 2.6 * -(-len(ways) // columns)))
     grid = panels(figure, len(ways), columns, "heads kept", "heads in each block", sharex=True, sharey=True)
@@ -94,7 +107,8 @@ def survivors(tables: Tables) -> Plot | None:
             counts = np.array(
                 [sum(head[:2] == block for head in head_names(kept)) for kept in models["kept"]], dtype=float
             )
-            style: Any = {"color": _shade(*block), "edgecolor": "white", "linewidth": 0.5, "label": block_label(*block)}
+            style: Any = {"color": _shade(*block, sites), "edgecolor": "white", "linewidth": 0.5}
+            style |= {"label": block_label(*block)}
             axes.bar(x, counts, 0.85, bottom, **style)
             bottom += counts
         axes.set_title(way)
@@ -180,8 +194,8 @@ def compare_smallest(tables: Tables) -> Plot | None:
         axes.set(title=task, yticks=range(len(ways)), yticklabels=ways, ylim=(len(ways) - 0.4, -0.6))
         axes.set_xlim(0, runs["heads_total"].max() + 0.5)
     caption = (
-        "The fewest heads with which a model stays within the tolerance of its dense exact match on the choose split,"
-        " for each way of choosing and recovering; a mark per run, in the order of the runs."
+        f"The fewest heads with which a model stays within the tolerance of its dense {quality_name(tables)} on the"
+        " choose split, for each way of choosing and recovering; a mark per run, in the order of the runs."
     )
     return Plot("smallest", caption, figure)
 
@@ -207,7 +221,8 @@ def _places(table: pd.DataFrame) -> dict[int, int]:
     return {int(kept): i for i, kept in enumerate(sorted(table["heads_kept"].unique(), reverse=True))}
 
 
-def _shade(site: str, layer: int) -> tuple[float, ...]:
+def _shade(site: str, layer: int, sites: Sequence[str]) -> tuple[float, ...]:
     """The colour of a site, lighter from layer to layer."""
     share = 0.75**layer
-    return tuple(1 - share * (1 - channel) for channel in to_rgb(COLOURS[list(SITES).index(site)]))
+    colour = COLOURS[sites.index(site) % len(COLOURS)]
+    return tuple(1 - share * (1 - channel) for channel in to_rgb(colour))

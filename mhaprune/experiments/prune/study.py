@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pandas as pd
 
 from mhaprune.cache import Make
-from mhaprune.data import Examples
+from mhaprune.data import Data
 from mhaprune.evaluation import by_group, groups_of
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance
 from mhaprune.experiments.can_go import within_tolerance
@@ -24,11 +24,10 @@ from mhaprune.experiments.prune.figures import (
     survivors,
 )
 from mhaprune.experiments.prune.trials import Trial, Trials
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.costs import Costs, no_memory
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import proofs, time_removed
-from mhaprune.recoveries.base import Lesson, left_digest
+from mhaprune.recoveries.base import left_digest
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import training_curve
 from mhaprune.schedules.base import Schedule, Stepwise
@@ -44,8 +43,9 @@ from mhaprune.schedules.budgets import (
 )
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.scoring import Scoring
+from mhaprune.study import Study
+from mhaprune.subject import Subject
 from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_QUALITY, ENDS, NOTHING, QUALITY, SURE
-from mhaprune.trained import Study
 
 WAY = ["schedule", "scorer", "recovery"]
 
@@ -88,9 +88,9 @@ class Prune(WithinTolerance):
             counts, texts = in_heads(self.budgets, len(grid))
             heads_to_remove(counts, len(grid), len(schedule.smallest(grid).removed))
             if counted_texts := [text for text in texts if unit_of(text) in COUNTED_UNITS]:
-                untrained, report = setup.recipe.untrained(), setup.recipe.splits.report
-                costs = Costs(untrained, report.few(), report[:1], 1, no_memory)
-                resolve(counted_texts, schedule.smallest(untrained.grid), costs)
+                sketch, report = setup.source.sketch(), setup.source.splits.report
+                costs = Costs(sketch, report.few(), report[:1], 1, no_memory)
+                resolve(counted_texts, schedule.smallest(sketch.grid), costs)
 
     def __call__(self, study: Study) -> Findings:
         subject, splits = study.subject, study.splits
@@ -101,8 +101,7 @@ class Prune(WithinTolerance):
         kept = [{budget.heads_kept(subject.grid) for budget in resolved} for resolved in budgets.values()]
         rounds = max(len(sizes - {len(subject.grid)}) for sizes in kept)
         steps = [each.extra_steps * (rounds if each.between else 1) for each in study.recoveries.values()]
-        extra_steps = study.steps_since + max(steps, default=0)
-        lesson = Lesson(subject, study.training, splits, study.seed, extra_steps)
+        lesson = study.lesson(max(steps, default=0))
         trials = Trials(lesson, study.recoveries, study.remember)
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
         found: list[Trial] = []
@@ -120,19 +119,19 @@ class Prune(WithinTolerance):
         table = pd.DataFrame([trial.columns for trial in found])
         latency = latency_table(subject, found, batch, self.latency_rounds)
         smallest = smallest_table(table, latency, self.tolerance)
-        groups = groups_of(study.task, splits.report)
         tables = {
             "smallest": smallest,
             "recovery": table,
             "order": pd.DataFrame(order),
-            "groups": pd.concat([_by_group(trial, groups) for trial in found], ignore_index=True),
+            **group_table(study, found),
             "latency": latency,
             "costs": costs.table(),
             "recovery_training": pd.concat(trials.histories) if trials.histories else pd.DataFrame(),
-            "training": study.history,
+            **study.training_table,
         }
         checks = {"max_difference_masked_removed": trials.worst, **proofs(subject, splits.report)}
-        files = {f"models/{name}.pt": study.save(model, steps) for name, model, steps in _to_save(found, smallest)}
+        saved = [study.saved(f"models/{name}", model, steps) for name, model, steps in _to_save(found, smallest)]
+        files = {name: content for files in saved for name, content in files.items()}
         return Findings({name: frame for name, frame in tables.items() if len(frame)}, checks, files)
 
 
@@ -153,7 +152,7 @@ def first_plans(
         yield from plans_of(choices(scoring, told, schedule, budgets, name, draws=1))
 
 
-def choose_next(study: Study, scorer: str, name: str, left: Seq2Seq, budget: Budget) -> Plan:
+def choose_next(study: Study, scorer: str, name: str, left: Subject, budget: Budget) -> Plan:
     """The next heads to remove from a smaller model by the schedule of that name, scored again on that model."""
 
     def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
@@ -190,7 +189,7 @@ def removal_order(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     return rows
 
 
-def latency_table(subject: Seq2Seq, found: Sequence[Trial], batch: Examples, rounds: int) -> pd.DataFrame:
+def latency_table(subject: Subject, found: Sequence[Trial], batch: Data, rounds: int) -> pd.DataFrame:
     """One row per set of removed heads, whatever the recovery, then the dense model twice."""
     plans = list({trial.plan.mask: trial.plan for trial in found}.values())
     rows = time_removed(subject, plans, batch, rounds)
@@ -247,12 +246,20 @@ def _choice(trial: Trial) -> tuple[float, float]:
     return trial.columns[CHOOSE_QUALITY], -trial.columns["choose_loss"]
 
 
+def group_table(study: Study, found: Sequence[Trial]) -> dict[str, pd.DataFrame]:
+    """The table `groups`: exact match on every kind of example, for a task that has kinds."""
+    if study.origin is None:
+        return {}
+    groups = groups_of(study.origin.task, study.origin.splits.report)
+    return {"groups": pd.concat([_by_group(trial, groups) for trial in found], ignore_index=True)}
+
+
 def _by_group(trial: Trial, groups: Sequence[str]) -> pd.DataFrame:
     kept = len(trial.plan.mask.kept)
     return by_group(trial.reported, groups).assign(**trial.way._asdict(), heads_kept=kept)
 
 
-def _to_save(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[str, Seq2Seq, int]]:
+def _to_save(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[str, Subject, int]]:
     """For every row that has lost heads: a file name, the model, and its number of training steps after pruning."""
     models = {(*trial.way[:3], trial.plan.budget): trial for trial in found if not trial.columns["control"]}
     for row in smallest[(smallest["heads_removed"] > 0) & ~smallest["control"]].to_dict("records"):

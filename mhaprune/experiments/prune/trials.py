@@ -13,12 +13,11 @@ from mhaprune.cache import Remember
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import Plan, plan_columns
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.recoveries.base import Lesson, Recovery, recover
 from mhaprune.schedules.budgets import Budget
-from mhaprune.subject import Outcome
+from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import NOTHING, join_names
 
 
@@ -40,7 +39,7 @@ class Trial(NamedTuple):
 
     plan: Plan
     way: Way
-    model: Seq2Seq
+    model: Subject
     columns: dict[str, Any]
     reported: Outcome
 
@@ -80,11 +79,12 @@ class Trials:
                 yield known._replace(plan=plan, way=way, columns=known.columns | _identity(plan, way))
 
     def between(
-        self, name: str, choose: Callable[[Seq2Seq, Budget], Plan], budgets: Sequence[Budget]
+        self, name: str, choose: Callable[[Subject, Budget], Plan], budgets: Sequence[Budget]
     ) -> Iterator[Trial]:
         """Prune budget by budget: `choose` returns the next heads to remove from the current model, which then
         recovers."""
-        dense, left, steps = self.lesson.dense, self.lesson.dense, 0
+        dense, steps = self.lesson.dense, 0
+        left: Subject = dense
         last: Trial | None = None
         for budget in tqdm(budgets, f"{name}, budget by budget", disable=None, leave=False):
             plan = choose(left, budget)
@@ -108,14 +108,14 @@ class Trials:
 
     def controls(self, best: Sequence[Trial]) -> Iterator[Trial]:
         """The shapes of these models, trained by the control recoveries, which keep no weights."""
-        steps = self.lesson.training.steps + self.lesson.extra_steps
-        for name, recovery in self.recoveries.items():
-            work = [(trial, draw) for trial in best for draw in range(recovery.draws)] if recovery.control else []
+        for name in (name for name, recovery in self.recoveries.items() if recovery.control):
+            steps = self.lesson.training.steps + self.lesson.extra_steps
+            work = [(trial, draw) for trial in best for draw in range(self.recoveries[name].draws)]
             for trial, draw in tqdm(work, name, disable=None, leave=False):
                 left = self.lesson.dense.without(trial.plan.mask)
                 yield self._recovered(trial.plan, name, left, draw, steps)
 
-    def _recovered(self, plan: Plan, name: str, left: Seq2Seq, draw: int, steps: int) -> Trial:
+    def _recovered(self, plan: Plan, name: str, left: Subject, draw: int, steps: int) -> Trial:
         splits, note, way = self.lesson.splits, "", Way(plan.schedule, plan.scorer, name, draw)
         if name != NOTHING:
             left, history, note = recover(self.recoveries[name], self.lesson, left, draw, self.remember)

@@ -11,7 +11,17 @@ import pandas as pd
 from mhaprune.experiments.can_go import sure_count, what_is_sure
 from mhaprune.reporting.sentences import if_noise
 from mhaprune.reporting.verdict import Verdict
-from mhaprune.tables import CHOOSE_QUALITY, HEAD, NOTHING, QUALITY, Tables, block_order, head_names
+from mhaprune.tables import (
+    CHOOSE_QUALITY,
+    HEAD,
+    NOTHING,
+    QUALITY,
+    Tables,
+    block_order,
+    head_names,
+    quality_name,
+    timed_name,
+)
 
 
 def say(tables: Tables) -> Iterator[str]:
@@ -22,17 +32,17 @@ def say(tables: Tables) -> Iterator[str]:
 
 def _headline(tables: Tables) -> str:
     """The fewest heads of any way, beside the control of that size."""
-    best = _best(tables["smallest"])
+    best, quality = _best(tables["smallest"]), quality_name(tables)
     total, dense = int(best["heads_total"]), best["dense_quality"]
     if best["heads_removed"] == 0:
         return (
-            f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense:.3f} exact match,"
+            f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense:.3f} {quality},"
             " however they are chosen and whatever is done afterwards."
         )
     kept = int(best["heads_kept"])
     line = (
-        f"{kept} of {total} heads {'is' if kept == 1 else 'are'} enough{_surely(best)} for {best[QUALITY]:.3f} exact"
-        f" match ({dense:.3f} with all), chosen by {_way(best)}{_trained(best)}"
+        f"{kept} of {total} heads {'is' if kept == 1 else 'are'} enough{_surely(best)} for {best[QUALITY]:.3f}"
+        f" {quality} ({dense:.3f} with all), chosen by {_way(best)}{_trained(best)}"
     )
     if best["control_draws"]:
         line += (
@@ -43,7 +53,7 @@ def _headline(tables: Tables) -> str:
             draws = int(best["control_draws"])
             line += f" ({best['control_least']:.3f} to {best['control_most']:.3f}, {draws} of them)"
     return (
-        f"{line}; greedy decoding is then {best['speedup']:.2f}× as fast"
+        f"{line}; {timed_name(tables)} is then {best['speedup']:.2f}× as fast"
         f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f}{if_noise(best, tables)})."
     )
 
@@ -58,9 +68,12 @@ def _details(tables: Tables) -> Iterator[str]:
     for _, rows in smallest.groupby("recovery", sort=False):
         row = fewest_heads(rows)
         parts.append(f"{int(row['heads_kept'])}{_surely(row)} {_after(row)} (at {row[QUALITY]:.3f}, {_way(row)})")
-    yield f"The fewest heads within {best['tolerance']:g} of exact match on the choose split: {', '.join(parts)}."
+    yield (
+        f"The fewest heads within {best['tolerance']:g} of {quality_name(tables)} on the choose split:"
+        f" {', '.join(parts)}."
+    )
     if sure_count(best) is not None:
-        yield what_is_sure(best["tolerance"])
+        yield what_is_sure(best["tolerance"], quality_name(tables))
     for (name, note), rows in noted.groupby(["recovery", "note"], sort=False):
         yield f"{name} failed for {len(rows)} of the models ({note})."
 
@@ -73,7 +86,8 @@ def head_map(tables: Tables) -> Verdict:
     order = sorted(stays, key=lambda name: (*block_order(name.site, name.layer), name.head))
     heads = pd.DataFrame(order, columns=HEAD).assign(score=nan, name="", stays=[stays[name] for name in order])
     title = (
-        f"{int(best['heads_kept'])} of {len(heads)} heads are enough{_surely(best)}: {best[QUALITY]:.2f} exact match"
+        f"{int(best['heads_kept'])} of {len(heads)} heads are enough{_surely(best)}: {best[QUALITY]:.2f}"
+        f" {quality_name(tables)}"
     )
     if best["recovery"] != NOTHING and not (isinstance(best["note"], str) and best["note"]):
         title += f" after {best['recovery']}"

@@ -19,7 +19,7 @@ from mhaprune.reporting.plots import (
     line_style,
     panels,
 )
-from mhaprune.tables import QUALITY, Tables, candidates
+from mhaprune.tables import QUALITY, Tables, candidates, quality_name, timed_name
 
 WHAT_LABELS = {"encoder": "encoder", "decoder": "decoder, KV cache", "both": "encoder and decoder"}
 PART_COLOURS = {"attention": COLOURS[0], "feed_forward": COLOURS[5], "rest": CONTROL_COLOUR}
@@ -80,7 +80,8 @@ def accuracy_milliseconds(tables: Tables) -> Plot | None:
     batches, names = list(tradeoff["batch_size"].unique()), candidates(tables.get("pruning", tradeoff))
     columns = columns_of(len(batches), 2)
     figure = Figure(figsize=(0.8 + 4.4 * columns, 0.7 + 3.5 * -(-len(batches) // columns)))
-    grid = panels(figure, len(batches), columns, "milliseconds of a greedy decoding", "exact match", sharey=True)
+    names_of_axes = f"milliseconds of {timed_name(tables)}", quality_name(tables)
+    grid = panels(figure, len(batches), columns, *names_of_axes, sharey=True)
     fronts = []
     for axes, batch_size in zip(grid, batches, strict=True):
         models = tradeoff[tradeoff["batch_size"] == batch_size]
@@ -106,9 +107,9 @@ def accuracy_milliseconds(tables: Tables) -> Plot | None:
         for text in axes.texts:
             text.set_bbox({"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.5})
     caption = (
-        "Exact match of the trained model on the report split against the time of one greedy decoding with a KV cache,"
-        " heads really removed. Rings and line are the Pareto front as the choose split has it, with the number of"
-        " heads removed; bars are quartiles of the ratio to the dense model, round by round."
+        f"{quality_name(tables).capitalize()} of the model on the report split against the time of"
+        f" {timed_name(tables)}, heads really removed. Rings and line are the Pareto front as the choose split has it,"
+        " with the number of heads removed; bars are quartiles of the ratio to the dense model, round by round."
     )
     return Plot("tradeoff", caption, figure)
 

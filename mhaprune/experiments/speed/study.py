@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
 from tqdm import tqdm
@@ -18,16 +19,18 @@ from mhaprune.experiments.speed.matchup import PRECISIONS, Matchup
 from mhaprune.experiments.speed.workloads import Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
 from mhaprune.model.network import Transformer
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.removal import proofs, prune, time_removed
 from mhaprune.ranges import Ge, Sizes, Within
 from mhaprune.reporting.plots import Figures
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.scoring import Scoring
+from mhaprune.study import Study, Trained
+from mhaprune.subject import Subject
 from mhaprune.tables import CHOOSE_QUALITY, DENSE_AGAIN, QUARTILES
 from mhaprune.timing import device_name
-from mhaprune.trained import Study
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Speed(Experiment):
     model, the same again (A/A), one with heads removed, and one built without them.
 
     The trained model shows what that is worth. Its heads go as the schedule and the scorers choose, and `tradeoff`
-    holds exact match beside the milliseconds of a greedy decoding, both in `dtype` and not compiled.
+    holds exact match beside the milliseconds of a greedy decoding, both in `dtype` and not compiled. Of a model that
+    others made there is only that: its quality beside the milliseconds of a forward pass.
     """
 
     d_models: Sizes = (64, 256, 512)
@@ -74,6 +78,9 @@ class Speed(Experiment):
         heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
         if not scorers and schedule.scoring != "none":
             raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
+        if setup.recipe is None:
+            log.warning("a model that others made is timed as it is, so experiment.d_models and lengths are left out")
+            return
         # A pruned model has lost heads, but each head keeps its number.
         self._check_widths(setup.recipe.model, max((head.head + 1 for head in grid), default=1))
 
@@ -85,37 +92,43 @@ class Speed(Experiment):
                 raise ValueError(f"experiment.d_models={d_model}: must be {allowed}")
 
     def __call__(self, study: Study) -> Findings:
-        subject, device = study.subject, study.splits.report.device
-        self._check_widths(subject.config, subject.config.num_heads)
-        full = HeadGrid.full(subject.config.blocks, subject.config.num_heads)
+        timed_on = {"device": device_name(study.subject.device), "dtype": self.dtype}
+        sizes = {} if study.origin is None else self.sizes(study.trained, timed_on)
+        pruning, tradeoff, difference = self.trained(study)
+        tables = {
+            **sizes,
+            "tradeoff": tradeoff.assign(**timed_on, compiled=False),
+            "pruning": pruning,
+            **study.training_table,
+        }
+        checks = {"max_difference_masked_removed": difference, **proofs(study.subject, study.splits.report)}
+        return Findings(tables, checks)
+
+    def sizes(self, trained: Trained, timed_on: Mapping[str, str]) -> dict[str, pd.DataFrame]:
+        """Tables `sizes`, `speed` and `parts`, of fresh models."""
+        config, device = trained.network.config, trained.network.device
+        self._check_widths(config, config.num_heads)
+        full = HeadGrid.full(config.blocks, config.num_heads)
         masks = [evenly(full, count) for count in heads_to_remove(self.shares, len(full))]
         longest = max(*self.source_lengths, *self.target_lengths)
-        workloads = list(self.workloads(subject.config))
+        workloads = list(self.workloads(config))
         speed, parts = [], []
         with tqdm(total=len(self.d_models) * len(workloads), desc="sizes", disable=None) as progress:
             for d_model in self.d_models:
-                whole = scaled(subject.config, d_model, longest)
+                whole = scaled(config, d_model, longest)
                 for shape in dict.fromkeys(work.shape(whole) for work in workloads):
-                    matchup = Matchup(shape, len(study.task.vocabulary), masks, device, self.dtype, self.compile)
+                    matchup = Matchup(shape, len(trained.task.vocabulary), masks, device, self.dtype, self.compile)
                     for work in workloads:
                         if work.shape(whole) == shape:
                             speed.append(matchup.speed(work, self.rounds))
                             parts.append(matchup.parts(work, self.rounds))
                             progress.update()
-        pruning, tradeoff, difference = self.trained(study, subject)
-        timed_on = {"device": device_name(device), "dtype": self.dtype}
         table = pd.concat(speed, ignore_index=True).assign(**timed_on, compiled=self.compile)
-        return Findings(
-            {
-                "sizes": half_and_sixth(table),
-                "speed": table,
-                "parts": pd.concat(parts, ignore_index=True).assign(**timed_on, compiled=False),
-                "tradeoff": tradeoff.assign(**timed_on, compiled=False),
-                "pruning": pruning,
-                "training": study.history,
-            },
-            {"max_difference_masked_removed": difference, **proofs(subject, study.splits.report)},
-        )
+        return {
+            "sizes": half_and_sixth(table),
+            "speed": table,
+            "parts": pd.concat(parts, ignore_index=True).assign(**timed_on, compiled=False),
+        }
 
     def workloads(self, shape: Transformer) -> Iterator[Workload]:
         """Encoder and decoder apart and both together; without encoder layers the decoder is all there is."""
@@ -127,13 +140,15 @@ class Speed(Experiment):
                 if shape.num_encoder_layers:
                     yield Workload("both", batch_size, source_length, target_length)
 
-    def trained(self, study: Study, subject: Seq2Seq) -> tuple[pd.DataFrame, pd.DataFrame, float]:
+    def trained(self, study: Study) -> tuple[pd.DataFrame, pd.DataFrame, float]:
         """The accuracy of the trained model after every plan, the same beside its latency, and the largest difference
         of the proof."""
+        subject = study.subject
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
         budgets = removing(heads_to_remove(self.budgets, len(subject.grid)), subject.grid)
         plans = plans_of(choices(scoring, study.scorers, the_one(study.schedules), budgets))
-        cast = copy.deepcopy(subject).to(PRECISIONS[self.dtype])
+        ours: Any = copy.deepcopy(subject)
+        cast: Subject = ours.to(PRECISIONS[self.dtype])
         pruning, _, difference = prune(cast, plans, study.splits)
         report, first = study.splits.report, [plan for plan in plans if plan.draw == 0]
         parts = []

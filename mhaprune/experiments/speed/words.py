@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from mhaprune.tables import CHOOSE_QUALITY, QUALITY, Tables
+from mhaprune.tables import CHOOSE_QUALITY, QUALITY, Tables, quality_name
 
 WHAT = {
     "encoder": "the encoder",
@@ -17,8 +17,11 @@ WHAT = {
 
 def say(tables: Tables) -> Iterator[str]:
     """What removal brings at which size, against which limits, and what the trained model can afford."""
-    yield _headline(tables["sizes"])
+    if "sizes" in tables:
+        yield _headline(tables["sizes"])
     yield from _details(tables)
+    for _, rows in tables["tradeoff"].groupby("batch_size", sort=False) if "tradeoff" in tables else ():
+        yield _tradeoff(rows, tables)
 
 
 def _headline(sizes: pd.DataFrame) -> str:
@@ -37,7 +40,7 @@ def _headline(sizes: pd.DataFrame) -> str:
 
 
 def _details(tables: Tables) -> list[str]:
-    """Removal against the built limit, the most that heads can bring, and what the trained model can afford."""
+    """Removal against the built limit, and the most that heads can bring."""
     if "speed" not in tables:
         return []
     speed, lines = tables["speed"], []
@@ -57,20 +60,20 @@ def _details(tables: Tables) -> list[str]:
             f" make that at most {_range(rows['at_most'], 1)} times as fast, except where it makes the encoder"
             " superfluous."
         )
-    return lines + [_tradeoff(rows) for _, rows in tables["tradeoff"].groupby("batch_size", sort=False)]
+    return lines
 
 
-def _tradeoff(rows: pd.DataFrame) -> str:
+def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
     """The fastest that costs at most a point on the choose split. It is taken by its lower quartile: the best of many
     medians is the luckiest."""
-    dense = rows[rows["heads_removed"] == 0].iloc[0]
+    dense, quality = rows[rows["heads_removed"] == 0].iloc[0], quality_name(tables)
     good = rows[rows[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - 0.01]
     best = good.loc[good["speedup_q1"].idxmax()]
     return (
-        f"Of the trained model at batch {int(best['batch_size'])}, within 0.01 of exact match on the choose split, the"
+        f"Of the trained model at batch {int(best['batch_size'])}, within 0.01 of {quality} on the choose split, the"
         f" fastest has {int(best['heads_removed'])} of {int(best['heads_total'])} heads removed by {best['scorer']}:"
         f" {best['latency_ms']:.3g} ms instead of {dense['latency_ms']:.3g}, {best['speedup']:.2f}× as fast"
-        f" ({_quartiles(best, 'speedup')}), at {best[QUALITY]:.3f} exact match"
+        f" ({_quartiles(best, 'speedup')}), at {best[QUALITY]:.3f} {quality}"
         f" ({dense[QUALITY]:.3f} with all)."
     )
 

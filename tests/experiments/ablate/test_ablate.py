@@ -17,7 +17,7 @@ from mhaprune.measure import measure
 from mhaprune.recoveries.base import Lesson
 from mhaprune.recoveries.refit import Refit
 from mhaprune.statistics import paired_interval
-from mhaprune.trained import Study
+from mhaprune.study import Study
 from tiny import small
 
 SETTINGS = (*LEARNT, *small("experiment", "ablate"), "scorer=[gate,ablation,random]", "scorer.random.draws=3")
@@ -49,7 +49,7 @@ def test_the_recovered_models_are_those_of_the_scorer_that_goes_furthest(
     same = ["heads_removed", "removed", "parameters", "flops", "speedup"]
     pd.testing.assert_frame_equal(recovered[same], own[same].reset_index(drop=True))
     assert set(recovered) - set(pruning) == {"recovery", "note"}
-    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
     assert (recovered["heads_removed"] > 0).any()
     for row in recovered.to_dict("records"):
         left = study.subject.without(HeadMask(study.subject.grid, frozenset(map(HeadId.parse, row["removed"].split()))))
@@ -80,7 +80,7 @@ def test_what_is_lost_on_the_choose_split_has_its_paired_interval(
 ) -> None:
     table = tables[name]
     whole = measure(study.subject, study.splits.choose).quality.numpy()
-    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
     first = table[table["draw"] == 0]
     assert first["choose_drop"].nunique() > 2
     for row in first.to_dict("records"):

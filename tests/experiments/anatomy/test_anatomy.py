@@ -39,7 +39,7 @@ def test_the_call_that_is_followed_is_that_of_the_head(run: Run, head: str) -> N
     one = replace(run, experiment=Anatomy(head=head))
     tables = one.experiment(study).tables
     name = HeadId.parse(head)
-    source = torch.tensor([study.task.vocabulary.encode("312")])
+    source = torch.tensor([study.trained.task.vocabulary.encode("312")])
     answer = model.decode_greedily(source, model.config.max_length, stop=True)
     batch = Examples(source, answer[:, answer[0] != 0])
     values = tables["values"].set_index("step")

@@ -73,7 +73,7 @@ def test_heads_are_scored_and_watched_on_the_score_split_and_broken_on_the_repor
     run: Run, tables: Tables
 ) -> None:
     study = run.study()
-    model, splits, task = study.subject, study.splits, study.task
+    model, splits, task = study.subject, study.splits, study.trained.task
     scores = tables["heads"].set_index("scorer")["score"]
     for name, scorer in study.scorers.items():
         np.testing.assert_allclose(scores[name], scorer(model, splits.score, study.seed).values[0].detach(), atol=1e-6)
@@ -116,16 +116,16 @@ def test_an_answer_that_begins_with_padding_or_never_ends(run: Run) -> None:
     for token, count in ((0, 64), (3, 64), (2, 1)):
         with torch.no_grad():
             study.subject.output.bias.zero_()[token] = 1e4
-        shown = show(study.subject, study.task, ["3", "1"], None)
+        shown = show(study.subject, study.trained.task, ["3", "1"], None)
         assert shown.batch.target.shape == (1, count)
-        assert len(attention_table(study.subject, study.task, [shown], list(study.subject.grid)))
-        table = examples_table([shown], study.splits.train)
+        assert len(attention_table(study.subject, study.trained.task, [shown], list(study.subject.grid)))
+        table = examples_table([shown], study.trained.splits.train)
         assert table["ended"].item() == (token == 2)
 
 
 def test_attention_is_that_of_the_model_on_its_own_answer(run: Run, tables: Tables) -> None:
     study = run.study()
-    model, vocabulary = study.subject, study.task.vocabulary
+    model, vocabulary = study.subject, study.trained.task.vocabulary
     source = torch.tensor([vocabulary.encode("312")])
     answer = model.decode_greedily(source, 20, stop=True)
     answer = answer[:, answer[0] != 0]
@@ -193,7 +193,7 @@ def test_removed_heads_are_grey_and_say_so(run: Run, cache: Path, tmp_path: Path
         head for head in study.subject.grid if str(head) in ("encoder_self.0.1", "decoder_self.0.0", "decoder_self.0.1")
     ]
     path = tmp_path / "model.pt"
-    path.write_bytes(study.save(study.subject.without(HeadMask(study.subject.grid, frozenset(gone)))))
+    path.write_bytes(study.trained.save(study.subject.without(HeadMask(study.subject.grid, frozenset(gone)))))
     tables = explained(tmp_path, f"model_file={path}", f"cache={cache}", "scorer=[ablation]", "example=2 1")
     looks = tables["looks"].set_index(["site", "head"])
     assert looks["removed"].sum() == 3
@@ -250,7 +250,7 @@ def test_examples_of_the_split_are_shown_with_what_is_right(run: Run) -> None:
     examples = chosen.experiment(study).tables["examples"]
     for row, number in zip(examples.itertuples(), (4, 0), strict=True):
         source, target = (getattr(study.splits.report, part)[number].tolist() for part in ("source", "target"))
-        assert study.task.show(source, target) == f"{row.source} -> {row.right_answer}"
+        assert study.trained.task.show(source, target) == f"{row.source} -> {row.right_answer}"
         assert row.correct == (row.answer == row.right_answer)
 
 
@@ -279,10 +279,10 @@ def test_a_model_from_a_file_is_retrained_from_the_seed_it_was_trained_with(
     assert isinstance(run.gate, Softmax)
     other, path = replace(run.gate, init="rand"), tmp_path / "model.pt"
     for seed in (5, 6):  # saved again by a run of yet another seed
-        path.write_bytes(run.study().save(run.study().subject))
+        path.write_bytes(run.study().trained.save(run.study().trained.network))
         run = build(compose("experiment=explain", f"model_file={path}", f"cache={cache}", f"seed={seed}"))
-    again, _ = run.study().retrain(other)
-    once, _ = replace(run, model_file=None, seed=0).study().retrain(other)
+    again, _ = run.study().trained.retrain(other)
+    once, _ = replace(run, model_file=None, seed=0).study().trained.retrain(other)
     assert weights_digest(again) == weights_digest(once)
 
 

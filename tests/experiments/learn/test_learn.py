@@ -79,7 +79,7 @@ def test_a_run_tells_what_its_training_has_left(run: Run) -> None:
     expected = ["step", "seconds", "loss", "valid_loss", "valid_token_accuracy", "valid_quality"]
     assert list(learning) == expected
     pd.testing.assert_frame_equal(learning, study.history[expected])
-    assert reached["target"] == study.task.learnt == 0.99
+    assert reached["target"] == study.trained.task.learnt == 0.99
     assert reached["parameters"] == study.subject.count_parameters()
     outcome = measure(study.subject, study.splits.report)
     assert reached["quality"] == pytest.approx(float(outcome.quality.mean()))
@@ -91,7 +91,7 @@ def test_a_model_from_the_cache_or_a_file_brings_its_seconds(run: Run, cache: Pa
     table = run.experiment(study).tables["reached"]
     pd.testing.assert_frame_equal(run.experiment(run.study()).tables["reached"], table)
     path = cache.parent / "whole.pt"
-    path.write_bytes(study.save(study.subject))
+    path.write_bytes(study.trained.save(study.subject))
     again = build(compose("experiment=learn", f"model_file={path}", f"cache={cache}"))
     pd.testing.assert_frame_equal(again.experiment(again.study()).tables["reached"], table)
 
@@ -109,10 +109,10 @@ def test_the_history_of_a_file_must_be_that_of_its_model(run: Run, cache: Path) 
     study = run.study()
     pruned = study.subject.without(HeadMask(study.subject.grid).without(study.subject.grid.heads[0]))
     old = study.history.drop(columns="seconds").to_dict("records")
-    settings = torch.load(io.BytesIO(study.save(study.subject)), weights_only=True)["settings"]
+    settings = torch.load(io.BytesIO(study.trained.save(study.subject)), weights_only=True)["settings"]
     for name, content, message in (
-        ("pruned", study.save(pruned), "was pruned or trained again since its training"),
-        ("tuned", study.save(study.subject, steps=3), "was pruned or trained again since its training"),
+        ("pruned", study.trained.save(pruned), "was pruned or trained again since its training"),
+        ("tuned", study.trained.save(study.subject, steps=3), "was pruned or trained again since its training"),
         ("old", to_bytes(study.subject, settings, old, {}), "has no seconds of its training"),
     ):
         path = cache.parent / f"{name}.pt"

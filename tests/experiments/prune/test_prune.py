@@ -37,8 +37,8 @@ from mhaprune.scorers.scoring import Scoring
 from mhaprune.scorers.subset import Subset
 from mhaprune.statistics import paired_interval
 from mhaprune.store import RunFolder, read_status
+from mhaprune.study import Study
 from mhaprune.subject import Answered
-from mhaprune.trained import Study
 
 FEW_ROUNDS = ("experiment.latency_rounds=2", "experiment.latency_batch=4")
 CLOCK = ("seconds", "latency_ms", "speedup", "speedup_q1", "speedup_q3")
@@ -118,9 +118,9 @@ def test_fine_tuning_is_training_that_goes_on(tables: Mapping[str, pd.DataFrame]
     row = one(tables["recovery"], schedule="greedy", recovery="fine_tune", heads_kept=2)
     left = study.subject.without(mask_of(study, row["removed"]))
     before = copy.deepcopy(left.state_dict())
-    recipe = replace(study.training, steps=30, learning_rate=1e-3, warmup_steps=3)
+    recipe = replace(study.trained.training, steps=30, learning_rate=1e-3, warmup_steps=3)
     torch.manual_seed(study.seed)
-    recipe(left, study.splits.train, study.splits.valid, None, study.seed)
+    recipe(left, study.trained.splits.train, study.trained.splits.valid, None, study.seed)
     assert any(not torch.equal(value, before[name]) for name, value in left.state_dict().items())
     assert row["quality"] == pytest.approx(exact(left, study.splits.report))
     assert row["loss"] == pytest.approx(float(measure(left, study.splits.report).loss.double().mean()))
@@ -135,7 +135,7 @@ def test_a_refit_is_closer_to_the_dense_model_and_no_training(tables: Mapping[st
     assert (fewer["refit"] < fewer["nothing"]).all()
     row = one(table, schedule="greedy", recovery="refit", heads_kept=3)
     assert row["steps"] == 0
-    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
     left = study.subject.without(mask_of(study, row["removed"]))
     twin, _ = Refit()(lesson, left, 0, None, lambda state: None)
     assert row["loss"] == pytest.approx(float(measure(twin, study.splits.report).loss.double().mean()), rel=1e-6)
@@ -145,14 +145,14 @@ def test_between_budgets_the_trained_model_chooses_what_goes_next(
     tables: Mapping[str, pd.DataFrame], study: Study
 ) -> None:
     left, gone = study.subject, 0
-    recipe = replace(study.training, steps=20, learning_rate=1e-3, warmup_steps=2)
+    recipe = replace(study.trained.training, steps=20, learning_rate=1e-3, warmup_steps=2)
     for kept, steps in ((5, 20), (3, 40), (2, 60)):
         scores = Ablation()(left, study.splits.score, study.seed).values[0]
         lowest = scores.argsort(stable=True)[: 6 - kept - gone].tolist()
         left = left.without(HeadMask(left.grid, frozenset(left.grid.heads[n] for n in lowest)))
         gone = 6 - kept
         torch.manual_seed(study.seed)
-        recipe(left, study.splits.train, study.splits.valid, None, study.seed)
+        recipe(left, study.trained.splits.train, study.trained.splits.valid, None, study.seed)
         row = one(tables["recovery"], schedule="one_shot", recovery="fine_tune_between", heads_kept=kept)
         assert row["kept"].split() == [str(head) for head in left.grid]
         assert row["steps"] == steps
@@ -171,10 +171,10 @@ def test_the_control_has_the_shape_of_the_best_and_nothing_else_of_it(
         )
         assert set(rows["removed"]) == {best.iloc[0]["removed"]}
         assert list(rows["draw"]) == [0, 1]
-        assert set(rows["steps"]) == {study.training.steps + 3 * 20}, "as long as the longest"
+        assert set(rows["steps"]) == {study.trained.training.steps + 3 * 20}, "as long as the longest"
     row = one(control, heads_kept=3, draw=1)
     left = study.subject.without(mask_of(study, row["removed"]))
-    lesson = Lesson(study.subject, study.training, study.splits, study.seed, 3 * 20)
+    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed, 3 * 20)
     twins = [FromScratch()(lesson, left, draw, None, lambda state: None)[0] for draw in (0, 1)]
     assert exact(twins[1], study.splits.report) == pytest.approx(row["quality"])
     assert twins[1].grid.sizes == left.grid.sizes
@@ -277,7 +277,7 @@ def test_what_was_trained_before_counts_for_the_control(study: Study, folder: Pa
     with RunFolder(tmp_path / "run").recorded() as recorded:
         build(compose(*settings, *small, f"cache={tmp_path / 'cache'}"))(recorded)
     control = tables_of(tmp_path / "run")["recovery"].query("control")
-    assert list(control["steps"]) == [study.training.steps + 30 + 4]
+    assert list(control["steps"]) == [study.trained.training.steps + 30 + 4]
 
 
 def test_a_control_that_diverged_is_not_taken_for_one(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ def test_a_control_that_diverged_is_not_taken_for_one(study: Study, monkeypatch:
 
     monkeypatch.setattr(FromScratch, "__call__", diverge)
     plan = trials.Plan("a", 0, "one", mask_of(study, "cross.0.0"), "1")
-    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
     recoveries = {"scratch": FromScratch(draws=1)}
     work = trials.Trials(lesson, recoveries, lambda kind, what, make: make(None, print))
     (best,) = work.after([plan])
@@ -297,7 +297,7 @@ def test_a_control_that_diverged_is_not_taken_for_one(study: Study, monkeypatch:
 
 
 def test_a_budget_that_is_met_already_trains_nothing(study: Study) -> None:
-    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
     recoveries = {"tuned": FineTune(steps=1, when="between")}
     work = trials.Trials(lesson, recoveries, lambda kind, what, make: make(None, print))
     cost = Cost.heads(study.subject.grid)
@@ -397,7 +397,7 @@ def test_equal_masks_are_recovered_once(study: Study, monkeypatch: pytest.Monkey
     calls: list[Any] = []
     plain = trials.recover
     monkeypatch.setattr(trials, "recover", lambda *rest: calls.append(rest) or plain(*rest))
-    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
     work = trials.Trials(lesson, {"tuned": FineTune(steps=1)}, lambda kind, what, make: make(None, print))
     rows = list(work.after([plan, plan._replace(scorer="b")]))
     assert [(row.way.scorer, row.way.recovery) for row in rows] == [
@@ -415,7 +415,7 @@ def test_a_removal_that_is_not_the_mask_fails_at_the_end_and_between(study: Stud
     grid = study.subject.grid
     plan = trials.Plan("a", 0, "one", HeadMask(grid, frozenset(grid)), "6")
     (budget,) = removing([6], grid)
-    lesson = Lesson(study.subject, study.training, study.splits, study.seed)
+    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
     recoveries = {"tuned": FineTune(steps=1, when="between")}
     work = trials.Trials(lesson, recoveries, lambda kind, what, make: make(None, print))
     with pytest.raises(ProofFailed):

@@ -1,0 +1,51 @@
+"""What every model that others made promises as an option of the group `model`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from mhaprune.pretrained.borrowed import Borrowed
+from mhaprune.pretrained.material import Material
+from mhaprune.ranges import Ge
+from mhaprune.store import option_name
+from mhaprune.study import ModelOfOthers
+from mhaprune.tasks.base import HeldOut
+
+
+@dataclass(frozen=True)
+class Pretrained(ModelOfOthers):
+    """A model that is trained already, with examples to study it on."""
+
+    score: HeldOut = 256
+    """Number of texts that heads are scored on, and that a refit is fitted to."""
+    choose: HeldOut = 256
+    """Number of texts that choices are made on."""
+    report: HeldOut = 256
+    """Number of texts that results are reported on."""
+    max_length: Annotated[int, Ge(1)] = 128
+    """The largest number of tokens of a text; what is beyond is cut off."""
+    save: bool = False
+    """Whether `experiment=prune` saves the pruned models, each as a folder that `mhaprune.load` reads."""
+
+    @abstractmethod
+    def material(self, data: str | None, objective: str | None, cache: str) -> Material:
+        """Read the model and its examples. Raises ValueError, one line, for what cannot be had."""
+
+    @property
+    def title(self) -> str:
+        """What titles call it."""
+        return option_name(self)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of texts of each split."""
+        return {"score": self.score, "choose": self.choose, "report": self.report}
+
+    def source(
+        self, *, data: str | None, objective: str | None, seed: int, device: str, num_threads: int, cache: str
+    ) -> Borrowed:
+        read = partial(self.material, data, objective, cache)
+        return Borrowed(self.title, read, seed, device, num_threads, cache)

@@ -1,0 +1,202 @@
+"""A model that others made as the source of a run."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mhaprune.adapters.batches import Batches
+from mhaprune.adapters.blocks import Unsupported
+from mhaprune.adapters.heads import Heads, Three
+from mhaprune.adapters.losses import unit_of
+from mhaprune.adapters.saving import make_plain, save_folder
+from mhaprune.adapters.wrap import wrap
+from mhaprune.adapters.wrapped import WrappedModel
+from mhaprune.cache import Cache, Make, data_digest, source_digests, weights_digest
+from mhaprune.environment import environment
+from mhaprune.heads import HeadGrid
+from mhaprune.pretrained.material import Material
+from mhaprune.recoveries.base import Recovery
+from mhaprune.schedules.base import Schedule
+from mhaprune.scorers.base import Scorer
+from mhaprune.store import fingerprint
+from mhaprune.study import Source, Study
+from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Borrowed(Source):
+    """A model that others made, with its examples. It is read and proved when it is first asked for."""
+
+    title: str
+    read: Callable[[], Material]
+    seed: int
+    device: str
+    num_threads: int
+    cache: str
+
+    @cached_property
+    def material(self) -> Material:
+        torch.set_num_threads(self.num_threads)
+        return self.read()
+
+    @cached_property
+    def heads(self) -> Heads:
+        """The wrapped model, proved."""
+        material = self.material
+        model, (loss, quality) = material.model.to(self.device).eval(), material.objective
+        found = wrap(model, loss, quality=quality, call=material.call, seed=self.seed, **material.splits)
+        log.info("%s: %r", self.title, found)
+        return found
+
+    @property
+    def name(self) -> str:
+        return self.title
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"task": self.title, "gate": "none", "seed": self.seed, **self.material.facts}
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        return {"cache": None, "model": self._content, "data": None, "torch": str(torch.__version__)}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        sizes = ", ".join(f"{name} {len(split)}" for name, split in self.splits._asdict().items())
+        return {"weights": self._content["weights"], "heads": repr(self.heads), "examples": sizes}
+
+    @property
+    def grid(self) -> HeadGrid:
+        return self.heads.grid
+
+    @cached_property
+    def splits(self) -> Three:
+        subject, splits = self.heads.subject, self.heads.splits
+        return Three(*(splits[name].converted(subject.device, subject.dtype) for name in Three._fields))
+
+    def sketch(self) -> WrappedModel:
+        """The model itself."""
+        return self.heads.subject
+
+    def check(self) -> None:
+        if why_not := self.heads.proven.why_not:
+            raise Unsupported(f"model={self.title}: its heads can be gated, not removed: {why_not}")
+
+    def prepare(self) -> None:
+        Cache(self.cache)
+
+    def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
+        reasons = {name: reason for name, scorer in scorers.items() if (reason := self._why_not(scorer))}
+        trains = {name: "trains as the model was trained" for name, each in recoveries.items() if each.needs_training}
+        for group, chosen, refused in (("scorer", scorers, reasons), ("recovery", recoveries, trains)):
+            for reason in dict.fromkeys(refused.values()):
+                names = ",".join(name for name in refused if refused[name] == reason)
+                said = f"{reason}, so it is not for {self.title}"
+                if len(refused) == len(chosen):
+                    raise ValueError(f"{group}=[{names}]: {said}; choose another")
+                log.warning("%s=[%s] is left out: it %s", group, names, said)
+        usable = {name: scorer for name, scorer in scorers.items() if name not in reasons}
+        return usable, {name: recovery for name, recovery in recoveries.items() if name not in trains}
+
+    def _why_not(self, scorer: Scorer) -> str:
+        """What a scorer needs that this model has not; empty for one that can score it. What cannot be seen from
+        outside is tried on two examples."""
+        subject, few = self.heads.subject, self.splits.score[:2]
+        if scorer.needs_gates and subject.learned_gates() is None:
+            return "needs learned gates"
+        if scorer.needs is not None and not isinstance(subject, scorer.needs):
+            return "needs layers that only mhaprune's own model has"
+        try:
+            if scorer.reads_attention:
+                subject.attention_maps(few)
+            elif not scorer.reads_examples:
+                scorer(subject, few, self.seed)
+        except ValueError as error:
+            return str(error).partition(";")[0]
+        return ""
+
+    def environment(self) -> dict[str, Any]:
+        return environment(self.seed, self.num_threads, self.device, *self.material.packages)
+
+    @cached_property
+    def _content(self) -> dict[str, Any]:
+        """The weights, the data and what judges them, as digests: what is studied, wherever it lies."""
+        subject = self.heads.subject
+        config: Any = getattr(subject.model, "config", None)
+        settings = config.to_json_string() if hasattr(config, "to_json_string") else type(subject.model).__name__
+        weights = fingerprint([weights_digest(subject.model), settings])
+        return {
+            "weights": weights,
+            "data": [data_digest(split) for split in self.splits],
+            "judged_by": dict(self.material.facts),
+        }
+
+    def study(
+        self,
+        scorers: Mapping[str, Scorer],
+        schedules: Mapping[str, Schedule],
+        recoveries: Mapping[str, Recovery],
+        facts: Mapping[str, Any],
+        example: Sequence[str] | None = None,
+    ) -> Study:
+        torch.set_num_threads(self.num_threads)
+        subject = self.heads.subject
+        recipe = {
+            **self._content,
+            "heads": list(map(str, subject.grid)),
+            "sources": source_digests("mhaprune.adapters.wrapped"),
+            "num_threads": self.num_threads,
+            "device": torch.device(self.device).type,
+            "torch": str(torch.__version__),
+        }
+
+        def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
+            return Cache(self.cache).get(kind, recipe | what, make)
+
+        named = {QUALITY_NAME: self.heads.quality_name, TIMED_NAME: "a forward pass"}
+        return Study(
+            subject=subject,
+            splits=self.splits,
+            scorers=scorers,
+            schedules=schedules,
+            recoveries=recoveries,
+            seed=self.seed,
+            remember=remember,
+            saved=files_of if self.material.saves else no_files,
+            words=named | {LOSS_UNIT: unit_of(subject.loss)},
+            tokens=self._tokens,
+        )
+
+    def _tokens(self, batch: Batches) -> list[list[str]]:
+        read = self.material.tokens
+        return [] if read is None else read(batch.as_given())
+
+
+def files_of(name: str, model: WrappedModel, steps: int = 0) -> dict[str, bytes]:
+    """The files of a folder that `mhaprune.load` reads; none, with a notice, for a model that no folder can hold."""
+    plain = copy.deepcopy(model.model)
+    make_plain(plain)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            save_folder(plain, folder)
+        except Unsupported as error:
+            log.warning("%s is not saved: %s", name, error)
+            return {}
+        files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+        return {f"{name}/{path.relative_to(folder)}": path.read_bytes() for path in files}
+
+
+def no_files(name: str, model: WrappedModel, steps: int = 0) -> dict[str, bytes]:
+    """Pruned models of others are large, so they are saved only where that is asked for."""
+    return {}

@@ -1,0 +1,176 @@
+"""What an experiment is given, and where that comes from: a model that is trained here, or one that others made."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pandas as pd
+
+from mhaprune.cache import Remember
+from mhaprune.data import HeldOut
+from mhaprune.heads import HeadGrid
+from mhaprune.model.gates import GateConfig
+from mhaprune.ranges import Checked
+from mhaprune.recoveries.base import Lesson, Recovery
+from mhaprune.schedules.base import Schedule
+from mhaprune.scorers.base import Scorer
+from mhaprune.subject import Subject
+from mhaprune.tasks.base import Splits, Task
+from mhaprune.training.loop import Training
+
+if TYPE_CHECKING:
+    from mhaprune.model.transformer import Seq2Seq
+
+
+class Save(Protocol):
+    def __call__(self, model: Seq2Seq, steps: int = 0) -> bytes:
+        """The content of a file from which `model_file` reads a model of this task back; `steps` were trained after the
+        study's own."""
+        ...
+
+
+class Saved(Protocol):
+    def __call__(self, name: str, model: Any, steps: int = 0) -> dict[str, bytes]:
+        """The files, by name, from which a model is read back, see `Save`; none for a model that is not saved."""
+        ...
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What only a model has that was trained here: experiments that need it say so by `needs_training`."""
+
+    network: Seq2Seq
+    task: Task
+    splits: Splits
+    training: Training
+    steps_since: int
+    """How many steps the model was trained after `training`, by recoveries."""
+    gate: GateConfig | None
+    """What the gates of the model were made from."""
+    save: Save
+    retrain: Callable[[GateConfig], tuple[Seq2Seq, pd.DataFrame]]
+    """Returns the model that the same training makes with another gate, and its history."""
+    example: Sequence[str] | None = None
+    """The symbols of a source that the user brought."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What an experiment is given. It exists so that no experiment knows where its model came from."""
+
+    subject: Subject
+    splits: HeldOut
+    scorers: Mapping[str, Scorer]
+    schedules: Mapping[str, Schedule]
+    recoveries: Mapping[str, Recovery]
+    seed: int
+    remember: Remember
+    """The cache of what was computed for this very model."""
+    saved: Saved
+    history: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """The table that the training of the model left; empty for a model that was not trained here."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """What tables call the quality, the loss and the call that is timed, by column; without any, as our tasks do."""
+    tokens: Callable[[Any], list[list[str]]] | None = None
+    """Returns the tokens of each example of a batch as a person reads them; None where they are not known."""
+    origin: Trained | None = None
+    """None for a model that others made."""
+
+    @property
+    def trained(self) -> Trained:
+        """Where the model comes from, for an experiment with `needs_training`."""
+        assert self.origin is not None, "the experiment says that it needs no training"
+        return self.origin
+
+    def lesson(self, extra_steps: int = 0) -> Lesson:
+        """What recoveries work with. For a model that others made it holds no training and no *train* split; a recovery
+        with `needs_training` is refused for that."""
+        dense: Any = self.subject
+        splits: Any = self.splits
+        training: Any = None
+        if self.origin is not None:
+            training, extra_steps = self.origin.training, self.origin.steps_since + extra_steps
+        return Lesson(dense, training, splits, self.seed, extra_steps)
+
+    @property
+    def training_table(self) -> dict[str, pd.DataFrame]:
+        """The history as the table `training`; no table for a model that was not trained here."""
+        return {"training": self.history} if len(self.history) else {}
+
+
+class Source(ABC):
+    """Where the model of a run comes from, with its examples. It is known before anything long is computed."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What titles call it."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """The columns that tell its runs from those of others, in every table."""
+
+    @property
+    @abstractmethod
+    def decisive(self) -> dict[str, Any]:
+        """What decides its results beside the settings, and in place of settings that decide none, by their names."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What the report says of it beside its identity."""
+
+    @property
+    @abstractmethod
+    def grid(self) -> HeadGrid:
+        """The heads that the model has or will have."""
+
+    @property
+    @abstractmethod
+    def splits(self) -> HeldOut:
+        """The examples, where the model computes."""
+
+    @abstractmethod
+    def sketch(self) -> Subject:
+        """A model of the same heads and sizes, whatever its weights: what it costs is known before it is trained."""
+
+    @abstractmethod
+    def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
+        """Those that can be had for this model, with a notice for the others; raises ValueError where none is left."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ValueError for what cannot be, in short time."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Raise ValueError for data and folders that do not fit."""
+
+    @abstractmethod
+    def environment(self) -> dict[str, Any]:
+        """Where and by what the run is done."""
+
+    @abstractmethod
+    def study(
+        self,
+        scorers: Mapping[str, Scorer],
+        schedules: Mapping[str, Schedule],
+        recoveries: Mapping[str, Recovery],
+        facts: Mapping[str, Any],
+        example: Sequence[str] | None = None,
+    ) -> Study:
+        """The model with all that an experiment may do with it. `facts` go into the files of models that it saves."""
+
+
+@dataclass(frozen=True)
+class ModelOfOthers(Checked, ABC):
+    """A model that others made, as an option of the group `model`. It brings its own examples or reads a file."""
+
+    @abstractmethod
+    def source(
+        self, *, data: str | None, objective: str | None, seed: int, device: str, num_threads: int, cache: str
+    ) -> Source: ...
