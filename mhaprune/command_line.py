@@ -32,7 +32,6 @@ from mhaprune.refusals import check_dashes, composition_error, one_line, unreada
 
 if TYPE_CHECKING:
     from mhaprune.running import Run
-    from mhaprune.scorers.base import Scorer
 
 log = logging.getLogger(__name__)
 
@@ -128,18 +127,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 130 if isinstance(failure, KeyboardInterrupt) else 1
 
 
-def scorer_named(name: str) -> Scorer:
-    """A scorer with the settings of its option. Raises ValueError for a name that is none, with the nearest one."""
-    from mhaprune.config import scorer_of
+def option_named(name: str, groups: Sequence[str]) -> Any:
+    """What an option of one of these groups describes, a scorer or a schedule for example.
 
-    options = {path.stem: path for path in sorted((conf_folder() / "scorer").glob("*.yaml"))}
+    Raises ValueError for a name that is none, with the nearest one.
+    """
+    from mhaprune.config import plug_in_of
+
+    options = {path.stem: group for group in groups for path in sorted((conf_folder() / group).glob("*.yaml"))}
     if name not in options:
         near = difflib.get_close_matches(name, options, 1)
         meant = f", did you mean {near[0]}?" if near else "."
-        raise ValueError(f"scorer={name}: no such scorer{meant} There are {', '.join(options)}")
-    settings = OmegaConf.to_container(OmegaConf.load(options[name]))
-    assert isinstance(settings, dict)
-    return scorer_of(name, {str(key): value for key, value in settings.items()})
+        kinds = " or ".join(groups)
+        raise ValueError(f"{'/'.join(groups)}={name}: no such {kinds}{meant} There are {', '.join(options)}")
+    group = options[name]
+    with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        settings = plain(hydra.compose("config", overrides=[f"{group}=[{name}]"]))[group][name]
+    return plug_in_of(group, name, settings)
 
 
 class RunFailed(BaseException):

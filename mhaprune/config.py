@@ -18,6 +18,7 @@ from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.plugins import allow, allowed, find_class
 from mhaprune.running import Run
+from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.study import ModelOfOthers
 from mhaprune.tasks.base import Task
@@ -69,11 +70,9 @@ def is_of_others(config: Mapping[str, Any]) -> bool:
 BUILT_FROM = {"task": Task, "model": Transformer, "gate": GateConfig | None}
 
 
-def scorer_of(name: str, settings: Mapping[str, Any]) -> Scorer:
-    """The scorer that the settings of an option describe."""
-    scorer = _plug_in(Scorer, settings, f"scorer.{name}")
-    assert isinstance(scorer, Scorer)
-    return scorer
+def plug_in_of(group: str, name: str, settings: Mapping[str, Any]) -> Any:
+    """The scorer or the schedule that the settings of an option describe."""
+    return _plug_in({"scorer": Scorer, "schedule": Schedule}[group], settings, f"{group}.{name}")
 
 
 def _with_what_a_file_brings(config: Mapping[str, Any], saved: SavedModel) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -18,7 +18,7 @@ from mhaprune.adapters.proof import Proven
 from mhaprune.adapters.saving import make_plain
 from mhaprune.adapters.speed import speed_table, timed_as
 from mhaprune.adapters.wrapped import WrappedModel
-from mhaprune.command_line import scorer_named
+from mhaprune.command_line import option_named
 from mhaprune.experiments.ablate.study import Ablate, Recover
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadGrid, HeadMask
@@ -39,6 +39,10 @@ from mhaprune.tables import LOSS_UNIT, MOMENTS, QUALITY_NAME, TIMED_NAME
 
 REFIT_EXAMPLES = 1024
 """What a refit reads of the *score* split at most."""
+
+
+By = str | Scorer | Schedule
+"""What chooses heads: a scorer, or a schedule that uses no scores; by name or as an object."""
 
 
 class Three(NamedTuple):
@@ -85,25 +89,33 @@ class Heads:
         table["score_low"], table["score_high"] = skewed_ends(table[MOMENTS].to_numpy(dtype=float).T)
         return table
 
-    def mask(
-        self, keep: float | int = 0.5, by: str | Scorer = "ablation", rescore_every: int | None = None
-    ) -> HeadMask:
+    def mask(self, keep: float | int = 0.5, by: By = "ablation", rescore_every: int | None = None) -> HeadMask:
         """Which heads go if `keep` stay, a share of all heads (0.5) or a number (72); nothing is removed.
 
-        The lowest scores go. With `rescore_every` the smaller model is scored again after so many heads.
+        The lowest scores go. With `rescore_every` the smaller model is scored again after so many heads. In place of a
+        score, `by` may be a search: a schedule that uses no scores, for example "greedy", or "greedy_refit" for a model
+        that is refitted afterwards.
         """
         return self.masks([keep], by, rescore_every)[0]
 
     def masks(
-        self, keep: Sequence[float | int], by: str | Scorer = "ablation", rescore_every: int | None = None
+        self, keep: Sequence[float | int], by: By = "ablation", rescore_every: int | None = None
     ) -> list[HeadMask]:
         """The same for several sizes, on one way from the whole model to the smallest."""
         total = len(self.grid)
         counts = [total - self._kept(each) for each in keep]
+        chosen: Any = option_named(by, ["scorer", "schedule"]) if isinstance(by, str) else by
+        scorers: dict[str, Scorer] = {}
         schedule: Schedule = OneShot() if rescore_every is None else Iterative(every=rescore_every)
-        if rescore_every is not None:
+        if not isinstance(chosen, Schedule):
+            scorers = self._scorers([by if isinstance(by, str) else chosen])
+        elif chosen.scoring == "none" and rescore_every is None:
+            schedule = chosen
+        else:
+            raise ValueError(f"by={by}: must be a scorer, or a schedule that uses no scores and then no rescore_every")
+        if schedule.removes:
             self._removable()
-        made = choices(self.scoring, self._scorers([by]), schedule, removing(counts, self.grid), draws=1)
+        made = choices(self.scoring, scorers, schedule, removing(counts, self.grid), draws=1)
         return [plan.mask for plan in plans_of(made)]
 
     def _kept(self, keep: float | int) -> int:
@@ -116,7 +128,7 @@ class Heads:
     def prune(
         self,
         keep: float | int = 0.5,
-        by: str | Scorer = "ablation",
+        by: By = "ablation",
         rescore_every: int | None = None,
         refit: bool = False,
     ) -> nn.Module:
@@ -175,7 +187,7 @@ class Heads:
     def speed(
         self,
         keep: float | int | Sequence[float | int] = (0.75, 0.5, 0.25),
-        by: str | Scorer = "ablation",
+        by: By = "ablation",
         batch_sizes: int | Sequence[int] = (1, 8),
         new_tokens: int | None = None,
         dtype: torch.dtype | None = None,
@@ -225,7 +237,8 @@ class Heads:
     def _scorers(self, scorers: Iterable[str | Scorer]) -> dict[str, Scorer]:
         chosen = {}
         for scorer in scorers:
-            name, made = (scorer, scorer_named(scorer)) if isinstance(scorer, str) else (type(scorer).__name__, scorer)
+            made = option_named(scorer, ["scorer"]) if isinstance(scorer, str) else scorer
+            name = scorer if isinstance(scorer, str) else type(scorer).__name__
             with naming(name):
                 made.check(len(self.grid), gated=False)
             chosen[name] = made

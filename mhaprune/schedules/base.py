@@ -75,6 +75,11 @@ class Schedule(Checked, ABC):
     def scoring(self) -> Literal["once", "repeated", "none"]:
         """Whether it uses scores of the whole model, scores of every smaller model on its way as well, or no scores."""
 
+    @property
+    def removes(self) -> bool:
+        """Whether it looks at models that have really lost heads; for all else masks are enough."""
+        return self.scoring == "repeated"
+
     @abstractmethod
     def smallest(self, grid: HeadGrid) -> HeadMask:
         """The mask with the most heads removed that the schedule allows."""

@@ -36,6 +36,10 @@ class GreedyRefit(Stepwise):
     def scoring(self) -> Literal["none"]:
         return "none"
 
+    @property
+    def removes(self) -> bool:
+        return True
+
     def path(self, evidence: Evidence) -> Iterator[HeadMask]:
         refits = evidence.refits(self.examples)
         mask = HeadMask(evidence.subject.grid)

@@ -27,6 +27,10 @@ class Swap(Schedule):
     def scoring(self) -> Literal["once", "repeated", "none"]:
         return self.start.scoring
 
+    @property
+    def removes(self) -> bool:
+        return self.start.removes
+
     def smallest(self, grid: HeadGrid) -> HeadMask:
         return self.start.smallest(grid)
 

@@ -16,7 +16,10 @@ from mhaprune.adapters.losses import Drift
 from mhaprune.adapters.wrap import wrap
 from mhaprune.measure import measure
 from mhaprune.pruning.removal import ProofFailed
+from mhaprune.pruning.search import Search
 from mhaprune.recoveries.refitting import refit, show
+from mhaprune.schedules.budgets import removing
+from mhaprune.schedules.greedy_refit import GreedyRefit
 
 
 @pytest.fixture(scope="module")
@@ -122,12 +125,40 @@ def test_scores_that_need_what_the_model_has_not_say_so(heads: Heads, scorer: st
 def test_scores_that_train_or_play_work_on_any_model(heads: Heads, scorer: str) -> None:
     from dataclasses import fields, replace
 
-    from mhaprune.command_line import scorer_named
+    from mhaprune.command_line import option_named
 
-    made: Any = scorer_named(scorer)
+    made: Any = option_named(scorer, ["scorer"])
     if "steps" in {field.name for field in fields(made)}:
         made = replace(made, steps=3)
     assert len(heads.score(made)) == 8
+
+
+@pytest.mark.parametrize("name", ["ablation_mean", "integrated_gradients_all"])
+def test_options_that_build_on_others_are_known_by_name(heads: Heads, name: str) -> None:
+    assert set(heads.score(name)["scorer"]) == {name}
+
+
+def test_heads_are_chosen_by_a_search_too(heads: Heads) -> None:
+    masks = heads.masks(keep=[6, 5], by="greedy_refit")
+    assert [len(mask.kept) for mask in masks] == [6, 5]
+    losses = heads.score("ablation").set_index(["site", "layer", "head"])["score"]
+    (first,) = heads.masks(keep=[7], by="greedy")[0].removed
+    assert losses.idxmin() == tuple(first)
+    search = Search(heads.scoring)
+    assert search(GreedyRefit(), removing([2, 3], heads.grid)) == masks == heads.masks([6, 5], GreedyRefit())
+
+
+@pytest.mark.parametrize(
+    ("by", "every", "said"),
+    [
+        ("one_shot", None, "by=one_shot: must be a scorer, or a schedule that uses no scores"),
+        ("greedy", 2, "by=greedy: must be a scorer"),
+        ("greedi", None, "scorer/schedule=greedi: no such scorer or schedule, did you mean greedy\\?"),
+    ],
+)
+def test_what_cannot_choose_heads_is_refused(heads: Heads, by: str, every: int | None, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        heads.mask(by=by, rescore_every=every)
 
 
 def bad_loss(output: Any, batch: Any) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from conftest import every
-from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.base import Evidence, Schedule, Stepwise
 from mhaprune.schedules.budgets import removing
@@ -31,7 +31,7 @@ class Worths:
     """Heads that are worth so much, and more where another one of their block is gone; it keeps what is asked."""
 
     def __init__(self, subject: Subject, seed: int = 0) -> None:
-        self.subject, self.scored, self.measured = subject, list[Subject](), 0
+        self.subject, self.scored, self.measured, self.refitted = subject, list[Subject](), 0, 0
         draw = torch.Generator().manual_seed(seed)
         names = map(str, subject.grid)
         self.worth = dict(zip(names, torch.rand(len(subject.grid), generator=draw).tolist(), strict=True))
@@ -56,7 +56,28 @@ class Worths:
 
     @property
     def judge(self) -> Evidence:
-        return Evidence(self.subject, self.score, self.loss, gradients=self.gradients)
+        return Evidence(self.subject, self.score, self.loss, None, self.gradients, lambda examples: Spared(self))
+
+
+class Spared:
+    """Refits that bring nothing back."""
+
+    def __init__(self, worths: Worths) -> None:
+        self.worths = worths
+
+    def without(self, mask: HeadMask) -> Subject:
+        self.worths.refitted += 1
+        return self.worths.subject.without(mask)
+
+    def loss(self, left: Subject) -> float:
+        return float(self.worths.loss([HeadMask(self.worths.subject.grid, gone(self.worths.subject, left))]))
+
+    def errors(self, left: Subject) -> Tensor:
+        return torch.tensor([self.worths.worth[str(head)] for head in left.grid])
+
+
+def gone(whole: Subject, left: Subject) -> frozenset[HeadId]:
+    return frozenset(set(whole.grid) - set(left.grid))
 
 
 def test_budgets_are_met_exactly_and_twice_the_same(model: Seq2Seq, schedule: Schedule) -> None:
@@ -79,6 +100,7 @@ def test_it_measures_what_it_says_and_no_more(model: Seq2Seq, schedule: Schedule
         "repeated": (True, True),
     }[schedule.scoring]
     assert worths.scored or worths.measured, "it looks at something"
+    assert schedule.removes == bool(smaller or worths.refitted)
 
 
 def test_other_heads_go_where_others_are_worth_least(model: Seq2Seq, schedule: Schedule) -> None:

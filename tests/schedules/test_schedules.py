@@ -9,16 +9,23 @@ import torch
 from torch import Tensor
 
 from conftest import judged
+from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
-from mhaprune.measure import measure
+from mhaprune.measure import measure, output_difference
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.pruning.refits import Refits
+from mhaprune.pruning.search import Search
+from mhaprune.recoveries.refitting import refit, show
 from mhaprune.schedules.base import Evidence
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.greedy import Greedy
+from mhaprune.schedules.greedy_refit import GreedyRefit
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.schedules.swap import Swap
 from mhaprune.scorers.ablation import Ablation
+from mhaprune.scorers.refit_error import RefitError
+from mhaprune.scorers.scoring import Scoring
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits
 
@@ -76,6 +83,50 @@ def test_greedy_removes_what_costs_least_now(model: Seq2Seq, splits: Splits, jud
         losses = {head: loss_of(model, splits, mask.without(head)) for head in mask.kept}
         mask = mask.without(min(mask.kept, key=losses.__getitem__))
         assert chosen == mask
+
+
+@pytest.mark.parametrize(("proposed", "every"), [(1, 1), (3, 1), (2, 2)])
+def test_greedy_refit_removes_what_costs_least_after_a_refit(
+    model: Seq2Seq, splits: Splits, proposed: int, every: int
+) -> None:
+    """Against plain loops over the heads that each block can spare best, with the split cut by hand."""
+    schedule, score = GreedyRefit(examples=8, proposed=proposed, every=every), splits.score
+    fitted, judged = (Examples(score.source[i:8:2], score.target[i:8:2]) for i in (0, 1))
+    shown, passes = show(model, fitted), 1
+
+    def refitted(mask: HeadMask) -> Seq2Seq:
+        return refit(model.without(mask), shown, 1e-3, feed_forward=False)
+
+    mask, expected = HeadMask(model.grid), list[HeadMask]()
+    while len(expected) < 4:
+        left = refitted(mask) if mask.removed else model
+        errors = RefitError()(left, fitted, 0).values[0].tolist()
+        spare = [
+            sorted(
+                (error, str(head), head) for error, head in zip(errors, left.grid, strict=True) if head.block == block
+            )
+            for block in model.grid.blocks
+        ]
+        tried = [head for heads in spare for _, _, head in heads[:proposed]]
+        passes += bool(mask.removed) + 2 + 2 * len(tried)  # a refit, the errors, and a refit and a loss of each
+        tried.sort(key=lambda head: float(measure(refitted(mask.without(head)), judged).loss.mean()))
+        for head in tried[:every]:
+            mask = mask.without(head)
+            expected.append(mask)
+    search = Search(Scoring(model, score, 0))
+    assert search(schedule, removing(range(1, 5), model.grid)) == expected[:4]
+    assert expected[3] != Search(Scoring(model, score, 0))(Greedy(), removing([4], model.grid))[0]
+    assert search.cost["forward_passes"] == pytest.approx(passes * 4 / len(score))
+
+
+def test_refits_read_the_first_examples_and_no_label_for_the_fit(model: Seq2Seq, splits: Splits) -> None:
+    score = splits.score
+    mask = HeadMask(model.grid, frozenset(model.grid.heads[::3]))
+    other = Examples(score.source, score.target.clone())
+    other.target[::2] = score.target[::2].flip(0)
+    first, same = (Refits(model, examples[:30]).without(mask) for examples in (score, other))
+    assert output_difference(first, same, score) == 0
+    assert Refits(model, score[:30]).loss(first) == pytest.approx(float(measure(first, score[:30][1::2]).loss.mean()))
 
 
 def test_ablation_after_every_head_is_greedy(judge: Evidence) -> None:
