@@ -143,7 +143,7 @@ def test_heads_are_chosen_by_a_search_too(heads: Heads) -> None:
     assert [len(mask.kept) for mask in masks] == [6, 5]
     losses = heads.score("ablation").set_index(["site", "layer", "head"])["score"]
     (first,) = heads.masks(keep=[7], by="greedy")[0].removed
-    assert losses.idxmin() == tuple(first)
+    assert losses.idxmin() == (first.site, first.layer, first.head)
     search = Search(heads.scoring)
     assert search(GreedyRefit(), removing([2, 3], heads.grid)) == masks == heads.masks([6, 5], GreedyRefit())
 
