@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mhaprune.places import conf_folder, results_folder
-from mhaprune.refusals import check_dashes, composition_error, one_line, unreadable
+from mhaprune.refusals import check_arguments, composition_error, one_line, unreadable
 
 if TYPE_CHECKING:
     from mhaprune.running import Run
@@ -111,7 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failure: BaseException | None = None
     SweepFolder.root = None
     try:
-        check_dashes(arguments)
+        check_arguments(arguments)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    try:
         with _as_hydra_needs_it(arguments):
             execute()
     except RunFailed as error:

@@ -90,8 +90,8 @@ def test_failed_and_unfinished_runs_are_named_and_left_out(tmp_path: Path) -> No
     (tmp_path / "2" / ".hydra" / "config.yaml").touch()
     make_run(tmp_path / "10", num_heads=4)
     lines = collect([tmp_path], tmp_path / "out")
-    assert lines[0].startswith("1 is not in here, failed: ValueError: model.num_heads=3: must divide")
-    assert lines[1].startswith("2 is not in here, no status")
+    assert lines[2].startswith("num_heads=3 is not in here, failed: ValueError: model.num_heads=3: must divide")
+    assert lines[3].startswith("2 is not in here, no status")
     runs = pd.read_csv(tmp_path / "out" / "runs.csv")
     assert [Path(folder).name for folder in runs["folder"]] == ["0", "1", "2", "10"]
     assert len(pd.read_csv(tmp_path / "out" / "pruning.csv")) == 2 * len(pruning_table())
@@ -106,7 +106,7 @@ def test_runs_of_an_older_or_unknown_kind_are_named_in_a_line_each(tmp_path: Pat
         status |= {} if experiment is None else {"experiment": experiment}
         (tmp_path / name / "status.json").write_text(json.dumps(status))
     lines = collect([tmp_path], tmp_path / "out")
-    *left_out, compared = lines
+    compared, *left_out = lines
     assert sorted(line.split(" is not in here, ")[1].split(" (")[0].rstrip(".") for line in left_out) == [
         "of an experiment that is not installed, elsewhere.study.Study",
         "of an experiment that is not installed, mhaprune.nowhere.Study",
