@@ -87,6 +87,7 @@ def weights_digest(model: nn.Module) -> str:
 NOT_HASHED = {
     "mhaprune.cache": "finds what was computed and computes nothing",
     "mhaprune.store": "names and writes files",
+    "mhaprune.interrupts": "decides when a training stops, not what it ends in",
     "mhaprune.ranges": "refuses settings; those that it lets pass are part of the recipe",
     "mhaprune.tasks.base": "decides the examples, whose contents are part of the recipe",
     "mhaprune.timing": "only tells the name of the device",

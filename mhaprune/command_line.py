@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import shutil
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mhaprune.interrupts import interruptible
 from mhaprune.places import conf_folder, results_folder
 from mhaprune.refusals import check_arguments, composition_error, one_line, unreadable
 
@@ -194,14 +194,13 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
     at = next((i for i, argument in enumerate(rest) if argument.startswith("plugins=")), len(rest))
     sys.argv = [before[0], *flags, *rest[:at], *search, *rest[at:]]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra hand its exceptions on instead of printing them
-    terminated = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield
+        with interruptible():
+            yield
     finally:
         sys.argv = before
         os.environ.clear()
         os.environ.update(variables)
-        signal.signal(signal.SIGTERM, terminated)
         for handler in logging.getLogger().handlers:
             if handler not in handlers:
                 handler.close()

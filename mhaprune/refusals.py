@@ -12,7 +12,7 @@ from typing import Any
 def one_line(error: BaseException) -> str:
     """Any error in one line."""
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted; the same command goes on from what was cached"
+        return "interrupted; what was trained is kept, the same command goes on from there"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}; hydra.run.dir and cache must name folders that can be written"
     text = " ".join(str(error).split())

@@ -24,9 +24,9 @@ from mhaprune.store import option_name
 from mhaprune.tasks.base import Task
 
 HOUSE = """
-    places refusals plugins ranges locks seals heads data statistics rankings tables store timing cache subject measure
-    model training tasks evaluation scorers schedules recoveries pruning reporting trained experiments running config
-    runs run_names collect command_line adapters api __main__
+    places refusals plugins ranges interrupts locks seals heads data statistics rankings tables store timing cache subject
+    measure model training tasks evaluation scorers schedules recoveries pruning reporting trained experiments running
+    config runs run_names collect command_line adapters api __main__
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 """The rooms. Each imports only from those before it."""
 PACKAGE = ROOT / "mhaprune"

@@ -269,31 +269,32 @@ def heard() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("heard")
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_an_interrupted_run_says_so_and_goes_on_where_it_was(
     by: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interrupted after four of six steps. Real interrupts of another process are in the test below."""
+    """Interrupted in the fifth of six steps, after which its state is saved. Real interrupts of another process are in
+    the test below."""
     steps = 0
     plain = loop.training_step
 
     def interrupted(*arguments: object, **keywords: object) -> torch.Tensor:
         nonlocal steps
         steps += 1
-        if steps == 4:
+        if steps == 5:
             signal.raise_signal(by)
         return plain(*arguments, **keywords)  # type: ignore[arg-type]
 
     monkeypatch.setattr(loop, "training_step", interrupted)
     done = run_here(main, *train(tmp_path))
     assert done.returncode == 130
-    assert done.stderr == "error: interrupted; the same command goes on from what was cached\n"
+    assert done.stderr == "error: interrupted; what was trained is kept, the same command goes on from there\n"
     assert read_status(tmp_path / "run")["status"] == "failed"
     assert read_status(tmp_path / "run")["reason"] == "interrupted"
     again = run_here(main, *train(tmp_path))
     assert again.returncode == 0
     assert "goes on from the interrupted one" in again.stdout
-    assert steps == 4 + 4, "what was cached after two steps is not trained again"
+    assert steps == 5 + 1, "no step is trained twice"
 
 
 @pytest.mark.slow
@@ -307,7 +308,7 @@ def test_an_interrupted_process_says_so_and_goes_on_where_it_was(tmp_path: Path)
     endless.send_signal(signal.SIGTERM)
     _, errors = endless.communicate(timeout=150)
     assert endless.returncode == 130
-    assert errors == "error: interrupted; the same command goes on from what was cached\n"
+    assert errors == "error: interrupted; what was trained is kept, the same command goes on from there\n"
     assert read_status(tmp_path / "run")["status"] == "failed"
     assert read_status(tmp_path / "run")["reason"] == "interrupted"
     [partial] = (tmp_path / "cache").glob("*.partial.pt")
