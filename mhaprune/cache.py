@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -109,6 +109,11 @@ def source_digests(*modules: str) -> dict[str, str]:
             found[module], imported = _source(module)
             left += [name for name in imported if name not in NOT_HASHED]
     return dict(sorted(found.items()))
+
+
+def code_of(modules: Sequence[str]) -> dict[str, Any]:
+    """What these modules do, as a status notes it: compared later it tells whether they still do the same."""
+    return {"modules": list(modules), "digest": fingerprint(source_digests(*modules))}
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from mhaprune.run_names import names
 from mhaprune.runs import COLLECTION, FoundRun, find_runs
 from mhaprune.seals import Damaged
 from mhaprune.store import RunFolder, read_status, reason
+from mhaprune.sweeps import Sweep
 from mhaprune.tables import LABEL, SETTING, Tables
 
 
@@ -34,7 +36,7 @@ class Part:
         return f"{self.label} is not in here, {self.why_not} ({self.run.folder})."
 
 
-def collect(folders: Iterable[Path], out: Path, title: str = "Runs compared") -> list[str]:
+def collect(folders: Iterable[Path], out: Path) -> list[str]:
     """Combine the runs found in `folders` into `out`; returns the findings in sentences, runs left out named last.
 
     Every experiment says and draws what its own runs have in common. Raises ValueError where no run is found, and where
@@ -48,7 +50,8 @@ def collect(folders: Iterable[Path], out: Path, title: str = "Runs compared") ->
         raise ValueError(f"folder={', '.join(map(str, folders))}: holds no run, a run folder has a status.json")
     with RunFolder(out).recorded() as folder:
         folder.note(kind=COLLECTION)
-        parts = _parts(runs)
+        called = names([run.folder for run in runs], [run.status for run in runs])
+        parts = [_part(*found) for found in zip(runs, called.labels, called.settings, strict=True)]
         tables: dict[str, pd.DataFrame] = {}
         plots: list[Plot] = []
         lines: list[str] = []
@@ -70,16 +73,10 @@ def collect(folders: Iterable[Path], out: Path, title: str = "Runs compared") ->
         for name, frame in tables.items():
             folder.write_table(name, frame)
         folder.write_figures(plots)
-        facts = {"command": f"python scripts/collect.py {' '.join(map(str, folders))} --out {out}", "runs": len(runs)}
-        folder.write("report.html", render(title, lines, plots, tables, facts).encode())
+        facts = {"command": _command(folders, out), "runs": len(runs)}
+        folder.write("report.html", render(_title(parts, called.varying), lines, plots, tables, facts).encode())
         folder.note(runs=len(runs), failed=[str(part.run.folder) for part in left_out])
     return lines
-
-
-def _parts(runs: Sequence[FoundRun]) -> list[Part]:
-    """What each run adds, read and tried for itself."""
-    labels, settings = names([run.folder for run in runs], [run.status for run in runs])
-    return [_part(*found) for found in zip(runs, labels, settings, strict=True)]
 
 
 def _part(run: FoundRun, label: str, setting: str) -> Part:
@@ -172,9 +169,25 @@ def _overview(parts: Sequence[Part]) -> pd.DataFrame:
             "folder": str(part.run.folder),
             "state": part.why_not or "done",
             "seconds": part.run.status.get("seconds"),
+            "start": part.run.status.get("start"),
         }
         for part in parts
     )
+
+
+def _title(parts: Sequence[Part], varying: Sequence[str]) -> str:
+    """What was run on which task, and what differs."""
+    whole = [part.run for part in parts if part.why_not is None]
+    done = ", ".join(dict.fromkeys(run.experiment.__name__.lower() for run in whole if run.experiment is not None))
+    tasks = ", ".join(dict.fromkeys(str(run.status["identity"].get("task")) for run in whole))
+    return f"{done or 'Runs'} on {tasks or 'no task'}" + (f", by {' and '.join(varying)}" if varying else "")
+
+
+def _command(folders: Sequence[Path], out: Path) -> str:
+    """How to do the same again: a sweep by its own command."""
+    sweep = Sweep.read(folders[0]) if list(folders) == [out] else None
+    collecting = shlex.join(["python", "scripts/collect.py", *map(str, folders), "--out", str(out)])
+    return collecting if sweep is None else sweep.command
 
 
 def _within(run: FoundRun, top: Path) -> bool:

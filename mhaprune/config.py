@@ -19,6 +19,7 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.plugins import allow, allowed, find_class
 from mhaprune.running import Run
 from mhaprune.scorers.base import Scorer
+from mhaprune.sweeps import ORDERS, Orders
 from mhaprune.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -40,9 +41,17 @@ def build(config: Mapping[str, Any]) -> Run:
         allow(plugins)
     if isinstance(file := config.get("model_file"), str):
         config = _with_what_a_file_brings(config, load(file))
-    run = _construct(Run, config, "")
+    orders_of(config)
+    run = _construct(Run, {name: value for name, value in config.items() if name not in ORDERS}, "")
     assert isinstance(run, Run)
     return run
+
+
+def orders_of(config: Mapping[str, Any]) -> Orders:
+    """How a config wants its runs to be done."""
+    orders = _construct(Orders, {name: value for name, value in config.items() if name in ORDERS}, "")
+    assert isinstance(orders, Orders)
+    return orders
 
 
 def restored(saved: SavedModel, device: torch.device | str = "cpu") -> tuple[Seq2Seq, Task]:

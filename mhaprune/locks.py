@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -64,5 +65,14 @@ def _taken(file: IO[str], how: int) -> bool:
     return True
 
 
+def holder(path: Path) -> int | None:
+    """The process of this machine that holds a lock; None if none does."""
+    found = re.match(rf"process (\d+) on {re.escape(socket.gethostname())} since", _holder(path))
+    return int(found[1]) if found and is_held(path) else None
+
+
 def _holder(path: Path) -> str:
-    return path.read_text() or "another process"
+    try:
+        return path.read_text() or "another process"
+    except OSError:
+        return "another process"

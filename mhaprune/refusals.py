@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 
+class RunFailed(BaseException):
+    """Carries the failure of a run past Hydra, which reports every `Exception` in its own words."""
+
+
 def one_line(error: BaseException) -> str:
     """Any error in one line."""
     if isinstance(error, KeyboardInterrupt):

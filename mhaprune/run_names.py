@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from mhaprune.sweeps import ORDERS
 
 
-def names(places: Sequence[Path], statuses: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
-    """The label and the setting of every run, by its folder and its status.
+class Names(NamedTuple):
+    """What several runs are called, in their order."""
 
-    A label holds what tells the runs apart: the settings that differ between them and, where that is not enough, the
-    folder. A setting holds the same without seed and folder.
-    """
+    labels: list[str]
+    """What tells the runs apart: the settings that differ between them and, where that is not enough, the folder."""
+    settings: list[str]
+    """The same without seed and folder."""
+    varying: list[str]
+    """The settings that differ."""
+
+
+def names(places: Sequence[Path], statuses: Sequence[Mapping[str, Any]]) -> Names:
+    """The names of runs by their folders and statuses."""
     settings = [_settings(status) for status in statuses]
     varying = _varying(settings, ["identity" in status for status in statuses])
     labels = [_joined(mine, varying) for mine in settings]
@@ -25,7 +34,7 @@ def names(places: Sequence[Path], statuses: Sequence[Mapping[str, Any]]) -> tupl
         label if label and often[label] == 1 else _listed([label, "/".join(place.parts[-depth:])])
         for label, place in zip(labels, places, strict=True)
     ]
-    return unique, [_joined(mine, [name for name in varying if name != "seed"]) for mine in settings]
+    return Names(unique, [_joined(mine, [name for name in varying if name != "seed"]) for mine in settings], varying)
 
 
 def _varying(settings: Sequence[Mapping[str, str]], whole: Sequence[bool]) -> list[str]:
@@ -52,6 +61,6 @@ def _settings(status: Mapping[str, Any]) -> dict[str, str]:
     for override in status.get("overrides", []):
         key, _, value = override.partition("=")
         short = key.removeprefix("model.")  # as the identity calls it
-        if short not in identity and key != "experiment" and key.split(".")[0] not in ("cache", "hydra"):
+        if short not in identity and key != "experiment" and key.split(".")[0] not in ("cache", "hydra", *ORDERS):
             settings[key if identity else short] = value
     return settings

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pandas as pd
 import torch
 
-from mhaprune.cache import source_digests
+from mhaprune.cache import code_of, source_digests
 from mhaprune.experiments.base import Experiment, Setup, figures_of
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
@@ -135,9 +135,14 @@ class Run(Checked):
             **{name: getattr(self.model, name) for name in shape},
         }
 
+    @property
+    def modules(self) -> list[str]:
+        """The modules whose code, with what they import, decides what the run finds."""
+        return sorted({*modules_of(self), "mhaprune.trained"} - {type(self).__module__})
+
     def __call__(self, folder: RunFolder) -> Results:
         """Run the experiment and write its tables, figures and report into the folder."""
-        folder.note(experiment=target(self.experiment), identity=self.identity)
+        folder.note(experiment=target(self.experiment), identity=self.identity, code=code_of(self.modules))
         environment = self._recipe.environment()
         folder.write_json("environment.json", environment)
         results = self.results()

@@ -16,6 +16,7 @@ from mhaprune.experiments.base import Experiment
 from mhaprune.plugins import find_class
 from mhaprune.seals import Damaged, checksum
 from mhaprune.store import inside, read_status
+from mhaprune.sweeps import FILE, Job, Sweep
 
 RUN, COLLECTION = "run", "collection"
 """What a folder's `status.json` says under `kind`."""
@@ -36,6 +37,7 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "experiment": (_is_text, "a text"),
     "seconds": (lambda value: value is None or type(value) in (int, float), "a number or null"),
     "overrides": (_are_texts, "a list of texts"),
+    "start": (lambda value: type(value) is int, "a whole number"),
     "identity": (
         lambda value: isinstance(value, dict) and not any(isinstance(item, dict | list) for item in value.values()),
         "a mapping of plain values",
@@ -80,31 +82,41 @@ class FoundRun:
             return f"of an experiment that is not installed, {self.status['experiment']}"
         return None
 
+    @property
+    def files(self) -> dict[str, str | None]:
+        """The checksums of the files that the run wrote; None for those of older runs."""
+        files = self.status.get("files", {})
+        return files if isinstance(files, dict) else dict.fromkeys(files)
+
+    def check(self) -> None:
+        """Raises Damaged if a file of the run is missing or not as the run wrote it."""
+        for name in self.files:
+            self._read(name)
+
     def tables(self) -> dict[str, pd.DataFrame]:
         """Every table of the run by its name. Raises Damaged if one is missing or not as the run wrote it."""
-        files = self.status.get("files", {})
-        sums = files if isinstance(files, dict) else dict.fromkeys(files)  # older runs have no checksums
-        return {
-            name.removesuffix(".csv"): self._table(name, expected)
-            for name, expected in sums.items()
-            if name.endswith(".csv")
-        }
+        return {name.removesuffix(".csv"): self._table(name) for name in self.files if name.endswith(".csv")}
 
-    def _table(self, name: str, expected: str | None) -> pd.DataFrame:
-        path = inside(self.folder, name)
-        if path is None or Path(name).name != name:
+    def _table(self, name: str) -> pd.DataFrame:
+        if Path(name).name != name:
+            raise Damaged(f"{name} is not a file of this folder")
+        data = self._read(name)
+        try:
+            return pd.read_csv(io.BytesIO(data))
+        except Exception as error:  # whatever pandas meets in a foreign file
+            raise Damaged(f"{name} is no table ({_one_line(str(error))})") from None
+
+    def _read(self, name: str) -> bytes:
+        path, expected = inside(self.folder, name), self.files[name]
+        if path is None:
             raise Damaged(f"{name} is not a file of this folder")
         try:
             data = path.read_bytes()
-            if expected is not None and checksum(data) != expected:
-                raise Damaged(f"{name} has changed since the run wrote it")
-            return pd.read_csv(io.BytesIO(data))
         except OSError as error:
             raise Damaged(f"{name}: {error.strerror}") from None
-        except Damaged:
-            raise
-        except Exception as error:  # whatever pandas meets in a foreign file
-            raise Damaged(f"{name} is no table ({_one_line(str(error))})") from None
+        if expected is not None and checksum(data) != expected:
+            raise Damaged(f"{name} has changed since the run wrote it")
+        return data
 
 
 def read_run(folder: Path) -> FoundRun:
@@ -124,19 +136,27 @@ def read_run(folder: Path) -> FoundRun:
 
 
 def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
-    """All runs in and below the folders, in the order of their names, numbers by their value."""
+    """All runs in and below the folders, in the order of their names, numbers by their value.
+
+    The runs of a sweep are those in its list of jobs, in that order.
+    """
     found: dict[Path, FoundRun] = {}
     for top in folders:
         if not top.is_dir():
             raise ValueError(f"folder={top}: no such folder, name run folders or folders that hold some")
         found |= {run.folder.resolve(): run for run in _below(top)}
-    return sorted(found.values(), key=lambda run: [(part.isdigit(), part.zfill(8)) for part in run.folder.parts])
+    return list(found.values())
 
 
 def _below(top: Path) -> Iterator[FoundRun]:
     """A folder without a status is a run, too, if Hydra has begun one there."""
     for place, folders, files in os.walk(top):
         folder = Path(place)
+        folders.sort(key=lambda name: (name.isdigit(), name.zfill(8)))
+        if FILE in files and (sweep := Sweep.read(folder)) is not None:
+            yield from (_job(folder, job) for job in sweep.jobs)
+            folders.clear()
+            continue
         if "status.json" in (*files, *folders) or (folder / ".hydra" / "config.yaml").exists():
             run = read_run(folder)
             if run.status.get("kind") != COLLECTION:
@@ -146,6 +166,15 @@ def _below(top: Path) -> Iterator[FoundRun]:
         for name in folders:
             if (folder / name).is_symlink() and (folder / name / "status.json").exists():
                 yield FoundRun(folder / name, {}, "a link, name the folder that it leads to")
+
+
+def _job(sweep: Path, job: Job) -> FoundRun:
+    """A job of a sweep; what one was to do that says nothing of itself is known from the list."""
+    if inside(sweep, job.name) is None:
+        return FoundRun(sweep / job.name, {}, "its folder leads out of the sweep")
+    run = read_run(sweep / job.name)
+    nothing = {"status": "not started", "overrides": job.overrides}
+    return FoundRun(run.folder, nothing | run.status, run.damage)
 
 
 def _one_line(text: str) -> str:

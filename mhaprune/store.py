@@ -210,5 +210,14 @@ def read_status(folder: Path) -> dict[str, Any]:
     return status
 
 
+def set_failed(folder: Path, why: str) -> None:
+    """Say in the status of a killed run how it ended, which it could not say itself."""
+    status = read_status(folder)
+    if status.get("status") not in ("done", "failed"):
+        files = status.pop("files", {})
+        status = {**status, "status": "failed", "reason": why, "finished": _now(), "files": files}
+        write_json(folder / "status.json", status)
+
+
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -48,6 +48,9 @@ REFUSED = [
     (["hydra/sweeper=unknown"], "hydra/sweeper=unknown: no such option, allowed is basic"),
     (["training.steps=many"], "training.steps='many': must be a whole number"),
     (["plugins=[nowhere]"], "plugins=nowhere: cannot be imported"),
+    (["sweep=heads"], "sweep=heads: names a sweep, which needs -m"),
+    (["on_change=maybe"], "on_change='maybe': must be refuse or redo"),
+    (["time_limit=0"], "time_limit=0.0: must be above 0"),
     (["model.max_length=5"], "model.max_length=5: task sort has sequences of 11 tokens, so 11 or more"),
     (["cache=/dev/null/x"], "cache=/dev/null/x: cannot be written (Not a directory), name a folder that can"),
     (["experiment=prune", "experiment.budgets=['1 parameters']"], "experiment.budgets=1 parameters: a model with no"),
@@ -155,7 +158,8 @@ def test_options_may_stand_anywhere(tmp_path: Path) -> None:
     small = [*TINY, *TINY_SEQUENCES, f"cache={tmp_path / 'cache'}"]
     done = run_here(main, "experiment=train", *small, "seed=0", f"hydra.sweep.dir={tmp_path / 'sweep'}", "-m")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "sweep" / "0" / "report.html").exists()
+    [job] = (tmp_path / "sweep").glob("job-*")
+    assert (job / "report.html").exists()
 
 
 def test_help_and_typing_errors_need_no_torch(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, drawing, 
 from mhaprune.command_line import main
 from mhaprune.config import build
 from mhaprune.store import RunFolder, fingerprint, read_status
+from mhaprune.sweeps import Sweep
 from mhaprune.training import loop
 
 SMALL = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE]
@@ -210,12 +211,13 @@ def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) 
     assert "model.num_heads=3: must divide d_model=16" in done.stderr
     assert "Traceback" not in done.stderr
     sweep = tmp_path / "sweep"
-    assert [read_status(sweep / str(job))["status"] for job in range(3)] == ["done", "done", "failed"]
+    one, two, three = (job.name for job in Sweep.read(sweep).jobs)  # type: ignore[union-attr]
+    assert [read_status(sweep / job)["status"] for job in (one, two, three)] == ["done", "done", "failed"]
     assert list(pd.read_csv(sweep / "pruning.csv")["label"].unique()) == ["num_heads=1", "num_heads=2"]
     assert (sweep / "figures" / "comparison.png").exists()
     page = (sweep / "report.html").read_text()
-    assert "2 is not in here, failed: ConfigError: model.num_heads=3" in page
-    assert "Traceback" in (sweep / "2" / "run.log").read_text()
+    assert "num_heads=3 is not in here, failed: ConfigError: model.num_heads=3" in page
+    assert "Traceback" in (sweep / three / "run.log").read_text()
 
 
 def sweep_of(folder: Path) -> list[str]:
