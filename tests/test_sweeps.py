@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -57,9 +58,8 @@ class Bench:
 
     def _start(self, jobs: Sequence[Job], orders: Orders) -> None:
         for job in jobs[: self.at_once]:
-            do_in_sweep(
-                lambda job=job: lambda folder: self._do(job, folder), self.root / job.name, job.overrides, orders
-            )  # type: ignore
+            run: Any = functools.partial(self._do, job)
+            do_in_sweep(lambda run=run: run, self.root / job.name, job.overrides, lambda: orders)
         if len(jobs) > self.at_once:
             raise RuntimeError("a worker\nwas killed")
 
