@@ -66,7 +66,7 @@ def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], ordered: O
         set_failed(output, killed)
     status = read_status(output)
     if status.get("status") != "done":
-        log.error("%s: %s, %s", label, status.get("status", "not started"), status.get("reason"))
+        log.error("%s: %s, %s", label, status.get("status"), " ".join(str(status.get("reason")).split()))
         if orders.on_failure == "stop":
             (root / STOP).touch()
 

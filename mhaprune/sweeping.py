@@ -68,13 +68,13 @@ def do_sweep(
                 print(line)
             print(f"all of it is in {root}, start with report.html")
     statuses = {job.label: read_status(root / job.name) for job in sweep.jobs}
-    failed = [
-        f"{label} ({': '.join(filter(None, [status.get('status', 'not started'), status.get('reason')]))})"
-        for label, status in statuses.items()
-        if status.get("status") != "done"
-    ]
+    failed = {label: status for label, status in statuses.items() if status.get("status") != "done"}
     if failed:
-        raise JobsFailed(f"{len(failed)} of {len(statuses)} jobs not done: {'; '.join(failed)}")
+        why = (
+            f"{label} ({': '.join(filter(None, [status.get('status', 'not started'), status.get('reason')]))})"
+            for label, status in failed.items()
+        )
+        raise JobsFailed(f"{len(failed)} of {len(statuses)} jobs not done: {'; '.join(why)}")
 
 
 @contextmanager

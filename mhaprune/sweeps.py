@@ -36,7 +36,7 @@ class Orders(Checked):
     """Whether the jobs after a failed one are started."""
     retries: Annotated[int, Within(0, 100)] = 0
     """How often a failed job is tried again at once."""
-    time_limit: Annotated[float, Gt(0)] | None = None
+    time_limit: Annotated[float | None, Gt(0)] = None
     """The seconds after which a job is stopped. It counts as failed, and goes on from there when it is tried again."""
 
     def __post_init__(self) -> None:
