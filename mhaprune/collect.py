@@ -10,30 +10,15 @@ from pathlib import Path
 import pandas as pd
 
 from mhaprune.experiments.base import Experiment
+from mhaprune.overview import index_of, table_of
+from mhaprune.parts import Part, part_of, said
 from mhaprune.reporting.page import render
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.run_names import names
 from mhaprune.runs import COLLECTION, FoundRun, find_runs
-from mhaprune.seals import Damaged
-from mhaprune.store import RunFolder, read_status, reason
+from mhaprune.store import RunFolder, read_status
 from mhaprune.sweeps import Sweep
-from mhaprune.tables import LABEL, SETTING, Tables
-
-
-@dataclass(frozen=True)
-class Part:
-    """What a run adds to what is collected, or why it adds nothing."""
-
-    run: FoundRun
-    label: str
-    tables: Tables
-    """With the columns that tell the runs apart."""
-    sentence: str = ""
-    """The first finding of the run."""
-    why_not: str | None = None
-
-    def left_out(self) -> str:
-        return f"{self.label} is not in here, {self.why_not} ({self.run.folder})."
+from mhaprune.tables import Tables
 
 
 def collect(folders: Iterable[Path], out: Path) -> list[str]:
@@ -51,7 +36,7 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
     with RunFolder(out).recorded() as folder:
         folder.note(kind=COLLECTION)
         called = names([run.folder for run in runs], [run.status for run in runs])
-        parts = [_part(*found) for found in zip(runs, called.labels, called.settings, strict=True)]
+        parts = [part_of(*found) for found in zip(runs, called.labels, called.settings, strict=True)]
         tables: dict[str, pd.DataFrame] = {}
         plots: list[Plot] = []
         lines: list[str] = []
@@ -69,34 +54,16 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
         left_out = [part for part in parts if part.why_not is not None]
         lines += [part.left_out() for part in left_out]
         lines += [f"{top} holds no run." for top in folders if not any(_within(part.run, top) for part in parts)]
-        tables = {"runs": _overview(parts), **tables}
+        tables = {"runs": table_of(parts), **tables}
         for name, frame in tables.items():
             folder.write_table(name, frame)
         folder.write_figures(plots)
         facts = {"command": _command(folders, out), "runs": len(runs)}
-        folder.write("report.html", render(_title(parts, called.varying), lines, plots, tables, facts).encode())
+        title = _title(parts, called.varying)
+        folder.write("report.html", render(title, lines, plots, tables, facts).encode())
+        folder.write("index.html", index_of(title, parts, called, folder.path).encode())
         folder.note(runs=len(runs), failed=[str(part.run.folder) for part in left_out])
     return lines
-
-
-def _part(run: FoundRun, label: str, setting: str) -> Part:
-    if run.why_not is not None:
-        return Part(run, label, {}, why_not=run.why_not)
-    assert run.experiment is not None
-    try:
-        tables = run.tables()
-        for frame in tables.values():
-            frame.insert(0, LABEL, label)
-            frame.insert(1, SETTING, setting)
-        return Part(run, label, tables, next(iter(run.experiment.say(tables))))
-    except Damaged as error:
-        return Part(run, label, {}, why_not=f"damaged: {error}")
-    except Exception as error:  # tables may hold anything
-        return _misfit(run, label, error)
-
-
-def _misfit(run: FoundRun, label: str, error: Exception) -> Part:
-    return Part(run, label, {}, why_not=f"damaged: its tables do not fit, {_said(error)}")
 
 
 @dataclass(frozen=True)
@@ -113,21 +80,19 @@ class Compared:
 def _compare(kind: type[Experiment], parts: Sequence[Part], prefix: str) -> Compared:
     """Compare runs. Those that nothing can be drawn from are left out, so that the others are compared all the same."""
     without: dict[str, Part] = {}
-    said: list[str] = []
+    common: list[str] = []
     plots: list[Plot] = []
     try:
-        said, plots = _in_common(kind, parts, prefix)
+        common, plots = _in_common(kind, parts, prefix)
     except Exception:  # tables may hold anything
         for part, why in _culprits(kind, parts):
-            without[part.label] = Part(
-                part.run, part.label, {}, why_not=f"damaged: its tables do not fit, {_said(why)}"
-            )
+            without[part.label] = Part(part.run, part.label, {}, why_not=f"damaged: its tables do not fit, {said(why)}")
         parts = [part for part in parts if part.label not in without]
         try:
-            said, plots = _in_common(kind, parts, prefix)
+            common, plots = _in_common(kind, parts, prefix)
         except Exception as error:
-            said = [f"Runs of {kind.__name__.lower()} cannot be drawn together, {_said(error)}."]
-    lines = [*said, *(f"{part.label}: {part.sentence}" for part in parts)]
+            common = [f"Runs of {kind.__name__.lower()} cannot be drawn together, {said(error)}."]
+    lines = [*common, *(f"{part.label}: {part.sentence}" for part in parts)]
     return Compared(_combined(parts), plots, lines, without)
 
 
@@ -162,19 +127,6 @@ def _combined(parts: Sequence[Part]) -> dict[str, pd.DataFrame]:
     }
 
 
-def _overview(parts: Sequence[Part]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            LABEL: part.label,
-            "folder": str(part.run.folder),
-            "state": part.why_not or "done",
-            "seconds": part.run.status.get("seconds"),
-            "start": part.run.status.get("start"),
-        }
-        for part in parts
-    )
-
-
 def _title(parts: Sequence[Part], varying: Sequence[str]) -> str:
     """What was run on which task, and what differs."""
     whole = [part.run for part in parts if part.why_not is None]
@@ -192,7 +144,3 @@ def _command(folders: Sequence[Path], out: Path) -> str:
 
 def _within(run: FoundRun, top: Path) -> bool:
     return run.folder == top or top in run.folder.parents
-
-
-def _said(error: Exception) -> str:
-    return " ".join(reason(error).split())

@@ -19,6 +19,8 @@ class Names(NamedTuple):
     """The same without seed and folder."""
     varying: list[str]
     """The settings that differ."""
+    details: list[dict[str, str]]
+    """All that is known of each run, by setting."""
 
 
 def names(places: Sequence[Path], statuses: Sequence[Mapping[str, Any]]) -> Names:
@@ -34,7 +36,8 @@ def names(places: Sequence[Path], statuses: Sequence[Mapping[str, Any]]) -> Name
         label if label and often[label] == 1 else _listed([label, "/".join(place.parts[-depth:])])
         for label, place in zip(labels, places, strict=True)
     ]
-    return Names(unique, [_joined(mine, [name for name in varying if name != "seed"]) for mine in settings], varying)
+    seedless = [name for name in varying if name != "seed"]
+    return Names(unique, [_joined(mine, seedless) for mine in settings], varying, settings)
 
 
 def _varying(settings: Sequence[Mapping[str, str]], whole: Sequence[bool]) -> list[str]:

@@ -94,6 +94,11 @@ class Experiment(Checked, ABC):
         """Which heads stay and which can go; None for an experiment that does not decide it."""
         return None
 
+    @staticmethod
+    def headline(tables: Tables) -> Mapping[str, float]:
+        """The numbers of a run by which runs are compared first, by what they are called."""
+        return {}
+
     def check(self, setup: Setup) -> None:
         """Raise ValueError, before anything is trained, for settings that do not fit the rest of the run."""
         return
