@@ -5,22 +5,21 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import io
 import logging
-import pickle
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
-from filelock import FileLock
 from torch import nn
 
 from mhaprune.data import Data
+from mhaprune.locks import locked
+from mhaprune.seals import Damaged, opened, sealed
 from mhaprune.store import fingerprint, make_folder, write_bytes
 
 log = logging.getLogger(__name__)
@@ -32,10 +31,15 @@ Remember = Callable[[str, dict[str, Any], Make], dict[str, Any]]
 
 
 class Cache:
-    """Files named after the recipe they were made by; each holds that recipe too, so that a foreign file is noticed."""
+    """Files named after the recipe they were made by; each holds that recipe too, so that a foreign file is noticed.
+
+    A folder that cannot be written serves as long as it holds what is wanted.
+    """
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = make_folder("cache", Path(folder))
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            make_folder("cache", self.folder)
 
     def get(
         self,
@@ -50,12 +54,15 @@ class Cache:
         """
         path = self.folder / f"{kind}-{fingerprint(recipe)}.pt"
         partial = path.with_suffix(".partial.pt")
-        with FileLock(path.with_suffix(".lock")):
+        with suppress(OSError, Damaged):  # what is wrong with it is said below, where it can be mended
             content = _load(path, recipe)
-            if content is not None:
-                log.info("%s: taken from the cache, %s", kind, path)
-                return content
-            state = _load(partial, recipe)
+            log.info("%s: taken from the cache, %s", kind, path)
+            return content
+        make_folder("cache", self.folder)
+        with locked(path.with_suffix(".lock")):
+            if (already := _mended(path, recipe)) is not None:
+                return already
+            state = _mended(partial, recipe)
             if state is not None:
                 log.info("%s: goes on from the interrupted one, %s", kind, partial)
             start = time.monotonic()
@@ -80,6 +87,7 @@ def weights_digest(model: nn.Module) -> str:
 NOT_HASHED = {
     "mhaprune.cache": "finds what was computed and computes nothing",
     "mhaprune.store": "names and writes files",
+    "mhaprune.interrupts": "decides when a training stops, not what it ends in",
     "mhaprune.ranges": "refuses settings; those that it lets pass are part of the recipe",
     "mhaprune.tasks.base": "decides the examples, whose contents are part of the recipe",
     "mhaprune.timing": "only tells the name of the device",
@@ -101,6 +109,11 @@ def source_digests(*modules: str) -> dict[str, str]:
             found[module], imported = _source(module)
             left += [name for name in imported if name not in NOT_HASHED]
     return dict(sorted(found.items()))
+
+
+def code_of(modules: Sequence[str]) -> dict[str, Any]:
+    """What these modules do, as a status notes it: compared later it tells whether they still do the same."""
+    return {"modules": list(modules), "digest": fingerprint(source_digests(*modules))}
 
 
 @cache
@@ -146,24 +159,26 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 def _save(path: Path, recipe: dict[str, Any], content: dict[str, Any]) -> None:
-    buffer = io.BytesIO()
-    torch.save({"recipe": recipe, "content": content}, buffer)
-    write_bytes(path, buffer.getvalue())
+    write_bytes(path, sealed({"recipe": recipe, "content": content}))
 
 
-def _load(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
-    """The content of a file that is whole and made by this recipe; any other file is set aside, and said."""
-    if not path.exists():
-        return None
+def _load(path: Path, recipe: dict[str, Any]) -> dict[str, Any]:
+    """The content of a file; raises Damaged unless it is whole and made by this recipe."""
+    stored = opened(path.read_bytes())
+    if not isinstance(stored, dict) or set(stored) != {"recipe", "content"} or stored["recipe"] != recipe:
+        raise Damaged("made by another recipe")
+    content: dict[str, Any] = stored["content"]
+    return content
+
+
+def _mended(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
+    """The content, or None where it is to be made: a damaged file is set aside, and said."""
     try:
-        stored = torch.load(path, weights_only=True, map_location="cpu")
-        if stored["recipe"] != recipe:
-            raise ValueError("made by another recipe")
-        content: dict[str, Any] = stored["content"]
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        return _load(path, recipe)
+    except FileNotFoundError:
+        return None
+    except (OSError, Damaged) as error:
         aside = path.with_suffix(".damaged")
         path.replace(aside)
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        log.warning("cache file %s is damaged or foreign (%s): set aside as %s, made anew", path, reason, aside.name)
+        log.warning("cache file %s is damaged or foreign (%s): set aside as %s, made anew", path, error, aside.name)
         return None
-    return content

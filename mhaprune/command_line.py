@@ -10,8 +10,6 @@ import gc
 import logging
 import os
 import re
-import shutil
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -27,8 +27,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mhaprune.interrupts import interruptible
 from mhaprune.places import conf_folder, results_folder
-from mhaprune.refusals import check_dashes, composition_error, one_line, unreadable
+from mhaprune.refusals import RunFailed, check_arguments, composition_error, one_line, unreadable
 
 if TYPE_CHECKING:
     from mhaprune.running import Run
@@ -42,34 +43,19 @@ BROUGHT = ("task", "model", "gate", "training")
 """The settings that a `model_file` brings with it."""
 
 
-@hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
-def execute(config: DictConfig) -> None:
-    """One job: build the run, do it in its output folder, and say how it ended in the folder's status and log."""
-    from mhaprune.store import RunFolder, read_status
+def job(config: DictConfig) -> None:
+    """One run or one job of a sweep, in the folder that Hydra has made for it."""
+    from mhaprune.config import orders_of
+    from mhaprune.jobs import do_alone, do_in_sweep
 
     hydra_config = HydraConfig.get()
     overrides = _texts(hydra_config.overrides.task)
     output = Path(hydra_config.runtime.output_dir)
-    single = hydra_config.mode == RunMode.RUN
-    refused = single
-    try:
-        if single:  # a job of a sweep is refused in its folder, where the report of the sweep looks for it
-            run = _build(config, overrides)
-            run.prepare()
-            refused = False
-        with RunFolder(output).recorded() as folder:
-            folder.note(kind="run", overrides=overrides)
-            results = (run if single else _build(config, overrides))(folder)
-    except BaseException as error:
-        _log_traceback()
-        if refused and not read_status(output):
-            _forget(output)
-        if single:
-            raise RunFailed(error) from error
-        raise
-    for line in results.sentences:
-        log.info("%s", line)
-    log.info("all of it is in %s, start with report.html", folder.path)
+    do = do_alone if hydra_config.mode == RunMode.RUN else do_in_sweep
+    do(lambda: _build(config, overrides), output, overrides, lambda: orders_of(plain(config)))
+
+
+execute = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(job)
 
 
 def _texts(overrides: Any) -> list[str]:
@@ -102,23 +88,26 @@ def described(*overrides: str) -> Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
-    An error is one line on the terminal, with HYDRA_FULL_ERROR=1 a traceback; the log of the run always has it. After
-    a multirun the tables of its jobs are combined in its folder, also when jobs failed or it was interrupted.
+    An error is one line on the terminal, with HYDRA_FULL_ERROR=1 a traceback; the log of the run always has it.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     traceback_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
     failure: BaseException | None = None
-    SweepFolder.root = None
     try:
-        check_dashes(arguments)
+        check_arguments(arguments)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    try:
         with _as_hydra_needs_it(arguments):
-            execute()
+            try:
+                execute()
+            except SweepAsked as asked:
+                _sweep(asked)
     except RunFailed as error:
         failure = error.__cause__
     except (Exception, KeyboardInterrupt) as error:
         failure = error
-    if SweepFolder.root is not None:
-        failure = _combine(SweepFolder.root) or failure
     if failure is None:
         return 0
     if traceback_wanted:
@@ -146,17 +135,27 @@ def option_named(name: str, groups: Sequence[str]) -> Any:
     return plug_in_of(group, name, settings)
 
 
-class RunFailed(BaseException):
-    """Carries the failure of a single run past Hydra, which reports every `Exception` in its own words."""
+class SweepAsked(BaseException):
+    """Carries what Hydra knows of a sweep out of Hydra, which would start all of its jobs and stop at a failed one."""
+
+    def __init__(self, config: DictConfig, loader: ConfigLoader) -> None:
+        super().__init__()
+        self.config, self.loader = config, loader
 
 
-class SweepFolder(Callback):
-    """Remembers where a multirun puts its jobs: if one fails, Hydra does not call back at the end."""
-
-    root: Path | None = None
+class HandingOver(Callback):
+    """Where Hydra would begin a sweep, it is done by `launching`."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        SweepFolder.root = Path(config.hydra.sweep.dir)
+        raise SweepAsked(config, GlobalHydra.instance().config_loader())
+
+
+def _sweep(asked: SweepAsked) -> None:
+    from mhaprune.config import orders_of
+    from mhaprune.launching import launch
+
+    given = {str(name): value for name, value in asked.config.items() if name != "hydra"}
+    launch(asked.config, asked.loader, job, orders_of(given), _build)
 
 
 def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
@@ -177,19 +176,6 @@ def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
     return build(values)
 
 
-def _combine(root: Path) -> ValueError | None:
-    """Combine the jobs of a sweep; returns what could not be combined."""
-    from mhaprune.collect import collect
-
-    try:
-        for line in collect([root], root, "Sweep"):
-            print(line)
-    except ValueError as error:
-        return error
-    print(f"all of it is in {root}, start with report.html")
-    return None
-
-
 @contextmanager
 def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
     """Hydra reads `sys.argv` and the environment; afterwards they, and the log's handlers, are as they were."""
@@ -200,14 +186,13 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
     at = next((i for i, argument in enumerate(rest) if argument.startswith("plugins=")), len(rest))
     sys.argv = [before[0], *flags, *rest[:at], *search, *rest[at:]]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra hand its exceptions on instead of printing them
-    terminated = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield
+        with interruptible():
+            yield
     finally:
         sys.argv = before
         os.environ.clear()
         os.environ.update(variables)
-        signal.signal(signal.SIGTERM, terminated)
         for handler in logging.getLogger().handlers:
             if handler not in handlers:
                 handler.close()
@@ -220,26 +205,6 @@ def _search_path(arguments: Sequence[str]) -> list[str]:
 
     folders = conf_folders(argument.partition("=")[2] for argument in arguments if argument.startswith("plugins="))
     return [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"] if folders else []
-
-
-def _log_traceback() -> None:
-    """Hydra's launchers lose a job's traceback, so its own log must have it; the terminal gets a line from `main`."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler):
-            handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "failed", (), sys.exc_info()))
-
-
-def _forget(output: Path) -> None:
-    """Remove the folder that Hydra made for a run that was refused, and the folders above that are empty now."""
-    for handler in logging.getLogger().handlers:
-        handler.close()
-    for name in (".hydra", "run.log"):
-        path = output / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    for folder in (output, *output.parents):
-        if folder == results_folder().resolve() or not folder.is_dir() or any(folder.iterdir()):
-            return
-        folder.rmdir()
 
 
 def _said(error: BaseException, arguments: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from mhaprune.running import Run
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.study import ModelOfOthers
+from mhaprune.sweeps import ORDERS, Orders
 from mhaprune.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -44,9 +45,17 @@ def build(config: Mapping[str, Any]) -> Run:
         config = _with_what_a_file_brings(config, load(file))
     if is_of_others(config):
         config = {**config, **dict.fromkeys(BROUGHT_BY_OTHERS)}
-    run = _construct(Run, config, "")
+    orders_of(config)
+    run = _construct(Run, {name: value for name, value in config.items() if name not in ORDERS}, "")
     assert isinstance(run, Run)
     return run
+
+
+def orders_of(config: Mapping[str, Any]) -> Orders:
+    """How a config wants its runs to be done."""
+    orders = _construct(Orders, {name: value for name, value in config.items() if name in ORDERS}, "")
+    assert isinstance(orders, Orders)
+    return orders
 
 
 def restored(saved: SavedModel, device: torch.device | str = "cpu") -> tuple[Seq2Seq, Task]:

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 
+class RunFailed(BaseException):
+    """Carries the failure of a run past Hydra, which reports every `Exception` in its own words."""
+
+
 def one_line(error: BaseException) -> str:
     """Any error in one line."""
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted; the same command goes on from what was cached"
+        return "interrupted; what was trained is kept, the same command goes on from there"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}; hydra.run.dir and cache must name folders that can be written"
     text = " ".join(str(error).split())
@@ -26,16 +30,33 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     return f"{f'did you mean {close[0]}? ' if close else ''}allowed are {', '.join(names) or 'none'}"
 
 
-FLAGS = ("cfg", "package", "run", "multirun", "shell-completion", "config-path", "config-name", "config-dir", "info")
+FLAGS = ("cfg", "package", "shell-completion", "info")
 """What may follow two dashes with a value, see --hydra-help."""
+SHORT = ("h", "c", "p", "sc", "i", "m")
+BARE = ("help", "hydra-help", "version", "resolve", "run", "multirun", *FLAGS)
+FOREIGN = {
+    r"--?(config-\w+|c[pnd])\b": "settings come from conf/ and from plugins, write plugins=[PACKAGE]",
+    r"hydra\.searchpath\b": "settings come from conf/ and from plugins, write plugins=[PACKAGE]",
+    r"--experimental-rerun\b": "a run is repeated by its command, see its report.html",
+    r"hydra[./]callbacks\b|hydra\b.*_target_": "names code to run, which no setting may",
+}
+"""Arguments that could bring in code of others, and what is said about them."""
 
 
-def check_dashes(arguments: Sequence[str]) -> None:
-    """Raise ValueError for a setting that is written like an option of other programs."""
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raise ValueError for a setting that is written like an option of other programs, and for what is `FOREIGN`.
+
+    Options are known by their whole names: Hydra would take an abbreviation too.
+    """
     for argument in arguments:
-        found = re.match(r"--?([\w.]+)=", argument)
-        if found and found[1] not in FLAGS:
-            raise ValueError(f"{argument}: settings have no dashes, write {argument.lstrip('-')}")
+        for pattern, why in FOREIGN.items():
+            if re.match(pattern, argument.lstrip("+~")):
+                raise ValueError(f"{argument}: not allowed, {why}")
+        option, equals, _ = argument.partition("=")
+        if argument.startswith("-") and option.lstrip("-") not in (FLAGS if equals else (*BARE, *SHORT)):
+            if equals:
+                raise ValueError(f"{argument}: settings have no dashes, write {argument.lstrip('-')}")
+            raise ValueError(f"{argument}: no such option, allowed are --{', --'.join(BARE)}")
 
 
 def unreadable(argument: str, conf: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pandas as pd
 import torch
 
-from mhaprune.cache import source_digests
+from mhaprune.cache import code_of, source_digests
 from mhaprune.experiments.base import Experiment, Setup, figures_of
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
@@ -136,9 +136,14 @@ class Run(Checked):
         """What every row of every table carries: a fingerprint of the whole run, and what tells runs apart."""
         return {"run": fingerprint(describe(self) | self.source.decisive), **self.source.identity}
 
+    @property
+    def modules(self) -> list[str]:
+        """The modules whose code, with what they import, decides what the run finds."""
+        return sorted({*modules_of(self), type(self.source).__module__} - {type(self).__module__})
+
     def __call__(self, folder: RunFolder) -> Results:
         """Run the experiment and write its tables, figures and report into the folder."""
-        folder.note(experiment=target(self.experiment), identity=self.identity)
+        folder.note(experiment=target(self.experiment), identity=self.identity, code=code_of(self.modules))
         environment = self.source.environment()
         folder.write_json("environment.json", environment)
         results = self.results()

@@ -10,12 +10,15 @@ import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 import pandas as pd
+
+from mhaprune.locks import Busy, is_held, locked
+from mhaprune.seals import checksum
 
 
 class Plot(Protocol):
@@ -97,32 +100,53 @@ def option_name(value: object) -> str:
     return "none" if value is None else re.sub(r"(?<!^)(?=[A-Z])", "_", type(value).__name__).lower()
 
 
+def inside(folder: Path, name: str) -> Path | None:
+    """The path of a file by its name below a folder; None where that is not within it, by `..` or by a link."""
+    try:
+        path = (folder / name).resolve()
+        return folder / name if path.is_relative_to(folder.resolve()) and path != folder.resolve() else None
+    except (OSError, ValueError, RuntimeError):  # a zero byte, a loop of links
+        return None
+
+
 class RunFolder:
-    """The folder of one run. `status.json` says running, done or failed, and lists what the run wrote."""
+    """The folder of one run. `status.json` says running, done or failed, and lists what the run wrote.
+
+    It is locked while the run is recorded. So two runs never share a folder, and what a killed run left behind is
+    known: its status says running, and nobody holds the lock.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = make_folder("hydra.run.dir", Path(path))
-        self.files: list[str] = []
+        self.files: dict[str, str] = {}
+        """The checksum of every file that the run wrote, by its name."""
         self.status: dict[str, Any] = {}
 
     @contextmanager
     def recorded(self) -> Iterator[RunFolder]:
-        """Keep `status.json` true while the body runs; what an earlier run left here is removed first."""
-        self._clear()
-        start = time.monotonic()
-        self.status = {"status": "running", "reason": None, "started": _now(), "finished": None, "seconds": None}
-        self._write_status()
-        try:
-            yield self
-        except BaseException as error:
-            reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
-            self.status |= {"status": "failed", "reason": reason}
-            raise
-        else:
-            self.status |= {"status": "done"}
-        finally:
-            self.status |= {"finished": _now(), "seconds": round(time.monotonic() - start, 3)}
+        """Keep `status.json` true while the body runs; what an earlier run left here is removed first.
+
+        Raises ValueError, and touches nothing, if another run is in the folder.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path / LOCK, wait=False))
+            except Busy as error:
+                raise ValueError(f"hydra.run.dir={self.path}: {error}, name another folder") from None
+            self._clear()
+            start = time.monotonic()
+            self.status = {"status": "running", "reason": None, "started": _now(), "finished": None, "seconds": None}
             self._write_status()
+            try:
+                yield self
+            except BaseException as error:
+                self.status |= {"status": "failed", "reason": reason(error)}
+                raise
+            else:
+                self.status |= {"status": "done"}
+            finally:
+                self.status |= {"finished": _now(), "seconds": round(time.monotonic() - start, 3)}
+                self._write_status()
 
     def note(self, **facts: Any) -> None:
         """Add facts to `status.json`."""
@@ -131,9 +155,11 @@ class RunFolder:
 
     def write(self, name: str, data: bytes) -> None:
         """Write one file, by its name below the folder; a later run into the same folder removes it."""
-        path = self.path / name
+        path = inside(self.path, name)
+        if path is None:
+            raise ValueError(f"hydra.run.dir={self.path}: {name} leads out of this folder, by a link")
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.files.append(name)
+        self.files[name] = checksum(data)
         write_bytes(path, data)
 
     def write_table(self, name: str, frame: pd.DataFrame) -> None:
@@ -152,17 +178,45 @@ class RunFolder:
         write_json(self.path / "status.json", self.status | {"files": self.files})
 
     def _clear(self) -> None:
-        for name in read_status(self.path).get("files", []):
-            (self.path / name).unlink(missing_ok=True)
+        files = read_status(self.path).get("files", ())
+        for name in files if isinstance(files, list | dict) else ():
+            path = inside(self.path, str(name))
+            if path is not None and path.is_file():
+                path.unlink()
+
+
+LOCK = ".lock"
+"""The file in a run folder that its run holds."""
+
+
+def reason(error: BaseException) -> str:
+    """What a status says about an error."""
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """The `status.json` of a folder; empty where there is none that can be read."""
+    """The `status.json` of a folder; empty where there is none that can be read.
+
+    A run that says running and whose process is gone reads as died.
+    """
     try:
         status = json.loads((folder / "status.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return status if isinstance(status, dict) else {}
+    if not isinstance(status, dict):
+        return {}
+    if status.get("status") == "running" and not is_held(folder / LOCK):
+        status |= {"status": "died", "reason": "its process is gone, killed or without power"}
+    return status
+
+
+def set_failed(folder: Path, why: str) -> None:
+    """Say in the status of a killed run how it ended, which it could not say itself."""
+    status = read_status(folder)
+    if status.get("status") not in ("done", "failed"):
+        files = status.pop("files", {})
+        status = {**status, "status": "failed", "reason": why, "finished": _now(), "files": files}
+        write_json(folder / "status.json", status)
 
 
 def _now() -> str:

@@ -5,7 +5,7 @@ No torch in here: figures, words and the collection of many runs work on tables 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import pandas as pd
@@ -168,10 +168,3 @@ def repeated_draws(frame: pd.DataFrame) -> list[str]:
     """The scorers with several random orders of the heads."""
     draws = frame.groupby("scorer", sort=False)["draw"].nunique()
     return list(draws.index[draws > 1])
-
-
-def by_label(tables: Tables) -> Iterator[tuple[str, Tables]]:
-    """The tables of several runs, run by run."""
-    labels = dict.fromkeys(label for frame in tables.values() if LABEL in frame for label in frame[LABEL])
-    for label in labels:
-        yield str(label), {name: frame[frame[LABEL] == label] for name, frame in tables.items() if LABEL in frame}

@@ -21,7 +21,6 @@ import hydra
 import pandas as pd
 import pytest
 import torch
-from filelock import FileLock
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 from torch.nn import functional as F
@@ -32,6 +31,7 @@ from mhaprune.command_line import plain
 from mhaprune.config import build
 from mhaprune.data import Examples, shift_right
 from mhaprune.heads import HeadMask
+from mhaprune.locks import locked
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
@@ -208,7 +208,7 @@ def ran(shared: Path) -> Callable[[str], Path]:
 
     def folder(experiment: str) -> Path:
         path = shared / experiment
-        with FileLock(f"{path}.lock"):
+        with locked(path.with_suffix(".lock")):
             if read_status(path).get("status") != "done":
                 with RunFolder(path).recorded() as recorded:
                     recorded.note(kind="run")

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 
+from mhaprune.experiments.base import Experiment
 from mhaprune.reporting.plots import Plot
+from mhaprune.tables import LABEL, Tables
+
+
+def said_over_runs(kind: type[Experiment], tables: Tables) -> Iterator[str]:
+    """What several runs found together, then the first sentence of each, as `collect` says it."""
+    yield from kind.say_in_common(tables)
+    for label in dict.fromkeys(label for frame in tables.values() if LABEL in frame for label in frame[LABEL]):
+        own = {name: frame[frame[LABEL] == label] for name, frame in tables.items() if LABEL in frame}
+        yield f"{label}: {next(iter(kind.say(own)))}"
 
 
 def pruning_table(seed: int = 0) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import threading
@@ -106,6 +107,28 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ValueError, match=r"cache=.*file/x: cannot be written \(Not a directory\), name a folder that can"
     ):
         Cache(tmp_path / "file" / "x")
+
+
+def test_a_folder_that_cannot_be_written_serves_if_it_holds_what_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Maker()
+    Cache(tmp_path).get("trained", RECIPE, make)
+    (tmp_path / next(tmp_path.glob("*.lock")).name).unlink()
+    before = sorted(tmp_path.iterdir())
+
+    def refuse(**named: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    assert torch.equal(Cache(tmp_path).get("trained", RECIPE, make)["weights"], torch.arange(4))
+    assert make.calls == 1
+    with pytest.raises(
+        ValueError, match=r"cache=.*: cannot be written \(Read-only file system\), name a folder that can"
+    ):
+        Cache(tmp_path).get("trained", {**RECIPE, "seed": 1}, make)
+    assert make.calls == 1
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_the_digest_follows_code_and_not_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

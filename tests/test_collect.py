@@ -83,6 +83,20 @@ def test_a_setting_is_what_runs_share_that_differ_in_their_seed(tmp_path: Path) 
     assert names("data") == [("task.seed=0", "task.seed=0"), ("task.seed=1", "task.seed=1")]
 
 
+def test_an_index_lists_every_run(tmp_path: Path) -> None:
+    """With a link to its report, the settings that vary, and its first numbers."""
+    make_run(tmp_path / "runs" / "a b", num_heads=2)
+    (tmp_path / "runs" / "a b" / "report.html").write_text("here")
+    make_failed(tmp_path / "runs" / "1", "model.num_heads=3: must divide")
+    collect([tmp_path / "runs"], tmp_path / "out")
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<title>ablate on sort, by num_heads</title>" in page
+    assert '<a href="../runs/a%20b/report.html">num_heads=2</a>' in page
+    for cell in ("<td>2</td>", ">9</td>", ">0.993</td>", ">1.21</td>", ">heads that can go<", ">times as fast<"):
+        assert cell in page
+    assert "<td>num_heads=3</td><td>failed</td>" in page
+
+
 def test_failed_and_unfinished_runs_are_named_and_left_out(tmp_path: Path) -> None:
     make_run(tmp_path / "0", num_heads=2)
     make_failed(tmp_path / "1", "model.num_heads=3: must divide")
@@ -90,8 +104,8 @@ def test_failed_and_unfinished_runs_are_named_and_left_out(tmp_path: Path) -> No
     (tmp_path / "2" / ".hydra" / "config.yaml").touch()
     make_run(tmp_path / "10", num_heads=4)
     lines = collect([tmp_path], tmp_path / "out")
-    assert lines[0].startswith("1 is not in here, failed: ValueError: model.num_heads=3: must divide")
-    assert lines[1].startswith("2 is not in here, no status")
+    assert lines[2].startswith("num_heads=3 is not in here, failed: ValueError: model.num_heads=3: must divide")
+    assert lines[3].startswith("2 is not in here, no status")
     runs = pd.read_csv(tmp_path / "out" / "runs.csv")
     assert [Path(folder).name for folder in runs["folder"]] == ["0", "1", "2", "10"]
     assert len(pd.read_csv(tmp_path / "out" / "pruning.csv")) == 2 * len(pruning_table())
@@ -106,7 +120,7 @@ def test_runs_of_an_older_or_unknown_kind_are_named_in_a_line_each(tmp_path: Pat
         status |= {} if experiment is None else {"experiment": experiment}
         (tmp_path / name / "status.json").write_text(json.dumps(status))
     lines = collect([tmp_path], tmp_path / "out")
-    *left_out, compared = lines
+    compared, *left_out = lines
     assert sorted(line.split(" is not in here, ")[1].split(" (")[0].rstrip(".") for line in left_out) == [
         "of an experiment that is not installed, elsewhere.study.Study",
         "of an experiment that is not installed, mhaprune.nowhere.Study",

@@ -28,6 +28,19 @@ REFUSED = [
     (["seed"], "seed: is no setting, it must read KEY=VALUE, for example seed=1"),
     (["ablate"], "ablate: is no setting, did you mean experiment=ablate? it must read KEY=VALUE"),
     (["--experiment=ablate"], "--experiment=ablate: settings have no dashes, write experiment=ablate"),
+    (["--experimental-rerun=x"], "--experimental-rerun=x: not allowed, a run is repeated by its command"),
+    (["--experimental-r", "x"], "--experimental-r: no such option, allowed are --help, --hydra-help"),
+    (["--config-dir=/x"], "--config-dir=/x: not allowed, settings come from conf/ and from plugins, write plugins="),
+    (["-cd", "/x"], "-cd: not allowed, settings come from conf/ and from plugins, write plugins=[PACKAGE]"),
+    (["--config-d", "/x"], "--config-d: not allowed, settings come from"),
+    (["--config-path=/x"], "--config-path=/x: not allowed, settings come from conf/ and from plugins, write plugins="),
+    (["hydra.searchpath=[/x]"], "hydra.searchpath=[/x]: not allowed, settings come from conf/ and from plugins"),
+    (
+        ["+hydra.callbacks.x._target_=os.system"],
+        "+hydra.callbacks.x._target_=os.system: not allowed, names code to run",
+    ),
+    (["hydra/callbacks=x"], "hydra/callbacks=x: not allowed, names code to run, which no setting may"),
+    (["++hydra.launcher={_target_: x}"], "++hydra.launcher={_target_: x}: not allowed, names code to run"),
     (["plugins=[nowhere]", "scorer=[my_own]"], "plugins=nowhere: cannot be imported, must name a package"),
     (["example='3 1"], "example='3 1: cannot be read; brackets and quotes must close"),
     (["hydra.run.dir=/x/a=b"], "hydra.run.dir=/x/a=b: cannot be read; brackets and quotes must close"),
@@ -35,6 +48,9 @@ REFUSED = [
     (["hydra/sweeper=unknown"], "hydra/sweeper=unknown: no such option, allowed is basic"),
     (["training.steps=many"], "training.steps='many': must be a whole number"),
     (["plugins=[nowhere]"], "plugins=nowhere: cannot be imported"),
+    (["sweep=heads"], "sweep=heads: names a sweep, which needs -m"),
+    (["on_change=maybe"], "on_change='maybe': must be refuse or redo"),
+    (["time_limit=0"], "time_limit=0.0: must be above 0"),
     (["model.max_length=5"], "model.max_length=5: task sort has sequences of 11 tokens, so 11 or more"),
     (["cache=/dev/null/x"], "cache=/dev/null/x: cannot be written (Not a directory), name a folder that can"),
     (["experiment=prune", "experiment.budgets=['1 parameters']"], "experiment.budgets=1 parameters: a model with no"),
@@ -142,7 +158,8 @@ def test_options_may_stand_anywhere(tmp_path: Path) -> None:
     small = [*TINY, *TINY_SEQUENCES, f"cache={tmp_path / 'cache'}"]
     done = run_here(main, "experiment=train", *small, "seed=0", f"hydra.sweep.dir={tmp_path / 'sweep'}", "-m")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "sweep" / "0" / "report.html").exists()
+    [job] = (tmp_path / "sweep").glob("job-*")
+    assert (job / "report.html").exists()
 
 
 def test_help_and_typing_errors_need_no_torch(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, drawing, 
 from mhaprune.command_line import main
 from mhaprune.config import build
 from mhaprune.store import RunFolder, fingerprint, read_status
+from mhaprune.sweeps import Sweep
 from mhaprune.training import loop
 
 SMALL = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE]
@@ -210,12 +211,13 @@ def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) 
     assert "model.num_heads=3: must divide d_model=16" in done.stderr
     assert "Traceback" not in done.stderr
     sweep = tmp_path / "sweep"
-    assert [read_status(sweep / str(job))["status"] for job in range(3)] == ["done", "done", "failed"]
+    one, two, three = (job.name for job in Sweep.read(sweep).jobs)  # type: ignore[union-attr]
+    assert [read_status(sweep / job)["status"] for job in (one, two, three)] == ["done", "done", "failed"]
     assert list(pd.read_csv(sweep / "pruning.csv")["label"].unique()) == ["num_heads=1", "num_heads=2"]
     assert (sweep / "figures" / "comparison.png").exists()
     page = (sweep / "report.html").read_text()
-    assert "2 is not in here, failed: ConfigError: model.num_heads=3" in page
-    assert "Traceback" in (sweep / "2" / "run.log").read_text()
+    assert "num_heads=3 is not in here, failed: ConfigError: model.num_heads=3" in page
+    assert "Traceback" in (sweep / three / "run.log").read_text()
 
 
 def sweep_of(folder: Path) -> list[str]:
@@ -269,31 +271,32 @@ def heard() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("heard")
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_an_interrupted_run_says_so_and_goes_on_where_it_was(
     by: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interrupted after four of six steps. Real interrupts of another process are in the test below."""
+    """Interrupted in the fifth of six steps, after which its state is saved. Real interrupts of another process are in
+    the test below."""
     steps = 0
     plain = loop.training_step
 
     def interrupted(*arguments: object, **keywords: object) -> torch.Tensor:
         nonlocal steps
         steps += 1
-        if steps == 4:
+        if steps == 5:
             signal.raise_signal(by)
         return plain(*arguments, **keywords)  # type: ignore[arg-type]
 
     monkeypatch.setattr(loop, "training_step", interrupted)
     done = run_here(main, *train(tmp_path))
     assert done.returncode == 130
-    assert done.stderr == "error: interrupted; the same command goes on from what was cached\n"
+    assert done.stderr == "error: interrupted; what was trained is kept, the same command goes on from there\n"
     assert read_status(tmp_path / "run")["status"] == "failed"
     assert read_status(tmp_path / "run")["reason"] == "interrupted"
     again = run_here(main, *train(tmp_path))
     assert again.returncode == 0
     assert "goes on from the interrupted one" in again.stdout
-    assert steps == 4 + 4, "what was cached after two steps is not trained again"
+    assert steps == 5 + 1, "no step is trained twice"
 
 
 @pytest.mark.slow
@@ -307,7 +310,7 @@ def test_an_interrupted_process_says_so_and_goes_on_where_it_was(tmp_path: Path)
     endless.send_signal(signal.SIGTERM)
     _, errors = endless.communicate(timeout=150)
     assert endless.returncode == 130
-    assert errors == "error: interrupted; the same command goes on from what was cached\n"
+    assert errors == "error: interrupted; what was trained is kept, the same command goes on from there\n"
     assert read_status(tmp_path / "run")["status"] == "failed"
     assert read_status(tmp_path / "run")["reason"] == "interrupted"
     [partial] = (tmp_path / "cache").glob("*.partial.pt")

@@ -34,7 +34,7 @@ def test_status_says_running_then_done(tmp_path: Path) -> None:
         folder.write_table("heads", pd.DataFrame({"score": [0.1234567891]}))
     status = read_status(folder.path)
     assert status["status"] == "done"
-    assert status["files"] == ["heads.csv"]
+    assert list(status["files"]) == ["heads.csv"]
     assert status["finished"] >= status["started"]
     assert (folder.path / "heads.csv").read_text() == "score\n0.123456789\n"
 
@@ -56,7 +56,7 @@ def test_a_second_run_removes_what_the_first_left_and_nothing_else(tmp_path: Pat
         folder.write("old.csv", b"1")
     with pytest.raises(RuntimeError), RunFolder(tmp_path).recorded():
         raise RuntimeError("at once")
-    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["mine.txt", "status.json"]
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == [".lock", "mine.txt", "status.json"]
 
 
 def test_a_status_that_cannot_be_read_is_none(tmp_path: Path) -> None:

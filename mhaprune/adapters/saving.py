@@ -23,7 +23,8 @@ from mhaprune.adapters.blocks import Unsupported
 from mhaprune.adapters.removal import COUNTS, Cut
 from mhaprune.adapters.reshaping import shrink
 from mhaprune.adapters.torch_nn import TorchAttention
-from mhaprune.store import make_folder, write_bytes
+from mhaprune.seals import checksum
+from mhaprune.store import make_folder, write_bytes, write_json
 
 KV_COUNTS = ("num_key_value_heads",)
 WIDTH_OF_HEAD = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
@@ -35,6 +36,8 @@ def is_folder_of_transformers(path: Path) -> bool:
     return path.is_dir() and (path / "config.json").exists()
 
 
+CHECKSUMS = "checksums.json"
+"""The file of checksums in a folder: of every other file, by its name."""
 CODE = "modeling_mhaprune"
 """The file of code in a folder."""
 CLASS = '''
@@ -65,6 +68,7 @@ def save_folder(model: nn.Module, path: str | Path) -> None:
     folder, writer, name = make_folder("path", Path(path)), cast("Any", model), native.__name__
     if Cut.of(model) is None:
         writer.save_pretrained(folder)
+        _note_checksums(folder)
         return
     autos = _automatic(native, type(writer.config))
     if not autos:
@@ -80,6 +84,28 @@ def save_folder(model: nn.Module, path: str | Path) -> None:
             writer.config.auto_map = before
     code = inspect.getsource(reshaping) + CLASS.format(name=name)
     write_bytes(folder / f"{CODE}.py", code.encode())
+    _note_checksums(folder)
+
+
+def _note_checksums(folder: Path) -> None:
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
+    write_json(folder / CHECKSUMS, {path.name: checksum(path.read_bytes()) for path in files})
+
+
+def _check(folder: Path) -> None:
+    """Raise `Unsupported`, one line, if a file has changed since `save_folder`: transformers would not notice."""
+    if not (folder / CHECKSUMS).exists():  # written by save_pretrained alone
+        return
+    try:
+        noted = dict(json.loads((folder / CHECKSUMS).read_text()))
+        changed = [name for name in noted if checksum((folder / Path(name).name).read_bytes()) != noted[name]]
+    except (OSError, ValueError, TypeError) as error:
+        raise Unsupported(f"{folder}: damaged, {CHECKSUMS} does not fit ({str(error).splitlines()[0]})") from None
+    if changed:
+        raise Unsupported(
+            f"{folder}: damaged, {', '.join(changed)} changed since it was saved; if you changed it yourself, remove"
+            f" {CHECKSUMS}"
+        )
 
 
 def _native(model: nn.Module) -> type:
@@ -115,6 +141,7 @@ def load_folder(path: Path, **options: Any) -> nn.Module:
         import transformers
     except ImportError:
         raise Unsupported(f"{path}: is a model of transformers, install it: pip install 'mhaprune[hf]'") from None
+    _check(path)
     try:
         named = json.loads((path / "config.json").read_text()).get("architectures") or [None]
         config = transformers.AutoConfig.from_pretrained(path)

@@ -18,7 +18,7 @@ from mhaprune.reporting.verdict import Verdict
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.study import Source, Study
-from mhaprune.tables import Tables, by_label
+from mhaprune.tables import Tables
 from mhaprune.trained import Recipe
 
 
@@ -98,12 +98,10 @@ class Experiment(Checked, ABC):
         """Which heads stay and which can go; None for an experiment that does not decide it."""
         return None
 
-    @classmethod
-    def say_over_runs(cls, tables: Tables) -> Iterator[str]:
-        """What several runs found together, then the first sentence of each."""
-        yield from cls.say_in_common(tables)
-        for label, own in by_label(tables):
-            yield f"{label}: {next(cls.say(own))}"
+    @staticmethod
+    def headline(tables: Tables) -> Mapping[str, float]:
+        """The numbers of a run by which runs are compared first, by what they are called."""
+        return {}
 
     def check(self, setup: Setup) -> None:
         """Raise ValueError, before anything is trained, for settings that do not fit the rest of the run."""

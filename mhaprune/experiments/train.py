@@ -13,7 +13,7 @@ from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.sentences import say_accuracy
 from mhaprune.reporting.shared_figures import training_curve
 from mhaprune.study import Study
-from mhaprune.tables import Tables
+from mhaprune.tables import QUALITY, Tables, quality_name
 
 
 @dataclass(frozen=True)
@@ -34,3 +34,7 @@ class Train(Experiment):
     @staticmethod
     def say(tables: Tables) -> Iterator[str]:
         yield say_accuracy(tables["accuracy"])
+
+    @staticmethod
+    def headline(tables: Tables) -> dict[str, float]:
+        return {quality_name(tables): float(tables["accuracy"][QUALITY].iloc[0])}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +16,10 @@ from mhaprune.heads import HeadGrid, HeadId, Site
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.seals import Damaged, opened, sealed
 
-FORMAT, VERSION = "mhaprune model", 3
-"""Version 3 names the optimiser, and its history has seconds."""
+FORMAT, VERSION = "mhaprune model", 4
+"""Version 4 ends in a checksum."""
 BROUGHT = ("task", "model", "gate", "training")
 """The settings of a run that a saved model brings with it."""
 KINDS: dict[str, type] = {
@@ -64,7 +63,6 @@ def to_bytes(
     steps_since: int = 0,
 ) -> bytes:
     """Returns the content of a file, which `load` reads back."""
-    buffer = io.BytesIO()
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -76,8 +74,7 @@ def to_bytes(
         "facts": dict(facts),
         "steps_since": steps_since,
     }
-    torch.save(content, buffer)
-    return buffer.getvalue()
+    return sealed(content)
 
 
 def load(path: str) -> SavedModel:
@@ -87,9 +84,9 @@ def load(path: str) -> SavedModel:
     except OSError as error:
         raise ValueError(f"model_file={path}: cannot be read ({error.strerror}), must name a saved model") from None
     try:
-        content = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError):
-        raise ValueError(f"model_file={path}: truncated or no saved model at all") from None
+        content = opened(data)
+    except Damaged as error:
+        raise ValueError(f"model_file={path}: damaged or no saved model at all, {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"model_file={path}: holds something else, must be a model that mhaprune saved")
     if content.get("version") != VERSION:

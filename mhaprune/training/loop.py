@@ -21,6 +21,7 @@ from torch.optim import AdamW, Optimizer
 from tqdm import tqdm
 
 from mhaprune.data import PAD, Examples
+from mhaprune.interrupts import Held
 from mhaprune.measure import Diverged, measure
 from mhaprune.model.gates import GateConfig, HeadGate
 from mhaprune.model.network import EncoderDecoder
@@ -74,7 +75,8 @@ class Training(Checked):
     evaluate_every: Annotated[int, Ge(1)] = 25
     """Number of steps between two rows of the history: loss, held-out accuracy, gates."""
     checkpoint_every: Annotated[int, Ge(1)] = 500
-    """Number of steps between two saved states. A training that is resumed ends in the same bits."""
+    """Number of steps between two saved states. A training that is interrupted saves another before it stops. One that
+    is resumed ends in the same bits."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,23 +135,28 @@ class Training(Checked):
             first, watch, rows = int(state["step"]), Watch(state["seconds"]), list(state["rows"])
         batches = train.shuffled_batches(self.batch_size, order, self.sorted_batches, skip=first)
         progress = tqdm(range(first, self.steps), "training", self.steps, initial=first, disable=None, leave=False)
-        for step in progress:
-            for group in parameter_groups(optimisers):
-                group["lr"] = group["initial_lr"] * self.learning_rate_factor(step)
-            model.train()
-            running += training_step(model, next(batches), optimisers, objective, self.clip_norm)
-            done = step + 1
-            if done % self.evaluate_every == 0 or done == self.steps:
-                mean_loss = running.item() / ((done - 1) % self.evaluate_every + 1)
-                with watch.paused() as seconds:  # after the loss was read, for which a GPU has to finish
-                    self._check_finite(mean_loss, done, rows)
-                    running.zero_()
-                    rows.append({"step": done, "seconds": seconds, "loss": mean_loss, **self._held_out(model, valid)})
-                    progress.set_postfix(loss=f"{mean_loss:.3f}", exact=f"{rows[-1]['valid_quality']:.3f}")
-            if save is not None and done % self.checkpoint_every == 0 and done < self.steps:
-                with watch.paused() as seconds:
-                    now = {"running": running, "rows": rows, "step": done, "seconds": seconds, "rng": _rng(device)}
-                    save(now | _states(model, optimisers))
+        with Held() as held:
+            for step in progress:
+                for group in parameter_groups(optimisers):
+                    group["lr"] = group["initial_lr"] * self.learning_rate_factor(step)
+                model.train()
+                running += training_step(model, next(batches), optimisers, objective, self.clip_norm)
+                done = step + 1
+                if done % self.evaluate_every == 0 or done == self.steps:
+                    mean_loss = running.item() / ((done - 1) % self.evaluate_every + 1)
+                    with watch.paused() as seconds:  # after the loss was read, for which a GPU has to finish
+                        self._check_finite(mean_loss, done, rows)
+                        running.zero_()
+                        row = {"step": done, "seconds": seconds, "loss": mean_loss}
+                        rows.append(row | self._held_out(model, valid))
+                        progress.set_postfix(loss=f"{mean_loss:.3f}", exact=f"{rows[-1]['valid_quality']:.3f}")
+                asked, due = held.asked, done % self.checkpoint_every == 0 and done < self.steps
+                if save is not None and (due or asked):
+                    with watch.paused() as seconds:
+                        now = {"running": running, "rows": rows, "step": done, "seconds": seconds, "rng": _rng(device)}
+                        save(now | _states(model, optimisers))
+                if asked:
+                    held.stop()
         return rows
 
     def _check_finite(self, loss: float, step: int, rows: Sequence[Mapping[str, Any]]) -> None:

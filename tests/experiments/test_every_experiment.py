@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from conftest import run_of, tables_in
+from made_tables import said_over_runs
 from mhaprune.experiments.base import Experiment, figures_of
 from mhaprune.reporting.head_map import heads_that_matter
 from mhaprune.reporting.plots import draw, lay_out
@@ -77,7 +78,7 @@ def test_two_runs_are_compared(done: Done) -> None:
         for label in ("one", "other")
     ]
     both = {name: pd.concat([tables[name] for tables in own], ignore_index=True) for name in done.tables}
-    assert len(list(done.kind.say_over_runs(both))) >= 2
+    assert len(list(said_over_runs(done.kind, both))) >= 2
     drawn = [[plot.name for plot in draw((figure,), both)] for figure in done.kind.figures_over_runs]
     assert all(drawn)
     names = [name for mine in drawn for name in mine]

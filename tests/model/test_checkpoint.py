@@ -20,6 +20,7 @@ from mhaprune.measure import measure
 from mhaprune.model.checkpoint import exported, load, restore, to_bytes
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.seals import sealed
 from mhaprune.store import RunFolder
 from mhaprune.study import Study
 from mhaprune.tasks.base import Splits
@@ -173,9 +174,7 @@ def test_two_files_of_one_name_are_two_runs(study: Study, file: Path, tmp_path: 
 
 
 def broken(content: dict[str, Any], **changes: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(content | changes, buffer)
-    return buffer.getvalue()
+    return sealed(content | changes)
 
 
 def test_anything_else_is_refused_in_one_line(file: Path, tmp_path: Path) -> None:
@@ -185,12 +184,12 @@ def test_anything_else_is_refused_in_one_line(file: Path, tmp_path: Path) -> Non
     weights = content["weights"] | {"output.bias": torch.zeros(3)}
     shifted = content["weights"] | {"output.bias": content["weights"]["output.bias"] + 1}
     for data, message in (
-        (whole[: len(whole) // 2], "truncated or no saved model at all"),
-        (b"hello", "truncated or no saved model at all"),
-        (b"", "truncated or no saved model at all"),
+        (whole[: len(whole) // 2], "damaged or no saved model at all, no checksum at its end, so truncated"),
+        (b"hello", "damaged or no saved model at all, no checksum at its end"),
+        (b"", "damaged or no saved model at all, no checksum at its end"),
         (broken({}), "holds something else, must be a model that mhaprune saved"),
         (broken({"content": 1, "recipe": {}}), "holds something else, must be a model that mhaprune saved"),
-        (broken(content, version=1), "saved in version 1 of the format, this mhaprune reads 3"),
+        (broken(content, version=1), "saved in version 1 of the format, this mhaprune reads 4"),
         (broken(content, weights=weights), "damaged, its weights do not fit"),
         (broken(content, weights=shifted), "damaged, its weights are not those that were saved"),
         (broken(content, heads=["elsewhere.0.0"]), "damaged, head='elsewhere.0.0': has an unknown site"),

@@ -65,6 +65,7 @@ class Ablate(WithinTolerance):
     )
     figures_over_runs: ClassVar[Figures] = (compare_curves, compare_runs)
     say = staticmethod(words.say)
+    headline = staticmethod(words.headline)
     head_map = staticmethod(words.head_map)
 
     def __post_init__(self) -> None:

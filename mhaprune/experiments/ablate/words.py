@@ -66,6 +66,16 @@ def head_map(tables: Tables) -> Verdict:
     return Verdict(heads, scorer, title, meaning, unit=loss_unit(tables))
 
 
+def headline(tables: Tables) -> dict[str, float]:
+    """How many heads can go, and what that brings."""
+    best = largest_budget(as_they_are(tables["summary"]))
+    return {
+        "heads that can go": float(best["heads_removed"]),
+        quality_name(tables): float(best[QUALITY]),
+        "times as fast": float(best["speedup"]),
+    }
+
+
 def _headline(tables: Tables) -> str:
     """How many heads can go, and what that brings; then the same after each recovery."""
     summary = tables["summary"]

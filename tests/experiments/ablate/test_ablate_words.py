@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from made_tables import refitted, summary
+from made_tables import refitted, said_over_runs, summary
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.tables import INITIAL_GATE, Tables
 
@@ -83,7 +83,7 @@ def test_a_recovery_that_failed_is_named() -> None:
 def test_runs_from_before_there_were_recoveries_are_said_beside_later_ones() -> None:
     later = pd.concat([summary().assign(recovery="nothing"), refitted(summary(), heads_removed=12)])
     both = pd.concat([summary().assign(label="old"), later.assign(label="new")], ignore_index=True)
-    old, new = Ablate.say_over_runs({"summary": both})
+    old, new = said_over_runs(Ablate, {"summary": both})
     assert "after refit" not in old
     assert "after refit 12 can go" in new
 
@@ -96,5 +96,5 @@ def test_gates_that_kept_their_initial_order_are_said() -> None:
 
 def test_of_several_runs_there_is_a_sentence_each_with_its_name() -> None:
     both = pd.concat([summary().assign(label="num_heads=2"), summary().assign(label="num_heads=4")])
-    lines = list(Ablate.say_over_runs({"summary": both}))
+    lines = list(said_over_runs(Ablate, {"summary": both}))
     assert [line.split(":")[0] for line in lines] == ["num_heads=2", "num_heads=4"]

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from legible import check_legible
-from made_tables import text_of
+from made_tables import said_over_runs, text_of
 from mhaprune.experiments.mistakes.mistakes import WHAT
 from mhaprune.experiments.mistakes.study import Mistakes
 from mhaprune.reporting.plots import Plot, draw
@@ -82,19 +82,19 @@ def test_over_runs_what_stands_out_is_said_with_its_interval() -> None:
     for name, costs in (("per_batch", [1, 2, 3]), ("whole_split", [6, 7, 8]), ("not_zeroed", [-6, -7, -8])):
         mistakes.loc[mistakes["mistake"] == name, "cost_points"] = costs
     mistakes.loc[~mistakes["mistake"].isin(["per_batch", "whole_split", "not_zeroed"]), "cost_points"] = 0.0
-    lines = list(Mistakes.say_over_runs(tables))
+    lines = list(said_over_runs(Mistakes, tables))
     ends = "of exact match (mean over budgets and models, 95 % interval over models)."
     assert lines[0] == f"Over 3 models on sort whole_split costs 7.0 points (4.5 to 9.5) {ends}"
     assert lines[1] == f"Over 3 models on sort not_zeroed gains 7.0 points (4.5 to 9.5) {ends}"
     assert lines[2].startswith("task=sort, seed=0: whole_split costs most: 6.0 points of exact match")
     mistakes["cost_points"] = 0.0
-    lines = list(Mistakes.say_over_runs(tables))
+    lines = list(said_over_runs(Mistakes, tables))
     assert lines[0] == "Over 3 models on sort no mistake costs exact match beyond the noise."
     assert lines[1] == "task=sort, seed=0: None of 6 mistakes costs exact match, mean over 4 budgets."
 
 
 def test_one_model_of_a_task_has_no_interval_and_no_sentence_over_runs() -> None:
-    assert [line.split(":")[0] for line in Mistakes.say_over_runs(runs(1, "sort", "reverse"))] == [
+    assert [line.split(":")[0] for line in said_over_runs(Mistakes, runs(1, "sort", "reverse"))] == [
         "task=sort, seed=0",
         "task=reverse, seed=0",
     ]

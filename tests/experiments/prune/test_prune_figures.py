@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from legible import check_legible
+from made_tables import said_over_runs
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.prune.figures import (
     accuracy_by_group,
@@ -156,7 +157,7 @@ def test_runs_are_compared_task_by_task(tables: Tables) -> None:
     assert len(plot.figure.axes[0].get_yticklabels()) == 6
     assert plot.name in [drawn.name for drawn in draw(Prune.figures_over_runs, combined)]
     combined["smallest"].loc[combined["smallest"]["label"] == "seed=1", "heads_kept"] = 3
-    over, *each = Prune.say_over_runs(combined)
+    over, *each = said_over_runs(Prune, combined)
     assert over == (
         "sort needs, of 6 heads, run by run: 4, 3 with nothing done afterwards; 4, 3 after tune; 4, 3 after between."
     )

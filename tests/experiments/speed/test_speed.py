@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conftest import RUNS, compose, tables_in
-from made_tables import text_of
+from made_tables import said_over_runs, text_of
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
@@ -187,7 +187,7 @@ def test_the_fastest_is_not_the_luckiest() -> None:
 
 def test_of_several_runs_there_is_a_sentence_each() -> None:
     both = {name: pd.concat([frame.assign(label=f"seed={i}") for i in (0, 1)]) for name, frame in made_up().items()}
-    assert [line.split(":")[0] for line in Speed.say_over_runs(both)] == ["seed=0", "seed=1"]
+    assert [line.split(":")[0] for line in said_over_runs(Speed, both)] == ["seed=0", "seed=1"]
 
 
 def test_figures_are_labelled_and_mark_the_front() -> None:

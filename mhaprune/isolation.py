@@ -1,0 +1,77 @@
+"""Work in a process of its own: whatever becomes of it, the next job starts, and it is known how this one ended."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
+
+from mhaprune.interrupts import interruptible
+
+GRACE = 20.0
+"""Seconds for work that should stop to save its state."""
+
+
+def isolated(work: Callable[[], None], time_limit: float | None = None) -> str | None:
+    """Do the work in a copy of this process. Returns how the copy was killed, or None if it came to its end.
+
+    A copy starts at once with all that is imported here. What it imports itself is imported here too, afterwards, so
+    that the next copy need not. It ends with this process. `time_limit` is the work's own to keep; if it does not, the
+    copy is killed a while later.
+    """
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    process = fork.Process(target=_child, args=(work, theirs))
+    process.start()
+    theirs.close()
+    try:
+        _wait(process, ours, None if time_limit is None else time_limit + GRACE)
+    except KeyboardInterrupt:
+        process.join(GRACE)  # it was told to stop as well
+        raise
+    finally:
+        overdue = process.is_alive()
+        if overdue:
+            process.kill()
+            process.join()
+        ours.close()
+    if process.exitcode is None or process.exitcode >= 0:
+        return None
+    name = signal.Signals(-process.exitcode).name
+    if overdue:
+        return f"time_limit={time_limit:g}: did not stop by itself and was killed"
+    return f"killed by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
+
+
+def _wait(process: ForkProcess, imported: Connection, seconds: float | None) -> None:
+    """Until the process ends or the time is over; before its end it says what it has imported."""
+    if imported.poll(seconds):
+        with suppress(EOFError):
+            for name in imported.recv():
+                with suppress(Exception):
+                    importlib.import_module(name)
+        process.join(GRACE)
+
+
+def _child(work: Callable[[], None], imported: Connection) -> None:
+    _end_with_parent()
+    before = set(sys.modules)
+    with interruptible():
+        try:
+            work()
+        except BaseException:  # the work has said what it was
+            sys.exit(1)
+        finally:
+            imported.send([name for name in sys.modules if name not in before])
+
+
+def _end_with_parent() -> None:
+    """Linux only: elsewhere the work of a killed process goes on to its end."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

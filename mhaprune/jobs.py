@@ -1,0 +1,110 @@
+"""Runs as the command line does them: alone in this process, or as one job of a sweep in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mhaprune.interrupts import limited
+from mhaprune.isolation import isolated
+from mhaprune.places import results_folder
+from mhaprune.refusals import RunFailed
+from mhaprune.running import Results, Run
+from mhaprune.store import RunFolder, read_status, set_failed
+from mhaprune.sweeps import STOP, Orders, Sweep
+
+log = logging.getLogger(__name__)
+
+Build = Callable[[], Run]
+"""Makes a run from its settings; raises ValueError for settings that cannot be."""
+Ordered = Callable[[], Orders]
+"""Reads from the same settings how the run is to be done; raises ValueError too."""
+
+
+def do_alone(build: Build, output: Path, overrides: Sequence[str], ordered: Ordered) -> None:
+    """One run. Raises RunFailed; a run that is refused leaves no folder."""
+    refused = True
+    try:
+        orders = ordered()
+        if orders.sweep is not None:
+            raise ValueError(f"sweep={orders.sweep}: names a sweep, which needs -m")
+        run = build()
+        run.prepare()
+        refused = False
+        results = _recorded(lambda: run, output, overrides, orders)
+    except BaseException as error:
+        _log_traceback()
+        if refused and not read_status(output):
+            _forget(output)
+        raise RunFailed(error) from error
+    _say(results, output)
+
+
+def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], ordered: Ordered) -> None:
+    """One job. It never raises for what goes wrong in it: its status says that, and so does the log, at once."""
+    root, orders = output.parent, ordered()
+    sweep = Sweep.read(root)
+    assert sweep is not None
+    if (root / STOP).exists():
+        return
+    label = sweep.job(output.name).label
+
+    def work() -> None:
+        _prefix(label)
+        try:
+            results = _recorded(build, output, overrides, orders, start=sweep.starts)
+        except BaseException:
+            _log_traceback()
+            raise
+        _say(results, output)
+
+    killed = isolated(work, orders.time_limit)
+    if killed is not None:
+        set_failed(output, killed)
+    status = read_status(output)
+    if status.get("status") != "done":
+        log.error("%s: %s, %s", label, status.get("status"), " ".join(str(status.get("reason")).split()))
+        if orders.on_failure == "stop":
+            (root / STOP).touch()
+
+
+def _recorded(build: Build, output: Path, overrides: Sequence[str], orders: Orders, **facts: int) -> Results:
+    with RunFolder(output).recorded() as folder, limited(orders.time_limit):
+        folder.note(kind="run", overrides=list(overrides), **facts)
+        return build()(folder)
+
+
+def _say(results: Results, output: Path) -> None:
+    for line in results.sentences:
+        log.info("%s", line)
+    log.info("all of it is in %s, start with report.html", output)
+
+
+def _prefix(label: str) -> None:
+    """Say on the terminal which job a line is from."""
+    for handler in logging.getLogger().handlers:
+        if not isinstance(handler, logging.FileHandler):
+            handler.setFormatter(logging.Formatter(f"{label.replace('%', '%%')}: %(message)s"))
+
+
+def _log_traceback() -> None:
+    """Hydra's launchers lose a job's traceback, so its own log must have it; the terminal gets a line."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "failed", (), sys.exc_info()))
+
+
+def _forget(output: Path) -> None:
+    """Remove the folder that Hydra made for a run that was refused, and the folders above that are empty now."""
+    for handler in logging.getLogger().handlers:
+        handler.close()
+    for name in (".hydra", "run.log"):
+        path = output / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for folder in (output, *output.parents):
+        if folder == results_folder().resolve() or not folder.is_dir() or any(folder.iterdir()):
+            return
+        folder.rmdir()

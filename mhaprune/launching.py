@@ -1,0 +1,79 @@
+"""Where a sweep meets Hydra, which knows the settings of its jobs and has launchers that start them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from mhaprune.places import conf_folder, results_folder
+from mhaprune.running import Run
+from mhaprune.sweeping import Launcher, do_sweep
+from mhaprune.sweeps import Job, Orders
+
+
+def launch(
+    config: DictConfig,
+    loader: ConfigLoader,
+    task: TaskFunction,
+    orders: Orders,
+    build: Callable[[DictConfig, Sequence[str]], Run],
+) -> None:
+    """Do the sweep that the config of a multirun asks for: `task` with the settings of each job."""
+    root = _root(config, orders)
+    with open_dict(config):
+        config.hydra.sweep.dir = str(root)
+    place = f"hydra.sweep.dir={root}" if orders.sweep is None else f"sweep={orders.sweep}"
+
+    def arguments(job: Job) -> list[str]:
+        return [*job.overrides, f"hydra.sweep.dir={_quoted(str(root))}", f"hydra.sweep.subdir={_quoted(job.name)}"]
+
+    def composed(job: Job) -> DictConfig:
+        whole = loader.load_sweep_config(config, arguments(job))
+        return OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
+
+    def start(jobs: Sequence[Job]) -> None:
+        context = HydraContext(config_loader=loader, callbacks=Callbacks())
+        Plugins.instance().instantiate_launcher(context, task, config).launch([arguments(job) for job in jobs], 0)
+
+    launcher = Launcher(lambda job: str(build(composed(job), job.overrides).identity["run"]), composed, start)
+    do_sweep(root, place, _settings(config, loader), _sources(config), orders, launcher)
+
+
+def _root(config: DictConfig, orders: Orders) -> Path:
+    typed = [text for text in config.hydra.overrides.hydra if text.startswith("hydra.sweep.dir=")]
+    if orders.sweep is None:
+        return Path(config.hydra.sweep.dir)
+    if typed:
+        raise ValueError(f"sweep={orders.sweep}: names the folder of the sweep, leave {typed[0]} out")
+    return results_folder() / "sweeps" / orders.sweep
+
+
+def _settings(config: DictConfig, loader: ConfigLoader) -> list[list[str]]:
+    """The settings of every job as they were typed."""
+    typed = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    assert isinstance(typed, list)
+    params = [f"{name}={value}" for name, value in (config.hydra.sweeper.get("params") or {}).items()]
+    parsed = OverridesParser.create(config_loader=loader).parse_overrides([*params, *typed])
+    [jobs] = BasicSweeper.split_arguments(parsed, None)
+    return jobs
+
+
+def _sources(config: DictConfig) -> list[str]:
+    """What decides settings beside those that were typed: the YAMLs, and the version of torch."""
+    sources = config.hydra.runtime.config_sources
+    folders = [conf_folder(), *(Path(source.path) for source in sources if source.schema == "file")]
+    files = sorted({path.resolve() for folder in folders for path in folder.rglob("*.yaml")})
+    return [str(torch.__version__), *(path.read_text() for path in files)]
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "\\'") + "'"

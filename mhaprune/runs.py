@@ -1,0 +1,181 @@
+"""Run folders as they are found: each is read with care, as it may be damaged, unfinished or somebody else's."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from mhaprune.experiments.base import Experiment
+from mhaprune.plugins import find_class
+from mhaprune.seals import Damaged, checksum
+from mhaprune.store import inside, read_status
+from mhaprune.sweeps import FILE, Job, Sweep
+
+RUN, COLLECTION = "run", "collection"
+"""What a folder's `status.json` says under `kind`."""
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "status": (_is_text, "a text"),
+    "reason": (lambda value: value is None or _is_text(value), "a text or null"),
+    "kind": (_is_text, "a text"),
+    "experiment": (_is_text, "a text"),
+    "seconds": (lambda value: value is None or type(value) in (int, float), "a number or null"),
+    "overrides": (_are_texts, "a list of texts"),
+    "start": (lambda value: type(value) is int, "a whole number"),
+    "identity": (
+        lambda value: isinstance(value, dict) and not any(isinstance(item, dict | list) for item in value.values()),
+        "a mapping of plain values",
+    ),
+    "files": (
+        lambda value: _are_texts(value) or (isinstance(value, dict) and _are_texts(list(value.values()))),
+        "names with their checksums",
+    ),
+}
+"""The fields of a status that are read, and what each must be."""
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run folder and what its status says; a job that died before it could write one has none."""
+
+    folder: Path
+    status: dict[str, Any]
+    damage: str | None = None
+    """What is wrong with the status itself, which is then empty."""
+
+    @property
+    def done(self) -> bool:
+        return self.status.get("status") == "done"
+
+    @cached_property
+    def experiment(self) -> type[Experiment] | None:
+        """The experiment that was run; None for one that this mhaprune does not know."""
+        return find_class(Experiment, self.status["experiment"]) if "experiment" in self.status else None
+
+    @property
+    def why_not(self) -> str | None:
+        """Why the run is not among those compared; None for one that is."""
+        if self.damage is not None:
+            return f"damaged: {self.damage}"
+        if not self.done:
+            state = self.status.get("status", "no status")
+            return f"{state}: {_one_line(self.status['reason'])}" if self.status.get("reason") else state
+        if "experiment" not in self.status:
+            return "too old: its status names no experiment, run it again"
+        if self.experiment is None:
+            return f"of an experiment that is not installed, {self.status['experiment']}"
+        return None
+
+    @property
+    def files(self) -> dict[str, str | None]:
+        """The checksums of the files that the run wrote; None for those of older runs."""
+        files = self.status.get("files", {})
+        return files if isinstance(files, dict) else dict.fromkeys(files)
+
+    def check(self) -> None:
+        """Raises Damaged if a file of the run is missing or not as the run wrote it."""
+        for name in self.files:
+            self._read(name)
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Every table of the run by its name. Raises Damaged if one is missing or not as the run wrote it."""
+        return {name.removesuffix(".csv"): self._table(name) for name in self.files if name.endswith(".csv")}
+
+    def _table(self, name: str) -> pd.DataFrame:
+        if Path(name).name != name:
+            raise Damaged(f"{name} is not a file of this folder")
+        data = self._read(name)
+        try:
+            return pd.read_csv(io.BytesIO(data))
+        except Exception as error:  # whatever pandas meets in a foreign file
+            raise Damaged(f"{name} is no table ({_one_line(str(error))})") from None
+
+    def _read(self, name: str) -> bytes:
+        path, expected = inside(self.folder, name), self.files[name]
+        if path is None:
+            raise Damaged(f"{name} is not a file of this folder")
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise Damaged(f"{name}: {error.strerror}") from None
+        if expected is not None and checksum(data) != expected:
+            raise Damaged(f"{name} has changed since the run wrote it")
+        return data
+
+
+def read_run(folder: Path) -> FoundRun:
+    """What is found in a run folder."""
+    path = folder / "status.json"
+    if not os.path.lexists(path):
+        return FoundRun(folder, {})
+    if inside(folder, path.name) is None or not path.is_file():
+        return FoundRun(folder, {}, f"{path.name} is not a file of this folder")
+    status = read_status(folder)
+    if not status:
+        return FoundRun(folder, {}, f"{path.name} cannot be read")
+    for name, (fits, wanted) in FIELDS.items():
+        if name in status and not fits(status[name]):
+            return FoundRun(folder, {}, f"{name} in {path.name} must be {wanted}")
+    return FoundRun(folder, status)
+
+
+def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
+    """All runs in and below the folders, in the order of their names, numbers by their value.
+
+    The runs of a sweep are those in its list of jobs, in that order.
+    """
+    found: dict[Path, FoundRun] = {}
+    for top in folders:
+        if not top.is_dir():
+            raise ValueError(f"folder={top}: no such folder, name run folders or folders that hold some")
+        found |= {run.folder.resolve(): run for run in _below(top)}
+    return list(found.values())
+
+
+def _below(top: Path) -> Iterator[FoundRun]:
+    """A folder without a status is a run, too, if Hydra has begun one there."""
+    for place, folders, files in os.walk(top):
+        folder = Path(place)
+        folders.sort(key=lambda name: (name.isdigit(), name.zfill(8)))
+        if FILE in files and (sweep := Sweep.read(folder)) is not None:
+            yield from (_job(folder, job) for job in sweep.jobs)
+            folders.clear()
+            continue
+        if "status.json" in (*files, *folders) or (folder / ".hydra" / "config.yaml").exists():
+            run = read_run(folder)
+            if run.status.get("kind") != COLLECTION:
+                yield run
+            if run.status.get("kind") == RUN:
+                folders.clear()
+        for name in folders:
+            if (folder / name).is_symlink() and (folder / name / "status.json").exists():
+                yield FoundRun(folder / name, {}, "a link, name the folder that it leads to")
+
+
+def _job(sweep: Path, job: Job) -> FoundRun:
+    """A job of a sweep; what one was to do that says nothing of itself is known from the list."""
+    if inside(sweep, job.name) is None:
+        return FoundRun(sweep / job.name, {}, "its folder leads out of the sweep")
+    run = read_run(sweep / job.name)
+    nothing = {"status": "not started", "overrides": job.overrides}
+    return FoundRun(run.folder, nothing | run.status, run.damage)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

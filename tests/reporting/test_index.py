@@ -1,0 +1,103 @@
+"""The page over many runs: in one file, with every run in it, and it sorts and filters in a browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from mhaprune.reporting.index import Row, render_index, thumbnail
+from mhaprune.reporting.verdict import Verdict
+
+HEADS = pd.DataFrame(
+    [("encoder_self", 0, 0, True), ("encoder_self", 0, 1, False), ("cross", 0, 0, True)],
+    columns=["site", "layer", "head", "stays"],
+)
+VERDICT = Verdict(HEADS, "ablation", "1 of <3> heads", "")
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def rows(count: int = 12) -> list[Row]:
+    """Every third has failed and knows no number."""
+    return [
+        Row(
+            label=f"num_heads={i}",
+            state="failed" if i % 3 == 2 else "done",
+            link=None if i % 3 == 2 else f"a b/{i}#?/report.html",
+            settings={"num_heads": str(i)},
+            numbers={} if i % 3 == 2 else {"exact match": (7 * i % 12) / 12, "seconds": None},
+            verdict=None if i % 3 == 2 else VERDICT,
+            said="killed <by> SIGKILL" if i % 3 == 2 else f"{i} heads can go",
+        )
+        for i in range(count)
+    ]
+
+
+def test_every_run_is_a_row_of_one_file() -> None:
+    page = render_index("ablate <sort>, by num_heads", rows())
+    assert page.count("<tr>") + page.count('<tr class="open">') == 1 + 12
+    assert "12 runs: 8 done, 4 failed." in page
+    assert "ablate &lt;sort&gt;, by num_heads" in page
+    assert "killed &lt;by&gt; SIGKILL" in page
+    assert 'href="a%20b/0%23%3F/report.html"' in page
+    assert not re.search(r"https?://|<link|src=", page), "it needs no network"
+
+
+def test_a_thumbnail_is_the_map_of_heads_in_small() -> None:
+    picture = thumbnail(VERDICT)
+    assert picture.count('class="s"') == 2
+    assert picture.count('class="g"') == 1
+    assert "<title>1 of &lt;3&gt; heads</title>" in picture
+    assert thumbnail(None) == ""
+
+
+def after(page: str, script: str, tmp_path: Path) -> str:
+    """The title that a script gives to the page in a browser."""
+    path = tmp_path / "index.html"
+    path.write_text(page.replace("</body>", f"<script>document.title = (() => {{ {script} }})();</script></body>"))
+    assert BROWSER is not None
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=120)
+    [title] = re.findall("<title>(.*)</title>", done.stdout.split("</head>")[0])
+    return str(title)
+
+
+SHOWN = (
+    "return [...document.querySelectorAll('tbody tr')].filter(r => !r.hidden).map(r => r.cells[2].textContent).join()"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
+def test_it_is_sorted_and_filtered_by_clicks(tmp_path: Path) -> None:
+    page = render_index("t", rows())
+    click = "const all = [...document.querySelectorAll('th button')];"
+    by_exact = sorted((i for i in range(12) if i % 3 != 2), key=lambda i: 7 * i % 12)
+    failed = [2, 5, 8, 11]
+    for script, expected in (
+        ("", list(range(12))),
+        (f"{click} all[2].click(); all[2].click();", list(range(12))[::-1]),  # by value: 11 comes before 2
+        (f"{click} all[3].click();", [*by_exact, *failed]),
+        (f"{click} all[3].click(); all[3].click();", [*by_exact[::-1], *failed]),
+        ("field.value = 'FAILED sigkill'; field.dispatchEvent(new Event('input'));", failed),
+        ("field.value = 'num_heads=4 state=done'; field.dispatchEvent(new Event('input'));", [4]),
+    ):
+        assert after(page, script + SHOWN, tmp_path) == ",".join(map(str, expected)), script
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
+def test_a_thousand_runs_are_filtered_and_sorted_within_a_second(tmp_path: Path) -> None:
+    page = render_index("t", rows(1000))
+    script = "const t = performance.now(); field.value = 'done'; field.dispatchEvent(new Event('input'));"
+    script += (
+        "document.querySelectorAll('th button')[3].click(); document.body.offsetHeight; return performance.now() - t"
+    )
+    start = time.monotonic()
+    assert float(after(page, script, tmp_path)) < 1000
+    assert time.monotonic() - start < 60

@@ -1,0 +1,214 @@
+"""One damaged run neither breaks nor thins what is collected from many, and nothing outside a folder is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from made_tables import pruning_table
+from mhaprune.collect import collect
+from mhaprune.store import RunFolder, inside, read_status
+from test_collect import make_run
+
+
+def change_status(run: Path, **fields: Any) -> None:
+    status = json.loads((run / "status.json").read_text()) | fields
+    (run / "status.json").write_text(json.dumps(status))
+
+
+def without_checksums(run: Path) -> None:
+    """As runs were written before there were any."""
+    change_status(run, files=list(read_status(run)["files"]))
+
+
+def rewritten(change: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[Path], None]:
+    """A table that was changed by someone who leaves no checksum."""
+
+    def damage(run: Path) -> None:
+        change(pd.read_csv(run / "summary.csv")).to_csv(run / "summary.csv", index=False)
+        without_checksums(run)
+
+    return damage
+
+
+def replaced(name: str, data: bytes, checksums: bool = True) -> Callable[[Path], None]:
+    def damage(run: Path) -> None:
+        (run / name).write_bytes(data)
+        if not checksums:
+            without_checksums(run)
+
+    return damage
+
+
+def linked(name: str) -> Callable[[Path], None]:
+    """A file that lies elsewhere."""
+
+    def damage(run: Path) -> None:
+        other = run.parent.parent / f"elsewhere-{name}"
+        (run / name).rename(other)
+        (run / name).symlink_to(other)
+
+    return damage
+
+
+def a_folder(run: Path) -> None:
+    (run / "status.json").unlink()
+    (run / "status.json").mkdir()
+
+
+def a_pipe(run: Path) -> None:
+    (run / "status.json").unlink()
+    os.mkfifo(run / "status.json")
+
+
+def status(**fields: Any) -> Callable[[Path], None]:
+    return lambda run: change_status(run, **fields)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "status cut": (replaced("status.json", b'{"status": "do'), "status.json cannot be read"),
+    "status empty": (replaced("status.json", b""), "status.json cannot be read"),
+    "status binary": (replaced("status.json", bytes(range(256))), "status.json cannot be read"),
+    "status a list": (replaced("status.json", b"[1]"), "status.json cannot be read"),
+    "status nested deeply": (replaced("status.json", b"[" * 100_000), "status.json cannot be read"),
+    "status a folder": (a_folder, "status.json is not a file of this folder"),
+    "status a pipe": (a_pipe, "status.json is not a file of this folder"),
+    "status a link": (linked("status.json"), "status.json is not a file of this folder"),
+    "identity a list": (status(identity=[1]), "identity in status.json must be a mapping of plain values"),
+    "identity nested": (status(identity={"seed": [1]}), "identity in status.json must be a mapping of plain values"),
+    "overrides a text": (status(overrides="seed=1"), "overrides in status.json must be a list of texts"),
+    "overrides numbers": (status(overrides=[1]), "overrides in status.json must be a list of texts"),
+    "experiment a number": (status(experiment=5), "experiment in status.json must be a text"),
+    "seconds a text": (status(seconds="long"), "seconds in status.json must be a number or null"),
+    "reason a list": (status(reason=[], status="failed"), "reason in status.json must be a text or null"),
+    "state a list": (status(status=["done"]), "status in status.json must be a text"),
+    "kind a number": (status(kind=3), "kind in status.json must be a text"),
+    "files a number": (status(files=7), "files in status.json must be names with their checksums"),
+    "files of others": (status(files={"../a/summary.csv": ""}), "../a/summary.csv is not a file of this folder"),
+    "files at the root": (status(files=["/etc/hosts.csv"]), "/etc/hosts.csv is not a file of this folder"),
+    "no files": (status(files={}), "its tables do not fit, KeyError"),
+    "table missing": (lambda run: (run / "summary.csv").unlink(), "summary.csv: No such file or directory"),
+    "table a link": (linked("summary.csv"), "summary.csv is not a file of this folder"),
+    "table cut": (lambda run: os.truncate(run / "summary.csv", 40), "summary.csv has changed since the run wrote it"),
+    "table binary": (replaced("summary.csv", bytes(range(256))), "summary.csv has changed since"),
+    "table empty": (replaced("summary.csv", b""), "summary.csv has changed since the run wrote it"),
+    "older, table binary": (replaced("summary.csv", b"\xff\xfe" * 50, False), "summary.csv is no table"),
+    "older, table empty": (replaced("summary.csv", b"", False), "summary.csv is no table"),
+    "older, no rows": (rewritten(lambda frame: frame[:0]), "its tables do not fit"),
+    "older, column missing": (rewritten(lambda frame: frame.drop(columns="scorer")), "its tables do not fit, KeyError"),
+    "older, texts": (rewritten(lambda frame: frame.assign(heads_removed="x")), "its tables do not fit"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_run_is_named_and_the_others_are_collected_whole(name: str, tmp_path: Path) -> None:
+    for run, heads in (("a", 2), ("b", 4), ("c", 8)):
+        make_run(tmp_path / "runs" / run, num_heads=heads)
+    damage, reason = DAMAGE[name]
+    damage(tmp_path / "runs" / "b")
+    first, second, damaged = collect([tmp_path / "runs"], tmp_path / "out")
+    assert first.startswith("num_heads=2: 9 of 24 heads can go")
+    assert second.startswith("num_heads=8: 9 of 24 heads can go")
+    assert f" is not in here, damaged: {reason}" in damaged
+    assert damaged.endswith(f" ({tmp_path / 'runs' / 'b'}).")
+    assert "\n" not in damaged
+    assert list(pd.read_csv(tmp_path / "out" / "pruning.csv")["label"].unique()) == ["num_heads=2", "num_heads=8"]
+    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["state"].str[:7]) == ["done", "damaged", "done"]
+
+
+def test_what_cannot_be_drawn_is_found_among_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the run that a figure fails of; where it fails only of all together, that is said."""
+    for i in range(9):
+        make_run(tmp_path / "runs" / str(i), num_heads=i + 1)
+
+    def failing(fails: Callable[[list[str]], bool]) -> list[str]:
+        def draw(figures: Any, tables: dict[str, pd.DataFrame]) -> list[Any]:
+            if fails(list(tables["summary"]["label"].unique())):
+                raise ValueError("cannot\ndraw")
+            return []
+
+        monkeypatch.setattr("mhaprune.collect.draw", draw)
+        return collect([tmp_path / "runs"], tmp_path / "out")
+
+    *lines, damaged = failing(lambda labels: "num_heads=4" in labels)
+    assert len(lines) == 8
+    assert damaged.startswith("num_heads=4 is not in here, damaged: its tables do not fit, ValueError: cannot draw")
+    said, *lines = failing(lambda labels: len(labels) == 9)
+    assert said == "Runs of ablate cannot be drawn together, ValueError: cannot draw."
+    assert len(lines) == 9
+
+
+def test_a_linked_run_and_a_folder_without_runs_are_named(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "a", num_heads=2)
+    make_run(tmp_path / "other" / "b", num_heads=4)
+    (tmp_path / "runs" / "link").symlink_to(tmp_path / "other" / "b")
+    (tmp_path / "empty").mkdir()
+    *_, link, empty = collect([tmp_path / "runs", tmp_path / "empty"], tmp_path / "out")
+    assert link.startswith("link is not in here, damaged: a link, name the folder that it leads to")
+    assert empty == f"{tmp_path / 'empty'} holds no run."
+
+
+@pytest.mark.parametrize("name", ["../victim", "link/victim", "{victim}", ".", "folder", "a\0b", "loop"])
+def test_nothing_outside_a_folder_is_removed(name: str, tmp_path: Path) -> None:
+    victim, out = tmp_path / "victim", tmp_path / "out"
+    victim.write_text("precious")
+    make_run(tmp_path / "runs" / "a", num_heads=2)
+    (out / "folder").mkdir(parents=True)
+    (out / "link").symlink_to(tmp_path)
+    (out / "loop").symlink_to(out / "loop")
+    written = {"kind": "collection", "files": [name.format(victim=victim), "old.csv", 5]}
+    (out / "status.json").write_text(json.dumps(written))
+    (out / "old.csv").write_text("old")
+    collect([tmp_path / "runs"], out)
+    assert victim.read_text() == "precious"
+    assert (out / "folder").is_dir()
+    assert not (out / "old.csv").exists()
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "figures").symlink_to(tmp_path / "elsewhere")
+    with (
+        pytest.raises(ValueError, match="figures/a.png leads out of this folder, by a link"),
+        RunFolder(tmp_path / "run").recorded() as folder,
+    ):
+        folder.write("figures/a.png", b"1")
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_what_is_inside() -> None:
+    folder = Path(__file__).parent
+    assert inside(folder, "conftest.py") == folder / "conftest.py"
+    assert inside(folder, "experiments/../conftest.py") == folder / "experiments/../conftest.py"
+    for name in ("..", ".", "", "../tests2", "/etc", "experiments/../.."):
+        assert inside(folder, name) is None, name
+
+
+def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "a").recorded():
+        assert read_status(tmp_path / "a")["status"] == "running"
+        left = (tmp_path / "a" / "status.json").read_bytes()
+        with (
+            pytest.raises(ValueError, match="hydra.run.dir=.*a: in use by process .*, name another folder"),
+            RunFolder(tmp_path / "a").recorded(),
+        ):
+            raise AssertionError("two runs in one folder")
+        assert (tmp_path / "a" / "status.json").read_bytes() == left
+    (tmp_path / "a" / "status.json").write_bytes(left)
+    assert read_status(tmp_path / "a")["status"] == "died"
+    make_run(tmp_path / "b", num_heads=4)
+    with RunFolder(tmp_path / "c").recorded() as folder:
+        folder.note(kind="run", overrides=["seed=1"])
+        folder.write_table("pruning", pruning_table())
+        lines = collect([tmp_path], tmp_path / "out")
+    assert [line.split(" is not in here, ")[1].split(" (")[0] for line in lines[1:]] == [
+        "died: its process is gone, killed or without power",
+        "running",
+    ]

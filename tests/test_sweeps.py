@@ -1,0 +1,332 @@
+"""A sweep is a folder with a list of jobs: started again it does what is left; what goes wrong stays where it is."""
+
+from __future__ import annotations
+
+import functools
+import html
+import itertools
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from conftest import run_here
+from made_tables import pruning_table, summary
+from mhaprune.cache import code_of
+from mhaprune.collect import collect
+from mhaprune.command_line import main
+from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.jobs import do_in_sweep
+from mhaprune.locks import locked
+from mhaprune.running import Results
+from mhaprune.store import RunFolder, fingerprint, target
+from mhaprune.sweeping import JobsFailed, Launcher, do_sweep
+from mhaprune.sweeps import ORDERS, Job, Orders, Sweep, begin
+from tiny import slow
+
+
+class Bench:
+    """Does sweeps without Hydra, of jobs that write tables at once; a job does before that what a test wants of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "mine"
+        self.wrong: dict[str, Callable[[], object]] = {}
+        """What the job with these settings does."""
+        self.at_once = 1000
+        """After so many jobs the launcher is lost."""
+
+    def __call__(self, *settings: str, **orders: Any) -> None:
+        """The sweep over settings of the form `seed=0,1`."""
+        jobs = list(map(list, itertools.product(*(self._each(one) for one in settings))))
+        launcher = Launcher(self._identity, lambda job: None, lambda jobs: self._start(jobs, Orders(**orders)))
+        fixed = [one for one in settings if "," not in one]
+        do_sweep(self.root, "sweep=mine", jobs, fixed, Orders(**orders), launcher)
+
+    @staticmethod
+    def _each(setting: str) -> list[str]:
+        key, _, values = setting.partition("=")
+        return [f"{key}={value}" for value in values.split(",")]
+
+    @staticmethod
+    def _identity(job: Job) -> str:
+        return fingerprint([one for one in job.overrides if one.partition("=")[0] not in (*ORDERS, "cache")])
+
+    def _start(self, jobs: Sequence[Job], orders: Orders) -> None:
+        for job in jobs[: self.at_once]:
+            run: Any = functools.partial(self._do, job)
+            do_in_sweep(lambda run=run: run, self.root / job.name, job.overrides, lambda: orders)
+        if len(jobs) > self.at_once:
+            raise RuntimeError("a worker\nwas killed")
+
+    def _do(self, job: Job, folder: RunFolder) -> Results:
+        with (self.folder / "log").open("a") as log:
+            log.write(f"{job.label}\n")
+        identity = {"run": self._identity(job), "task": "sort"}
+        folder.note(experiment=target(Ablate()), identity=identity, code=code_of(["mhaprune.tables"]))
+        self.wrong.get(job.label, lambda: None)()
+        folder.write_table("pruning", pruning_table())
+        folder.write_table("summary", summary().assign(tolerance=0.01))
+        return Results("", {}, {}, ["done"], {}, {}, {})
+
+    def done(self) -> list[str]:
+        """The jobs that were begun since the last call, in their order."""
+        log = self.folder / "log"
+        labels = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return labels
+
+    def job(self, name: str) -> Path:
+        [found] = self.root.glob(f"*{name}-*")
+        return found
+
+    @property
+    def states(self) -> list[str]:
+        return list(pd.read_csv(self.root / "runs.csv")["state"])
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr("mhaprune.isolation.GRACE", 0.4)
+    monkeypatch.setattr("mhaprune.sweeping.GRACE", 2.0)
+    return Bench(tmp_path)
+
+
+@pytest.fixture
+def as_in_a_terminal() -> Iterator[None]:
+    """Where a shell starts the tests in its background, SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def fail() -> None:
+    raise ZeroDivisionError("bad\nluck")
+
+
+def test_started_again_it_does_what_is_left(sweep: Bench, capsys: Any) -> None:
+    """In any order of the settings, and with more jobs than before or fewer."""
+    sweep.wrong["seed=1"] = fail
+    with pytest.raises(JobsFailed, match=r"^1 of 3 jobs not done: seed=1 \(failed: ZeroDivisionError: bad"):
+        sweep("seed=0,1,2")
+    assert sweep.done() == ["seed=0", "seed=1", "seed=2"]
+    times = (sweep.job("seed_0") / "status.json").read_bytes()
+    sweep.wrong.clear()
+    sweep("seed=3,2,1,0")
+    assert sweep.done() == ["seed=3", "seed=1"]
+    assert "2 of 4 jobs are done and skipped: seed=2; seed=0\n" in capsys.readouterr().out
+    assert (sweep.job("seed_0") / "status.json").read_bytes() == times
+    runs = pd.read_csv(sweep.root / "runs.csv")
+    assert list(runs["label"]) == ["seed=3", "seed=2", "seed=1", "seed=0"]
+    assert list(runs["start"]) == [2, 1, 2, 1], "the jobs of one start were timed beside each other"
+    sweep("seed=0,3")
+    assert sweep.done() == []
+    assert list(pd.read_csv(sweep.root / "runs.csv")["label"]) == ["seed=0", "seed=3"], "the report covers the list"
+    page = (sweep.root / "report.html").read_text()
+    assert "<title>ablate on sort, by seed</title>" in page
+    assert Sweep.read(sweep.root).command in html.unescape(page)  # type: ignore[union-attr]
+
+
+def test_what_has_changed_is_refused_or_done_again(sweep: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep("seed=0,1", "x=1")
+    sweep.done()
+    refused = (
+        r"^sweep=mine: 2 of its jobs were done with other settings or other code \(seed=0; seed=1\);"
+        " on_change=redo does them again, another name keeps them$"
+    )
+    with pytest.raises(ValueError, match=refused):
+        sweep("seed=0,1", "x=2")
+    sweep("seed=0,1", "x=1", "cache=/tmp", retries=2)
+    assert sweep.done() == [], "what decides no result may change"
+    sweep("seed=0,1", "x=2", on_change="redo")
+    assert sweep.done() == ["seed=0", "seed=1"]
+    sweep("seed=0,1", "x=2")
+    assert sweep.done() == []
+    monkeypatch.setattr("mhaprune.resuming.code_of", lambda modules: {"modules": modules, "digest": "other"})
+    with pytest.raises(ValueError, match=refused):
+        sweep("seed=0,1", "x=2")
+
+
+def test_a_damaged_job_is_done_again(sweep: Bench) -> None:
+    sweep("seed=0,1,2")
+    (sweep.job("seed_0") / "pruning.csv").write_text("gone")
+    (sweep.job("seed_1") / "status.json").write_text("{")
+    sweep.done()
+    sweep("seed=0,1,2")
+    assert sweep.done() == ["seed=0", "seed=1"]
+
+
+def test_a_folder_that_holds_something_else_is_refused(sweep: Bench) -> None:
+    sweep.root.mkdir()
+    (sweep.root / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="^sweep=mine: its folder is not empty and holds no sweep, name another$"):
+        sweep("seed=0,1")
+    assert [path.name for path in sweep.root.iterdir()] == ["thesis.txt"]
+    (sweep.root / "thesis.txt").unlink()
+    sweep("seed=0,1")
+    with pytest.raises(ValueError, match="holds another sweep, over seed; this one is over size, name another$"):
+        sweep("size=2,4", "seed=0")
+    (sweep.root / "sweep.json").write_text('{"jobs": 3}')
+    with pytest.raises(ValueError, match="sweep.json: damaged, it must list the jobs of a sweep"):
+        sweep("seed=0,1")
+
+
+def test_a_sweep_that_runs_already_is_refused(sweep: Bench) -> None:
+    sweep("seed=0,1")
+    busy = f"^sweep=mine: in use by process {os.getpid()} on .*, which does this sweep$"
+    with locked(sweep.root / ".sweep.lock"), pytest.raises(ValueError, match=busy):
+        sweep("seed=0,1")
+
+
+def test_a_job_that_is_killed_or_takes_too_long_says_so_and_the_others_go_on(sweep: Bench, capsys: Any) -> None:
+    def deaf() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        time.sleep(60)
+
+    sweep.wrong = {
+        "seed=0": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "seed=1": lambda: time.sleep(60),
+        "seed=2": deaf,
+        "seed=3": lambda: [0] * 10**15,
+        "seed=4": lambda: os._exit(3),
+    }
+    with pytest.raises(JobsFailed, match="^5 of 6 jobs not done: "):
+        sweep("seed=0,1,2,3,4,5", time_limit=0.3)
+    assert sweep.states == [
+        "failed: killed by SIGKILL, as the system does when memory runs out",
+        "failed: TimeLimit: time_limit=0.3: stopped after 0.3 s; the same command goes on from there",
+        "failed: time_limit=0.3: did not stop by itself and was killed",
+        "failed: MemoryError:",
+        "died: its process is gone, killed or without power",
+        "done",
+    ]
+    said = capsys.readouterr().out
+    assert said.index("seed=5: 9 of 24 heads can go") < said.index("seed=0 is not in here, failed: killed"), "last"
+
+
+def test_a_failed_job_is_tried_again_as_often_as_wanted(sweep: Bench) -> None:
+    def fail_twice() -> None:
+        with (sweep.folder / "count").open("a+") as count:
+            count.write("x")
+        if len((sweep.folder / "count").read_text()) <= 2:
+            fail()
+
+    sweep.wrong["seed=1"] = fail_twice
+    with pytest.raises(JobsFailed):
+        sweep("seed=0,1", retries=1)
+    assert sweep.done() == ["seed=0", "seed=1", "seed=1"]
+    sweep("seed=0,1", retries=1)
+    assert sweep.done() == ["seed=1"]
+
+
+def test_jobs_after_a_failed_one_are_not_started_where_that_is_wanted(sweep: Bench) -> None:
+    sweep.wrong["seed=1"] = fail
+    with pytest.raises(JobsFailed, match=r"; seed=2 \(not started\); seed=3 \(not started\)$"):
+        sweep("seed=0,1,2,3", on_failure="stop")
+    assert sweep.done() == ["seed=0", "seed=1"]
+    assert sweep.states == ["done", "failed: ZeroDivisionError: bad luck", "not started", "not started"]
+    sweep.wrong.clear()
+    sweep("seed=0,1,2,3", on_failure="stop")
+    assert sweep.done() == ["seed=1", "seed=2", "seed=3"]
+
+
+def test_jobs_that_a_launcher_lost_are_started_again(sweep: Bench, caplog: Any) -> None:
+    """As joblib loses those that wait when a worker is killed."""
+    sweep.at_once = 2
+    sweep("seed=0,1,2,3,4")
+    assert sweep.done() == [f"seed={i}" for i in range(5)]
+    assert "jobs were lost: RuntimeError: a worker was killed" in caplog.text
+    sweep.at_once = 0
+    with pytest.raises(JobsFailed, match="1 of 6 jobs not done: seed=5 .not started."):
+        sweep("seed=0,1,2,3,4,5")
+
+
+@pytest.mark.usefixtures("as_in_a_terminal")
+@pytest.mark.parametrize("number", [signal.SIGINT, *slow(signal.SIGTERM, signal.SIGUSR1)])
+def test_a_signal_reaches_the_running_job_and_the_same_command_goes_on(sweep: Bench, number: signal.Signals) -> None:
+    def interrupted() -> None:
+        try:
+            os.kill(os.getppid(), number)
+            time.sleep(30)
+        except KeyboardInterrupt:
+            time.sleep(0.2)  # as long as it takes to save
+            (sweep.folder / "saved").touch()
+            raise
+
+    sweep.wrong["seed=1"] = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        sweep("seed=0,1,2")
+    assert (sweep.folder / "saved").exists()
+    assert sweep.states == ["done", "failed: interrupted", "not started"]
+    sweep.wrong.clear()
+    sweep.done()
+    sweep("seed=0,1,2")
+    assert sweep.done() == ["seed=1", "seed=2"]
+
+
+def test_a_skipped_job_costs_little(sweep: Bench) -> None:
+    """At most 20 ms is asked for on a quiet machine."""
+    sweep(f"seed={','.join(map(str, range(12)))}")
+    from mhaprune.resuming import DONE, standing
+
+    start = time.process_time()
+    assert all(standing(job, None) == DONE for job in sweep.root.glob("seed*"))
+    assert (time.process_time() - start) / 12 < 0.02
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "", "x" * 101, "a\nb"])
+def test_a_name_that_leaves_the_results_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="sweep=.*must be the name of a folder in results/sweeps"):
+        Orders(sweep=name)
+
+
+def test_folders_are_named_by_what_varies_in_any_order(tmp_path: Path) -> None:
+    def names(*settings: list[str]) -> list[str]:
+        return [job.name for job in begin(tmp_path, "sweep=x", settings, [])[0].jobs]
+
+    one, other = names(["a=1", "model.num_heads=2", "seed=0"], ["a=1", "model.num_heads=4", "seed=1"])
+    assert re.fullmatch("model.num_heads_2-seed_0-[0-9a-f]{12}", one)
+    assert names(["seed=1", "model.num_heads=4", "a=1"], ["seed=0", "a=1", "model.num_heads=2"]) == [other, one]
+    long = names([f"x={'ä' * 10_000}1"], [f"x={'ä' * 10_000}2"], ["x='../../a b/${c}'"])
+    assert len(set(long)) == 3
+    assert all(re.fullmatch(r"[\w.-]{1,100}", name, re.ASCII) for name in long)
+    assert len(names(["seed=0"], ["seed=0"])) == 1, "the same job is done once"
+
+
+def test_a_job_list_that_leads_elsewhere_is_not_followed(sweep: Bench) -> None:
+    sweep("seed=0,1")
+    path = sweep.root / "sweep.json"
+    path.write_text(path.read_text().replace(sweep.job("seed_0").name, "../../elsewhere"))
+    lines = collect([sweep.root], sweep.folder / "out")
+    assert "is not in here, damaged: its folder leads out of the sweep" in lines[-1]
+
+
+SEEDS = ("-m", "experiment=train", "training.steps=1", "task.train=50", "seed=-1,-2")
+"""Jobs that are refused at once."""
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("mhaprune.launching.results_folder", lambda: tmp_path)
+    return tmp_path / "sweeps"
+
+
+def test_a_sweep_of_the_command_line_has_a_name(results: Path) -> None:
+    """Which may have blanks, quotes and other signs."""
+    done = run_here(main, *SEEDS, r"sweep='it\'s a=b, Köpfe'")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: 2 of 2 jobs not done: seed=-1 (failed: ConfigError: seed=-1: must be from 0")
+    assert sorted(path.name[:6] for path in (results / "it's a=b, Köpfe").glob("seed*")) == ["seed_-", "seed_-"]
+
+
+def test_what_cannot_be_composed_is_refused_before_the_first_job(results: Path) -> None:
+    refused = run_here(main, *SEEDS, "sweep=mine", "task=sort,sorted")
+    assert refused.stderr.startswith("error: task=sorted: no such option, did you mean sort?")
+    both = run_here(main, *SEEDS, "sweep=mine", "hydra.sweep.dir=/x")
+    assert both.stderr == "error: sweep=mine: names the folder of the sweep, leave hydra.sweep.dir=/x out\n"
+    assert not (results / "mine").exists()
