@@ -1,4 +1,7 @@
-"""Combine run folders: `python scripts/collect.py results/runs/ablate --out results/collected`."""
+"""Combine run folders: `python scripts/collect.py results/runs/ablate --out results/collected`.
+
+With --watch a running sweep is followed first, until it ends.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mhaprune.collect import collect
+from mhaprune.watching import watch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,10 +20,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "folders", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders that hold some"
     )
     parser.add_argument("--out", type=Path, default=Path("results/collected"), help="default: results/collected")
+    parser.add_argument("--watch", action="store_true", help="follow the sweep in the first folder until it ends")
     chosen = parser.parse_args(arguments)
     try:
+        for line in watch(chosen.folders[0]) if chosen.watch else ():
+            print(line, flush=True)
         for line in collect(chosen.folders, chosen.out):
             print(line)
+    except KeyboardInterrupt:
+        return 130
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -25,7 +25,7 @@ from mhaprune.tasks.base import Task
 
 HOUSE = """
     places refusals plugins ranges interrupts isolation locks seals heads data statistics rankings tables store sweeps
-    timing environment cache subject measure model training tasks evaluation scorers schedules recoveries pruning
+    watching timing environment cache subject measure model training tasks evaluation scorers schedules recoveries pruning
     reporting study trained experiments running config runs resuming run_names parts overview collect jobs sweeping
     launching command_line adapters pretrained api __main__
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)

@@ -13,6 +13,7 @@ from made_tables import pruning_table, summary
 from mhaprune.collect import collect
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.train import Train
+from mhaprune.reporting.plots import MOST_RUNS, draw
 from mhaprune.store import RunFolder, read_status, target
 
 
@@ -95,6 +96,14 @@ def test_an_index_lists_every_run(tmp_path: Path) -> None:
     for cell in ("<td>2</td>", ">9</td>", ">0.993</td>", ">1.21</td>", ">heads that can go<", ">times as fast<"):
         assert cell in page
     assert "<td>num_heads=3</td><td>failed</td>" in page
+
+
+def test_more_runs_than_can_be_told_apart_are_not_drawn_one_by_one() -> None:
+    for count, drawn in ((3, 2), (MOST_RUNS + 1, 0)):
+        each = [summary().assign(label=f"seed={i}", tolerance=0.01) for i in range(count)]
+        pruning = pd.concat([pruning_table().assign(label=f"seed={i}") for i in range(count)])
+        plots = draw(Ablate.figures_over_runs, {"summary": pd.concat(each), "pruning": pruning})
+        assert len(list(plots)) == drawn
 
 
 def test_failed_and_unfinished_runs_are_named_and_left_out(tmp_path: Path) -> None:

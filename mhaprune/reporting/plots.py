@@ -21,6 +21,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 """Okabe and Ito's palette, which survives the common forms of colour blindness."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 CONTROL_COLOUR = "#888888"
+MOST_RUNS = 100
+"""Runs that a figure shows one by one. More could not be told apart, and would take minutes to draw."""
 STYLE: Any = {
     "axes.axisbelow": True,
     "axes.grid": True,

@@ -17,6 +17,7 @@ from mhaprune.reporting.plots import (
     COLOURS,
     CONTROL_COLOUR,
     MARKERS,
+    MOST_RUNS,
     Plot,
     columns_of,
     legend_above,
@@ -165,7 +166,7 @@ def _linear_range(values: pd.Series) -> float:
 
 def compare_curves(tables: Tables) -> Plot | None:
     """Exact match against the share of heads removed: a panel per scorer, a line per run."""
-    if "pruning" not in tables:
+    if "pruning" not in tables or tables["pruning"]["label"].nunique() > MOST_RUNS:
         return None
     pruning = tables["pruning"]
     names, labels = list(pruning["scorer"].unique()), list(pruning["label"].unique())

@@ -13,6 +13,7 @@ from mhaprune.experiments.ablate.words import recoveries
 from mhaprune.reporting.plots import (
     COLOURS,
     CONTROL_COLOUR,
+    MOST_RUNS,
     Plot,
     draw_band,
     errors,
@@ -132,7 +133,7 @@ def accuracy_latency(tables: Tables) -> Plot | None:
 
 def compare_runs(tables: Tables) -> Plot | None:
     """What can go and what that brings, run by run: heads within tolerance, speed-up, agreement with ablation."""
-    if "summary" not in tables:
+    if "summary" not in tables or tables["summary"]["label"].nunique() > MOST_RUNS:
         return None
     summary = tables["summary"]
     recovered = recoveries(summary)

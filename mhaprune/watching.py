@@ -1,0 +1,59 @@
+"""How far a sweep is: in a line, from its folder alone, so that it can be followed from anywhere."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mhaprune.locks import is_held
+from mhaprune.store import read_status
+from mhaprune.sweeps import LOCK, Sweep
+
+PAUSE = 2.0
+"""Seconds between two looks."""
+
+
+def watch(folder: Path, pause: Callable[[float], None] = time.sleep) -> Iterator[str]:
+    """A line each time that something has changed, until nobody does jobs of the sweep any more.
+
+    Raises ValueError for a folder that holds no sweep.
+    """
+    before = None
+    while True:
+        going = is_held(folder / LOCK)
+        line = progress(folder)
+        if line != before:
+            yield line
+        if not going:
+            return
+        before = line
+        pause(PAUSE)
+
+
+def progress(folder: Path) -> str:
+    """How many jobs are done, run, have failed and are to go, and about how long that takes."""
+    sweep = Sweep.read(folder)
+    if sweep is None:
+        raise ValueError(f"folder={folder}: holds no sweep, --watch follows one that was started with -m")
+    statuses = [read_status(folder / job.name) for job in sweep.jobs]
+    # What failed at an earlier start is to be done at this one.
+    states = Counter(
+        str(status.get("status")) if status.get("start") == sweep.starts or status.get("status") == "done" else "to go"
+        for status in statuses
+    )
+    done, running, failed = states["done"], states["running"], states["failed"] + states["died"]
+    to_go = len(statuses) - done - running - failed
+    line = f"{len(statuses)} jobs: {done} done, {running} running, {failed} failed, {to_go} to go"
+    seconds = [status["seconds"] for status in statuses if status.get("status") == "done" and status.get("seconds")]
+    if running and seconds:
+        left = sum(seconds) / len(seconds) * (running / 2 + to_go) / running  # half of what runs is done, on average
+        line += f", about {_duration(left)} left"
+    return line
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(10, round(seconds, -1)):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
