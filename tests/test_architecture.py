@@ -25,9 +25,9 @@ from mhaprune.tasks.base import Task
 
 HOUSE = """
     places refusals plugins ranges interrupts isolation locks seals heads data statistics rankings tables store sweeps
-    watching timing environment cache subject measure model training tasks evaluation scorers schedules recoveries pruning
-    reporting study trained experiments running config runs resuming run_names parts overview collect jobs sweeping
-    launching command_line adapters pretrained api __main__
+    watching timing environment cache subject measure model training tasks evaluation scorers schedules recoveries
+    pruning reporting study trained experiments running config runs resuming run_names parts overview collect jobs
+    sweeping launching command_line adapters pretrained api __main__
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 """The rooms. Each imports only from those before it."""
 PACKAGE = ROOT / "mhaprune"
