@@ -181,7 +181,9 @@ class WrappedModel:
                 raise ValueError(f"needs the weights of the values, which are not known for {block.path}; leave it out")
             weight = weight_of(self.model.get_submodule(block.value.path))
             rows = [list(block.value.heads[kv]) for kv in block.of_kv]
-            found[name] = weight[torch.tensor(rows)] if rows else weight.new_zeros(0, self._head_dim(block), weight.shape[1])
+            found[name] = (
+                weight[torch.tensor(rows)] if rows else weight.new_zeros(0, self._head_dim(block), weight.shape[1])
+            )
         return found
 
     def learned_gates(self) -> Tensor | None:

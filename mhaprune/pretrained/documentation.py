@@ -6,6 +6,7 @@ import importlib
 import inspect
 import random
 import re
+import warnings
 from contextlib import suppress
 
 MODULES = (
@@ -35,7 +36,7 @@ def sentences() -> list[str]:
 
 
 def documentation(thing: object) -> str:
-    """Some things have none, and some raise when they are asked for it."""
-    with suppress(AttributeError):
+    """Some things have none, and some raise or warn when they are asked for it."""
+    with suppress(AttributeError), warnings.catch_warnings(action="ignore"):
         return inspect.getdoc(thing) or ""
     return ""
