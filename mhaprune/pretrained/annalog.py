@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,6 +115,8 @@ def read_package() -> Reader:
     for name, place in (("annalog", folder), ("annalog.model_files", folder / "model_files")):
         bare = types.ModuleType(name)
         bare.__path__ = [str(place)]
+        bare.__spec__ = ModuleSpec(name, None, is_package=True)
+        bare.__spec__.submodule_search_locations = [str(place)]
         sys.modules[name] = bare
     module = importlib.import_module("annalog.model_files.seq2seq_attention")
     weights = folder / "ckpt_and_vocab"

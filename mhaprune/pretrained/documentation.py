@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
+import ast
 import random
 import re
-from contextlib import suppress
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
 
 MODULES = (
     *("argparse", "asyncio", "collections", "concurrent.futures", "csv", "datetime", "decimal", "difflib", "email"),
@@ -14,28 +15,28 @@ MODULES = (
     *("pathlib", "random", "shutil", "socket", "sqlite3", "ssl", "statistics", "string", "subprocess", "tarfile"),
     *("tempfile", "textwrap", "threading", "typing", "unittest", "urllib.request", "uuid", "zipfile"),
 )
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def sentences() -> list[str]:
-    """English sentences from the documentation of Python's standard library, in an order that is always the same."""
+    """In an order that is always the same. The sources are read, because other packages change what is imported."""
     found: dict[str, None] = {}
-    for name in MODULES:
-        module = importlib.import_module(name)
-        things = [module, *(getattr(module, attribute) for attribute in sorted(vars(module)))]
-        classes = [thing for thing in things if inspect.isclass(thing)]
-        things += [vars(each)[attribute] for each in classes for attribute in sorted(vars(each))]
-        for thing in things:
-            for sentence in re.split(r"(?<=[.])\s+", documentation(thing)):
-                text = " ".join(sentence.split())
-                if 40 < len(text) < 160 and re.fullmatch(r"[A-Z][a-z][^`>_|=]*\.", text):
-                    found[text] = None
+    for text in documentation():
+        for sentence in re.split(r"(?<=[.])\s+", text):
+            words = " ".join(sentence.split())
+            if 40 < len(words) < 160 and re.fullmatch(r"[A-Z][a-z][^`>_|=]*\.", words):
+                found[words] = None
     shuffled = sorted(found)
     random.Random(0).shuffle(shuffled)
     return shuffled
 
 
-def documentation(thing: object) -> str:
-    """Some things have none, and some raise when they are asked for it."""
-    with suppress(AttributeError):
-        return inspect.getdoc(thing) or ""
-    return ""
+def documentation() -> Iterator[str]:
+    """What every module, class and function says of itself."""
+    library = Path(sysconfig.get_path("stdlib"))
+    for name in MODULES:
+        path = library.joinpath(*name.split("."))
+        for file in sorted(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]:
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, DOCUMENTED):
+                    yield ast.get_docstring(node) or ""

@@ -17,6 +17,11 @@ def points_over_runs(points: pd.Series) -> str:
     return f"{points.mean():z.1f} points ({low:z.1f} to {high:z.1f})"
 
 
+def share(value: float) -> str:
+    """A share in two decimals, 0.87, or in three where two would make it a whole: 0.996."""
+    return f"{value:.3f}" if 0.995 <= value < 0.9995 else f"{value:.2f}"
+
+
 def if_noise(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:
     """What to add to a speed-up whose quartiles overlap those of the dense model timed against itself:
     `; not beyond dense against itself: 0.98–1.02`. Nothing for any other, or where that was not timed."""

