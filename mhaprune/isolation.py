@@ -7,6 +7,7 @@ import importlib
 import multiprocessing
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -28,7 +29,10 @@ def isolated(work: Callable[[], None], time_limit: float | None = None) -> str |
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
     process = fork.Process(target=_child, args=(work, theirs))
-    process.start()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads, which a copy lacks. This process only waits; the threads of torch start later.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
     theirs.close()
     try:
         _wait(process, ours, None if time_limit is None else time_limit + GRACE)
