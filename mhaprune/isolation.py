@@ -64,7 +64,7 @@ def _wait(process: ForkProcess, imported: Connection, seconds: float | None) -> 
 
 
 def _child(work: Callable[[], None], imported: Connection) -> None:
-    _end_with_parent()
+    end_with_parent()
     before = set(sys.modules)
     with interruptible():
         try:
@@ -75,7 +75,7 @@ def _child(work: Callable[[], None], imported: Connection) -> None:
             imported.send([name for name in sys.modules if name not in before])
 
 
-def _end_with_parent() -> None:
-    """Linux only: elsewhere the work of a killed process goes on to its end."""
+def end_with_parent() -> None:
+    """Let this process be killed when its parent ends, also if that is killed itself. Linux only."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
