@@ -65,11 +65,15 @@ class Cache:
             state = _mended(partial, recipe)
             if state is not None:
                 log.info("%s: goes on from the interrupted one, %s", kind, partial)
+
+            def save(state: dict[str, Any]) -> None:
+                _keep(partial, recipe, state)
+
             start = time.monotonic()
-            content = make(state, lambda state: _save(partial, recipe, state))
-            _save(path, recipe, content)
-            log.info("%s: made in %.0f s and kept, %s", kind, time.monotonic() - start, path)
-            partial.unlink(missing_ok=True)
+            content = make(state, save)
+            if _keep(path, recipe, content):
+                log.info("%s: made in %.0f s and kept, %s", kind, time.monotonic() - start, path)
+                partial.unlink(missing_ok=True)
             return content
 
 
@@ -158,8 +162,14 @@ def _is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def _save(path: Path, recipe: dict[str, Any], content: dict[str, Any]) -> None:
-    write_bytes(path, sealed({"recipe": recipe, "content": content}))
+def _keep(path: Path, recipe: dict[str, Any], content: dict[str, Any]) -> bool:
+    """Write the file. Where there is no room for it the work that was done is not lost with it."""
+    try:
+        write_bytes(path, sealed({"recipe": recipe, "content": content}))
+    except OSError as error:
+        log.warning("%s: not kept (%s), so it will be made again", path, error.strerror)
+        return False
+    return True
 
 
 def _load(path: Path, recipe: dict[str, Any]) -> dict[str, Any]:

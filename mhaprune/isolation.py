@@ -7,6 +7,7 @@ import importlib
 import multiprocessing
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -28,7 +29,10 @@ def isolated(work: Callable[[], None], time_limit: float | None = None) -> str |
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
     process = fork.Process(target=_child, args=(work, theirs))
-    process.start()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads, which a copy lacks. This process only waits; the threads of torch start later.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
     theirs.close()
     try:
         _wait(process, ours, None if time_limit is None else time_limit + GRACE)
@@ -60,7 +64,7 @@ def _wait(process: ForkProcess, imported: Connection, seconds: float | None) -> 
 
 
 def _child(work: Callable[[], None], imported: Connection) -> None:
-    _end_with_parent()
+    end_with_parent()
     before = set(sys.modules)
     with interruptible():
         try:
@@ -71,7 +75,7 @@ def _child(work: Callable[[], None], imported: Connection) -> None:
             imported.send([name for name in sys.modules if name not in before])
 
 
-def _end_with_parent() -> None:
-    """Linux only: elsewhere the work of a killed process goes on to its end."""
+def end_with_parent() -> None:
+    """Let this process be killed when its parent ends, also if that is killed itself. Linux only."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

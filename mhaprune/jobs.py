@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mhaprune.interrupts import limited
-from mhaprune.isolation import isolated
+from mhaprune.isolation import end_with_parent, isolated
+from mhaprune.locks import holder
 from mhaprune.places import results_folder
 from mhaprune.refusals import RunFailed
 from mhaprune.running import Results, Run
 from mhaprune.store import RunFolder, read_status, set_failed
-from mhaprune.sweeps import STOP, Orders, Sweep
+from mhaprune.sweeps import LOCK, STOP, Orders, Sweep
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,8 @@ def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], ordered: O
     assert sweep is not None
     if (root / STOP).exists():
         return
+    if holder(root / LOCK) == os.getppid():  # a worker of joblib, which would outlive the sweep for ever
+        end_with_parent()
     label = sweep.job(output.name).label
 
     def work() -> None:

@@ -153,10 +153,16 @@ def _below(top: Path) -> Iterator[FoundRun]:
     for place, folders, files in os.walk(top):
         folder = Path(place)
         folders.sort(key=lambda name: (name.isdigit(), name.zfill(8)))
-        if FILE in files and (sweep := Sweep.read(folder)) is not None:
-            yield from (_job(folder, job) for job in sweep.jobs)
-            folders.clear()
-            continue
+        if FILE in files:
+            try:
+                sweep = Sweep.read(folder)
+            except ValueError as error:
+                yield FoundRun(folder, {}, f"{error}, so its jobs are told by their folders")
+            else:
+                assert sweep is not None
+                yield from (_job(folder, job) for job in sweep.jobs)
+                folders.clear()
+                continue
         if "status.json" in (*files, *folders) or (folder / ".hydra" / "config.yaml").exists():
             run = read_run(folder)
             if run.status.get("kind") != COLLECTION:

@@ -40,6 +40,8 @@ def write_bytes(path: Path, data: bytes) -> None:
     try:
         temporary.write_bytes(data)
         os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say where
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import importlib
 import logging
+import re
 import threading
 import time
 from pathlib import Path
@@ -129,6 +130,23 @@ def test_a_folder_that_cannot_be_written_serves_if_it_holds_what_is_wanted(
         Cache(tmp_path).get("trained", {**RECIPE, "seed": 1}, make)
     assert make.calls == 1
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_full_disk_loses_no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """It is said, and once there is room the content is kept."""
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    make = Maker()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        assert torch.equal(Cache(tmp_path).get("trained", RECIPE, make)["weights"], torch.arange(4))
+    assert re.search(r"trained-\w+\.pt: not kept \(No space left on device\), so it will be made again", caplog.text)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+    for calls in (2, 2):
+        Cache(tmp_path).get("trained", RECIPE, make)
+        assert make.calls == calls
 
 
 def test_the_digest_follows_code_and_not_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

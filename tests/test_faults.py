@@ -83,7 +83,8 @@ def test_killed_at_random_moments_it_ends_in_the_same_tables(
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
             left -= 1
-            time.sleep(draw.choice([0, 0.3]))
+            time.sleep(draw.choice([0.2, 0.5]))
+            assert not running(tmp_path), "a job outlives its sweep"
             whole(tmp_path)
     assert start(tmp_path, launch).wait(timeout=280) == 0, (tmp_path / "log").read_text()[-3000:]
     found = tables(tmp_path)

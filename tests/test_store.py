@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import dataclass
@@ -18,11 +19,11 @@ def test_a_file_is_old_or_new_but_never_half(tmp_path: Path, monkeypatch: pytest
     write_bytes(path, b"old")
 
     def fail(*_: object) -> None:
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", fail)
-        with pytest.raises(OSError, match="disk full"):
+        with pytest.raises(OSError, match=f"disk full: '{path}'"):
             write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["table.csv"]

@@ -306,6 +306,14 @@ def test_a_job_list_that_leads_elsewhere_is_not_followed(sweep: Bench) -> None:
     assert "is not in here, damaged: its folder leads out of the sweep" in lines[-1]
 
 
+def test_a_damaged_job_list_hides_no_job(sweep: Bench) -> None:
+    sweep("seed=0,1")
+    (sweep.root / "sweep.json").write_text("{")
+    *jobs, damaged = collect([sweep.root], sweep.folder / "out")
+    assert len(jobs) == 2
+    assert "sweep.json: damaged, it must list the jobs of a sweep, so its jobs are told by their folders" in damaged
+
+
 SEEDS = ("-m", "experiment=train", "training.steps=1", "task.train=50", "seed=-1,-2")
 """Jobs that are refused at once."""
 
