@@ -201,8 +201,8 @@ def head_profiles(tables: Tables) -> Plot | None:
 
 
 OF_OUR_OWN = (
-    "n is the place of the last symbol, so n−i the mirrored one, and “end” what comes after it; “=read” are keys with the"
-    " token that stands at the query, “=write” with the one that the decoder writes there"
+    "n is the place of the last symbol, so n−i the mirrored one, and “end” what comes after it; “=read” are keys with"
+    " the token that stands at the query, “=write” with the one that the decoder writes there"
 )
 OF_OTHERS = "“first” and “last” are the ends of the text, where many tokenizers put a mark"
 COLUMNS = ("i−2", "i−1", "i", "i+1", "i+2", "n−i−1", "n−i", "n−i+1", "first", "last", "end", "=read", "=write")
