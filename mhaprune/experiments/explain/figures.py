@@ -76,13 +76,14 @@ def _maps_of(
         )
         bar.set_label("attention weight")
         bar.outline.set_visible(False)
-    answered, named_site = "answer" in example, SITES.get(site, site)
+    answered = "answer" in example
+    named_site = f"{SITES[site]} attention" if site in SITES else site
     said = f"{example['source']} → {example['answer']}" if answered else str(example["source"])
-    title = textwrap.fill(f"{named_site} attention: {said}", int(11 * figure.get_figwidth()))
+    title = textwrap.fill(f"{named_site}: {said}", int(11 * figure.get_figwidth()))
     figure.suptitle(title, fontsize=11)
     wrong = answered and isinstance(example["right_answer"], str) and example["answer"] != example["right_answer"]
     caption = (
-        f"Where every head of {named_site} attention looks while the model {'answers' if answered else 'reads'} {said}"
+        f"Where every head of {named_site} looks while the model {'answers' if answered else 'reads'} {said}"
         f"{' (wrong: it is ' + str(example['right_answer']) + ')' if wrong else ''}. One colour scale from 0 to 1 for"
         f" all; a row is {'the token that is written there' if site in WRITING else 'a token that is read'},"
         f" and its weights add up to 1. Above each its score and the pattern, if any, that it follows on the score"
@@ -189,9 +190,8 @@ def head_profiles(tables: Tables) -> Plot | None:
     caption = (
         "What every head does, the most important first: the share of its attention on the score split that falls on"
         " each pattern, in colour as far as it exceeds that of a head that looks everywhere alike; without a number"
-        " where its site has no such pattern. Patterns overlap. The query at i looks at the key at i−1, i, …; n is the"
-        " place of the last symbol, so n−i the mirrored one, and “end” what comes after it; “=read” are keys with the"
-        " token that stands at the query, “=write” with the one that the decoder writes there. Then its score, the"
+        " where its site has no such pattern. Patterns overlap. The query at i looks at the key at i−1, i, …;"
+        f" {OF_OUR_OWN if 'end' in columns else OF_OTHERS}. Then its score, the"
         f" {quality_name(tables)} on the report split without it, the mean entropy of its weights (nats), and what it"
         " is named after: of the patterns on which most of its largest weights fall, and 20 points more of its"
         " attention than by chance, the one that exceeds chance most; or “everywhere”."
@@ -200,6 +200,11 @@ def head_profiles(tables: Tables) -> Plot | None:
     return Plot("patterns", caption, figure)
 
 
+OF_OUR_OWN = (
+    "n is the place of the last symbol, so n−i the mirrored one, and “end” what comes after it; “=read” are keys with"
+    " the token that stands at the query, “=write” with the one that the decoder writes there"
+)
+OF_OTHERS = "“first” and “last” are the ends of the text, where many tokenizers put a mark"
 COLUMNS = ("i−2", "i−1", "i", "i+1", "i+2", "n−i−1", "n−i", "n−i+1", "first", "last", "end", "=read", "=write")
 PLACES = (0.4, 1.2, 2.0, 2.9)
 
