@@ -144,7 +144,16 @@ class SweepAsked(BaseException):
 
 
 class HandingOver(Callback):
-    """Where Hydra would begin a sweep, it is done by `launching`."""
+    """Where Hydra would begin a sweep, it is done by `launching`; and a run is refused before Hydra writes anything."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        from mhaprune.store import refuse_busy
+
+        if any(text.startswith("hydra.run.dir=") for text in config.hydra.overrides.hydra):  # else it is a fresh one
+            try:
+                refuse_busy(Path(config.hydra.run.dir))
+            except ValueError as error:
+                raise RunFailed(error) from error
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         raise SweepAsked(config, GlobalHydra.instance().config_loader())

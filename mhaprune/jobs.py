@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mhaprune.interrupts import limited
 from mhaprune.isolation import end_with_parent, isolated
-from mhaprune.locks import holder
+from mhaprune.locks import holder, is_held
 from mhaprune.places import results_folder
 from mhaprune.refusals import RunFailed
 from mhaprune.running import Results, Run
@@ -52,8 +52,7 @@ def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], ordered: O
     assert sweep is not None
     if (root / STOP).exists():
         return
-    if holder(root / LOCK) == os.getppid():  # a worker of joblib, which would outlive the sweep for ever
-        end_with_parent()
+    _stay_with(root)
     label = sweep.job(output.name).label
 
     def work() -> None:
@@ -73,6 +72,14 @@ def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], ordered: O
         log.error("%s: %s, %s", label, status.get("status"), " ".join(str(status.get("reason")).split()))
         if orders.on_failure == "stop":
             (root / STOP).touch()
+
+
+def _stay_with(root: Path) -> None:
+    """End with the process that does the sweep, which holds its lock: a worker of joblib would outlive it for ever."""
+    if holder(root / LOCK) == os.getppid():
+        end_with_parent()
+    if not is_held(root / LOCK):  # it is gone already
+        os._exit(1)
 
 
 def _recorded(build: Build, output: Path, overrides: Sequence[str], orders: Orders, **facts: int) -> Results:

@@ -57,6 +57,12 @@ def is_held(path: Path) -> bool:
         return False
 
 
+def refuse_held(path: Path) -> None:
+    """Raise Busy where another process holds the lock."""
+    if is_held(path):
+        raise Busy(f"in use by {_holder(path)}")
+
+
 def _taken(file: IO[str], how: int) -> bool:
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from mhaprune.locks import Busy, is_held, locked
+from mhaprune.locks import Busy, is_held, locked, refuse_held
 from mhaprune.seals import checksum
 
 
@@ -131,10 +131,8 @@ class RunFolder:
         Raises ValueError, and touches nothing, if another run is in the folder.
         """
         with ExitStack() as stack:
-            try:
+            with _naming(self.path):
                 stack.enter_context(locked(self.path / LOCK, wait=False))
-            except Busy as error:
-                raise ValueError(f"hydra.run.dir={self.path}: {error}, name another folder") from None
             self._clear()
             start = time.monotonic()
             self.status = {"status": "running", "reason": None, "started": _now(), "finished": None, "seconds": None}
@@ -189,6 +187,20 @@ class RunFolder:
 
 LOCK = ".lock"
 """The file in a run folder that its run holds."""
+
+
+def refuse_busy(folder: Path) -> None:
+    """Raise ValueError for a folder that another run is in."""
+    with _naming(folder):
+        refuse_held(folder / LOCK)
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except Busy as error:
+        raise ValueError(f"hydra.run.dir={folder}: {error}, name another folder") from None
 
 
 def reason(error: BaseException) -> str:

@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT, TINY, TINY_SEQUENCES, compose, run_here
 from mhaprune.command_line import described, main
 from mhaprune.config import ConfigError, build
+from mhaprune.locks import locked
 from mhaprune.store import read_status
 
 PLAIN = "d_model=64, num_heads=4, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=128"
@@ -145,6 +146,16 @@ def test_a_refused_run_leaves_an_earlier_one_alone(tmp_path: Path) -> None:
     assert "model.num_heads=5: must divide d_model=16" in refused.stderr
     assert read_status(tmp_path / "run")["status"] == "done"
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_folder_that_another_run_is_in_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """What Hydra would write there too."""
+    (tmp_path / "run").mkdir()
+    with locked(tmp_path / "run" / ".lock"):
+        refused = run_here(main, "experiment=train", f"hydra.run.dir={tmp_path / 'run'}", "seed=5")
+        assert refused.stderr.startswith(f"error: hydra.run.dir={tmp_path / 'run'}: in use by process ")
+        assert refused.stderr.endswith(", name another folder\n")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 
 
 def test_a_traceback_is_given_to_those_who_ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
