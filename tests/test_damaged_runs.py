@@ -116,7 +116,7 @@ LIKE_OTHERS = (
     "kind a number",
 )
 LIKE_OTHERS += ("experiment a number", "seconds a text", "reason a list", "state a list", "files at the root")
-LIKE_OTHERS += ("table binary", "table empty", "older, no rows")
+LIKE_OTHERS += ("kind a number", "table binary", "table empty", "older, no rows")
 
 
 @pytest.mark.parametrize("name", [*(name for name in DAMAGE if name not in LIKE_OTHERS), *slow(*LIKE_OTHERS)])
