@@ -15,6 +15,7 @@ from made_tables import pruning_table
 from mhaprune.collect import collect
 from mhaprune.store import RunFolder, inside, read_status
 from test_collect import make_run
+from tiny import slow
 
 
 def change_status(run: Path, **fields: Any) -> None:
@@ -106,7 +107,19 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGE)
+LIKE_OTHERS = (
+    "status empty",
+    "status binary",
+    "status a list",
+    "identity nested",
+    "overrides numbers",
+    "kind a number",
+)
+LIKE_OTHERS += ("experiment a number", "seconds a text", "reason a list", "state a list", "files at the root")
+LIKE_OTHERS += ("kind a number", "table binary", "table empty", "older, no rows")
+
+
+@pytest.mark.parametrize("name", [*(name for name in DAMAGE if name not in LIKE_OTHERS), *slow(*LIKE_OTHERS)])
 def test_a_damaged_run_is_named_and_the_others_are_collected_whole(name: str, tmp_path: Path) -> None:
     for run, heads in (("a", 2), ("b", 4), ("c", 8)):
         make_run(tmp_path / "runs" / run, num_heads=heads)
