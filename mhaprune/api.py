@@ -16,7 +16,7 @@ from mhaprune.heads import HeadGrid
 from mhaprune.model.checkpoint import load as read
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.running import Results
-from mhaprune.store import RunFolder
+from mhaprune.storage.store import RunFolder
 from mhaprune.tasks.base import Task
 
 

@@ -46,7 +46,7 @@ BROUGHT = ("task", "model", "gate", "training")
 def job(config: DictConfig) -> None:
     """One run or one job of a sweep, in the folder that Hydra has made for it."""
     from mhaprune.config import orders_of
-    from mhaprune.jobs import do_alone, do_in_sweep
+    from mhaprune.launching.jobs import do_alone, do_in_sweep
 
     hydra_config = HydraConfig.get()
     overrides = _texts(hydra_config.overrides.task)
@@ -147,7 +147,7 @@ class HandingOver(Callback):
     """Where Hydra would begin a sweep, it is done by `launching`; and a run is refused before Hydra writes anything."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        from mhaprune.store import refuse_busy
+        from mhaprune.storage.store import refuse_busy
 
         if any(text.startswith("hydra.run.dir=") for text in config.hydra.overrides.hydra):  # else it is a fresh one
             try:
@@ -161,7 +161,7 @@ class HandingOver(Callback):
 
 def _sweep(asked: SweepAsked) -> None:
     from mhaprune.config import orders_of
-    from mhaprune.launching import launch
+    from mhaprune.launching.from_hydra import launch
 
     given = {str(name): value for name, value in asked.config.items() if name != "hydra"}
     launch(asked.config, asked.loader, job, orders_of(given), _build)

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import pandas as pd
 import torch
 
-from mhaprune.cache import code_of, source_digests
 from mhaprune.experiments.base import Experiment, Setup, figures_of
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
@@ -22,7 +21,8 @@ from mhaprune.reporting.plots import Plot
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
-from mhaprune.store import RunFolder, describe, fingerprint, modules_of, option_name, target
+from mhaprune.storage.cache import code_of, source_digests
+from mhaprune.storage.store import RunFolder, describe, fingerprint, modules_of, option_name, target
 from mhaprune.study import ModelOfOthers, Source, Study
 from mhaprune.tasks.base import Task
 from mhaprune.trained import Recipe

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pandas as pd
 
-from mhaprune.cache import Remember
 from mhaprune.data import HeldOut
 from mhaprune.heads import HeadGrid
 from mhaprune.model.gates import GateConfig
@@ -17,6 +16,7 @@ from mhaprune.ranges import Checked
 from mhaprune.recoveries.base import Lesson, Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
+from mhaprune.storage.cache import Remember
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits, Task
 from mhaprune.training.loop import Training

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from mhaprune.ranges import Checked, Gt, Within
-from mhaprune.store import fingerprint, make_folder, write_json
+from mhaprune.storage.store import fingerprint, make_folder, write_json
 
 FILE = "sweep.json"
 """The list of the jobs in the folder of a sweep."""

@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 import torch
 
-from mhaprune.cache import Cache, Make, data_digest, source_digests, weights_digest
 from mhaprune.environment import environment
 from mhaprune.evaluation import nothing_learnt
 from mhaprune.heads import HeadGrid
@@ -23,7 +22,8 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.store import describe, option_name
+from mhaprune.storage.cache import Cache, Make, data_digest, source_digests, weights_digest
+from mhaprune.storage.store import describe, option_name
 from mhaprune.study import Source, Study, Trained
 from mhaprune.tasks.base import Splits, Task
 from mhaprune.training.loop import Training

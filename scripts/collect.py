@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mhaprune.collect import collect
-from mhaprune.watching import watch
+from mhaprune.collecting.collect import collect
+from mhaprune.launching.watching import watch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

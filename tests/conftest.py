@@ -25,20 +25,20 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 from torch.nn import functional as F
 
-import mhaprune.collect
+import mhaprune.collecting.collect
 from mhaprune import running
 from mhaprune.command_line import plain
 from mhaprune.config import build
 from mhaprune.data import Examples, shift_right
 from mhaprune.heads import HeadMask
-from mhaprune.locks import locked
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Lesson
 from mhaprune.running import Run
 from mhaprune.schedules.base import Evidence
-from mhaprune.store import RunFolder, read_status
+from mhaprune.storage.locks import locked
+from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.subject import Fallback
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
@@ -154,11 +154,11 @@ def drawing(**wanted: bool) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def figures_where_they_are_wanted() -> Iterator[None]:
-    of_run, of_runs = running.figures_of, mhaprune.collect.draw
+    of_run, of_runs = running.figures_of, mhaprune.collecting.collect.draw
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "figures_of", lambda *given: of_run(*given) if Drawing.wanted else [])
         patch.setattr(
-            mhaprune.collect,
+            mhaprune.collecting.collect,
             "draw",
             lambda *given: of_runs(*given) if Drawing.wanted or Drawing.collected else iter(()),
         )

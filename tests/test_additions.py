@@ -12,7 +12,7 @@ import pytest
 from conftest import TINY, compose
 from mhaprune import plugins
 from mhaprune.config import ConfigError, build
-from mhaprune.store import RunFolder, read_status
+from mhaprune.storage.store import RunFolder, read_status
 from tiny import small
 
 MODULES = {

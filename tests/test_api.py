@@ -12,7 +12,7 @@ import mhaprune.api
 from conftest import ROOT, TINY, TINY_SEQUENCES, drawing
 from mhaprune.command_line import described
 from mhaprune.heads import HeadMask
-from mhaprune.store import read_status
+from mhaprune.storage.store import read_status
 from tiny import small
 
 SMALL = [*TINY, *TINY_SEQUENCES, *small("experiment", "ablate"), "experiment.budgets=[0.5]"]

@@ -12,8 +12,8 @@ import pytest
 from conftest import ROOT, TINY, TINY_SEQUENCES, compose, run_here
 from mhaprune.command_line import described, main
 from mhaprune.config import ConfigError, build
-from mhaprune.locks import locked
-from mhaprune.store import read_status
+from mhaprune.storage.locks import locked
+from mhaprune.storage.store import read_status
 
 PLAIN = "d_model=64, num_heads=4, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=128"
 REFUSED = [

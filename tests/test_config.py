@@ -11,7 +11,7 @@ from conftest import ROOT, TINY, compose
 from mhaprune.config import ConfigError, build, is_of_others
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.scorers.ablation import Ablation
-from mhaprune.store import RunFolder, describe, read_status
+from mhaprune.storage.store import RunFolder, describe, read_status
 from mhaprune.tasks.sort import Sort
 from tiny import SEVERAL, chosen, options, small
 

@@ -17,7 +17,7 @@ from mhaprune.measure import gate_gradients, measure, measure_masks
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import proofs
-from mhaprune.store import RunFolder
+from mhaprune.storage.store import RunFolder
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from mhaprune.training.loop import Training

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import compose
 from mhaprune.config import build
-from mhaprune.store import RunFolder
+from mhaprune.storage.store import RunFolder
 
 
 def pruning(tmp_path: Path, *overrides: str) -> pd.DataFrame:

@@ -16,7 +16,7 @@ import torch
 from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, drawing, run_here, run_script, tables_in
 from mhaprune.command_line import main
 from mhaprune.config import build
-from mhaprune.store import RunFolder, fingerprint, read_status
+from mhaprune.storage.store import RunFolder, fingerprint, read_status
 from mhaprune.sweeps import Sweep
 from mhaprune.training import loop
 

@@ -23,8 +23,8 @@ from mhaprune.adapters.blocks import Unsupported
 from mhaprune.adapters.removal import COUNTS, Cut
 from mhaprune.adapters.reshaping import shrink
 from mhaprune.adapters.torch_nn import TorchAttention
-from mhaprune.seals import checksum
-from mhaprune.store import make_folder, write_bytes, write_json
+from mhaprune.storage.seals import checksum
+from mhaprune.storage.store import make_folder, write_bytes, write_json
 
 KV_COUNTS = ("num_key_value_heads",)
 WIDTH_OF_HEAD = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")

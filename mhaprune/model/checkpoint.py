@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhaprune.cache import weights_digest
 from mhaprune.data import Examples, shift_right
 from mhaprune.heads import HeadGrid, HeadId, Site
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.seals import Damaged, opened, sealed
+from mhaprune.storage.cache import weights_digest
+from mhaprune.storage.seals import Damaged, opened, sealed
 
 FORMAT, VERSION = "mhaprune model", 4
 """Version 4 ends in a checksum."""

@@ -19,11 +19,11 @@ from tqdm import tqdm
 
 from mhaprune.adapters import losses
 from mhaprune.adapters.batches import IGNORED
-from mhaprune.cache import Cache, weights_digest
 from mhaprune.pretrained.base import Pretrained
 from mhaprune.pretrained.material import Material, Objective, batched, chosen
 from mhaprune.pretrained.molecules import molecules
 from mhaprune.pretrained.texts import Row, in_splits, read_rows
+from mhaprune.storage.cache import Cache, weights_digest
 from mhaprune.tasks.base import HeldOut
 
 INSTALL = "pip install --no-deps annalog==1.0.6"

@@ -10,7 +10,7 @@ from typing import Annotated
 from mhaprune.pretrained.borrowed import Borrowed
 from mhaprune.pretrained.material import Material
 from mhaprune.ranges import Ge
-from mhaprune.store import option_name
+from mhaprune.storage.store import option_name
 from mhaprune.study import ModelOfOthers
 from mhaprune.tasks.base import HeldOut
 

@@ -20,14 +20,14 @@ from mhaprune.adapters.losses import unit_of
 from mhaprune.adapters.saving import make_plain, save_folder
 from mhaprune.adapters.wrap import wrap
 from mhaprune.adapters.wrapped import WrappedModel
-from mhaprune.cache import Cache, Make, data_digest, source_digests, weights_digest
 from mhaprune.environment import environment
 from mhaprune.heads import HeadGrid
 from mhaprune.pretrained.material import Material
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.store import fingerprint
+from mhaprune.storage.cache import Cache, Make, data_digest, source_digests, weights_digest
+from mhaprune.storage.store import fingerprint
 from mhaprune.study import Source, Study
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME
 

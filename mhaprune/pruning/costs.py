@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import torch
 
-from mhaprune.cache import Make, Remember, data_digest, source_digests
 from mhaprune.data import Data
 from mhaprune.heads import Block, HeadMask
 from mhaprune.schedules.budgets import Cost
+from mhaprune.storage.cache import Make, Remember, data_digest, source_digests
 from mhaprune.subject import Subject
 from mhaprune.timing import device_name, in_turn
 

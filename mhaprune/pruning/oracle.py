@@ -12,10 +12,10 @@ from typing import Any, Literal
 import torch
 from tqdm import tqdm
 
-from mhaprune.cache import Remember, data_digest, source_digests
 from mhaprune.data import Data
 from mhaprune.heads import HeadMask
 from mhaprune.measure import all_open, measure_masks
+from mhaprune.storage.cache import Remember, data_digest, source_digests
 from mhaprune.subject import Subject
 from mhaprune.tables import QUALITY
 

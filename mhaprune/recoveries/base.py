@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import pandas as pd
 
-from mhaprune.cache import Remember, source_digests, weights_digest
 from mhaprune.measure import Diverged
 from mhaprune.ranges import Checked
-from mhaprune.store import describe, modules_of
+from mhaprune.storage.cache import Remember, source_digests, weights_digest
+from mhaprune.storage.store import describe, modules_of
 from mhaprune.tables import VALID_QUALITY
 from mhaprune.tasks.base import Splits
 from mhaprune.training.loop import Training

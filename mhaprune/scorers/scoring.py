@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 
-from mhaprune.cache import Remember, data_digest, source_digests
 from mhaprune.data import Data
 from mhaprune.heads import HeadId
 from mhaprune.ranges import Checked
 from mhaprune.scorers.base import Budgeted, Scorer, Scores, TrainedGates
-from mhaprune.store import describe
+from mhaprune.storage.cache import Remember, data_digest, source_digests
+from mhaprune.storage.store import describe
 from mhaprune.subject import Subject
 from mhaprune.tables import HEAD
 

@@ -15,7 +15,7 @@ from made_tables import said_over_runs
 from mhaprune.experiments.base import Experiment, figures_of
 from mhaprune.reporting.head_map import heads_that_matter
 from mhaprune.reporting.plots import draw, lay_out
-from mhaprune.store import RunFolder, read_status
+from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.tables import Tables
 from tiny import options
 

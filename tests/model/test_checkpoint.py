@@ -20,8 +20,8 @@ from mhaprune.measure import measure
 from mhaprune.model.checkpoint import exported, load, restore, to_bytes
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.seals import sealed
-from mhaprune.store import RunFolder
+from mhaprune.storage.seals import sealed
+from mhaprune.storage.store import RunFolder
 from mhaprune.study import Study
 from mhaprune.tasks.base import Splits
 from tiny import chosen, small

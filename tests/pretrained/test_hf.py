@@ -15,7 +15,7 @@ from conftest import compose, run_here
 from mhaprune.command_line import described, main
 from mhaprune.config import build
 from mhaprune.running import Run
-from mhaprune.store import read_status
+from mhaprune.storage.store import read_status
 from tiny import slow
 
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")

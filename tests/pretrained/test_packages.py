@@ -14,7 +14,7 @@ from mhaprune.config import build
 from mhaprune.plugins import find_class
 from mhaprune.pretrained.base import Pretrained
 from mhaprune.running import Run
-from mhaprune.store import option_name
+from mhaprune.storage.store import option_name
 from mhaprune.study import ModelOfOthers
 from tiny import CONF
 

@@ -9,7 +9,6 @@ import pytest
 from torch import Tensor
 
 from games import ONE, Game, numbered
-from mhaprune.cache import Cache
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
@@ -18,6 +17,7 @@ from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning import oracle
 from mhaprune.pruning.oracle import find_best
+from mhaprune.storage.cache import Cache
 from mhaprune.subject import Answered
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort

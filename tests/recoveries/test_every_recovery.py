@@ -15,7 +15,7 @@ from conftest import every, gated_model, lesson_of
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import HISTORY, Lesson, Recovery, State, recover
-from mhaprune.store import fingerprint
+from mhaprune.storage.store import fingerprint
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from tiny import options

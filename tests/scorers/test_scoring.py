@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from mhaprune.cache import Cache, Remember, weights_digest
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure import Diverged
@@ -21,6 +20,7 @@ from mhaprune.scorers.random import Random
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.scorers.shapley import Shapley
 from mhaprune.scorers.subset import Subset
+from mhaprune.storage.cache import Cache, Remember, weights_digest
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits
 

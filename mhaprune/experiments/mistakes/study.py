@@ -26,7 +26,7 @@ from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.scoring import Scoring
-from mhaprune.store import option_name
+from mhaprune.storage.store import option_name
 from mhaprune.study import Study
 from mhaprune.tables import QUALITY, REFERENCE
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from mhaprune.cache import Make
 from mhaprune.data import Data
 from mhaprune.evaluation import by_group, groups_of
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance
@@ -43,6 +42,7 @@ from mhaprune.schedules.budgets import (
 )
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.scoring import Scoring
+from mhaprune.storage.cache import Make
 from mhaprune.study import Study
 from mhaprune.subject import Subject
 from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_QUALITY, ENDS, NOTHING, QUALITY, SURE

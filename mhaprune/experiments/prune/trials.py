@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 from tqdm import tqdm
 
-from mhaprune.cache import Remember
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
@@ -17,6 +16,7 @@ from mhaprune.pruning.plans import Plan, plan_columns
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.recoveries.base import Lesson, Recovery, recover
 from mhaprune.schedules.budgets import Budget
+from mhaprune.storage.cache import Remember
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import NOTHING, join_names
 

@@ -14,7 +14,6 @@ import torch
 
 from conftest import LEARNT, TINY, compose, every, run_here, run_of, tables_in
 from legible import check_legible
-from mhaprune.cache import weights_digest
 from mhaprune.command_line import main
 from mhaprune.config import build
 from mhaprune.data import shift_right
@@ -30,7 +29,8 @@ from mhaprune.reporting.plots import Plot
 from mhaprune.running import Run
 from mhaprune.scorers.entropy import Entropy
 from mhaprune.statistics import prunable as claimed
-from mhaprune.store import RunFolder
+from mhaprune.storage.cache import weights_digest
+from mhaprune.storage.store import RunFolder
 from mhaprune.tables import Tables
 from mhaprune.tasks.sort import Sort
 from tiny import chosen, small

@@ -16,7 +16,7 @@ from mhaprune.measure import gate_gradients, measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.rankings import spearman
 from mhaprune.scorers.taylor import Taylor
-from mhaprune.store import RunFolder, read_status
+from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.tables import Tables
 from mhaprune.tasks.base import Splits
 

@@ -36,7 +36,7 @@ from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.scorers.subset import Subset
 from mhaprune.statistics import paired_interval
-from mhaprune.store import RunFolder, read_status
+from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.study import Study
 from mhaprune.subject import Answered
 

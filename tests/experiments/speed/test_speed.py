@@ -14,7 +14,7 @@ from mhaprune.config import ConfigError, build
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
 from mhaprune.model.network import Transformer
-from mhaprune.store import read_status
+from mhaprune.storage.store import read_status
 from tiny import chosen
 
 Frames = Mapping[str, pd.DataFrame]

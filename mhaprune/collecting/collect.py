@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pandas as pd
 
+from mhaprune.collecting.overview import index_of, table_of
+from mhaprune.collecting.parts import Part, part_of, said
+from mhaprune.collecting.run_names import names
+from mhaprune.collecting.runs import COLLECTION, FoundRun, find_runs
 from mhaprune.experiments.base import Experiment
-from mhaprune.overview import index_of, table_of
-from mhaprune.parts import Part, part_of, said
 from mhaprune.reporting.page import render
 from mhaprune.reporting.plots import Plot, draw
-from mhaprune.run_names import names
-from mhaprune.runs import COLLECTION, FoundRun, find_runs
-from mhaprune.store import RunFolder, read_status
+from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.sweeps import Sweep
 from mhaprune.tables import Tables
 

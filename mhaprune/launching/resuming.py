@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mhaprune.cache import code_of
+from mhaprune.collecting.runs import read_run
 from mhaprune.plugins import allowed
-from mhaprune.runs import read_run
-from mhaprune.seals import Damaged
+from mhaprune.storage.cache import code_of
+from mhaprune.storage.seals import Damaged
 
 DONE, CHANGED, OPEN = "done", "changed", "open"
 

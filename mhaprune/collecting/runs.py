@@ -14,8 +14,8 @@ import pandas as pd
 
 from mhaprune.experiments.base import Experiment
 from mhaprune.plugins import find_class
-from mhaprune.seals import Damaged, checksum
-from mhaprune.store import inside, read_status
+from mhaprune.storage.seals import Damaged, checksum
+from mhaprune.storage.store import inside, read_status
 from mhaprune.sweeps import FILE, Job, Sweep
 
 RUN, COLLECTION = "run", "collection"

@@ -10,11 +10,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from test_collect import make_run
 
 from made_tables import pruning_table
-from mhaprune.collect import collect
-from mhaprune.store import RunFolder, inside, read_status
-from test_collect import make_run
+from mhaprune.collecting.collect import collect
+from mhaprune.storage.store import RunFolder, inside, read_status
 from tiny import slow
 
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_drawn_is_found_among_many(tmp_path: Path, monkeypatch: p
                 raise ValueError("cannot\ndraw")
             return []
 
-        monkeypatch.setattr("mhaprune.collect.draw", draw)
+        monkeypatch.setattr("mhaprune.collecting.collect.draw", draw)
         return collect([tmp_path / "runs"], tmp_path / "out")
 
     *lines, damaged = failing(lambda labels: "num_heads=4" in labels)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from conftest import PACKAGE
-from mhaprune.cache import NOT_HASHED, Cache, _source, source_digests
+from mhaprune.storage.cache import NOT_HASHED, Cache, _source, source_digests
 
 RECIPE = {"task": "sort", "seed": 0}
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from mhaprune.collecting.runs import FoundRun
 from mhaprune.reporting.verdict import Verdict
-from mhaprune.runs import FoundRun
-from mhaprune.seals import Damaged
-from mhaprune.store import reason
+from mhaprune.storage.seals import Damaged
+from mhaprune.storage.store import reason
 from mhaprune.tables import LABEL, SETTING, Tables
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from conftest import run_here, script
 from made_tables import pruning_table, summary
-from mhaprune.collect import collect
+from mhaprune.collecting.collect import collect
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.train import Train
 from mhaprune.reporting.plots import MOST_RUNS, draw
-from mhaprune.store import RunFolder, read_status, target
+from mhaprune.storage.store import RunFolder, read_status, target
 
 
 def make_run(path: Path, **identity: Any) -> None:

@@ -14,9 +14,9 @@ from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from mhaprune.launching.sweeping import Launcher, do_sweep
 from mhaprune.places import conf_folder, results_folder
 from mhaprune.running import Run
-from mhaprune.sweeping import Launcher, do_sweep
 from mhaprune.sweeps import Job, Orders
 
 

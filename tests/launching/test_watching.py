@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from conftest import run_here, script
-from mhaprune.locks import locked
+from mhaprune.launching.watching import watch
+from mhaprune.storage.locks import locked
 from mhaprune.sweeps import LOCK, begin, write
-from mhaprune.watching import watch
 
 
 def test_a_running_sweep_is_followed_to_its_end(tmp_path: Path) -> None:

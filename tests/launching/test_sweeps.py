@@ -18,15 +18,15 @@ import pytest
 
 from conftest import run_here
 from made_tables import pruning_table, summary
-from mhaprune.cache import code_of
-from mhaprune.collect import collect
+from mhaprune.collecting.collect import collect
 from mhaprune.command_line import main
 from mhaprune.experiments.ablate.study import Ablate
-from mhaprune.jobs import do_in_sweep
-from mhaprune.locks import locked
+from mhaprune.launching.jobs import do_in_sweep
+from mhaprune.launching.sweeping import JobsFailed, Launcher, do_sweep
 from mhaprune.running import Results
-from mhaprune.store import RunFolder, fingerprint, target
-from mhaprune.sweeping import JobsFailed, Launcher, do_sweep
+from mhaprune.storage.cache import code_of
+from mhaprune.storage.locks import locked
+from mhaprune.storage.store import RunFolder, fingerprint, target
 from mhaprune.sweeps import ORDERS, Job, Orders, Sweep, begin
 from tiny import slow
 
@@ -92,8 +92,8 @@ class Bench:
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr("mhaprune.isolation.GRACE", 0.4)
-    monkeypatch.setattr("mhaprune.sweeping.GRACE", 2.0)
+    monkeypatch.setattr("mhaprune.launching.isolation.GRACE", 0.4)
+    monkeypatch.setattr("mhaprune.launching.sweeping.GRACE", 2.0)
     return Bench(tmp_path)
 
 
@@ -147,7 +147,7 @@ def test_what_has_changed_is_refused_or_done_again(sweep: Bench, monkeypatch: py
     assert sweep.done() == ["seed=0", "seed=1"]
     sweep("seed=0,1", "x=2")
     assert sweep.done() == []
-    monkeypatch.setattr("mhaprune.resuming.code_of", lambda modules: {"modules": modules, "digest": "other"})
+    monkeypatch.setattr("mhaprune.launching.resuming.code_of", lambda modules: {"modules": modules, "digest": "other"})
     with pytest.raises(ValueError, match=refused):
         sweep("seed=0,1", "x=2")
 
@@ -272,7 +272,7 @@ def test_a_signal_reaches_the_running_job_and_the_same_command_goes_on(sweep: Be
 def test_a_skipped_job_costs_little(sweep: Bench) -> None:
     """At most 20 ms is asked for on a quiet machine."""
     sweep(f"seed={','.join(map(str, range(12)))}")
-    from mhaprune.resuming import DONE, standing
+    from mhaprune.launching.resuming import DONE, standing
 
     start = time.process_time()
     assert all(standing(job, None) == DONE for job in sweep.root.glob("seed*"))
@@ -320,7 +320,7 @@ SEEDS = ("-m", "experiment=train", "training.steps=1", "task.train=50", "seed=-1
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("mhaprune.launching.results_folder", lambda: tmp_path)
+    monkeypatch.setattr("mhaprune.launching.from_hydra.results_folder", lambda: tmp_path)
     return tmp_path / "sweeps"
 
 

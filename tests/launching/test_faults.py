@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 
 from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES
-from mhaprune.seals import opened
-from mhaprune.store import read_status
+from mhaprune.storage.seals import opened
+from mhaprune.storage.store import read_status
 from mhaprune.sweeps import Sweep
 
 pytestmark = pytest.mark.faults

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mhaprune.interrupts import limited
-from mhaprune.isolation import end_with_parent, isolated
-from mhaprune.locks import holder, is_held
+from mhaprune.launching.isolation import end_with_parent, isolated
 from mhaprune.places import results_folder
 from mhaprune.refusals import RunFailed
 from mhaprune.running import Results, Run
-from mhaprune.store import RunFolder, read_status, set_failed
+from mhaprune.storage.locks import holder, is_held
+from mhaprune.storage.store import RunFolder, read_status, set_failed
 from mhaprune.sweeps import LOCK, STOP, Orders, Sweep
 
 log = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from mhaprune.parts import Part
+from mhaprune.collecting.parts import Part
+from mhaprune.collecting.run_names import Names
 from mhaprune.reporting.index import Row, render_index
-from mhaprune.run_names import Names
-from mhaprune.store import inside
+from mhaprune.storage.store import inside
 from mhaprune.tables import LABEL
 
 

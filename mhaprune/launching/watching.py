@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mhaprune.locks import is_held
-from mhaprune.store import read_status
+from mhaprune.storage.locks import is_held
+from mhaprune.storage.store import read_status
 from mhaprune.sweeps import LOCK, Sweep
 
 PAUSE = 2.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mhaprune.locks import Busy, is_held, locked
+from mhaprune.storage.locks import Busy, is_held, locked
 
 
 def test_a_lock_is_held_once_and_says_by_whom(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from mhaprune.cache import Cache
 from mhaprune.model.checkpoint import load, to_bytes
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.seals import Damaged, opened, sealed
+from mhaprune.storage.cache import Cache
+from mhaprune.storage.seals import Damaged, opened, sealed
 from tiny import slow
 
 CONTENT = {"weights": {"w": torch.arange(300.0)}, "history": [{"step": 0, "loss": 2.5}], "facts": {"seed": 3}}

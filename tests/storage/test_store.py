@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from mhaprune.model.gates import Softmax
-from mhaprune.store import RunFolder, describe, fingerprint, option_name, read_status, write_bytes
+from mhaprune.storage.store import RunFolder, describe, fingerprint, option_name, read_status, write_bytes
 from mhaprune.tasks.running_sum import RunningSum
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from mhaprune.collect import collect
+from mhaprune.collecting.collect import collect
 from mhaprune.interrupts import SIGNALS
-from mhaprune.isolation import GRACE
-from mhaprune.locks import Busy, holder, locked
-from mhaprune.resuming import CHANGED, DONE, standing
-from mhaprune.store import LOCK as RUN_LOCK
-from mhaprune.store import read_status
+from mhaprune.launching.isolation import GRACE
+from mhaprune.launching.resuming import CHANGED, DONE, standing
+from mhaprune.storage.locks import Busy, holder, locked
+from mhaprune.storage.store import LOCK as RUN_LOCK
+from mhaprune.storage.store import read_status
 from mhaprune.sweeps import LOCK, STOP, Job, Orders, Sweep, begin, write
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from mhaprune.locks import Busy, is_held, locked, refuse_held
-from mhaprune.seals import checksum
+from mhaprune.storage.locks import Busy, is_held, locked, refuse_held
+from mhaprune.storage.seals import checksum
 
 
 class Plot(Protocol):

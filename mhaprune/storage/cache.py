@@ -18,9 +18,9 @@ from typing import Any
 from torch import nn
 
 from mhaprune.data import Data
-from mhaprune.locks import locked
-from mhaprune.seals import Damaged, opened, sealed
-from mhaprune.store import fingerprint, make_folder, write_bytes
+from mhaprune.storage.locks import locked
+from mhaprune.storage.seals import Damaged, opened, sealed
+from mhaprune.storage.store import fingerprint, make_folder, write_bytes
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +89,8 @@ def weights_digest(model: nn.Module) -> str:
 
 
 NOT_HASHED = {
-    "mhaprune.cache": "finds what was computed and computes nothing",
-    "mhaprune.store": "names and writes files",
+    "mhaprune.storage.cache": "finds what was computed and computes nothing",
+    "mhaprune.storage.store": "names and writes files",
     "mhaprune.interrupts": "decides when a training stops, not what it ends in",
     "mhaprune.ranges": "refuses settings; those that it lets pass are part of the recipe",
     "mhaprune.tasks.base": "decides the examples, whose contents are part of the recipe",
