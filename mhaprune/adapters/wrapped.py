@@ -234,7 +234,10 @@ class WrappedModel:
                 for batch, (_, stream) in zip(batches, found, strict=True)
             ]
             parts = [
-                (inputs.reshape(*real.shape, -1)[real], stream.reshape(*real.shape, -1)[real])
+                (
+                    inputs.reshape(*real.shape, inputs.shape[-1])[real],
+                    stream.reshape(*real.shape, stream.shape[-1])[real],
+                )
                 for real, (inputs, stream) in zip(valid, found, strict=True)
             ]
             module: Any = self.model.get_submodule(each.path)

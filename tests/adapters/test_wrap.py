@@ -14,6 +14,7 @@ from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.losses import Drift
 from mhaprune.adapters.wrap import wrap
+from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
 from mhaprune.pruning.removal import ProofFailed
 from mhaprune.pruning.search import Search
@@ -59,6 +60,22 @@ def test_a_refit_follows_the_whole_model_without_labels(heads: Heads) -> None:
     shuffled = {**split.fields, "labels": split.fields["labels"].flip(0)}
     again = refit(plain, show(heads.subject, Batches(shuffled, split.widths, split.constants, split.form)))
     assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), fitted.model.parameters(), strict=True))
+
+
+@torch.no_grad()
+def test_a_block_without_heads_gets_a_bias(heads: Heads) -> None:
+    first = heads.grid.blocks[0]
+    mask = HeadMask(heads.grid, frozenset(head for head in heads.grid if head.block == first))
+    fitted = heads.without(mask, refit=True)
+    path = next(iter(heads.subject.blocks)).out
+    biases = [one.model.get_submodule(path).bias for one in (heads.subject, fitted)]
+    assert fitted.model.get_submodule(path).weight.shape[1] == 0
+    assert not torch.equal(*biases)
+    drifts = [
+        heads.subject.outputs(heads.splits["score"]) - one.outputs(heads.splits["score"])
+        for one in (heads.without(mask), fitted)
+    ]
+    assert drifts[1].square().mean() < 0.9 * drifts[0].square().mean()
 
 
 def test_a_refit_does_not_see_padding(heads: Heads) -> None:

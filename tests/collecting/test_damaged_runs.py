@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from test_collect import make_run
 
+from conftest import ROOT
 from made_tables import pruning_table
 from mhaprune.collecting.collect import collect
 from mhaprune.storage.store import RunFolder, inside, read_status
@@ -197,7 +198,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 
 
 def test_what_is_inside() -> None:
-    folder = Path(__file__).parent
+    folder = ROOT / "tests"
     assert inside(folder, "conftest.py") == folder / "conftest.py"
     assert inside(folder, "experiments/../conftest.py") == folder / "experiments/../conftest.py"
     for name in ("..", ".", "", "../tests2", "/etc", "experiments/../.."):
