@@ -31,7 +31,7 @@ from mhaprune.model.sublayers import sublayers
 from mhaprune.model.transformer import TOKENS_AT_ONCE, Seq2Seq
 from mhaprune.recoveries.least_squares import correct
 from mhaprune.recoveries.refitting import refit as refit_all
-from mhaprune.recoveries.refitting import show
+from mhaprune.recoveries.refitting import ridges, show
 from mhaprune.schedules.base import Evidence
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.greedy import Greedy
@@ -260,7 +260,8 @@ def refit(config: Transformer = DEFAULT, num_examples: int = 1024) -> list[Pair]
                 (one.hidden[one.valid], stream - one.output()[one.valid])
                 for one, stream in zip(whole, wanted, strict=True)
             ]
-            correct(whole[0].last.weight, whole[0].last.bias, parts, 1e-3)
+            last, tokens = whole[0].last, sum(len(inputs) for inputs, _ in parts)
+            correct(last.weight, last.bias, parts, ridges(1e-3, tokens, last.in_features))
         return model
 
     return [("refit", lambda: refit_all(left, shown, 1e-3), pass_by_pass)]

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import math
 import pkgutil
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -83,6 +84,8 @@ def checked(base: type = Checked) -> Iterator[type]:
 def outside(hint: Any) -> Iterator[Any]:
     """Values that the ranges in a type hint exclude, each as close to its bound as its type allows."""
     kind, *ranges = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+    if ranges and isinstance(kind, types.UnionType):  # a number or None
+        kind = get_args(kind)[0]
     if ranges and kind is float:
         yield from (math.nan, math.inf)
     for one in ranges:

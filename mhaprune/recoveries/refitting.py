@@ -82,6 +82,11 @@ def refit(left: Fitted, shown: Shown, ridge: float = RIDGE, feed_forward: bool =
         parts = [(inputs_TW, wanted_TD - stream_TD) for (inputs_TW, stream_TD), wanted_TD in pairs]
         if not all(bool(missing_TD.isfinite().all()) for _, missing_TD in parts):
             raise Diverged(f"the states of {each.name} are not finite")
-        few = sum(len(inputs_TW) for inputs_TW, _ in parts) < ENOUGH * each.weight.shape[1]
-        correct(each.weight, each.bias, parts, [ridge * factor for factor in RIDGES] if few else ridge)
+        tokens = sum(len(inputs_TW) for inputs_TW, _ in parts)
+        correct(each.weight, each.bias, parts, ridges(ridge, tokens, each.weight.shape[1]))
     return model
+
+
+def ridges(least: float, tokens: int, inputs: int) -> list[float]:
+    """Those that compete for a map: several, if it has few tokens for its inputs."""
+    return [least * factor for factor in RIDGES] if tokens < ENOUGH * inputs else [least]
