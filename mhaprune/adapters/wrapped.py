@@ -274,7 +274,10 @@ class WrappedModel:
 
     @cached_property
     def _a_weight(self) -> Tensor:
-        return weight_of(self.model.get_submodule(self.blocks[0].out))
+        """The parameter itself, not a view of it: a subject is copied with what it remembers."""
+        weight = self.model.get_submodule(self.blocks[0].out).weight
+        assert isinstance(weight, Tensor)
+        return weight
 
     def _head_dim(self, block: AttentionBlock) -> int:
         return len(block.columns[0]) if block.columns else 0
