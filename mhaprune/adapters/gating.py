@@ -92,13 +92,20 @@ def spread(gates: Tensor, block: AttentionBlock, x: Tensor, batch_size: int) -> 
 def head_by_head(x: Tensor, block: AttentionBlock, batch_size: int) -> Tensor:
     """What the output projection reads, (B, T, W), head by head: (B, H, T, K)."""
     columns = x if block.straight and x.shape[-1] == len(block.order) else x[..., block.order.to(x.device)]
-    return columns.reshape(batch_size, -1, columns.shape[-1]).unflatten(-1, (block.heads, -1)).transpose(1, 2)
+    head_dim = columns.shape[-1] // block.heads if block.heads else 0
+    return columns.reshape(batch_size, _positions(x, batch_size), block.heads, head_dim).transpose(1, 2)
 
 
 def side_by_side(context_BHTK: Tensor, block: AttentionBlock, x: Tensor, batch_size: int) -> Tensor:
     """The reverse of `head_by_head`, in the shape of x; columns that read no head are those of x."""
-    shape = (batch_size, block.heads, x[..., 0].numel() // batch_size, len(block.order) // block.heads)
+    head_dim = len(block.order) // block.heads if block.heads else 0
+    shape = (batch_size, block.heads, _positions(x, batch_size), head_dim)
     columns = context_BHTK.expand(shape).transpose(1, 2).flatten(2).reshape(*x.shape[:-1], -1)
     if block.straight and x.shape[-1] == len(block.order):
         return columns
     return x.index_copy(-1, block.order.to(x.device), columns)
+
+
+def _positions(x: Tensor, batch_size: int) -> int:
+    """T, also where no column is left."""
+    return x.shape[:-1].numel() // batch_size

@@ -45,15 +45,15 @@ class Prediction:
                 ones_X1 = outputs_XW.new_ones(len(outputs_XW), 1)
                 outputs = torch.cat([outputs_XW, ones_X1], dim=1)
                 sums[block] = sums.get(block, 0) + outputs.T @ outputs
-        head_dims = {block: weights.shape[1] for block, weights in subject.output_weights().items()}
+        sizes = {block: weights.shape[:2] for block, weights in subject.output_weights().items()}
         means = {block: products[-1, :-1] / products[-1, -1] for block, products in sums.items()}
         maps = {}
         for block, products in sums.items():
             covariance_WW = products[:-1, :-1] / products[-1, -1] - means[block].outer(means[block])
             diagonal_W = covariance_WW.diagonal()  # a view
             diagonal_W += ridge * diagonal_W.mean().clamp_min(torch.finfo(torch.float64).tiny)
-            inverse_WHK = torch.linalg.inv(covariance_WW).unflatten(1, (-1, head_dims[block]))
-            own_HKK = inverse_WHK.unflatten(0, (-1, head_dims[block])).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+            inverse_WHK = torch.linalg.inv(covariance_WW).unflatten(1, sizes[block])
+            own_HKK = inverse_WHK.unflatten(0, sizes[block]).diagonal(dim1=0, dim2=2).movedim(-1, 0)
             maps[block] = inverse_WHK.transpose(0, 1) @ torch.linalg.inv(own_HKK)
         return cls(means, maps)
 

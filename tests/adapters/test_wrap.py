@@ -14,6 +14,7 @@ from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.losses import Drift
 from mhaprune.adapters.wrap import wrap
+from mhaprune.command_line import option_named
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
 from mhaprune.pruning.removal import ProofFailed
@@ -76,6 +77,15 @@ def test_a_block_without_heads_gets_a_bias(heads: Heads) -> None:
         for one in (heads.without(mask), fitted)
     ]
     assert drifts[1].square().mean() < 0.9 * drifts[0].square().mean()
+
+
+def test_a_model_without_heads_in_a_block_is_scored_further(heads: Heads) -> None:
+    first = heads.grid.blocks[0]
+    left = heads.without(HeadMask(heads.grid, frozenset(head for head in heads.grid if head.block == first)))
+    for name in ("ablation_mean", "gate_output", "refit_error", "redundancy", "magnitude"):
+        (scores_N,) = option_named(name, ["scorer"])(left, heads.splits["score"], 0).values
+        assert scores_N.shape == (len(left.grid),)
+        assert scores_N.isfinite().all()
 
 
 def test_a_refit_does_not_see_padding(heads: Heads) -> None:
@@ -141,8 +151,6 @@ def test_scores_that_need_what_the_model_has_not_say_so(heads: Heads, scorer: st
 @pytest.mark.parametrize("scorer", ["hard_concrete", "subset", "racing", "shapley", "integrated_gradients", "taylor"])
 def test_scores_that_train_or_play_work_on_any_model(heads: Heads, scorer: str) -> None:
     from dataclasses import fields, replace
-
-    from mhaprune.command_line import option_named
 
     made: Any = option_named(scorer, ["scorer"])
     if "steps" in {field.name for field in fields(made)}:
