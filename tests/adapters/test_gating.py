@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from classifier import Classifier, batches
 
+from classifier import Classifier, batches
 from mhaprune import losses
 from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.wrap import wrap

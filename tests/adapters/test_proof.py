@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from classifier import Classifier, batches
 from torch import Tensor
 
+from classifier import Classifier, batches
 from mhaprune import losses
 from mhaprune.adapters.wrap import wrap
 

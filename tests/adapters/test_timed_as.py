@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from classifier import Classifier, batches
 from torch import Tensor, nn
 
+from classifier import Classifier, batches
 from mhaprune import losses
 from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.speed import timed_as
