@@ -20,8 +20,8 @@ from mhaprune.plugins import allow, allowed, find_class
 from mhaprune.running import Run
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.study import ModelOfOthers
-from mhaprune.sweeps import ORDERS, Orders
+from mhaprune.storage.sweeps import ORDERS, Orders
+from mhaprune.studies.study import ModelOfOthers
 from mhaprune.tasks.base import Task
 
 log = logging.getLogger(__name__)

@@ -23,9 +23,9 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
 from mhaprune.storage.cache import code_of, source_digests
 from mhaprune.storage.store import RunFolder, describe, fingerprint, modules_of, option_name, target
-from mhaprune.study import ModelOfOthers, Source, Study
+from mhaprune.studies.study import ModelOfOthers, Source, Study
+from mhaprune.studies.trained import Recipe
 from mhaprune.tasks.base import Task
-from mhaprune.trained import Recipe
 from mhaprune.training.loop import Training
 
 

@@ -212,15 +212,15 @@ class SharesPrefixes(Protocol):
 
 @runtime_checkable
 class Refittable(Subject, Protocol):
-    """A subject whose last maps can be exchanged while a pass is under way, so that they can be fitted one by one."""
+    """A subject whose last maps can be changed during a pass, so that a refit can fit them one after the other."""
 
     def answered(self, data: Batch) -> Batch:
-        """The examples with what the model itself answers, where it would read labels of them."""
+        """The examples with the answers of the model itself in the place of labels that it would read."""
         ...
 
     def last_maps(self, batches: Sequence[Batch]) -> Iterator[LastMap]:
-        """Every sublayer of a pass over the batches, in forward order. A map that was written to by the time the next
-        one is asked for decides all that follows."""
+        """Yields the last map of every sublayer of a pass over the batches, in forward order. What follows is computed
+        with the map as the caller leaves it."""
         ...
 
     def copied(self) -> Self:

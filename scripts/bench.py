@@ -38,10 +38,10 @@ from mhaprune.schedules.greedy import Greedy
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.shapley import Shapley
+from mhaprune.studies.trained import Recipe
 from mhaprune.subject import Subject
 from mhaprune.tasks.sort import Sort
 from mhaprune.timing import COPIES, in_turn, ratios, taking_turns
-from mhaprune.trained import Recipe
 from mhaprune.training.loop import Training, training_step
 
 VOCABULARY_SIZE = 13

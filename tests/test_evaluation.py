@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.adapters.wrapped import Judged
+from mhaprune.adapters.judging import Judged
 from mhaprune.data import PAD
 from mhaprune.evaluation import accuracy_columns, choose_columns, nothing_learnt
 from mhaprune.statistics import mean_interval, paired_interval, share_interval, wilson_interval

@@ -17,7 +17,7 @@ from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, drawing, 
 from mhaprune.command_line import main
 from mhaprune.config import build
 from mhaprune.storage.store import RunFolder, fingerprint, read_status
-from mhaprune.sweeps import Sweep
+from mhaprune.storage.sweeps import Sweep
 from mhaprune.training import loop
 
 SMALL = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE]
@@ -130,7 +130,7 @@ def test_what_computes_a_model_is_part_of_what_tells_it_apart(tmp_path: Path, mo
         made.append(recipe)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mhaprune.trained.Cache.get", get)
+    monkeypatch.setattr("mhaprune.studies.trained.Cache.get", get)
     names = []
     for threads, torch_version in ((1, "2.9"), (2, "2.9"), (1, "3.0")):
         monkeypatch.setattr(torch, "__version__", torch_version)
@@ -339,7 +339,7 @@ def test_what_was_computed_for_other_weights_is_not_taken(tmp_path: Path, monkey
     """The same recipe may end in other bits on another machine."""
     made = []
     for weights in ("here", "here", "elsewhere"):
-        monkeypatch.setattr("mhaprune.trained.weights_digest", lambda model, weights=weights: weights)
+        monkeypatch.setattr("mhaprune.studies.trained.weights_digest", lambda model, weights=weights: weights)
         study = build(compose(*TINY, *TINY_SEQUENCES, f"cache={tmp_path}")).study()
         study.remember("oracle", {}, lambda state, save, weights=weights: made.append(weights) or {"x": 1})
     assert made == ["here", "elsewhere"]

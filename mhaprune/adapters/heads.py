@@ -92,9 +92,9 @@ class Heads:
     def mask(self, keep: float | int = 0.5, by: By = "ablation", rescore_every: int | None = None) -> HeadMask:
         """Which heads go if `keep` stay, a share of all heads (0.5) or a number (72); nothing is removed.
 
-        The lowest scores go. With `rescore_every` the smaller model is scored again after so many heads. In place of a
-        score, `by` may be a search: a schedule that uses no scores, for example "greedy", or "greedy_refit" for a model
-        that is refitted afterwards.
+        The heads with the lowest scores go. With `rescore_every=6` the smaller model is scored again after every six
+        heads. `by` may also name a search, which is a schedule that uses no scores: for example "greedy", or
+        "greedy_refit" for a model that is refitted afterwards.
         """
         return self.masks([keep], by, rescore_every)[0]
 

@@ -77,11 +77,11 @@ def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -
 def walk(
     model: nn.Module, maps: Sequence[Map], runs: Sequence[Callable[[], Any]]
 ) -> Iterator[tuple[Map, list[tuple[Tensor, Tensor]]]]:
-    """For each map, in forward order, what it reads in every run, and what stands in the residual stream after it.
+    """Yields each map, in forward order, with its inputs in every run and the residual stream after it.
 
-    A run is a pass over a batch. It ends when that is known, and the next one replays all that was finished before the
-    map was called. So a map that was written to meanwhile decides all that follows, and all maps together cost little
-    more than one pass. Nothing is replayed in a model that calls a reader more than once, as one with shared layers.
+    A run is a pass over a batch. It stops when both are known. The run for the next map replays what was finished
+    before this map was called, and computes the rest with the weights as they are then. So all maps together cost
+    little more than one pass. Nothing is replayed if the model calls a reader several times, as with shared layers.
     """
     once = not any(each.call for each in maps)
     replays = [Replay(model, [each.path for each in maps]) for _ in runs]

@@ -10,33 +10,23 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mhaprune.adapters.batches import MASK, Batches
+from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.blocks import AttentionBlock, Rows, grid_of, name_blocks, weight_of
 from mhaprune.adapters.gating import at_rest, head_by_head, hooked
 from mhaprune.adapters.interception import attention_weights
+from mhaprune.adapters.judging import Judged, PerExample, flat, judged
 from mhaprune.adapters.last_maps import find_maps, walk
 from mhaprune.adapters.removal import remove_heads
 from mhaprune.adapters.replay import Replay
-from mhaprune.adapters.returned import tensors_in
 from mhaprune.heads import Block, HeadGrid, HeadMask
 from mhaprune.subject import AttentionMap, Fallback, Gates, LastMap
-
-PerExample = Callable[[Any, Any], Tensor]
-"""From what the model returns and a batch to one number per example, (B,)."""
-
-
-class Judged(NamedTuple):
-    """A loss and a quality per example, (B,) each."""
-
-    loss: Tensor
-    quality: Tensor
 
 
 @dataclass
@@ -81,17 +71,8 @@ class WrappedModel:
         return self.judge(self.run_gated(batch, gates, fallback), batch)
 
     def judge(self, output: Any, batch: Batches) -> Judged:
-        """Raises ValueError for a loss or a quality that is not one number per example."""
-        given = batch.as_given()
-        loss, quality = self.loss(output, given), self.quality(output, given)
-        for name, values in (("loss", loss), ("quality", quality)):
-            if not isinstance(values, Tensor) or values.shape != (len(batch),):
-                shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-                raise ValueError(
-                    f"{name}: returns {shape} for a batch of {len(batch)}, must be one number per example,"
-                    f" ({len(batch)},); a mean over the batch cannot say how sure it is"
-                )
-        return Judged(loss, quality.to(loss.dtype))
+        """What the loss and the quality say of an output; see `judged`."""
+        return judged(output, batch.as_given(), len(batch), self.loss, self.quality)
 
     def run_gated(
         self,
@@ -132,7 +113,7 @@ class WrappedModel:
             self.head_outputs(batch)
         lengths, batch = self._last.lengths, batch.converted(self.device, self.dtype)
         return {
-            name: batch.valid(lengths[name], self.two_sided and "decoder" in block.path)
+            name: self._real(batch, block.path, lengths[name])
             for name, block in zip(self.names, self.blocks, strict=True)
         }
 
@@ -230,7 +211,7 @@ class WrappedModel:
         maps = find_maps(self.model, outs, partial(self.run, self.model, batches[0][:1].arguments()))
         for each, found in walk(self.model, maps, runs):
             valid = [
-                batch.valid(stream[..., 0].numel() // len(batch), self.two_sided and "decoder" in each.path)
+                self._real(batch, each.path, stream[..., 0].numel() // len(batch))
                 for batch, (_, stream) in zip(batches, found, strict=True)
             ]
             parts = [
@@ -262,6 +243,10 @@ class WrappedModel:
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             self.predict(batch)
         return int(counter.get_total_flops())
+
+    def _real(self, batch: Batches, path: str, length: int) -> Tensor:
+        """(B, T): which positions are real, of so many that a module writes to."""
+        return batch.valid(length, self.two_sided and "decoder" in path)
 
     @cached_property
     def two_sided(self) -> bool:
@@ -302,13 +287,3 @@ def wrapped(
 ) -> WrappedModel:
     """The model with its blocks named."""
     return WrappedModel(model, tuple(blocks), tuple(name_blocks([block.path for block in blocks])), loss, quality, run)
-
-
-def flat(output: Any, batch: Batches) -> Tensor:
-    """All real numbers in what a model returned, as one row; of tensors with a position per token, the real ones."""
-    mask, parts = batch.fields.get(MASK), []
-    for value in tensors_in(output):
-        if value.is_floating_point():
-            by_token = mask is not None and value.dim() == 3 and mask.shape == value.shape[:2]
-            parts.append(value[mask != 0].flatten() if by_token else value.flatten())
-    return torch.cat(parts) if parts else torch.zeros(0)

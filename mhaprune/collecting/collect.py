@@ -17,7 +17,7 @@ from mhaprune.experiments.base import Experiment
 from mhaprune.reporting.page import render
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.storage.store import RunFolder, read_status
-from mhaprune.sweeps import Sweep
+from mhaprune.storage.sweeps import Sweep
 from mhaprune.tables import Tables
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mhaprune.sweeps import ORDERS
+from mhaprune.storage.sweeps import ORDERS
 
 
 class Names(NamedTuple):

@@ -16,7 +16,7 @@ from mhaprune.experiments.base import Experiment
 from mhaprune.plugins import find_class
 from mhaprune.storage.seals import Damaged, checksum
 from mhaprune.storage.store import inside, read_status
-from mhaprune.sweeps import FILE, Job, Sweep
+from mhaprune.storage.sweeps import FILE, Job, Sweep
 
 RUN, COLLECTION = "run", "collection"
 """What a folder's `status.json` says under `kind`."""

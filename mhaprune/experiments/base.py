@@ -17,9 +17,9 @@ from mhaprune.reporting.plots import Figures, Plot, draw
 from mhaprune.reporting.verdict import Verdict
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.study import Source, Study
+from mhaprune.studies.study import Source, Study
+from mhaprune.studies.trained import Recipe
 from mhaprune.tables import Tables
-from mhaprune.trained import Recipe
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from mhaprune.data import EOS, SPECIAL, Examples, pad, shift_right
 from mhaprune.heads import HeadGrid, HeadId, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.scoring import head_columns
-from mhaprune.study import Trained
+from mhaprune.studies.study import Trained
 from mhaprune.tasks.base import Task
 
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from mhaprune.launching.sweeping import Launcher, do_sweep
 from mhaprune.places import conf_folder, results_folder
 from mhaprune.running import Run
-from mhaprune.sweeps import Job, Orders
+from mhaprune.storage.sweeps import Job, Orders
 
 
 def launch(

@@ -16,7 +16,7 @@ from mhaprune.refusals import RunFailed
 from mhaprune.running import Results, Run
 from mhaprune.storage.locks import holder, is_held
 from mhaprune.storage.store import RunFolder, read_status, set_failed
-from mhaprune.sweeps import LOCK, STOP, Orders, Sweep
+from mhaprune.storage.sweeps import LOCK, STOP, Orders, Sweep
 
 log = logging.getLogger(__name__)
 

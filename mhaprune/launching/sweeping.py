@@ -20,7 +20,7 @@ from mhaprune.launching.resuming import CHANGED, DONE, standing
 from mhaprune.storage.locks import Busy, holder, locked
 from mhaprune.storage.store import LOCK as RUN_LOCK
 from mhaprune.storage.store import read_status
-from mhaprune.sweeps import LOCK, STOP, Job, Orders, Sweep, begin, write
+from mhaprune.storage.sweeps import LOCK, STOP, Job, Orders, Sweep, begin, write
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mhaprune.storage.locks import is_held
 from mhaprune.storage.store import read_status
-from mhaprune.sweeps import LOCK, Sweep
+from mhaprune.storage.sweeps import LOCK, Sweep
 
 PAUSE = 2.0
 """Seconds between two looks."""

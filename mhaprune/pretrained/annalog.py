@@ -24,7 +24,7 @@ from mhaprune.pretrained.material import Material, Objective, batched, chosen
 from mhaprune.pretrained.molecules import molecules
 from mhaprune.pretrained.texts import Row, in_splits, read_rows
 from mhaprune.storage.cache import Cache, weights_digest
-from mhaprune.tasks.base import HeldOut
+from mhaprune.tasks.base import SplitSize
 
 INSTALL = "pip install --no-deps annalog==1.0.6"
 LONGEST_ANSWER = 60
@@ -37,9 +37,9 @@ class Annalog(Pretrained):
     molecules put together from parts, as SMILES, or those of the file `data`. It is judged by how well it predicts,
     token by token, what it answers with all its heads."""
 
-    choose: HeldOut = 128
+    choose: SplitSize = 128
     """Number of texts that choices are made on."""
-    report: HeldOut = 116
+    report: SplitSize = 116
     """Number of texts that results are reported on."""
 
     def material(self, data: str | None, objective: str | None, cache: str) -> Material:

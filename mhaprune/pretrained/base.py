@@ -11,19 +11,19 @@ from mhaprune.pretrained.borrowed import Borrowed
 from mhaprune.pretrained.material import Material
 from mhaprune.ranges import Ge
 from mhaprune.storage.store import option_name
-from mhaprune.study import ModelOfOthers
-from mhaprune.tasks.base import HeldOut
+from mhaprune.studies.study import ModelOfOthers
+from mhaprune.tasks.base import SplitSize
 
 
 @dataclass(frozen=True)
 class Pretrained(ModelOfOthers):
     """A model that is trained already, with examples to study it on."""
 
-    score: HeldOut = 256
+    score: SplitSize = 256
     """Number of texts that heads are scored on, and that a refit is fitted to."""
-    choose: HeldOut = 256
+    choose: SplitSize = 256
     """Number of texts that choices are made on."""
-    report: HeldOut = 256
+    report: SplitSize = 256
     """Number of texts that results are reported on."""
     max_length: Annotated[int, Ge(1)] = 128
     """The largest number of tokens of a text; what is beyond is cut off."""

@@ -20,15 +20,15 @@ from mhaprune.adapters.losses import unit_of
 from mhaprune.adapters.saving import make_plain, save_folder
 from mhaprune.adapters.wrap import wrap
 from mhaprune.adapters.wrapped import WrappedModel
-from mhaprune.environment import environment
 from mhaprune.heads import HeadGrid
 from mhaprune.pretrained.material import Material
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.storage.cache import Cache, Make, data_digest, source_digests, weights_digest
+from mhaprune.storage.cache import Cache, data_digest, source_digests, weights_digest
 from mhaprune.storage.store import fingerprint
-from mhaprune.study import Source, Study
+from mhaprune.studies.environment import environment
+from mhaprune.studies.study import Source, Study
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME
 
 log = logging.getLogger(__name__)
@@ -161,9 +161,6 @@ class Borrowed(Source):
             "torch": str(torch.__version__),
         }
 
-        def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
-            return Cache(self.cache).get(kind, recipe | what, make)
-
         named = {QUALITY_NAME: self.heads.quality_name, TIMED_NAME: "a forward pass"}
         return Study(
             subject=subject,
@@ -172,7 +169,7 @@ class Borrowed(Source):
             schedules=schedules,
             recoveries=recoveries,
             seed=self.seed,
-            remember=remember,
+            remember=Cache(self.cache).about(recipe),
             saved=files_of if self.material.saves else no_files,
             words=named | {LOSS_UNIT: unit_of(subject.loss)},
             tokens=self._tokens,

@@ -82,10 +82,8 @@ class Search:
     def _refits(self, examples: int) -> Refits:
         subject = self.scoring.subject
         if not isinstance(subject, Refittable):
-            raise ValueError("schedule: refits, which this model cannot; choose another, for example greedy")
+            raise ValueError("schedule: this model cannot be refitted; choose a schedule without a refit, as greedy")
         if len(self.scoring.examples) < 2:
-            raise ValueError(
-                "schedule: refits on one half of the score split and judges on the other, 2 or more needed"
-            )
+            raise ValueError("score: one example; a schedule that refits needs 2 or more, half of them for the losses")
         self.refitting.append(Refits(subject, self.scoring.examples[:examples]))
         return self.refitting[-1]

@@ -14,21 +14,21 @@ from mhaprune.schedules.base import Evidence, Stepwise
 
 @dataclass(frozen=True)
 class GreedyRefit(Stepwise):
-    """Greedy backward elimination with a refit inside: what remains makes up for a head before its loss is measured.
+    """Greedy backward elimination, with a refit before every measurement.
 
-    Each block proposes the heads that its other heads can best stand in for, by `refit_error` on the model so far. The
-    model without each of these is refitted, and the head goes whose refitted model has the lowest loss. The refit is
-    that of `recoveries.refitting`, of W_O only, which is enough to choose by. It is made on one half of the examples,
-    and the loss is measured on the other. It uses no scores of a scorer.
+    At each step every block proposes a head: the one that the other heads of the block can best replace, by
+    `refit_error` on the smaller model. For each proposal the model without that head is refitted, and its loss is
+    measured. The head with the lowest loss goes. The refit is that of `recoveries.refitting`, of W_O only. One half of
+    the examples serves the refits, the other half the losses.
 
-    The masks are chosen for models that are refitted afterwards: use it with `recovery=[refit]`. As they are, such
-    models answer worse than those of other schedules. `greedy` measures every head without a refit.
+    Use it with `recovery=[refit]`. The masks are chosen for models that are refitted afterwards. Without a refit such
+    models often answer worse than those of other schedules.
     """
 
     examples: Annotated[int, Ge(4)] = 512
-    """Number of examples of the *score* split: half for the refits, half for their loss."""
+    """Number of examples of the *score* split: half for the refits, half for the losses."""
     proposed: Annotated[int, Ge(1)] = 1
-    """How many heads every block proposes at each step."""
+    """Number of heads that every block proposes at each step."""
     every: Annotated[int, Ge(1)] = 1
     """Number of heads to remove at each step, the best ones of those that were tried."""
 

@@ -76,6 +76,14 @@ class Cache:
                 partial.unlink(missing_ok=True)
             return content
 
+    def about(self, model: dict[str, Any]) -> Remember:
+        """What remembers things that were computed for one model, which is described by these facts."""
+
+        def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
+            return self.get(kind, model | what, make)
+
+        return remember
+
 
 def data_digest(examples: Data) -> str:
     """A fingerprint of what a model is trained on: the package that brings the data may change it."""

@@ -12,7 +12,7 @@ from mhaprune.data import Examples, Vocabulary, pad
 from mhaprune.ranges import Checked, Ge, Within
 
 Pair = tuple[Sequence[str], Sequence[str]]
-HeldOut = Annotated[int, Ge(2)]
+SplitSize = Annotated[int, Ge(2)]
 """How many examples a split has that is not trained on. A standard error needs two."""
 
 
@@ -49,13 +49,13 @@ class Task(Checked, ABC):
 
     seed: Annotated[int, Ge(0)] = 0
     """Fixes the examples. It is not the seed of the run: models of different seeds share the same examples."""
-    valid: HeldOut = 512
+    valid: SplitSize = 512
     """Number of examples that are measured during training."""
-    score: HeldOut = 512
+    score: SplitSize = 512
     """Number of examples that heads are scored on."""
-    choose: HeldOut = 512
+    choose: SplitSize = 512
     """Number of examples that choices are made on."""
-    report: HeldOut = 512
+    report: SplitSize = 512
     """Number of examples that results are reported on."""
 
     @property

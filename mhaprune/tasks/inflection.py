@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 
 from mhaprune.data import Vocabulary
 from mhaprune.ranges import Ge
-from mhaprune.tasks.base import HeldOut, Pair, Splits, Task
+from mhaprune.tasks.base import Pair, Splits, SplitSize, Task
 
 MEANINGS = {
     "noun0": "plural",
@@ -41,13 +41,13 @@ class Inflection(Task):
 
     learnt: ClassVar[float] = 0.88
 
-    valid: HeldOut = 1000
+    valid: SplitSize = 1000
     """Number of examples that are measured during training."""
-    score: HeldOut = 1000
+    score: SplitSize = 1000
     """Number of examples that heads are scored on."""
-    choose: HeldOut = 1000
+    choose: SplitSize = 1000
     """Number of examples that choices are made on."""
-    report: HeldOut = 1000
+    report: SplitSize = 1000
     """Number of examples that results are reported on."""
     max_letters: Annotated[int, Ge(1)] = 16
     """Number of letters of the longest words that are kept."""

@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES
 from mhaprune.storage.seals import opened
 from mhaprune.storage.store import read_status
-from mhaprune.sweeps import Sweep
+from mhaprune.storage.sweeps import Sweep
 
 pytestmark = pytest.mark.faults
 

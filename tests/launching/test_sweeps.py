@@ -27,7 +27,7 @@ from mhaprune.running import Results
 from mhaprune.storage.cache import code_of
 from mhaprune.storage.locks import locked
 from mhaprune.storage.store import RunFolder, fingerprint, target
-from mhaprune.sweeps import ORDERS, Job, Orders, Sweep, begin
+from mhaprune.storage.sweeps import ORDERS, Job, Orders, Sweep, begin
 from tiny import slow
 
 

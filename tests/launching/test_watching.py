@@ -9,7 +9,7 @@ import pytest
 from conftest import run_here, script
 from mhaprune.launching.watching import watch
 from mhaprune.storage.locks import locked
-from mhaprune.sweeps import LOCK, begin, write
+from mhaprune.storage.sweeps import LOCK, begin, write
 
 
 def test_a_running_sweep_is_followed_to_its_end(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.storage.seals import sealed
 from mhaprune.storage.store import RunFolder
-from mhaprune.study import Study
+from mhaprune.studies.study import Study
 from mhaprune.tasks.base import Splits
 from tiny import chosen, small
 

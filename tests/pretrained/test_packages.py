@@ -15,7 +15,7 @@ from mhaprune.plugins import find_class
 from mhaprune.pretrained.base import Pretrained
 from mhaprune.running import Run
 from mhaprune.storage.store import option_name
-from mhaprune.study import ModelOfOthers
+from mhaprune.studies.study import ModelOfOthers
 from tiny import CONF
 
 needs_minilm = pytest.mark.skipif(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -59,3 +59,24 @@ def test_a_search_counts_all_that_a_schedule_reads_but_the_score_of_the_whole_mo
 def test_a_schedule_that_says_it_uses_no_score_is_given_none(model: Seq2Seq, splits: Splits) -> None:
     with pytest.raises(AssertionError, match="its `scoring` says none"):
         Search(Scoring(model, splits.score, 0))(Curious(splits), removing([1], model.grid))
+
+
+@dataclass(frozen=True)
+class Refitting(Curious):
+    """Asks for refits."""
+
+    def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
+        evidence.refits(10)
+        return []
+
+
+def test_refits_that_cannot_be_had_are_refused(model: Seq2Seq, splits: Splits) -> None:
+    with pytest.raises(ValueError, match="^score: one example; a schedule that refits needs 2 or more"):
+        Search(Scoring(model, splits.score[:1], 0))(Refitting(splits), [])
+
+    class Plain:
+        grid = model.grid
+
+    stranger: Any = Plain()
+    with pytest.raises(ValueError, match="^schedule: this model cannot be refitted; choose a schedule without a refit"):
+        Search(Scoring(stranger, splits.score, 0))(Refitting(splits), [])

@@ -23,7 +23,7 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Lesson, recover
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refit import Refit
-from mhaprune.recoveries.refitting import refit, show
+from mhaprune.recoveries.refitting import ENOUGH, refit, ridges, show
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 
@@ -277,3 +277,12 @@ def test_settings_out_of_range_are_refused(setting: dict[str, Any], allowed: str
     (name, value), *_ = setting.items()
     with pytest.raises(ValueError, match=f"^{name}={value}: must be {allowed}"):
         Refit(**setting)
+
+
+def test_ridges_compete_where_a_map_has_few_tokens_for_its_inputs() -> None:
+    assert ridges(1e-3, ENOUGH * 10, 10) == [1e-3]
+    several = ridges(1e-3, ENOUGH * 10 - 1, 10)
+    assert several[0] == 1e-3
+    assert len(several) > 1
+    assert sorted(set(several)) == several
+    assert set(ridges(0.0, 1, 10)) == {0.0}

@@ -29,7 +29,7 @@ from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table
-from mhaprune.study import Study
+from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
 from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, ENDS, GATE, INITIAL_GATE, NOTHING, QUALITY, QUARTILES, SURE
 

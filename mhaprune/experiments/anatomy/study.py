@@ -20,7 +20,7 @@ from mhaprune.pruning.removal import MAX_DIFFERENCE, EquivalenceCheck, ProofFail
 from mhaprune.ranges import Ge, Sizes
 from mhaprune.reporting.plots import Figures
 from mhaprune.scorers.scoring import head_columns
-from mhaprune.study import Study
+from mhaprune.studies.study import Study
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.base import TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.statistics import CONFIDENCE, difference_interval, prunable, sign_flip_p, with_interval
-from mhaprune.study import Study
+from mhaprune.studies.study import Study
 from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, QUALITY, REFERENCE, UNINFORMED
 
 

@@ -31,7 +31,7 @@ from mhaprune.reporting.shared_figures import agreement, training_curve
 from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.statistics import prunable
-from mhaprune.study import Source, Study
+from mhaprune.studies.study import Source, Study
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import GATE, HEAD, MOMENTS, REFERENCE
 

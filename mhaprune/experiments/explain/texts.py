@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mhaprune.heads import HeadId
 from mhaprune.scorers.scoring import head_columns
-from mhaprune.study import Study
+from mhaprune.studies.study import Study
 
 
 def text_tables(study: Study, numbers: Sequence[int], heads: Collection[HeadId]) -> dict[str, pd.DataFrame]:

@@ -15,7 +15,7 @@ from mhaprune.heads import HeadGrid
 from mhaprune.measure import measure
 from mhaprune.ranges import Within
 from mhaprune.reporting.plots import Figures
-from mhaprune.study import Study
+from mhaprune.studies.study import Study
 from mhaprune.tables import GATE, VALID_QUALITY
 
 ROUNDING = 1e-6

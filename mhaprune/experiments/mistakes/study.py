@@ -27,7 +27,7 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.storage.store import option_name
-from mhaprune.study import Study
+from mhaprune.studies.study import Study
 from mhaprune.tables import QUALITY, REFERENCE
 
 

@@ -43,7 +43,7 @@ from mhaprune.schedules.budgets import (
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.storage.cache import Make
-from mhaprune.study import Study
+from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
 from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_QUALITY, ENDS, NOTHING, QUALITY, SURE
 

@@ -25,7 +25,7 @@ from mhaprune.ranges import Ge, Sizes, Within
 from mhaprune.reporting.plots import Figures
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.scoring import Scoring
-from mhaprune.study import Study, Trained
+from mhaprune.studies.study import Study, Trained
 from mhaprune.subject import Subject
 from mhaprune.tables import CHOOSE_QUALITY, DENSE_AGAIN, QUARTILES
 from mhaprune.timing import device_name

@@ -17,7 +17,7 @@ from mhaprune.measure import measure
 from mhaprune.recoveries.base import Lesson
 from mhaprune.recoveries.refit import Refit
 from mhaprune.statistics import paired_interval
-from mhaprune.study import Study
+from mhaprune.studies.study import Study
 from tiny import small
 
 SETTINGS = (*LEARNT, *small("experiment", "ablate"), "scorer=[gate,ablation,random]", "scorer.random.draws=3")

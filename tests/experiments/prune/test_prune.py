@@ -37,7 +37,7 @@ from mhaprune.scorers.scoring import Scoring
 from mhaprune.scorers.subset import Subset
 from mhaprune.statistics import paired_interval
 from mhaprune.storage.store import RunFolder, read_status
-from mhaprune.study import Study
+from mhaprune.studies.study import Study
 from mhaprune.subject import Answered
 
 FEW_ROUNDS = ("experiment.latency_rounds=2", "experiment.latency_batch=4")

@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 import torch
 
-from mhaprune.environment import environment
 from mhaprune.evaluation import nothing_learnt
 from mhaprune.heads import HeadGrid
 from mhaprune.model.checkpoint import BROUGHT, SavedModel, load, restore, to_bytes
@@ -22,9 +21,10 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.storage.cache import Cache, Make, data_digest, source_digests, weights_digest
+from mhaprune.storage.cache import Cache, data_digest, source_digests, weights_digest
 from mhaprune.storage.store import describe, option_name
-from mhaprune.study import Source, Study, Trained
+from mhaprune.studies.environment import environment
+from mhaprune.studies.study import Source, Study, Trained
 from mhaprune.tasks.base import Splits, Task
 from mhaprune.training.loop import Training
 
@@ -126,9 +126,6 @@ class Recipe(Source):
         network, history = self.trained(splits) if self.saved is None else self._loaded(self.saved)
         recipe = self._recipe(splits) | {"weights": weights_digest(network), "heads": list(map(str, network.grid))}
 
-        def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
-            return Cache(self.cache).get(kind, recipe | what, make)
-
         steps_since = 0 if self.saved is None else self.saved.steps_since
 
         def save(model: Seq2Seq, steps: int = 0) -> bytes:
@@ -145,7 +142,7 @@ class Recipe(Source):
             schedules=schedules,
             recoveries=recoveries,
             seed=self.seed,
-            remember=remember,
+            remember=Cache(self.cache).about(recipe),
             saved=lambda name, model, steps=0: {f"{name}.pt": save(model, steps)},
             history=history,
             origin=Trained(

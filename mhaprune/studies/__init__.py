@@ -1,0 +1,1 @@
+"""What an experiment is given, and where its model comes from."""
