@@ -20,5 +20,8 @@ def test_a_model_that_counts_its_heads_is_gated_and_not_pruned() -> None:
     assert heads.proven.difference > 1e-3
     assert heads.proven.why_not.startswith("masked and removed differ by 0.")
     assert len(heads.score("ablation")) == len(heads.grid)
+    assert len(heads.mask(keep=6, by="greedy").removed) == 2, "masks are enough for that"
+    with pytest.raises(ValueError, match="heads of this model can be gated, not removed: masked and removed differ"):
+        heads.mask(keep=6, by="greedy_refit")
     with pytest.raises(ValueError, match="heads of this model can be gated, not removed: masked and removed differ"):
         heads.prune(0.5)

@@ -123,6 +123,13 @@ def test_refits_read_the_first_examples_and_no_label_for_the_fit(model: Seq2Seq,
     other.target[::2] = score.target[::2].flip(0)
     first, same = (Refits(model, examples[:30]).without(mask) for examples in (score, other))
     assert output_difference(first, same, score) == 0
+    changed = {
+        name
+        for name, value in first.state_dict().items()
+        if not torch.equal(value, model.without(mask).state_dict()[name])
+    }
+    assert changed
+    assert all(".out_proj." in name for name in changed)
     assert Refits(model, score[:30]).loss(first) == pytest.approx(float(measure(first, score[:30][1::2]).loss.mean()))
 
 
