@@ -6,6 +6,7 @@ Torch and pandas are imported only where a run begins: help and typing errors mu
 from __future__ import annotations
 
 import difflib
+import functools
 import gc
 import logging
 import os
@@ -43,15 +44,15 @@ BROUGHT = ("task", "model", "gate", "training")
 """The settings that a `model_file` brings with it."""
 
 
-def job(config: DictConfig) -> None:
-    """One run or one job of a sweep, in the folder that Hydra has made for it."""
+def job(config: DictConfig, start: int = 0) -> None:
+    """One run, or one job of the n-th start of a sweep, in the folder that Hydra has made for it."""
     from mhaprune.config import orders_of
     from mhaprune.launching.jobs import do_alone, do_in_sweep
 
     hydra_config = HydraConfig.get()
     overrides = _texts(hydra_config.overrides.task)
     output = Path(hydra_config.runtime.output_dir)
-    do = do_alone if hydra_config.mode == RunMode.RUN else do_in_sweep
+    do = do_alone if hydra_config.mode == RunMode.RUN else functools.partial(do_in_sweep, start=start)
     do(lambda: _build(config, overrides), output, overrides, lambda: orders_of(plain(config)))
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""From a terminal, from a scheduler or `kill`, and from a scheduler shortly before its time is over."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""From a terminal, from a scheduler or `kill`, and two that schedulers send shortly before the time is over."""
 
 
 class TimeLimit(ValueError):
@@ -57,18 +58,69 @@ class Held:
         self.came.append(number)
 
 
+Handler = Callable[[int, FrameType | None], None]
+
+
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Every signal that asks to stop raises KeyboardInterrupt while the body runs; ignored ones stay ignored."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
+def handling(make: Callable[[Callable[[], None]], Handler]) -> Iterator[None]:
+    """Handle the signals that ask to stop while the body runs; ignored ones stay ignored.
+
+    `make` is given what brings back the handlers of before. Signals are Python's main thread's, so in another thread
+    nothing is handled.
+    """
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    if threading.current_thread() is threading.main_thread():
+        known = {number: signal.getsignal(number) for number in SIGNALS}
+        before |= {number: handler for number, handler in known.items() if handler not in (signal.SIG_IGN, None)}
+        for number in before:
+            signal.signal(number, make(restore))
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore()
+
+
+def interruptible() -> AbstractContextManager[None]:
+    """Every signal that asks to stop raises KeyboardInterrupt while the body runs."""
+    return handling(lambda restore: signal.default_int_handler)
+
+
+def interruptible_once() -> AbstractContextManager[None]:
+    """The first signal that asks to stop raises KeyboardInterrupt while the body runs, later ones do nothing.
+
+    A terminal signals all processes of a job, and the one that waits for the others passes the signal on.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    return handling(lambda restore: stop)
+
+
+def before_stopping(first: Callable[[], None]) -> AbstractContextManager[None]:
+    """On a signal that asks to stop do something first, and then what the signal would have done.
+
+    A second signal does not wait for it. Copies of this process have nothing to do first.
+    """
+    process = os.getpid()
+
+    def make(restore: Callable[[], None]) -> Handler:
+        def handle(number: int, frame: FrameType | None) -> None:
+            restore()
+            if os.getpid() == process:
+                first()
+            signal.raise_signal(number)
+
+        return handle
+
+    return handling(make)
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def composition_error(
         options = sorted(path.stem for path in (conf / given.partition("=")[0]).glob("*.yaml"))
         return f"{given}: must name one of {', '.join(options)}"
     if found := re.search(r"(?:Could not (?:load|find)|In '.*?': Could not find) '(hydra/[\w/]+?)/(.+?)'", text):
-        return _plug_in_of_hydra(found[1], found[2])
+        return _plug_in_of_hydra(found[1], found[2], conf)
     if found := re.search(r"Could not (?:load|find) '(.+)/(.+?)'", text):
         options = sorted(path.stem for path in (conf / found[1]).glob("*.yaml"))
         return f"{found[1]}={found[2]}: no such option, {did_you_mean(found[2], options)}"
@@ -99,9 +99,12 @@ def composition_error(
     return None
 
 
-def _plug_in_of_hydra(group: str, name: str) -> str:
-    if group == "hydra/launcher":
-        return f"launch={name}: this launcher is not installed, joblib comes with: pip install -e '.[parallel]'"
+def _plug_in_of_hydra(group: str, name: str, conf: Path) -> str:
+    for option in sorted((conf / "launch").glob("*.yaml")):
+        text = option.read_text()
+        extra = re.search(r"^# Needs the extra: (.+)$", text, re.MULTILINE)
+        if extra and f"override /{group}: {name}\n" in text:
+            return f"launch={option.stem}: is not installed: {extra[1]}"
     return f"{group}={name}: no such option, allowed is basic; other plug-ins of Hydra must be installed first"
 
 

@@ -6,11 +6,14 @@ from __future__ import annotations
 import argparse
 import copy
 import math
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -44,6 +47,7 @@ from mhaprune.tasks.sort import Sort
 from mhaprune.timing import COPIES, in_turn, ratios, taking_turns
 from mhaprune.training.loop import Training, training_step
 
+RUN = Path(__file__).with_name("run.py")
 VOCABULARY_SIZE = 13
 DEFAULT = Transformer()
 Pair = tuple[str, Callable[[], object], Callable[[], object]]
@@ -348,6 +352,27 @@ def racing() -> list[Row]:
     return rows
 
 
+def sweep(rounds: int = 5) -> list[Row]:
+    """How many jobs two at once do in the time of one job after the other: four that train a model of `sort`. A round
+    takes minutes, so there are few."""
+    command = [sys.executable, str(RUN), "-m", "experiment=train", "seed=0,1,2,3"]
+
+    def jobs(launch: str) -> Callable[[], object]:
+        def call() -> None:
+            with TemporaryDirectory() as folder:
+                places = [f"hydra.sweep.dir={folder}/sweep", f"cache={folder}/cache"]
+                subprocess.run([*command, f"launch={launch}", *places], check=True, stdout=subprocess.DEVNULL)
+
+        return call
+
+    calls = {"basic": jobs("basic"), "joblib": jobs("joblib"), "basic again": jobs("basic")}
+    times = in_turn(calls, rounds, warmup=0)
+    return [
+        {"name": "sweep of 4, basic over joblib", **ratios(times, "basic", "joblib")},
+        {"name": "sweep of 4, A/A", **ratios(times, "basic again", "basic")},
+    ]
+
+
 def each(models: list[Seq2Seq], method: str, batch: Examples) -> Callable[[], object]:
     """Call a method of one model after the other."""
     return taking_turns([partial(getattr(model, method), batch) for model in models])
@@ -363,7 +388,7 @@ TIMED = {
     bench.__name__: bench
     for bench in (training, recipes, removal, decode, ablation, pairs_of_heads, oracle, shapley, greedy, refit)
 }
-COUNTED = {bench.__name__: bench for bench in (racing,)}
+COUNTED = {bench.__name__: bench for bench in (racing, sweep)}
 BENCHES = (*TIMED, *COUNTED)
 
 

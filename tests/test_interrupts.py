@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from mhaprune.interrupts import SIGNALS, Held, TimeLimit, interruptible, limited
+from mhaprune.interrupts import (
+    SIGNALS,
+    Held,
+    TimeLimit,
+    before_stopping,
+    interruptible,
+    interruptible_once,
+    limited,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +71,7 @@ def test_what_does_not_raise_stops_nothing() -> None:
 
 def test_handlers_are_as_they_were() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
-    with interruptible(), Held(), limited(60):
+    with interruptible(), interruptible_once(), before_stopping(time.time), Held(), limited(60):
         pass
     assert [signal.getsignal(number) for number in SIGNALS] == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
@@ -75,6 +83,33 @@ def test_an_ignored_signal_stays_ignored() -> None:
         signal.raise_signal(signal.SIGINT)
         assert not held.asked
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_something_is_done_before_a_signal_stops(again: bool) -> None:
+    """A second signal does not wait for it."""
+    done = []
+
+    def first() -> None:
+        done.append("begun")
+        if again:
+            signal.raise_signal(signal.SIGINT)
+        done.append("ended")
+
+    with pytest.raises(KeyboardInterrupt), interruptible(), before_stopping(first):
+        signal.raise_signal(signal.SIGUSR2)
+    assert done == (["begun"] if again else ["begun", "ended"])
+
+
+def test_a_process_that_is_told_twice_stops_once() -> None:
+    done = []
+    with interruptible_once():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            signal.raise_signal(signal.SIGINT)
+            done.append("saved")
+    assert done == ["saved"]
 
 
 def test_another_thread_has_no_signals() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.types import HydraContext, TaskFunction
+from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mhaprune.launching.sweeping import Launcher, do_sweep
@@ -23,11 +24,11 @@ from mhaprune.storage.sweeps import Job, Orders
 def launch(
     config: DictConfig,
     loader: ConfigLoader,
-    task: TaskFunction,
+    task: Callable[..., None],
     orders: Orders,
     build: Callable[[DictConfig, Sequence[str]], Run],
 ) -> None:
-    """Do the sweep that the config of a multirun asks for: `task` with the settings of each job."""
+    """Do the sweep that the config of a multirun asks for: `task` with the settings of each job and its `start`."""
     root = _root(config, orders)
     with open_dict(config):
         config.hydra.sweep.dir = str(root)
@@ -40,9 +41,10 @@ def launch(
         whole = loader.load_sweep_config(config, arguments(job))
         return OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
 
-    def start(jobs: Sequence[Job]) -> None:
+    def start(jobs: Sequence[Job], starts: int) -> None:
         context = HydraContext(config_loader=loader, callbacks=Callbacks())
-        Plugins.instance().instantiate_launcher(context, task, config).launch([arguments(job) for job in jobs], 0)
+        does = Plugins.instance().instantiate_launcher(context, functools.partial(task, start=starts), config)
+        does.launch([arguments(job) for job in jobs], 0)
 
     launcher = Launcher(lambda job: str(build(composed(job), job.overrides).identity["run"]), composed, start)
     do_sweep(root, place, _settings(config, loader), _sources(config), orders, launcher)

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import math
 import multiprocessing
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 
-from mhaprune.interrupts import interruptible
+from mhaprune.interrupts import before_stopping, interruptible_once
 
 GRACE = 20.0
 """Seconds for work that should stop to save its state."""
+PAUSE = 0.5
+"""Seconds between two looks whether the work is still wanted."""
 
 
-def isolated(work: Callable[[], None], time_limit: float | None = None) -> str | None:
+def isolated(
+    work: Callable[[], None], time_limit: float | None = None, wanted: Callable[[], bool] = lambda: True
+) -> str | None:
     """Do the work in a copy of this process. Returns how the copy was killed, or None if it came to its end.
 
     A copy starts at once with all that is imported here. What it imports itself is imported here too, afterwards, so
-    that the next copy need not. It ends with this process. `time_limit` is the work's own to keep; if it does not, the
-    copy is killed a while later.
+    that the next copy need not. It ends with this process, and soon after nobody wants it any more. A signal that asks
+    this process to stop lets the copy save first. `time_limit` is the work's own to keep; if it does not, the copy is
+    killed a while later.
     """
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
@@ -35,10 +42,9 @@ def isolated(work: Callable[[], None], time_limit: float | None = None) -> str |
         process.start()
     theirs.close()
     try:
-        _wait(process, ours, None if time_limit is None else time_limit + GRACE)
-    except KeyboardInterrupt:
-        process.join(GRACE)  # it was told to stop as well
-        raise
+        with before_stopping(lambda: _stop(process)):
+            if not _ended(process, ours, None if time_limit is None else time_limit + GRACE, wanted):
+                _stop(process)
     finally:
         overdue = process.is_alive()
         if overdue:
@@ -53,20 +59,35 @@ def isolated(work: Callable[[], None], time_limit: float | None = None) -> str |
     return f"killed by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
 
 
-def _wait(process: ForkProcess, imported: Connection, seconds: float | None) -> None:
-    """Until the process ends or the time is over; before its end it says what it has imported."""
-    if imported.poll(seconds):
-        with suppress(EOFError):
-            for name in imported.recv():
-                with suppress(Exception):
-                    importlib.import_module(name)
-        process.join(GRACE)
+def _ended(process: ForkProcess, imported: Connection, seconds: float | None, wanted: Callable[[], bool]) -> bool:
+    """Wait for the end of the process, or of the time, which is False if the work is not wanted any more.
+
+    Before its end it says what it has imported.
+    """
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    while not imported.poll(min(PAUSE, max(0.0, deadline - time.monotonic()))):
+        if time.monotonic() >= deadline:
+            return True
+        if not wanted():
+            return False
+    with suppress(EOFError):
+        for name in imported.recv():
+            with suppress(Exception):
+                importlib.import_module(name)
+    process.join(GRACE)
+    return True
+
+
+def _stop(process: ForkProcess) -> None:
+    """Ask it to stop, and wait until it has saved."""
+    process.terminate()
+    process.join(GRACE)
 
 
 def _child(work: Callable[[], None], imported: Connection) -> None:
     end_with_parent()
     before = set(sys.modules)
-    with interruptible():
+    with interruptible_once():
         try:
             work()
         except BaseException:  # the work has said what it was

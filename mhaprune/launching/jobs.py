@@ -14,8 +14,9 @@ from mhaprune.launching.isolation import end_with_parent, isolated
 from mhaprune.places import results_folder
 from mhaprune.refusals import RunFailed
 from mhaprune.running import Results, Run
-from mhaprune.storage.locks import holder, is_held
-from mhaprune.storage.store import RunFolder, read_status, set_failed
+from mhaprune.storage.locks import holder, locked, whose
+from mhaprune.storage.store import LOCK as RUN_LOCK
+from mhaprune.storage.store import RunFolder, make_folder, read_status, set_failed
 from mhaprune.storage.sweeps import LOCK, STOP, Orders, Sweep
 
 log = logging.getLogger(__name__)
@@ -45,26 +46,32 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], ordered: Orde
     _say(results, output)
 
 
-def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], ordered: Ordered) -> None:
-    """One job. It never raises for what goes wrong in it: its status says that, and so does the log, at once."""
+def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], ordered: Ordered, start: int) -> None:
+    """One job. It never raises for what goes wrong in it: its status says that, and so does the log, at once.
+
+    It does nothing where it is not wanted: it may have waited in a queue since an earlier `start` of its sweep.
+    """
     root, orders = output.parent, ordered()
-    sweep = Sweep.read(root)
+    sweep, owner = Sweep.read(root), whose(root / LOCK)
     assert sweep is not None
-    if (root / STOP).exists():
+    if sweep.starts != start or owner is None or (root / STOP).exists():
         return
-    _stay_with(root)
+    if holder(root / LOCK) == os.getppid():
+        end_with_parent()  # a worker of joblib would outlive it for ever
     label = sweep.job(output.name).label
 
     def work() -> None:
         _prefix(label)
         try:
-            results = _recorded(build, output, overrides, orders, start=sweep.starts)
+            if _done_meanwhile(output, start):
+                return
+            results = _recorded(build, output, overrides, orders, wait=True, start=start)
         except BaseException:
             _log_traceback()
             raise
         _say(results, output)
 
-    killed = isolated(work, orders.time_limit)
+    killed = isolated(work, orders.time_limit, lambda: whose(root / LOCK) == owner)
     if killed is not None:
         set_failed(output, killed)
     status = read_status(output)
@@ -74,16 +81,17 @@ def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], ordered: O
             (root / STOP).touch()
 
 
-def _stay_with(root: Path) -> None:
-    """End with the process that does the sweep, which holds its lock: a worker of joblib would outlive it for ever."""
-    if holder(root / LOCK) == os.getppid():
-        end_with_parent()
-    if not is_held(root / LOCK):  # it is gone already
-        os._exit(1)
+def _done_meanwhile(output: Path, start: int) -> bool:
+    """Wait for whoever does the same job, a queue may hold it twice, and say whether it is done then."""
+    with locked(make_folder("hydra.run.dir", output) / RUN_LOCK):
+        status = read_status(output)
+        return status.get("status") == "done" and status.get("start") == start
 
 
-def _recorded(build: Build, output: Path, overrides: Sequence[str], orders: Orders, **facts: int) -> Results:
-    with RunFolder(output).recorded() as folder, limited(orders.time_limit):
+def _recorded(
+    build: Build, output: Path, overrides: Sequence[str], orders: Orders, wait: bool = False, **facts: int
+) -> Results:
+    with RunFolder(output).recorded(wait) as folder, limited(orders.time_limit):
         folder.note(kind="run", overrides=list(overrides), **facts)
         return build()(folder)
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from mhaprune.collecting.collect import collect
-from mhaprune.interrupts import SIGNALS
-from mhaprune.launching.isolation import GRACE
+from mhaprune.interrupts import before_stopping
+from mhaprune.launching.isolation import GRACE, PAUSE
 from mhaprune.launching.resuming import CHANGED, DONE, standing
-from mhaprune.storage.locks import Busy, holder, locked
+from mhaprune.storage.locks import Busy, holder, is_held, locked
 from mhaprune.storage.store import LOCK as RUN_LOCK
 from mhaprune.storage.store import read_status
 from mhaprune.storage.sweeps import LOCK, STOP, Job, Orders, Sweep, begin, write
@@ -37,8 +36,8 @@ class Launcher:
     """The fingerprint of the run that a job would be now."""
     check: Callable[[Job], object]
     """Raises where the settings of a job are none that there are."""
-    start: Callable[[Sequence[Job]], object]
-    """Does jobs, one after the other or several at once; a job does not raise."""
+    start: Callable[[Sequence[Job], int], object]
+    """Does jobs for the n-th start of the sweep, one after the other or several at once; a job does not raise."""
 
 
 def do_sweep(
@@ -61,8 +60,8 @@ def do_sweep(
         write(root, sweep)
         (root / STOP).unlink(missing_ok=True)
         try:
-            with _stopping(os.getpid(), [root / job.name for job in sweep.jobs]):
-                _do(todo, root, orders, launcher)
+            with before_stopping(lambda: _stop([root / job.name for job in sweep.jobs])):
+                _do(todo, root, orders, lambda jobs: launcher.start(jobs, sweep.starts))
         finally:
             for line in collect([root], root):
                 print(line)
@@ -121,16 +120,18 @@ def _listed(labels: Sequence[str]) -> str:
     return "; ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
 
 
-def _do(todo: Sequence[Job], root: Path, orders: Orders, launcher: Launcher) -> None:
+def _do(todo: Sequence[Job], root: Path, orders: Orders, start: Callable[[Sequence[Job]], object]) -> None:
     """Start jobs until each is done or has failed often enough; a launcher may lose some that it never started."""
     tries: Counter[str] = Counter()
     left = list(todo)
     while left:
         before = {job.name: _mark(root / job.name) for job in left}
         try:
-            launcher.start(left)
+            start(left)
         except Exception as error:  # of whatever does the jobs; what they say themselves stands in their folders
             log.error("jobs were lost: %s", " ".join(f"{type(error).__name__}: {error}".split()))
+        while any(is_held(root / job.name / RUN_LOCK) for job in left):  # it may have lost one, and wait for none
+            time.sleep(PAUSE)
         tried = [job for job in left if _mark(root / job.name) != before[job.name]]
         tries.update(job.name for job in tried)
         if not tried or (root / STOP).exists():
@@ -155,29 +156,8 @@ def _mark(folder: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-@contextmanager
-def _stopping(sweeper: int, folders: Iterable[Path]) -> Iterator[None]:
-    """A signal to the sweep goes to all jobs that run, wherever a launcher has put them, and waits until they saved."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for each in before:
-            signal.signal(each, signal.default_int_handler)  # a second signal does not wait
-        if os.getpid() == sweeper:
-            _stop(folders)
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _stop(folders: Iterable[Path]) -> None:
+    """Ask the jobs that run to stop, wherever a launcher has put them, and wait until they have saved."""
     locks = [folder / RUN_LOCK for folder in folders]
     running = {lock: process for lock in locks if (process := holder(lock)) not in (None, os.getpid())}
     for process in running.values():

@@ -48,6 +48,12 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
         yield
 
 
+def whose(path: Path) -> str | None:
+    """What the process that holds this lock says of itself, which no other would say; None if none does."""
+    said = _holder(path)
+    return said if is_held(path) else None
+
+
 def is_held(path: Path) -> bool:
     """Whether some process holds this lock."""
     try:

@@ -125,14 +125,14 @@ class RunFolder:
         self.status: dict[str, Any] = {}
 
     @contextmanager
-    def recorded(self) -> Iterator[RunFolder]:
+    def recorded(self, wait: bool = False) -> Iterator[RunFolder]:
         """Keep `status.json` true while the body runs; what an earlier run left here is removed first.
 
-        Raises ValueError, and touches nothing, if another run is in the folder.
+        If another run is in the folder: wait until it ends, or raise ValueError and touch nothing.
         """
         with ExitStack() as stack:
             with _naming(self.path):
-                stack.enter_context(locked(self.path / LOCK, wait=False))
+                stack.enter_context(locked(self.path / LOCK, wait=wait))
             self._clear()
             start = time.monotonic()
             self.status = {"status": "running", "reason": None, "started": _now(), "finished": None, "seconds": None}

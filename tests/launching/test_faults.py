@@ -6,50 +6,20 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES
 from mhaprune.storage.seals import opened
 from mhaprune.storage.store import read_status
 from mhaprune.storage.sweeps import Sweep
+from real_sweeps import RAY, SLURM, check_same, command, hear, running, start, tables, whole
 
 pytestmark = pytest.mark.faults
 
-MEASURED = {"seconds", "latency_ms", "speedup", "speedup_q1", "speedup_q3"}
-"""The columns that a clock has measured."""
-SETTINGS = (
-    *TINY,
-    *TINY_SEQUENCES,
-    *TINY_ABLATE,
-    "training.steps=60",
-    "training.checkpoint_every=20",
-    "scorer=[ablation]",
-    "recovery=[]",
-    "experiment.budgets=[0.5]",
-    "model.num_heads=1,2",
-    "seed=0,1,2",
-)
-
-
-def command(folder: Path, launch: str) -> list[str]:
-    place = [f"hydra.sweep.dir={folder / 'sweep'}", f"cache={folder / 'cache'}", f"launch={launch}"]
-    return [sys.executable, str(ROOT / "scripts" / "run.py"), "-m", "experiment=ablate", *SETTINGS, *place]
-
-
-def start(folder: Path, launch: str) -> subprocess.Popen[str]:
-    with (folder / "log").open("a") as log:
-        return subprocess.Popen(command(folder, launch), stdout=log, stderr=log, text=True, start_new_session=True)
-
-
-def tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """Without what a clock has measured, and without the table of folders and seconds."""
-    found = {path.stem: pd.read_csv(path) for path in sorted((folder / "sweep").glob("*.csv")) if path.stem != "runs"}
-    return {name: frame[[column for column in frame if column not in MEASURED]] for name, frame in found.items()}
+KILLS = 20
 
 
 @pytest.fixture(scope="module")
@@ -61,42 +31,48 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, pd.
     return tables(folder), time.monotonic() - began
 
 
-def whole(folder: Path) -> None:
-    """No file of a job is half written, at any moment."""
-    for path in folder.rglob("status.json"):
-        assert read_status(path.parent), path
-    for path in folder.rglob("*.damaged"):
-        raise AssertionError(path)
-
-
-@pytest.mark.parametrize(("launch", "kills"), [("basic", 10), ("joblib", 10)])
+@pytest.mark.parametrize("launch", ["basic", "joblib", SLURM])
 def test_killed_at_random_moments_it_ends_in_the_same_tables(
-    launch: str, kills: int, tmp_path: Path, undisturbed: tuple[dict[str, pd.DataFrame], float]
+    launch: str, tmp_path: Path, undisturbed: tuple[dict[str, pd.DataFrame], float]
 ) -> None:
+    """A sweep that is done before it was killed often enough is checked, and another one begun."""
     expected, seconds = undisturbed
-    draw, left = random.Random(launch), kills
-    while left:
-        process = start(tmp_path, launch)
-        try:
-            process.wait(timeout=draw.uniform(2, seconds))
-            break  # done before it could be killed again
-        except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            left -= 1
-            time.sleep(draw.choice([0.2, 0.5]))
-            assert not running(tmp_path), "a job outlives its sweep"
-            whole(tmp_path)
-    assert start(tmp_path, launch).wait(timeout=280) == 0, (tmp_path / "log").read_text()[-3000:]
-    found = tables(tmp_path)
-    assert found.keys() == expected.keys()
-    for name, table in expected.items():
-        pd.testing.assert_frame_equal(found[name], table, check_exact=True)
-    assert start(tmp_path, launch).wait(timeout=280) == 0
-    assert "6 of 6 jobs are done and skipped" in (tmp_path / "log").read_text()
+    draw, kills, sweeps = random.Random(launch), 0, 0
+    while kills < KILLS:
+        folder = tmp_path / str(sweeps)
+        folder.mkdir()
+        sweeps += 1
+        while kills < KILLS and not killed(start(folder, launch), draw.uniform(2, seconds / 2)):
+            kills += 1
+            gone(folder, 5.0 if launch == "slurm" else draw.choice([0.2, 0.5]))
+            whole(folder)
+        assert start(folder, launch).wait(timeout=280) == 0, (folder / "log").read_text()[-3000:]
+        check_same(tables(folder), expected)
+        assert start(folder, launch).wait(timeout=280) == 0
+        assert "6 of 6 jobs are done and skipped" in (folder / "log").read_text()
+    print(f"{launch}: killed {kills} times in {sweeps} sweeps")
 
 
-@pytest.mark.parametrize("launch", ["basic", "joblib"])
+def killed(process: subprocess.Popen[str], seconds: float) -> bool:
+    """Kill the sweep after so many seconds. Returns whether it was done before."""
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        return False
+    return True
+
+
+def gone(folder: Path, seconds: float) -> None:
+    """No job of a killed sweep lives much longer: one of another machine looks twice a second."""
+    deadline = time.monotonic() + seconds
+    while running(folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not running(folder), "a job outlives its sweep"
+
+
+@pytest.mark.parametrize("launch", ["basic", "joblib", SLURM, RAY])
 def test_a_killed_job_is_one_of_many(launch: str, tmp_path: Path) -> None:
     """The process of one job is killed, not that of the sweep."""
     process, killed = start(tmp_path, launch), False
@@ -116,7 +92,7 @@ def test_a_killed_job_is_one_of_many(launch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize("launch", ["basic", "joblib"])
+@pytest.mark.parametrize("launch", ["basic", "joblib", SLURM, RAY])
 def test_an_interrupted_sweep_saves_at_once(launch: str, number: signal.Signals, tmp_path: Path) -> None:
     swept = ("training.", "seed=", "model.num_heads")
     endless = [one for one in command(tmp_path, launch) if not one.startswith(swept)]
@@ -137,17 +113,6 @@ def test_an_interrupted_sweep_saves_at_once(launch: str, number: signal.Signals,
     states = [opened(path.read_bytes())["content"] for path in (tmp_path / "cache").glob("trained-*.partial.pt")]
     assert len(states) == jobs
     assert any(state["step"] % 1000 for state in states), "it was saved at once"
-
-
-def running(folder: Path) -> list[Path]:
-    """The jobs of the sweep that run now."""
-    jobs = [path.parent for path in folder.glob("sweep/*/status.json")]
-    return [job for job in jobs if read_status(job).get("status") == "running"]
-
-
-def hear() -> None:
-    """Take interrupts as in a terminal: a shell makes what runs in its background ignore them, its children too."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_the_job_list_is_there_before_the_first_job(tmp_path: Path) -> None:

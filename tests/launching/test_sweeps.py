@@ -44,9 +44,10 @@ class Bench:
     def __call__(self, *settings: str, **orders: Any) -> None:
         """The sweep over settings of the form `seed=0,1`."""
         jobs = list(map(list, itertools.product(*(self._each(one) for one in settings))))
-        launcher = Launcher(self._identity, lambda job: None, lambda jobs: self._start(jobs, Orders(**orders)))
+        wanted = Orders(**orders)
+        launcher = Launcher(self._identity, lambda job: None, lambda jobs, start: self._start(jobs, start, wanted))
         fixed = [one for one in settings if "," not in one]
-        do_sweep(self.root, "sweep=mine", jobs, fixed, Orders(**orders), launcher)
+        do_sweep(self.root, "sweep=mine", jobs, fixed, wanted, launcher)
 
     @staticmethod
     def _each(setting: str) -> list[str]:
@@ -57,10 +58,10 @@ class Bench:
     def _identity(job: Job) -> str:
         return fingerprint([one for one in job.overrides if one.partition("=")[0] not in (*ORDERS, "cache")])
 
-    def _start(self, jobs: Sequence[Job], orders: Orders) -> None:
+    def _start(self, jobs: Sequence[Job], start: int, orders: Orders) -> None:
         for job in jobs[: self.at_once]:
             run: Any = functools.partial(self._do, job)
-            do_in_sweep(lambda run=run: run, self.root / job.name, job.overrides, lambda: orders)
+            do_in_sweep(lambda run=run: run, self.root / job.name, job.overrides, lambda: orders, start)
         if len(jobs) > self.at_once:
             raise RuntimeError("a worker\nwas killed")
 

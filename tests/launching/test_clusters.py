@@ -1,0 +1,103 @@
+"""The same sweep on SLURM and on ray: the same tables, and jobs that a cluster stops or loses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from mhaprune.storage.locks import holder
+from mhaprune.storage.store import LOCK, read_status
+from real_sweeps import RAY, SLURM, check_same, command, running, start, tables
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
+    """The tables of the sweep in one process after the other."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert start(folder, "basic").wait(timeout=280) == 0, (folder / "log").read_text()
+    return tables(folder)
+
+
+@pytest.mark.parametrize("launch", [SLURM, RAY])
+def test_the_tables_are_the_same_everywhere(launch: str, tmp_path: Path, undisturbed: dict[str, pd.DataFrame]) -> None:
+    assert start(tmp_path, launch).wait(timeout=580) == 0, (tmp_path / "log").read_text()[-3000:]
+    check_same(tables(tmp_path), undisturbed)
+    assert start(tmp_path, launch).wait(timeout=280) == 0
+    assert "6 of 6 jobs are done and skipped" in (tmp_path / "log").read_text()
+
+
+def until(seen: Callable[[], object], seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while not seen():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def reasons(folder: Path) -> list[str | None]:
+    """What the jobs say that have ended."""
+    return [read_status(path.parent).get("reason") for path in folder.glob("sweep/*/status.json")]
+
+
+def queue(*states: str) -> list[str]:
+    """The jobs of SLURM in these states."""
+    lines = subprocess.run(["squeue", "-h", "-r", "-o", "%i %T"], capture_output=True, text=True, check=True).stdout
+    return [line.split()[0] for line in lines.splitlines() if line.split()[1] in states]
+
+
+def long_jobs(folder: Path) -> subprocess.Popen[str]:
+    """Two jobs on SLURM that train for half a minute or so."""
+    others = [one for one in command(folder, "slurm") if not one.startswith(("training.", "seed=", "model.num_heads"))]
+    steps = ["training.steps=2000", "training.evaluate_every=1000", "training.checkpoint_every=100000", "seed=0,1"]
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen([*others, *steps], stdout=log, stderr=log, text=True, start_new_session=True)
+
+
+@pytest.mark.parametrize("launch", [SLURM])
+def test_a_job_whose_time_is_over_is_queued_again_and_goes_on(launch: str, tmp_path: Path) -> None:
+    """As SLURM does it: a signal to all processes of the job, some time before the end."""
+    sweep = long_jobs(tmp_path)
+    until(lambda: len(list((tmp_path / "cache").glob("trained-*.lock"))) == 2)
+    time.sleep(2)  # now both train
+    [first, *_] = queue("RUNNING")
+    subprocess.run(["scancel", "--signal=USR2", first], check=True)
+    until(lambda: "interrupted" in reasons(tmp_path))
+    saved = list((tmp_path / "cache").glob("trained-*.partial.pt"))
+    assert len(saved) == 1, "nothing but the signal makes it save here"
+    assert sweep.wait(timeout=280) == 0, (tmp_path / "log").read_text()[-3000:]
+    assert set(pd.read_csv(tmp_path / "sweep" / "runs.csv")["state"]) == {"done"}
+    logs = [path.read_text() for path in tmp_path.glob("sweep/.submitit/*/*.out")]
+    [its_log] = [log for log in logs if "Requeued job" in log]
+    assert "trained: goes on from the interrupted one" in its_log
+
+
+@pytest.mark.parametrize("launch", [SLURM])
+def test_a_job_that_the_cluster_lost_is_named(launch: str, tmp_path: Path) -> None:
+    sweep = long_jobs(tmp_path)
+    until(lambda: len(running(tmp_path)) == 2)
+    job = holder(running(tmp_path)[0] / LOCK)
+    assert job is not None
+    waits_for_it = int(Path(f"/proc/{job}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(waits_for_it, signal.SIGKILL)
+    assert sweep.wait(timeout=280) == 1
+    assert "jobs were lost" in (tmp_path / "log").read_text()
+    states = sorted(pd.read_csv(tmp_path / "sweep" / "runs.csv")["state"])
+    assert states == ["died: its process is gone, killed or without power", "done"]
+
+
+@pytest.mark.parametrize("launch", [SLURM])
+def test_what_waits_in_the_queue_of_a_killed_sweep_does_nothing(launch: str, tmp_path: Path) -> None:
+    sweep = start(tmp_path, launch)
+    until(lambda: running(tmp_path))
+    sweep.kill()
+    sweep.wait()
+    until(lambda: not queue("RUNNING", "PENDING", "COMPLETING"), 60)
+    assert not running(tmp_path)
+    begun = list(tmp_path.glob("sweep/*/status.json"))
+    assert len(begun) < 6
