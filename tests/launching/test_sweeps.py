@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import html
 import itertools
+import multiprocessing
 import os
 import re
 import signal
@@ -25,7 +26,7 @@ from mhaprune.launching.jobs import do_in_sweep
 from mhaprune.launching.sweeping import JobsFailed, Launcher, do_sweep
 from mhaprune.running import Results
 from mhaprune.storage.cache import code_of
-from mhaprune.storage.locks import locked
+from mhaprune.storage.locks import is_held, locked
 from mhaprune.storage.store import RunFolder, fingerprint, target
 from mhaprune.storage.sweeps import ORDERS, Job, Orders, Sweep, begin
 from tiny import slow
@@ -234,6 +235,65 @@ def test_jobs_after_a_failed_one_are_not_started_where_that_is_wanted(sweep: Ben
     sweep.wrong.clear()
     sweep("seed=0,1,2,3", on_failure="stop")
     assert sweep.done() == ["seed=1", "seed=2", "seed=3"]
+
+
+def test_a_job_that_a_queue_holds_twice_is_done_once(sweep: Bench) -> None:
+    """And not at all where it has waited since an earlier start of the sweep."""
+    sweep.at_once, start = 1, sweep._start
+
+    def twice(jobs: Sequence[Job], starts: int, orders: Orders) -> None:
+        start(jobs, starts - 1, orders)
+        start(jobs, starts, orders)
+        start(jobs, starts, orders)
+
+    sweep._start = twice  # type: ignore[method-assign]
+    sweep("seed=0")
+    assert sweep.done() == ["the only job"]
+    sweep("seed=0", "x=2", on_change="redo")
+    assert sweep.done() == ["the only job"]
+    [seed] = Sweep.read(sweep.root).jobs  # type: ignore[union-attr]
+    sweep.at_once = 1000
+    (sweep.root / seed.name / "status.json").unlink()
+    start([seed], 2, Orders())
+    assert sweep.done() == [], "nobody does this sweep now"
+
+
+def test_a_job_that_is_done_elsewhere_is_waited_for(sweep: Bench) -> None:
+    """Its sweep was killed, and has not told it yet."""
+    sweep("seed=0")
+    sweep.done()
+    lock, begun = sweep.job("job") / ".lock", time.monotonic()
+    other = multiprocessing.get_context("fork").Process(target=hold, args=(lock, 1.0))
+    other.start()
+    while not is_held(lock):
+        time.sleep(0.01)
+    sweep("seed=0", "x=2", on_change="redo")
+    assert time.monotonic() - begun > 0.9
+    assert sweep.done() == ["the only job"]
+    other.join()
+
+
+def hold(lock: Path, seconds: float) -> None:
+    with locked(lock):
+        time.sleep(seconds)
+
+
+def test_a_job_ends_soon_after_its_sweep(sweep: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may run on another machine, where no signal of this one comes. It saves first."""
+    monkeypatch.setattr("mhaprune.launching.isolation.PAUSE", 0.05)
+
+    def another_owner() -> None:
+        (sweep.root / ".sweep.lock").write_text("process 1 on another machine")
+        try:
+            time.sleep(30)
+        except KeyboardInterrupt:
+            (sweep.folder / "saved").touch()
+            raise
+
+    sweep.wrong["seed=0"] = another_owner
+    with pytest.raises(JobsFailed, match="seed=0 .failed: interrupted"):
+        sweep("seed=0,1")
+    assert (sweep.folder / "saved").exists()
 
 
 def test_jobs_that_a_launcher_lost_are_started_again(sweep: Bench, caplog: Any) -> None:
