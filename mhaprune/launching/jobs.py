@@ -49,15 +49,17 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], ordered: Orde
 def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], ordered: Ordered, start: int) -> None:
     """One job. It never raises for what goes wrong in it: its status says that, and so does the log, at once.
 
-    It does nothing where it is not wanted: it may have waited in a queue since an earlier `start` of its sweep.
+    Where its sweep is gone it does nothing and ends its process, which may have waited since an earlier `start`.
     """
     root, orders = output.parent, ordered()
     sweep, owner = Sweep.read(root), whose(root / LOCK)
     assert sweep is not None
-    if sweep.starts != start or owner is None or (root / STOP).exists():
+    if sweep.starts != start or owner is None:
+        os._exit(0)  # a worker of joblib would wait for ever
+    if (root / STOP).exists():
         return
     if holder(root / LOCK) == os.getppid():
-        end_with_parent()  # a worker of joblib would outlive it for ever
+        end_with_parent()  # a worker of joblib would outlive it
     label = sweep.job(output.name).label
 
     def work() -> None:

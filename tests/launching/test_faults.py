@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -42,10 +43,11 @@ def test_killed_at_random_moments_it_ends_in_the_same_tables(
         folder = tmp_path / str(sweeps)
         folder.mkdir()
         sweeps += 1
-        while kills < KILLS and not killed(start(folder, launch), draw.uniform(2, seconds / 2)):
+        while kills < KILLS and not killed(process := start(folder, launch), draw.uniform(2, seconds / 2)):
             kills += 1
             gone(folder, 5.0 if launch == "slurm" else draw.choice([0.2, 0.5]))
             whole(folder)
+            assert not left_over(process.pid)
         assert start(folder, launch).wait(timeout=280) == 0, (folder / "log").read_text()[-3000:]
         check_same(tables(folder), expected)
         assert start(folder, launch).wait(timeout=280) == 0
@@ -62,6 +64,25 @@ def killed(process: subprocess.Popen[str], seconds: float) -> bool:
         process.wait()
         return False
     return True
+
+
+def left_over(session: int) -> list[str]:
+    """The processes of a killed sweep that go on for more than some seconds, such as workers that had not begun."""
+    deadline = time.monotonic() + 10
+    while (found := members(session)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def members(session: int) -> list[str]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            *_, after = stat.read_text().rpartition(")")
+            state, _, _, its_session = after.split()[:4]
+            if int(its_session) == session and state != "Z":
+                found.append((stat.parent / "cmdline").read_text())
+    return found
 
 
 def gone(folder: Path, seconds: float) -> None:

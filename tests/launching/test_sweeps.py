@@ -11,6 +11,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -238,24 +239,37 @@ def test_jobs_after_a_failed_one_are_not_started_where_that_is_wanted(sweep: Ben
 
 
 def test_a_job_that_a_queue_holds_twice_is_done_once(sweep: Bench) -> None:
-    """And not at all where it has waited since an earlier start of the sweep."""
-    sweep.at_once, start = 1, sweep._start
+    start = sweep._start
 
     def twice(jobs: Sequence[Job], starts: int, orders: Orders) -> None:
-        start(jobs, starts - 1, orders)
         start(jobs, starts, orders)
         start(jobs, starts, orders)
 
     sweep._start = twice  # type: ignore[method-assign]
-    sweep("seed=0")
-    assert sweep.done() == ["the only job"]
-    sweep("seed=0", "x=2", on_change="redo")
-    assert sweep.done() == ["the only job"]
-    [seed] = Sweep.read(sweep.root).jobs  # type: ignore[union-attr]
-    sweep.at_once = 1000
-    (sweep.root / seed.name / "status.json").unlink()
-    start([seed], 2, Orders())
-    assert sweep.done() == [], "nobody does this sweep now"
+    sweep("seed=0,1")
+    assert sweep.done() == ["seed=0", "seed=1"]
+    sweep("seed=0,1", "x=2", on_change="redo")
+    assert sweep.done() == ["seed=0", "seed=1"]
+
+
+@pytest.mark.parametrize(("holds", "starts"), [(True, 0), (False, 1)])
+def test_a_job_whose_sweep_is_gone_ends_its_process(sweep: Bench, holds: bool, starts: int) -> None:
+    """It may have waited in a queue, or in a worker, since an earlier start of the sweep, or nobody does that now."""
+    sweep("seed=0,1")
+    (sweep.job("seed_0") / "status.json").unlink()
+    sweep.done()
+    waits = multiprocessing.get_context("fork").Process(target=begin_and_wait, args=(sweep, starts))
+    with locked(sweep.root / ".sweep.lock") if holds else nullcontext():
+        waits.start()
+        waits.join(20)
+    assert waits.exitcode == 0
+    assert sweep.done() == []
+
+
+def begin_and_wait(sweep: Bench, starts: int) -> None:
+    jobs = Sweep.read(sweep.root).jobs  # type: ignore[union-attr]
+    sweep._start(jobs[:1], starts, Orders())
+    time.sleep(60)
 
 
 def test_a_job_that_is_done_elsewhere_is_waited_for(sweep: Bench) -> None:
