@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,9 @@ def one_line(error: BaseException) -> str:
     """Any error in one line."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; what was trained is kept, the same command goes on from there"
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}; hydra.run.dir and cache must name folders that can be written"
+    if isinstance(error, OSError) and (error.filename or error.errno == errno.ENOSPC):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}; hydra.run.dir and cache must name folders that can be written"
     text = " ".join(str(error).split())
     return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text} (HYDRA_FULL_ERROR=1 shows where)"
 

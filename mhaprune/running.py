@@ -16,6 +16,7 @@ from mhaprune.model.network import Transformer
 from mhaprune.places import results_folder
 from mhaprune.ranges import Checked, Within
 from mhaprune.recoveries.base import Recovery
+from mhaprune.reporting.curves import check_tensorboard, event_files
 from mhaprune.reporting.page import proof_sentences, render
 from mhaprune.reporting.plots import Plot
 from mhaprune.schedules.base import Schedule
@@ -94,6 +95,8 @@ class Run(Checked):
     """What a model of others is judged by: see its option. None is what its kind of model is usually judged by."""
     example: str | int | None = None
     """A source of the user's own, for the experiment to look at. A number is read as a text of digits."""
+    tensorboard: bool = False
+    """Whether the run leaves its training for TensorBoard, too. It changes nothing that the run finds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,6 +110,10 @@ class Run(Checked):
                 f"experiment={kind}: looks into mhaprune's own model, which it trains, so it needs model=transformer;"
                 " experiment=ablate studies any model"
             )
+        if self.tensorboard:
+            if not isinstance(self.source, Recipe):
+                raise ValueError("tensorboard=true: shows training, and a model that others made is trained already")
+            check_tensorboard()
         self.source.check()
         grid = self.source.grid
         if self.recovery and not self.experiment.recovers:
@@ -134,7 +141,8 @@ class Run(Checked):
     @property
     def identity(self) -> dict[str, Any]:
         """What every row of every table carries: a fingerprint of the whole run, and what tells runs apart."""
-        return {"run": fingerprint(describe(self) | self.source.decisive), **self.source.identity}
+        settings = {name: value for name, value in describe(self).items() if name != "tensorboard"}
+        return {"run": fingerprint(settings | self.source.decisive), **self.source.identity}
 
     @property
     def modules(self) -> list[str]:
@@ -152,6 +160,9 @@ class Run(Checked):
             folder.write_table(name, frame)
         for name, content in results.files.items():
             folder.write(name, content)
+        if self.tensorboard and "training" in results.found:
+            for name, content in event_files(results.found["training"]).items():
+                folder.write(name, content)
         folder.write_figures(results.figures.values())
         facts = {
             "command": environment["command"],

@@ -42,10 +42,17 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
                 log.warning("waits for %s, which holds %s", _holder(path), path)
                 said = True
             time.sleep(PAUSE)
+        _sign(file, path)
+        yield
+
+
+def _sign(file: IO[str], path: Path) -> None:
+    try:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}")
         file.flush()
-        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say where
 
 
 def whose(path: Path) -> str | None:

@@ -146,7 +146,7 @@ class RunFolder:
                 self.status |= {"status": "done"}
             finally:
                 self.status |= {"finished": _now(), "seconds": round(time.monotonic() - start, 3)}
-                self._write_status()
+                self._write_last_status()
 
     def note(self, **facts: Any) -> None:
         """Add facts to `status.json`."""
@@ -176,6 +176,14 @@ class RunFolder:
 
     def _write_status(self) -> None:
         write_json(self.path / "status.json", self.status | {"files": self.files})
+
+    def _write_last_status(self) -> None:
+        try:
+            self._write_status()
+        except OSError:  # a full disk: how the run ended is worth more than its tables, which are not whole
+            self._clear()
+            self.files.clear()
+            self._write_status()
 
     def _clear(self) -> None:
         files = read_status(self.path).get("files", ())
