@@ -11,14 +11,16 @@ from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from mhaprune.launching.searching import Searching, check_optuna
 from mhaprune.launching.sweeping import Launcher, do_sweep
 from mhaprune.places import conf_folder, results_folder
 from mhaprune.running import Run
-from mhaprune.storage.sweeps import Job, Orders
+from mhaprune.storage.sweeps import Job, Orders, Sweep
 
 
 def launch(
@@ -47,7 +49,22 @@ def launch(
         does.launch([arguments(job) for job in jobs], 0)
 
     launcher = Launcher(lambda job: str(build(composed(job), job.overrides).identity["run"]), composed, start)
-    do_sweep(root, place, _settings(config, loader), _sources(config), orders, launcher)
+    overrides, sources = _overrides(config, loader), _sources(config)
+    if orders.search is None:
+        for one in overrides:
+            if one.is_interval_sweep():
+                raise ValueError(f"{one.input_line}: needs search=optuna, which chooses values in a range")
+        [settings] = BasicSweeper.split_arguments(overrides, None)
+        do_sweep(root, place, settings, sources, orders, launcher)
+        return
+    check_optuna()
+    search, before = Searching(orders.search, overrides, root), Sweep.read(root)
+    settings = search.more([]) if before is None else [job.overrides for job in before.jobs]
+    try:
+        do_sweep(root, place, settings, sources, orders, launcher, list(search.space), search.more)
+    finally:
+        if (sweep := Sweep.read(root)) is not None:
+            print(search.best(sweep.jobs))
 
 
 def _root(config: DictConfig, orders: Orders) -> Path:
@@ -59,14 +76,12 @@ def _root(config: DictConfig, orders: Orders) -> Path:
     return results_folder() / "sweeps" / orders.sweep
 
 
-def _settings(config: DictConfig, loader: ConfigLoader) -> list[list[str]]:
-    """The settings of every job as they were typed."""
+def _overrides(config: DictConfig, loader: ConfigLoader) -> list[Override]:
+    """What was typed."""
     typed = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     assert isinstance(typed, list)
     params = [f"{name}={value}" for name, value in (config.hydra.sweeper.get("params") or {}).items()]
-    parsed = OverridesParser.create(config_loader=loader).parse_overrides([*params, *typed])
-    [jobs] = BasicSweeper.split_arguments(parsed, None)
-    return jobs
+    return OverridesParser.create(config_loader=loader).parse_overrides([*params, *typed])
 
 
 def _sources(config: DictConfig) -> list[str]:

@@ -34,6 +34,8 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], ordered: Orde
         orders = ordered()
         if orders.sweep is not None:
             raise ValueError(f"sweep={orders.sweep}: names a sweep, which needs -m")
+        if orders.search is not None:
+            raise ValueError("search=optuna: chooses the jobs of a sweep, which needs -m")
         run = build()
         run.prepare()
         refused = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from mhaprune.collecting.collect import collect
 from mhaprune.interrupts import before_stopping
@@ -28,6 +30,12 @@ class JobsFailed(ValueError):
     """Some jobs of a sweep are not done; the message says which and why."""
 
 
+class Start(Protocol):
+    """Does jobs, for the n-th start of the sweep."""
+
+    def __call__(self, jobs: Sequence[Job], starts: int) -> object: ...
+
+
 @dataclass(frozen=True)
 class Launcher:
     """What a sweep needs to know from whoever composes settings and starts jobs."""
@@ -36,21 +44,33 @@ class Launcher:
     """The fingerprint of the run that a job would be now."""
     check: Callable[[Job], object]
     """Raises where the settings of a job are none that there are."""
-    start: Callable[[Sequence[Job], int], object]
-    """Does jobs for the n-th start of the sweep, one after the other or several at once; a job does not raise."""
+    start: Start
+    """One after the other or several at once; a job does not raise."""
+
+
+More = Callable[[Sequence[Job]], Sequence[Sequence[str]]]
+"""The settings of further jobs, by what the jobs so far have found; none at the end."""
 
 
 def do_sweep(
-    root: Path, place: str, settings: Sequence[Sequence[str]], sources: object, orders: Orders, launcher: Launcher
+    root: Path,
+    place: str,
+    settings: Sequence[Sequence[str]],
+    sources: object,
+    orders: Orders,
+    launcher: Launcher,
+    varying: Sequence[str] = (),
+    more: More = lambda jobs: (),
 ) -> None:
-    """Do the jobs with these settings that are not done yet, then combine all of them into `root`.
+    """Do the jobs with these settings that are not done yet, and `more`, then combine all of them into `root`.
 
-    `place` is the setting that names the folder, `sources` is what decides settings beside what was typed. Raises
+    `place` is the setting that names the folder, `sources` is what decides settings beside what was typed, `varying`
+    are settings that further jobs may change. Raises
     JobsFailed at the end, and ValueError before anything is started for a sweep that cannot be.
     """
     root.mkdir(parents=True, exist_ok=True)
     with _held(root, place):
-        sweep, before = begin(root, place, settings, sources)
+        sweep, before = begin(root, place, settings, sources, varying)
         found = _standing(sweep, before, root, launcher)
         _refuse_changed(found, place, orders)
         todo = [job for job, how in found if how != DONE]
@@ -59,9 +79,15 @@ def do_sweep(
         _say_skipped([job.label for job, how in found if how == DONE], len(found))
         write(root, sweep)
         (root / STOP).unlink(missing_ok=True)
+        start = functools.partial(launcher.start, starts=sweep.starts)
         try:
             with before_stopping(lambda: _stop([root / job.name for job in sweep.jobs])):
-                _do(todo, root, orders, lambda jobs: launcher.start(jobs, sweep.starts))
+                while todo or settings:
+                    _do(todo, root, orders, start)
+                    settings = () if (root / STOP).exists() else more(sweep.jobs)
+                    known, sweep = {job.name for job in sweep.jobs}, sweep.and_jobs(settings)
+                    todo = [job for job in sweep.jobs if job.name not in known]
+                    write(root, sweep)
         finally:
             for line in collect([root], root):
                 print(line)

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,6 +25,22 @@ LONGEST = 100
 
 
 @dataclass(frozen=True)
+class Search(Checked):
+    """A sweep whose jobs are chosen by what earlier ones found."""
+
+    column: str
+    """What is searched for, as `TABLE.COLUMN`: a column of numbers of a table that every run leaves."""
+    row: Literal["last", "max", "min", "mean"] = "last"
+    """What counts of that column."""
+    goal: Literal["maximize", "minimize"] = "maximize"
+    """Which end is better."""
+    trials: Annotated[int, Within(1, 100_000)] = 20
+    """How many jobs there are."""
+    at_once: Annotated[int, Within(1, 1000)] = 1
+    """How many jobs are proposed together, before any of them is done."""
+
+
+@dataclass(frozen=True)
 class Orders(Checked):
     """How jobs are done. None of it changes what they find."""
 
@@ -38,6 +54,9 @@ class Orders(Checked):
     """How often a failed job is tried again at once."""
     time_limit: Annotated[float | None, Gt(0)] = None
     """The seconds after which a job is stopped. It counts as failed, and goes on from there when it is tried again."""
+
+    search: Search | None = None
+    """Whether the settings of a sweep are searched, and for what. None does all of them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,20 +117,27 @@ class Sweep:
             raise ValueError(f"{folder / FILE}: damaged, it must list the jobs of a sweep") from None
         return sweep
 
+    def and_jobs(self, settings: Sequence[Sequence[str]]) -> Sweep:
+        """The sweep with further jobs."""
+        jobs = {job.name: job for job in (*self.jobs, *(_job(own, self.varies) for own in settings))}
+        return replace(self, jobs=list(jobs.values()))
+
     def job(self, name: str) -> Job:
         return next(job for job in self.jobs if job.name == name)
 
 
-def begin(folder: Path, place: str, settings: Sequence[Sequence[str]], sources: object) -> tuple[Sweep, Sweep | None]:
+def begin(
+    folder: Path, place: str, settings: Sequence[Sequence[str]], sources: object, varying: Sequence[str] = ()
+) -> tuple[Sweep, Sweep | None]:
     """The sweep of jobs with these settings, and what the folder held of it before.
 
-    `sources` are what else decides the settings. Raises ValueError for a folder that holds something else; `place` is
-    the setting that names the folder.
+    `sources` are what else decides the settings, `varying` those that later jobs may change. Raises ValueError for a
+    folder that holds something else; `place` is the setting that names the folder.
     """
     before = Sweep.read(folder)
     if before is None and folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
         raise ValueError(f"{place}: its folder is not empty and holds no sweep, name another")
-    different = _varying(settings)
+    different = sorted({*_varying(settings), *varying})
     varies = different
     if before is not None:
         if not set(different) <= set(before.varies) <= {_key(one) for one in settings[0]}:
@@ -120,7 +146,9 @@ def begin(folder: Path, place: str, settings: Sequence[Sequence[str]], sources: 
                 f" {', '.join(different) or 'nothing'}, name another"
             )
         varies = before.varies
-    fixed = [one for one in settings[0] if _key(one) not in (*varies, *ORDERS, "cache")]
+    fixed = [
+        one for one in settings[0] if _key(one) not in varies and _key(one).split(".")[0] not in (*ORDERS, "cache")
+    ]
     jobs = {job.name: job for job in (_job(own, varies) for own in settings)}
     given = fingerprint([sorted(fixed), sources])
     command = shlex.join(["python", *sys.argv])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import html
-import itertools
 import multiprocessing
 import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,78 +17,13 @@ import pandas as pd
 import pytest
 
 from conftest import run_here
-from made_tables import pruning_table, summary
+from made_sweeps import Bench
 from mhaprune.collecting.collect import collect
 from mhaprune.command_line import main
-from mhaprune.experiments.ablate.study import Ablate
-from mhaprune.launching.jobs import do_in_sweep
-from mhaprune.launching.sweeping import JobsFailed, Launcher, do_sweep
-from mhaprune.running import Results
-from mhaprune.storage.cache import code_of
+from mhaprune.launching.sweeping import JobsFailed
 from mhaprune.storage.locks import is_held, locked
-from mhaprune.storage.store import RunFolder, fingerprint, target
-from mhaprune.storage.sweeps import ORDERS, Job, Orders, Sweep, begin
+from mhaprune.storage.sweeps import Job, Orders, Sweep, begin
 from tiny import slow
-
-
-class Bench:
-    """Does sweeps without Hydra, of jobs that write tables at once; a job does before that what a test wants of it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.root = folder, folder / "mine"
-        self.wrong: dict[str, Callable[[], object]] = {}
-        """What the job with these settings does."""
-        self.at_once = 1000
-        """After so many jobs the launcher is lost."""
-
-    def __call__(self, *settings: str, **orders: Any) -> None:
-        """The sweep over settings of the form `seed=0,1`."""
-        jobs = list(map(list, itertools.product(*(self._each(one) for one in settings))))
-        wanted = Orders(**orders)
-        launcher = Launcher(self._identity, lambda job: None, lambda jobs, start: self._start(jobs, start, wanted))
-        fixed = [one for one in settings if "," not in one]
-        do_sweep(self.root, "sweep=mine", jobs, fixed, wanted, launcher)
-
-    @staticmethod
-    def _each(setting: str) -> list[str]:
-        key, _, values = setting.partition("=")
-        return [f"{key}={value}" for value in values.split(",")]
-
-    @staticmethod
-    def _identity(job: Job) -> str:
-        return fingerprint([one for one in job.overrides if one.partition("=")[0] not in (*ORDERS, "cache")])
-
-    def _start(self, jobs: Sequence[Job], start: int, orders: Orders) -> None:
-        for job in jobs[: self.at_once]:
-            run: Any = functools.partial(self._do, job)
-            do_in_sweep(lambda run=run: run, self.root / job.name, job.overrides, lambda: orders, start)
-        if len(jobs) > self.at_once:
-            raise RuntimeError("a worker\nwas killed")
-
-    def _do(self, job: Job, folder: RunFolder) -> Results:
-        with (self.folder / "log").open("a") as log:
-            log.write(f"{job.label}\n")
-        identity = {"run": self._identity(job), "task": "sort"}
-        folder.note(experiment=target(Ablate()), identity=identity, code=code_of(["mhaprune.tables"]))
-        self.wrong.get(job.label, lambda: None)()
-        folder.write_table("pruning", pruning_table())
-        folder.write_table("summary", summary().assign(tolerance=0.01))
-        return Results("", {}, {}, ["done"], {}, {}, {})
-
-    def done(self) -> list[str]:
-        """The jobs that were begun since the last call, in their order."""
-        log = self.folder / "log"
-        labels = log.read_text().splitlines() if log.exists() else []
-        log.unlink(missing_ok=True)
-        return labels
-
-    def job(self, name: str) -> Path:
-        [found] = self.root.glob(f"*{name}-*")
-        return found
-
-    @property
-    def states(self) -> list[str]:
-        return list(pd.read_csv(self.root / "runs.csv")["state"])
 
 
 @pytest.fixture

@@ -1,0 +1,136 @@
+"""Settings that are chosen by what earlier jobs have found, by Optuna. The jobs of the sweep are its only memory."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from hydra.core.override_parser.types import IntervalSweep, Override
+
+from mhaprune.storage.store import read_status
+from mhaprune.storage.sweeps import Job, Search
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+TRIES = 20
+"""How often another proposal is asked for where one was made before."""
+
+
+def check_optuna() -> None:
+    """Raise ValueError where Optuna is not installed."""
+    if importlib.util.find_spec("optuna") is None:
+        raise ValueError("search=optuna: is not installed: pip install -e '.[search]'")
+
+
+class Searching:
+    """Proposes the settings of further jobs. Raises ValueError where there is nothing to search in."""
+
+    def __init__(self, search: Search, overrides: Sequence[Override], root: Path) -> None:
+        self.search, self.root = search, root
+        self.fixed = [str(one.input_line) for one in overrides if not one.is_sweep_override()]
+        self.space = {one.get_key_element(): _distribution(one) for one in overrides if one.is_sweep_override()}
+        if not self.space:
+            raise ValueError(
+                "search=optuna: needs settings to choose from, for example model.num_heads=2,4,8 or"
+                " 'training.learning_rate=tag(log,interval(1e-4,1e-2))'"
+            )
+
+    def more(self, jobs: Sequence[Job]) -> list[list[str]]:
+        """The settings of the next jobs; none when enough are done, or no others were found.
+
+        The draws depend on the jobs alone, so a search that was interrupted goes on as if it had not been.
+        """
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = optuna.samplers.TPESampler(seed=len(jobs), constant_liar=True)
+        study = optuna.create_study(sampler=sampler, direction=self.search.goal)
+        study.add_trials([self._trial(job) for job in jobs])
+        known = {frozenset(job.overrides) for job in jobs}
+        proposals: list[list[str]] = []
+        wanted = min(self.search.at_once, self.search.trials - len(jobs))
+        for _ in range(TRIES * max(0, wanted)):
+            chosen = study.ask(dict(self.space)).params
+            settings = [*self.fixed, *(f"{key}={_said(value, self.space[key])}" for key, value in chosen.items())]
+            if frozenset(settings) not in known:
+                known.add(frozenset(settings))
+                proposals.append(settings)
+            if len(proposals) == wanted:
+                break
+        return proposals
+
+    def best(self, jobs: Sequence[Job]) -> str:
+        """What the search has found, in a sentence."""
+        values = {job.label: value for job in jobs if (value := self._value(job)) is not None}
+        if not values:
+            return "no job of the search is done"
+        choose = max if self.search.goal == "maximize" else min
+        label = choose(values, key=lambda label: values[label])
+        return f"best of {len(values)}: {label}, with {self.search.column} {values[label]:.4g}"
+
+    def _trial(self, job: Job) -> FrozenTrial:
+        import optuna
+
+        value, state = self._value(job), optuna.trial.TrialState
+        given = dict(one.split("=", 1) for one in job.overrides)
+        params = {key: _read(given[key], distribution) for key, distribution in self.space.items()}
+        return optuna.trial.create_trial(
+            params=params,
+            distributions=dict(self.space),
+            value=value,
+            state=state.FAIL if value is None else state.COMPLETE,
+        )
+
+    def _value(self, job: Job) -> float | None:
+        """What is searched for; None for a job that failed."""
+        folder, (table, _, column) = self.root / job.name, self.search.column.partition(".")
+        if read_status(folder).get("status") != "done":
+            return None
+        tables = {path.stem: path for path in sorted(folder.glob("*.csv"))}
+        if table not in tables:
+            raise ValueError(f"{self._key}: there is no table {table}, allowed are {', '.join(tables)}")
+        frame = pd.read_csv(tables[table]).select_dtypes("number")
+        if column not in frame:
+            raise ValueError(f"{self._key}: no such column of numbers, allowed are {', '.join(frame)}")
+        values = frame[column].dropna()
+        value = values.iloc[-1] if self.search.row == "last" and len(values) else values.agg(_ROWS[self.search.row])
+        return None if pd.isna(value) else float(value)
+
+    @property
+    def _key(self) -> str:
+        return f"search.column={self.search.column}"
+
+
+_ROWS: Mapping[str, str] = {"last": "max", "max": "max", "min": "min", "mean": "mean"}
+
+
+def _distribution(override: Override) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    values = override.value()
+    if not isinstance(values, IntervalSweep):
+        return CategoricalDistribution(list(override.sweep_string_iterator()))
+    start, end, log = values.start, values.end, "log" in values.tags
+    if isinstance(start, int) and isinstance(end, int):
+        return IntDistribution(start, end, log)
+    assert start is not None
+    assert end is not None
+    return FloatDistribution(float(start), float(end), log)
+
+
+def _said(value: Any, distribution: BaseDistribution) -> str:
+    """With six digits, unless they lead out of the range."""
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:.6g}"
+    return short if distribution._contains(float(short)) else repr(value)
+
+
+def _read(text: str, distribution: BaseDistribution) -> Any:
+    kind = type(distribution).__name__
+    return float(text) if kind == "FloatDistribution" else int(text) if kind == "IntDistribution" else text

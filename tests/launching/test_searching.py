@@ -1,0 +1,125 @@
+"""A search proposes jobs by what earlier ones have found, and remembers nothing but the jobs."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from conftest import run_here
+from made_sweeps import Bench
+from made_tables import summary
+from mhaprune.command_line import main
+from mhaprune.launching.searching import Searching
+from mhaprune.launching.sweeping import JobsFailed
+from mhaprune.storage.sweeps import Job, Search, Sweep
+
+pytest.importorskip("optuna", reason="pip install -e '.[search]'")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SPACE = ("heads=2,4,8", "rate=tag(log,interval(1e-4,1e-1))", "width=int(interval(16,64))", "seed=0")
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Bench:
+    bench = Bench(tmp_path)
+    bench.tables = lambda job: {"training": pd.DataFrame({"quality": [9.0, quality(job)]}), "summary": summary()}
+    return bench
+
+
+def quality(job: Job) -> float:
+    """Best, 0, with 4 heads at a rate of 1e-2."""
+    given = dict(one.split("=") for one in job.overrides)
+    return -abs(int(given["heads"]) - 4) - (np.log10(float(given["rate"])) + 2) ** 2
+
+
+def search(sweep: Bench, *space: str, **settings: Any) -> Searching:
+    overrides = OverridesParser.create().parse_overrides(list(space or SPACE))
+    return Searching(Search(**{"column": "training.quality", **settings}), overrides, sweep.root)
+
+
+def do(sweep: Bench, searching: Searching) -> list[Job]:
+    before = Sweep.read(sweep.root)
+    first = searching.more([]) if before is None else [job.overrides for job in before.jobs]
+    sweep.over(first, varying=list(searching.space), more=searching.more)
+    return jobs(sweep)
+
+
+def jobs(sweep: Bench) -> list[Job]:
+    found = Sweep.read(sweep.root)
+    assert found is not None
+    return found.jobs
+
+
+def test_it_learns_from_what_was_found(sweep: Bench) -> None:
+    found = do(sweep, searching := search(sweep, trials=30))
+    assert len(found) == 30
+    qualities = [quality(job) for job in found]
+    assert np.mean(qualities[-10:]) > np.mean(qualities[:10]) + 0.5
+    assert f"best of 30: {found[int(np.argmax(qualities))].label}, with training.quality" in searching.best(found)
+    assert {int(dict(one.split("=") for one in job.overrides)["width"]) for job in found} <= set(range(16, 65))
+    assert {one for job in found for one in job.overrides if one.startswith("seed")} == {"seed=0"}
+
+
+def test_an_interrupted_search_goes_on_as_if_it_had_not_been(sweep: Bench, tmp_path: Path) -> None:
+    other = Bench(tmp_path / "other")
+    other.folder.mkdir()
+    other.tables = sweep.tables
+    whole = [job.label for job in do(other, search(other, trials=14))]
+    assert [job.label for job in do(sweep, search(sweep, trials=12))] == whole[:12]
+    assert sweep.done() == whole[:12]
+    assert [job.label for job in do(sweep, search(sweep, trials=14))] == whole
+    assert sweep.done() == whole[12:], "what is done is not done again"
+
+
+def test_a_failed_job_is_known_and_the_search_goes_on(sweep: Bench) -> None:
+    [first, *_] = (searching := search(sweep, "heads=2,4,8", "rate=1e-2", trials=5)).more([])
+    sweep.wrong[next(one for one in first if one.startswith("heads"))] = lambda: 1 / 0
+    with pytest.raises(JobsFailed, match="^1 of 3 jobs not done"):
+        do(sweep, searching)
+    assert len(jobs(sweep)) == 3, "there are no more than three"
+    assert "best of 2: " in searching.best(jobs(sweep))
+    assert search(sweep, goal="minimize", row="max").best(jobs(sweep)).endswith("quality 9")
+
+
+def test_jobs_that_run_at_once_are_proposed_together(sweep: Bench) -> None:
+    searching = search(sweep, trials=10, at_once=4)
+    sizes: list[int] = []
+
+    def more(done: Any) -> Any:
+        proposed = searching.more(done)
+        sizes.append(len(proposed))
+        return proposed
+
+    sweep.over(searching.more([]), varying=list(searching.space), more=more)
+    assert sizes == [4, 2, 0]
+    assert len({job.name for job in jobs(sweep)}) == 10
+
+
+def test_a_column_that_is_none_is_refused(sweep: Bench) -> None:
+    sweep.over(search(sweep).more([]))
+    for column, said in (
+        ("nowhere.x", "there is no table nowhere, allowed are summary, training"),
+        ("training.x", "no such column of numbers, allowed are quality"),
+    ):
+        with pytest.raises(ValueError, match=f"^search.column={column}: {said}"):
+            search(sweep, column=column).more(jobs(sweep))
+    with pytest.raises(ValueError, match="^search=optuna: needs settings to choose from"):
+        search(sweep, "seed=0")
+
+
+def test_what_cannot_be_searched_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("mhaprune.launching.from_hydra.results_folder", lambda: tmp_path)
+    settings = ("-m", "experiment=train", "sweep=mine", "search=optuna", "seed=0,1")
+    assert "error: search.trials=0: must be from 1 to" in run_here(main, *settings, "search.trials=0").stderr
+    assert "needs -m" in run_here(main, "search=optuna").stderr
+    interval = run_here(main, "-m", "experiment=train", "training.learning_rate=interval(0.1,0.2)").stderr
+    assert interval.startswith("error: training.learning_rate=interval(0.1,0.2): needs search=optuna, which chooses")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert run_here(main, *settings).stderr == "error: search=optuna: is not installed: pip install -e '.[search]'\n"
+    assert not (tmp_path / "sweeps").exists()

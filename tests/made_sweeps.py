@@ -1,0 +1,89 @@
+"""Sweeps of jobs that are done at once, without Hydra."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from made_tables import pruning_table, summary
+from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.launching.jobs import do_in_sweep
+from mhaprune.launching.sweeping import Launcher, More, do_sweep
+from mhaprune.running import Results
+from mhaprune.storage.cache import code_of
+from mhaprune.storage.store import RunFolder, fingerprint, target
+from mhaprune.storage.sweeps import ORDERS, Job, Orders
+
+
+class Bench:
+    """Does sweeps without Hydra, of jobs that write tables at once; a job does before that what a test wants of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "mine"
+        self.wrong: dict[str, Callable[[], object]] = {}
+        """What the job with these settings does."""
+        self.at_once = 1000
+        """After so many jobs the launcher is lost."""
+        self.tables: Callable[[Job], Mapping[str, pd.DataFrame]] = lambda job: {
+            "pruning": pruning_table(),
+            "summary": summary().assign(tolerance=0.01),
+        }
+        """What a job finds."""
+
+    def __call__(self, *settings: str, **orders: Any) -> None:
+        """The sweep over settings of the form `seed=0,1`."""
+        self.over(list(map(list, itertools.product(*(self._each(one) for one in settings)))), **orders)
+
+    def over(
+        self, jobs: list[list[str]], varying: Sequence[str] = (), more: More = lambda jobs: (), **orders: Any
+    ) -> None:
+        """The sweep over these jobs and `more`."""
+        wanted = Orders(**orders)
+        launcher = Launcher(self._identity, lambda job: None, lambda jobs, starts: self._start(jobs, starts, wanted))
+        do_sweep(self.root, "sweep=mine", jobs, [], wanted, launcher, varying, more)
+
+    @staticmethod
+    def _each(setting: str) -> list[str]:
+        key, _, values = setting.partition("=")
+        return [f"{key}={value}" for value in values.split(",")]
+
+    @staticmethod
+    def _identity(job: Job) -> str:
+        return fingerprint([one for one in job.overrides if one.partition("=")[0] not in (*ORDERS, "cache")])
+
+    def _start(self, jobs: Sequence[Job], start: int, orders: Orders) -> None:
+        for job in jobs[: self.at_once]:
+            run: Any = functools.partial(self._do, job)
+            do_in_sweep(lambda run=run: run, self.root / job.name, job.overrides, lambda: orders, start)
+        if len(jobs) > self.at_once:
+            raise RuntimeError("a worker\nwas killed")
+
+    def _do(self, job: Job, folder: RunFolder) -> Results:
+        with (self.folder / "log").open("a") as log:
+            log.write(f"{job.label}\n")
+        identity = {"run": self._identity(job), "task": "sort"}
+        folder.note(experiment=target(Ablate()), identity=identity, code=code_of(["mhaprune.tables"]))
+        self.wrong.get(job.label, lambda: None)()
+        for name, table in self.tables(job).items():
+            folder.write_table(name, table)
+        return Results("", {}, {}, ["done"], {}, {}, {})
+
+    def done(self) -> list[str]:
+        """The jobs that were begun since the last call, in their order."""
+        log = self.folder / "log"
+        labels = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return labels
+
+    def job(self, name: str) -> Path:
+        [found] = self.root.glob(f"*{name}-*")
+        return found
+
+    @property
+    def states(self) -> list[str]:
+        return list(pd.read_csv(self.root / "runs.csv")["state"])
