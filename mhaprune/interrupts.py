@@ -124,6 +124,17 @@ def before_stopping(first: Callable[[], None]) -> AbstractContextManager[None]:
 
 
 @contextmanager
+def keeping_handlers() -> Iterator[None]:
+    """Put back the handlers that the body replaces."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def limited(seconds: float | None) -> Iterator[None]:
     """Raise `TimeLimit` in the body after so many seconds; None is no limit."""
 

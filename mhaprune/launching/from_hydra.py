@@ -16,6 +16,7 @@ from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from mhaprune.interrupts import keeping_handlers
 from mhaprune.launching.searching import Searching, check_optuna
 from mhaprune.launching.sweeping import Launcher, do_sweep
 from mhaprune.places import conf_folder, results_folder
@@ -45,6 +46,8 @@ def launch(
 
     def start(jobs: Sequence[Job], starts: int) -> None:
         context = HydraContext(config_loader=loader, callbacks=Callbacks())
+        if "ray" in config.hydra.launcher:
+            _start_ray(config.hydra.launcher.ray.init)
         does = Plugins.instance().instantiate_launcher(context, functools.partial(task, start=starts), config)
         does.launch([arguments(job) for job in jobs], 0)
 
@@ -65,6 +68,14 @@ def launch(
     finally:
         if (sweep := Sweep.read(root)) is not None:
             print(search.best(sweep.jobs))
+
+
+def _start_ray(settings: DictConfig) -> None:
+    """Before its launcher would: it handles SIGTERM for itself then, and would end the sweep before the jobs saved."""
+    from hydra_plugins.hydra_ray_launcher._launcher_util import start_ray
+
+    with keeping_handlers():
+        start_ray(settings)
 
 
 def _root(config: DictConfig, orders: Orders) -> Path:
