@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mhaprune.interrupts import limited
 from mhaprune.launching.isolation import end_with_parent, isolated
+from mhaprune.launching.watching import progress
 from mhaprune.places import results_folder
 from mhaprune.refusals import RunFailed
 from mhaprune.running import Results, Run
@@ -83,6 +84,7 @@ def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], ordered: O
         log.error("%s: %s, %s", label, status.get("status"), " ".join(str(status.get("reason")).split()))
         if orders.on_failure == "stop":
             (root / STOP).touch()
+    log.info("%s", progress(root, idle=1))
 
 
 def _done_meanwhile(output: Path, start: int) -> bool:

@@ -32,8 +32,11 @@ def watch(folder: Path, pause: Callable[[float], None] = time.sleep) -> Iterator
         pause(PAUSE)
 
 
-def progress(folder: Path) -> str:
-    """How many jobs are done, run, have failed and are to go, and about how long that takes."""
+def progress(folder: Path, idle: int = 0) -> str:
+    """How many jobs are done, run, have failed and are to go, and about how long that takes.
+
+    `idle` is how many jobs can start now, beside those that run.
+    """
     sweep = Sweep.read(folder)
     if sweep is None:
         raise ValueError(f"folder={folder}: holds no sweep, --watch follows one that was started with -m")
@@ -47,8 +50,9 @@ def progress(folder: Path) -> str:
     to_go = len(statuses) - done - running - failed
     line = f"{len(statuses)} jobs: {done} done, {running} running, {failed} failed, {to_go} to go"
     seconds = [status["seconds"] for status in statuses if status.get("status") == "done" and status.get("seconds")]
-    if running and seconds:
-        left = sum(seconds) / len(seconds) * (running / 2 + to_go) / running  # half of what runs is done, on average
+    if seconds and running + idle and running + to_go:
+        # Half of what runs is done, on average.
+        left = sum(seconds) / len(seconds) * (running / 2 + to_go) / (running + idle)
         line += f", about {_duration(left)} left"
     return line
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import logging
 import multiprocessing
 import os
 import re
@@ -275,6 +276,17 @@ def test_a_signal_reaches_the_running_job_and_the_same_command_goes_on(sweep: Be
     sweep.done()
     sweep("seed=0,1,2")
     assert sweep.done() == ["seed=1", "seed=2"]
+
+
+def test_after_each_job_it_is_said_how_far_the_sweep_is(sweep: Bench, caplog: Any) -> None:
+    sweep.wrong["seed=1"] = fail
+    with caplog.at_level(logging.INFO, "mhaprune.launching.jobs"), pytest.raises(JobsFailed):
+        sweep("seed=0,1,2")
+    assert [record.message for record in caplog.records if record.message.startswith("3 jobs: ")] == [
+        "3 jobs: 1 done, 0 running, 0 failed, 2 to go, about 10 s left",
+        "3 jobs: 1 done, 0 running, 1 failed, 1 to go, about 10 s left",
+        "3 jobs: 2 done, 0 running, 1 failed, 0 to go",
+    ]
 
 
 def test_a_skipped_job_costs_little(sweep: Bench) -> None:
