@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from conftest import ROOT, TINY, TINY_SEQUENCES
+from mhaprune.storage.locks import holder
 from mhaprune.storage.seals import opened
 from mhaprune.storage.store import read_status
 from mhaprune.storage.sweeps import Sweep
@@ -134,6 +137,41 @@ def test_an_interrupted_sweep_saves_at_once(launch: str, number: signal.Signals,
     states = [opened(path.read_bytes())["content"] for path in (tmp_path / "cache").glob("trained-*.partial.pt")]
     assert len(states) == jobs
     assert any(state["step"] % 1000 for state in states), "it was saved at once"
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_eight_processes_that_want_one_model_train_it_once(kill: bool, tmp_path: Path) -> None:
+    """Where the one that trains is killed another goes on from what it saved."""
+    steps, cache = ["training.steps=400", "training.checkpoint_every=50"], tmp_path / "cache"
+    train = [
+        sys.executable,
+        str(ROOT / "scripts" / "run.py"),
+        "experiment=train",
+        *TINY,
+        *TINY_SEQUENCES,
+        *steps,
+        f"cache={cache}",
+    ]
+    logs = [tmp_path / f"log{i}" for i in range(8)]
+    processes = []
+    for i, path in enumerate(logs):
+        with path.open("w") as log:
+            place = f"hydra.run.dir={tmp_path / 'runs' / str(i)}"
+            processes.append(subprocess.Popen([*train, place], stdout=log, stderr=log))
+    if kill:
+        deadline = time.monotonic() + 240
+        while not list(cache.glob("trained-*.partial.pt")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        [lock] = cache.glob("trained-*.lock")
+        trains = holder(lock)
+        assert trains is not None
+        os.kill(trains, signal.SIGKILL)
+    codes = [process.wait(timeout=280) for process in processes]
+    said = "\n".join(path.read_text() for path in logs)
+    assert sorted(codes) == ([-signal.SIGKILL] if kill else [0]) + [0] * 7
+    assert said.count("trained: made in") == 1
+    assert said.count("trained: goes on from the interrupted one") == kill
+    assert said.count("trained: taken from the cache") == (6 if kill else 7)
 
 
 def test_the_job_list_is_there_before_the_first_job(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ class Disk:
     def resize(self, kilobytes: int) -> None:
         subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", self.path], check=True)
 
+    def protect(self) -> None:
+        """From writing, of which root is not kept by the rights of files."""
+        subprocess.run(["mount", "-o", "remount,ro", self.path], check=True)
+
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
@@ -98,3 +102,23 @@ def test_a_cache_on_a_full_disk(disk: Disk, tmp_path: Path, kilobytes: int) -> N
         again = run(tmp_path / "run", cache)
         assert again.returncode == 0, again.stderr
         assert expected in again.stdout
+
+
+def test_a_read_only_cache_is_used_where_it_holds_what_is_wanted(disk: Disk, tmp_path: Path) -> None:
+    cache = disk.path / "cache"
+    assert run(tmp_path / "run", cache).returncode == 0
+    disk.protect()
+    again = run(tmp_path / "again", cache)
+    assert again.returncode == 0, again.stderr
+    assert "trained: taken from the cache" in again.stdout
+
+
+def test_read_only_folders_are_named_before_anything_is_trained(disk: Disk, tmp_path: Path) -> None:
+    disk.protect()
+    refused = run(disk.path / "run", tmp_path / "cache")
+    assert refused.stderr.startswith(
+        f"error: {disk.path / 'run'}: Read-only file system; hydra.run.dir and cache must name"
+    )
+    refused = run(tmp_path / "run", disk.path / "cache")
+    assert refused.stderr.startswith(f"error: cache={disk.path / 'cache'}: cannot be written (Read-only file system)")
+    assert not (tmp_path / "run").exists()
