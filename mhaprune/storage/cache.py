@@ -55,13 +55,11 @@ class Cache:
         path = self.folder / f"{kind}-{fingerprint(recipe)}.pt"
         partial = path.with_suffix(".partial.pt")
         with suppress(OSError, Damaged):  # what is wrong with it is said below, where it can be mended
-            content = _load(path, recipe)
-            log.info("%s: taken from the cache, %s", kind, path)
-            return content
+            return _taken(kind, path, _load(path, recipe))
         make_folder("cache", self.folder)
         with locked(path.with_suffix(".lock")):
             if (already := _mended(path, recipe)) is not None:
-                return already
+                return _taken(kind, path, already)
             state = _mended(partial, recipe)
             if state is not None:
                 log.info("%s: goes on from the interrupted one, %s", kind, partial)
@@ -168,6 +166,11 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 def _is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _taken(kind: str, path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    log.info("%s: taken from the cache, %s", kind, path)
+    return content
 
 
 def _keep(path: Path, recipe: dict[str, Any], content: dict[str, Any]) -> bool:
