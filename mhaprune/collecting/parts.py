@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from mhaprune.collecting.runs import FoundRun
+from mhaprune.reporting.headline import Number
 from mhaprune.reporting.verdict import Verdict
 from mhaprune.storage.seals import Damaged
 from mhaprune.storage.store import reason
@@ -21,9 +22,11 @@ class Part:
     label: str
     tables: Tables = field(default_factory=dict)
     """With the columns that tell the runs apart."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """All that is known of its settings, by name."""
     sentence: str = ""
     """The first finding of the run."""
-    headline: Mapping[str, float] = field(default_factory=dict)
+    headline: Sequence[Number] = ()
     """The numbers by which runs are compared first."""
     verdict: Verdict | None = None
     """Which heads stay, if the run says so."""
@@ -33,10 +36,10 @@ class Part:
         return f"{self.label} is not in here, {self.why_not} ({self.run.folder})."
 
 
-def part_of(run: FoundRun, label: str, setting: str) -> Part:
+def part_of(run: FoundRun, label: str, setting: str, settings: Mapping[str, str]) -> Part:
     """What a run adds. One that is damaged, unfinished or of no known experiment adds nothing."""
     if run.why_not is not None:
-        return Part(run, label, why_not=run.why_not)
+        return Part(run, label, settings=settings, why_not=run.why_not)
     kind = run.experiment
     assert kind is not None
     try:
@@ -44,20 +47,20 @@ def part_of(run: FoundRun, label: str, setting: str) -> Part:
         for frame in tables.values():
             frame.insert(0, LABEL, label)
             frame.insert(1, SETTING, setting)
-        sentence, headline = next(iter(kind.say(tables))), kind.headline(tables)
+        sentence, headline = next(iter(kind.say(tables))), list(kind.headline(tables))
     except Damaged as error:
-        return Part(run, label, why_not=f"damaged: {error}")
+        return Part(run, label, settings=settings, why_not=f"damaged: {error}")
     except Exception as error:  # tables may hold anything
-        return misfit(run, label, error)
+        return misfit(run, label, settings, error)
     verdict = None
     with suppress(Exception):  # a run without one is compared all the same
         verdict = kind.head_map(tables)
-    return Part(run, label, tables, sentence, headline, verdict)
+    return Part(run, label, tables, settings, sentence, headline, verdict)
 
 
-def misfit(run: FoundRun, label: str, error: Exception) -> Part:
+def misfit(run: FoundRun, label: str, settings: Mapping[str, str], error: Exception) -> Part:
     """A run whose tables are not those of its experiment."""
-    return Part(run, label, why_not=f"damaged: its tables do not fit, {said(error)}")
+    return Part(run, label, settings=settings, why_not=f"damaged: its tables do not fit, {said(error)}")
 
 
 def said(error: Exception) -> str:

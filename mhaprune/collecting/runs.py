@@ -30,6 +30,10 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
+def _are_plain(value: Any) -> bool:
+    return isinstance(value, dict) and not any(isinstance(item, dict | list) for item in value.values())
+
+
 FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "status": (_is_text, "a text"),
     "reason": (lambda value: value is None or _is_text(value), "a text or null"),
@@ -38,10 +42,8 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "seconds": (lambda value: value is None or type(value) in (int, float), "a number or null"),
     "overrides": (_are_texts, "a list of texts"),
     "start": (lambda value: type(value) is int, "a whole number"),
-    "identity": (
-        lambda value: isinstance(value, dict) and not any(isinstance(item, dict | list) for item in value.values()),
-        "a mapping of plain values",
-    ),
+    "identity": (_are_plain, "a mapping of plain values"),
+    "trained_with": (_are_plain, "a mapping of plain values"),
     "files": (
         lambda value: _are_texts(value) or (isinstance(value, dict) and _are_texts(list(value.values()))),
         "names with their checksums",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -36,23 +38,56 @@ class Row(NamedTuple):
     """What it found, or why it found nothing."""
 
 
-def render_index(title: str, rows: Sequence[Row]) -> str:
-    """The whole page."""
+class Column(NamedTuple):
+    """A column of the table of runs, with its cells as they are shown."""
+
+    name: str
+    cells: list[str]
+    kind: str = ""
+    """The class of the cells: `n` for numbers."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether runs differ in it. A run that failed has no numbers, which is no difference."""
+        return len(set(self.cells) - ({""} if self.kind else set())) > 1
+
+
+def render_index(
+    title: str,
+    rows: Sequence[Row],
+    shared: Mapping[str, str] = MappingProxyType({}),
+    facts: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """The whole page. `shared` are the settings of all runs, `facts` say how to repeat this.
+
+    Columns in which no two runs differ come last.
+    """
     environment = Environment(
         loader=PackageLoader("mhaprune.reporting", "."), autoescape=True, undefined=StrictUndefined
     )
-    environment.filters |= {"shown": _shown, "url": lambda path: quote(path), "thumbnail": thumbnail}
-    states: dict[str, int] = {}
-    for row in rows:
-        states[row.state] = states.get(row.state, 0) + 1
+    environment.filters |= {"url": quote, "thumbnail": thumbnail}
+    columns = _columns(rows)
     return environment.get_template("index.html.jinja").render(
         title=title,
         rows=rows,
-        states=states,
-        settings=list(dict.fromkeys(name for row in rows for name in row.settings)),
-        numbers=list(dict.fromkeys(name for row in rows for name in row.numbers)),
+        states=Counter(row.state for row in rows),
+        first=[column for column in columns if column.varies],
+        last=[column for column in columns if not column.varies],
         maps=any(row.verdict is not None for row in rows),
+        shared=shared,
+        facts=facts,
     )
+
+
+def _columns(rows: Sequence[Row]) -> list[Column]:
+    """The state, the settings and the numbers of all runs."""
+    settings = dict.fromkeys(name for row in rows for name in row.settings)
+    numbers = dict.fromkeys(name for row in rows for name in row.numbers)
+    return [
+        Column("state", [row.state for row in rows]),
+        *(Column(name, [row.settings.get(name, "") for row in rows]) for name in settings),
+        *(Column(name, [_shown(row.numbers.get(name)) for row in rows], "n") for name in numbers),
+    ]
 
 
 def thumbnail(verdict: Verdict | None) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from mhaprune.experiments.can_go import sure_count, what_is_sure
+from mhaprune.experiments.can_go import sure_count, what_can_go, what_is_sure
+from mhaprune.reporting.headline import Number
 from mhaprune.reporting.sentences import if_noise, share
 from mhaprune.reporting.verdict import Verdict, scored
 from mhaprune.tables import (
@@ -65,14 +66,15 @@ def head_map(tables: Tables) -> Verdict:
     return Verdict(heads, scorer, title, meaning, unit=loss_unit(tables))
 
 
-def headline(tables: Tables) -> dict[str, float]:
-    """How many heads can go, and what that brings."""
-    best = largest_budget(as_they_are(tables["summary"]))
-    return {
-        "heads that can go": float(best["heads_removed"]),
-        quality_name(tables): float(best[QUALITY]),
-        "times as fast": float(best["speedup"]),
-    }
+def headline(tables: Tables) -> list[Number]:
+    """How many heads can go, and what that brings; then the same after each recovery."""
+    summary = tables["summary"]
+    ways = summary.groupby(recoveries(summary), sort=False)
+    return [
+        number
+        for name, rows in ways
+        for number in what_can_go(largest_budget(rows), "" if name == NOTHING else str(name), tables)
+    ]
 
 
 def _headline(tables: Tables) -> str:
