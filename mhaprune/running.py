@@ -46,6 +46,8 @@ class Results:
     """What else a run folder would hold, for example saved models."""
     found: dict[str, pd.DataFrame]
     """The tables without the columns that name the run."""
+    trained_with: Mapping[str, Any] = field(default_factory=dict)
+    """The threads, device and version of torch that trained the model; empty where that is not known."""
 
     def page(self, facts: Mapping[str, Any] | None = None) -> str:
         """The report as one self-contained HTML page."""
@@ -147,7 +149,7 @@ class Run(Checked):
         environment = self.source.environment()
         folder.write_json("environment.json", environment)
         results = self.results()
-        folder.note(checks=results.checks)
+        folder.note(checks=results.checks, trained_with=dict(results.trained_with))
         for name, frame in results.tables.items():
             folder.write_table(name, frame)
         for name, content in results.files.items():
@@ -159,6 +161,7 @@ class Run(Checked):
             **self.source.facts,
             **self.identity,
             **environment["versions"],
+            **({"trained with": _listed(results.trained_with)} if results.trained_with else {}),
         }
         folder.write("report.html", results.page(facts).encode())
         folder.note(findings=results.sentences)
@@ -181,6 +184,7 @@ class Run(Checked):
             checks=findings.checks,
             files=findings.files,
             found=found,
+            trained_with=study.trained_with,
         )
 
     def study(self) -> Study:
@@ -237,3 +241,7 @@ class Run(Checked):
     def _identified(self, frame: pd.DataFrame) -> pd.DataFrame:
         identity = pd.DataFrame(self.identity, index=frame.index)
         return pd.concat([identity, frame.drop(columns=list(identity), errors="ignore")], axis=1)
+
+
+def _listed(facts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
