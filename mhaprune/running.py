@@ -18,6 +18,7 @@ from mhaprune.ranges import Checked, Within
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.page import proof_sentences, render
 from mhaprune.reporting.plots import Plot
+from mhaprune.reporting.verdict import SmallMap, in_small
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
@@ -46,6 +47,8 @@ class Results:
     """What else a run folder would hold, for example saved models."""
     found: dict[str, pd.DataFrame]
     """The tables without the columns that name the run."""
+    small_map: SmallMap | None = None
+    """Which heads stay, for an experiment that decides it."""
     trained_with: Mapping[str, Any] = field(default_factory=dict)
     """The threads, device and version of torch that trained the model; empty where that is not known."""
 
@@ -164,7 +167,7 @@ class Run(Checked):
             **({"trained with": _listed(results.trained_with)} if results.trained_with else {}),
         }
         folder.write("report.html", results.page(facts).encode())
-        folder.note(findings=results.sentences)
+        folder.note(findings=results.sentences, head_map=results.small_map and results.small_map._asdict())
         return results
 
     def prepare(self) -> None:
@@ -176,6 +179,7 @@ class Run(Checked):
         study = self.study()
         findings = self.experiment(study)
         found = {name: frame.assign(**study.words) for name, frame in findings.tables.items()}
+        verdict = self.experiment.head_map(found)
         return Results(
             title=f"{option_name(self.experiment)} on {self.source.name}",
             tables={name: self._identified(frame) for name, frame in found.items()},
@@ -184,6 +188,7 @@ class Run(Checked):
             checks=findings.checks,
             files=findings.files,
             found=found,
+            small_map=None if verdict is None else in_small(verdict),
             trained_with=study.trained_with,
         )
 

@@ -11,6 +11,7 @@ import pandas as pd
 from mhaprune.collecting.comparing import compare
 from mhaprune.collecting.overview import index_of, table_of, title_of
 from mhaprune.collecting.parts import part_of
+from mhaprune.collecting.reading import slices_of
 from mhaprune.collecting.run_names import names
 from mhaprune.collecting.runs import COLLECTION, FoundRun, find_runs
 from mhaprune.reporting.page import render
@@ -34,7 +35,8 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
     with RunFolder(out).recorded() as folder:
         folder.note(kind=COLLECTION)
         called = names([run.folder for run in runs], [run.status for run in runs])
-        parts = [part_of(*found) for found in zip(runs, called.labels, called.settings, called.details, strict=True)]
+        each = zip(runs, called.labels, called.settings, called.details, slices_of(runs), strict=True)
+        parts = [part_of(*found) for found in each]
         tables: dict[str, pd.DataFrame] = {}
         plots: list[Plot] = []
         lines: list[str] = []

@@ -6,14 +6,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from mhaprune.collecting.parts import Part, misfit, said
+from mhaprune.collecting.reading import below_each_other
 from mhaprune.collecting.varying import numbers_of, settings_of, varying_first
 from mhaprune.experiments.base import Experiment
 from mhaprune.reporting.headline import against_settings, means_in_words
 from mhaprune.reporting.plots import MOST_RUNS, Plot, draw
-from mhaprune.tables import Tables
+from mhaprune.tables import LABEL, SETTING, Tables
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ def compare(kind: type[Experiment], parts: Sequence[Part], prefix: str) -> Compa
     try:
         tables, common, plots = _in_common(kind, parts, prefix)
     except Exception:  # tables may hold anything
-        without = {part.label: misfit(part.run, part.label, part.settings, why) for part, why in _culprits(kind, parts)}
+        without = {part.label: misfit(part, why) for part, why in _culprits(kind, parts)}
         parts = [part for part in parts if part.label not in without]
         try:
             tables, common, plots = _in_common(kind, parts, prefix)
@@ -81,8 +83,13 @@ def _culprits(kind: type[Experiment], parts: Sequence[Part]) -> list[tuple[Part,
 
 def combined(parts: Sequence[Part]) -> dict[str, pd.DataFrame]:
     """The tables of all runs below each other, by name; columns in which no two runs differ come last."""
-    found = dict.fromkeys(name for part in parts for name in part.tables)
-    return {
-        name: varying_first(pd.concat([part.tables[name] for part in parts if name in part.tables], ignore_index=True))
-        for name in found
-    }
+    found = dict.fromkeys(name for part in parts for name in part.slices)
+    return {name: _with_labels([part for part in parts if name in part.slices], name) for name in found}
+
+
+def _with_labels(parts: Sequence[Part], name: str) -> pd.DataFrame:
+    slices = [part.slices[name] for part in parts]
+    table, sizes = below_each_other(slices), [each.end - each.start for each in slices]
+    for i, (column, texts) in enumerate({LABEL: [p.label for p in parts], SETTING: [p.setting for p in parts]}.items()):
+        table.insert(i, column, np.repeat(np.array(texts, dtype=object), sizes))
+    return varying_first(table)

@@ -73,7 +73,7 @@ def index_of(title: str, parts: Sequence[Part], varying: Sequence[str], facts: M
                 link=os.path.relpath(report, out) if there else None,
                 settings={name: str(settings.get(name, "")) for name in names},
                 numbers={**numbers, "seconds": part.run.status.get("seconds")},
-                verdict=part.verdict,
+                small_map=part.small_map,
                 said=part.sentence or part.why_not or "",
             )
         )

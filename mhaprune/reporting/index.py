@@ -13,11 +13,12 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import escape
 
-from mhaprune.reporting.verdict import Verdict
-from mhaprune.tables import blocks_in
+from mhaprune.reporting.verdict import SmallMap
 
 TILE = 7
 """Pixels of the side of a head in a thumbnail."""
+KINDS = {"1": "s", "0": "g"}
+"""The classes of its squares."""
 
 
 class Row(NamedTuple):
@@ -32,7 +33,7 @@ class Row(NamedTuple):
     """Those that vary."""
     numbers: Mapping[str, float | None]
     """What it is judged by first; rows may have different ones."""
-    verdict: Verdict | None
+    small_map: SmallMap | None
     """Which heads stay."""
     said: str
     """What it found, or why it found nothing."""
@@ -73,7 +74,7 @@ def render_index(
         states=Counter(row.state for row in rows),
         first=[column for column in columns if column.varies],
         last=[column for column in columns if not column.varies],
-        maps=any(row.verdict is not None for row in rows),
+        maps=any(row.small_map is not None for row in rows),
         shared=shared,
         facts=facts,
     )
@@ -90,22 +91,19 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
     ]
 
 
-def thumbnail(verdict: Verdict | None) -> str:
+def thumbnail(small: SmallMap | None) -> str:
     """The map of heads as a small picture of plain squares: full where a head stays, hollow where it can go."""
-    if verdict is None or verdict.heads.empty:
+    if small is None or not any(small.rows):
         return ""
-    heads = verdict.heads
-    rows = {block: row for row, block in enumerate(blocks_in(heads))}
-    tiles = [_tile(head, rows[head["site"], head["layer"]]) for head in heads.to_dict("records")]
-    width, height = (int(heads["head"].max()) + 1) * TILE, len(rows) * TILE
-    title = escape(verdict.title)
+    tiles = [
+        f'<rect class="{KINDS[tile]}" x="{x * TILE + 1}" y="{y * TILE + 1}" width="{TILE - 2}" height="{TILE - 2}"/>'
+        for y, row in enumerate(small.rows)
+        for x, tile in enumerate(row)
+        if tile in KINDS
+    ]
+    width, height = max(map(len, small.rows)) * TILE, len(small.rows) * TILE
+    title = escape(small.title)
     return f'<svg width="{width}" height="{height}" role="img"><title>{title}</title>{"".join(tiles)}</svg>'
-
-
-def _tile(head: Mapping[str, object], row: int) -> str:
-    kind = "s" if head["stays"] else "g"
-    x, y = int(str(head["head"])) * TILE, row * TILE
-    return f'<rect class="{kind}" x="{x + 1}" y="{y + 1}" width="{TILE - 2}" height="{TILE - 2}"/>'
 
 
 def _shown(value: float | None) -> str:

@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 
 from mhaprune.reporting.index import Row, render_index, thumbnail
-from mhaprune.reporting.verdict import Verdict
+from mhaprune.reporting.verdict import Verdict, in_small
 
 HEADS = pd.DataFrame(
     [("encoder_self", 0, 0, True), ("encoder_self", 0, 1, False), ("cross", 0, 0, True)],
     columns=["site", "layer", "head", "stays"],
 )
-VERDICT = Verdict(HEADS, "ablation", "1 of <3> heads", "")
+SMALL = in_small(Verdict(HEADS, "ablation", "1 of <3> heads", ""))
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -31,7 +31,7 @@ def rows(count: int = 12) -> list[Row]:
             link=None if i % 3 == 2 else f"a b/{i}#?/report.html",
             settings={"num_heads": str(i)},
             numbers={} if i % 3 == 2 else {"exact match": (7 * i % 12) / 12, "seconds": None},
-            verdict=None if i % 3 == 2 else VERDICT,
+            small_map=None if i % 3 == 2 else SMALL,
             said="killed <by> SIGKILL" if i % 3 == 2 else f"{i} heads can go",
         )
         for i in range(count)
@@ -49,7 +49,7 @@ def test_every_run_is_a_row_of_one_file() -> None:
 
 
 def test_a_thumbnail_is_the_map_of_heads_in_small() -> None:
-    picture = thumbnail(VERDICT)
+    picture = thumbnail(SMALL)
     assert picture.count('class="s"') == 2
     assert picture.count('class="g"') == 1
     assert "<title>1 of &lt;3&gt; heads</title>" in picture

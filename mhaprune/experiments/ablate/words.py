@@ -69,12 +69,18 @@ def head_map(tables: Tables) -> Verdict:
 def headline(tables: Tables) -> list[Number]:
     """How many heads can go, and what that brings; then the same after each recovery."""
     summary = tables["summary"]
-    ways = summary.groupby(recoveries(summary), sort=False)
+    best: dict[str, Mapping[str, Any]] = {}
+    for name, row in zip(recoveries(summary), summary.to_dict("records"), strict=True):
+        if name not in best or _furthest(row) > _furthest(best[name]):
+            best[name] = row
     return [
-        number
-        for name, rows in ways
-        for number in what_can_go(largest_budget(rows), "" if name == NOTHING else str(name), tables)
+        number for name, row in best.items() for number in what_can_go(row, "" if name == NOTHING else name, tables)
     ]
+
+
+def _furthest(row: Mapping[str, Any]) -> tuple[float, float]:
+    """What `largest_budget` goes by."""
+    return row["heads_removed"], row[CHOOSE_QUALITY]
 
 
 def _headline(tables: Tables) -> str:
