@@ -21,9 +21,9 @@ def title_of(parts: Sequence[Part], varying: Sequence[str]) -> str:
     whole = [part for part in parts if part.why_not is None]
     kinds = dict.fromkeys(part.run.experiment for part in whole)
     done = ", ".join(kind.__name__.lower() for kind in kinds if kind is not None)
-    tasks = ", ".join(dict.fromkeys(part.settings.get("task", "no task") for part in whole))
-    title = f"{done or 'Runs'} on {tasks or 'no task'}"
-    settings = [name for name in varying if name != "seed"]
+    tasks = _listed(list(dict.fromkeys(part.settings.get("task", "no task") for part in whole)) or ["no task"])
+    title = f"{done or 'Runs'} on {tasks}"
+    settings = [name for name in varying if name not in ("task", "seed")]
     if settings:
         title += f", by {_listed(settings)}"
     seeds = {part.settings["seed"] for part in parts if "seed" in part.settings}

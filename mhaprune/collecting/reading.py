@@ -45,38 +45,37 @@ def below_each_other(slices: Sequence[Slice]) -> pd.DataFrame:
 def slices_of(runs: Sequence[FoundRun]) -> list[Slices | Damaged]:
     """Every table of each run by its name, or what is wrong with the run: a file that is missing, not as the run wrote
     it, or no table. A run that is compared with no other has none."""
-    found: list[dict[str, bytes] | Damaged] = []
-    for run in runs:
+    contents: dict[int, dict[str, bytes]] = {}
+    damaged: dict[int, Damaged] = {}
+    for i, run in enumerate(runs):
         try:
-            found.append({} if run.why_not is not None else run.contents())
+            contents[i] = {} if run.why_not is not None else run.contents()
         except Damaged as error:
-            found.append(error)
-    read: list[dict[str, Slice] | Damaged] = [{} if isinstance(own, dict) else own for own in found]
-    for (name, _), members in _alike(runs, found).items():
-        tables = _frames(name, [own[name] for i in members if isinstance(own := found[i], dict)])
-        for i, table in zip(members, tables, strict=True):
-            tables_of_run = read[i]
+            damaged[i] = error
+    read: dict[int, dict[str, Slice]] = {i: {} for i in contents}
+    for (name, _), members in _alike(runs, contents).items():
+        for i, table in zip(members, _tables(name, [contents[i][name] for i in members]), strict=True):
             if isinstance(table, Damaged):
-                read[i] = table
-            elif isinstance(tables_of_run, dict):
-                tables_of_run[name] = table
-    return list(read)
+                damaged[i] = table
+            else:
+                read[i][name] = table
+    return [damaged.get(i) or read[i] for i in range(len(runs))]
 
 
 def _alike(
-    runs: Sequence[FoundRun], found: Sequence[Mapping[str, bytes] | Damaged]
-) -> dict[tuple[str, object], list[int]]:
+    runs: Sequence[FoundRun], contents: Mapping[int, Mapping[str, bytes]]
+) -> dict[tuple[str, bytes | int], list[int]]:
     """The tables of one name that can be read together: with the same columns, and as the runs wrote them. What nobody
     vouches for may hold anything, and is read by itself."""
-    groups: dict[tuple[str, object], list[int]] = {}
-    for i, (run, contents) in enumerate(zip(runs, found, strict=True)):
-        for name, data in contents.items() if isinstance(contents, Mapping) else ():
-            like = data.partition(b"\n")[0] if run.files[f"{name}.csv"] is not None else i
+    groups: dict[tuple[str, bytes | int], list[int]] = {}
+    for i, files in contents.items():
+        for name, data in files.items():
+            like = data.partition(b"\n")[0] if runs[i].files[f"{name}.csv"] is not None else i
             groups.setdefault((name, like), []).append(i)
     return groups
 
 
-def _frames(name: str, files: Sequence[bytes]) -> list[Slice | Damaged]:
+def _tables(name: str, files: Sequence[bytes]) -> list[Slice | Damaged]:
     """The tables in files with the same first line."""
     if len(files) > 1:
         head, _, _ = files[0].partition(b"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from test_collect import make_failed, make_run
 
 from mhaprune.collecting.collect import collect
+from mhaprune.collecting.overview import title_of
 from mhaprune.collecting.parts import Part
 from mhaprune.collecting.runs import FoundRun
 from mhaprune.collecting.varying import numbers_of, settings_of, varying_first
@@ -48,6 +50,14 @@ def test_a_setting_that_some_runs_do_not_have_is_a_value_of_its_own() -> None:
     numbers = numbers_of(parts, [width])
     assert list(numbers["value"]) == [2.0, 3.0]
     assert list(numbers["width"]) == ["not set", "8"]
+
+
+def test_the_title_names_tasks_settings_and_seeds() -> None:
+    parts = [part(task=task, width="8", seed=seed) for task in ("sort", "copy", "reverse") for seed in "01"]
+    assert title_of(parts, ["task", "seed"]) == "Runs on sort, copy and reverse, 2 seeds"
+    assert title_of(parts[:2], ["width", "d_model"]) == "Runs on sort, by width and d_model, 2 seeds"
+    assert title_of(parts[:1], []) == "Runs on sort"
+    assert title_of([replace(parts[0], why_not="failed")], ["width"]) == "Runs on no task, by width"
 
 
 def test_columns_that_never_vary_come_last() -> None:

@@ -61,14 +61,22 @@ def after(page: str, script: str, tmp_path: Path) -> str:
     path = tmp_path / "index.html"
     path.write_text(page.replace("</body>", f"<script>document.title = (() => {{ {script} }})();</script></body>"))
     assert BROWSER is not None
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=5000",
+        f"--user-data-dir={tmp_path}",
+        "--dump-dom",
+    ]
     done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=120)
     [title] = re.findall("<title>(.*)</title>", done.stdout.split("</head>")[0])
     return str(title)
 
 
 SHOWN = (
-    "return [...document.querySelectorAll('tbody tr')].filter(r => !r.hidden).map(r => r.cells[2].textContent).join()"
+    "return [...document.querySelectorAll('tbody tr')].filter(r => !r.hidden).map(r => r.cells[3].textContent).join()"
 )
 
 
@@ -88,6 +96,22 @@ def test_it_is_sorted_and_filtered_by_clicks(tmp_path: Path) -> None:
         ("field.value = 'num_heads=4 state=done'; field.dispatchEvent(new Event('input'));", [4]),
     ):
         assert after(page, script + SHOWN, tmp_path) == ",".join(map(str, expected)), script
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
+def test_a_click_on_a_run_that_was_sorted_and_filtered_opens_its_report(tmp_path: Path) -> None:
+    for row in rows():
+        if row.link:
+            report = tmp_path / row.link
+            report.parent.mkdir(parents=True)
+            report.write_text(f"<html><head><title>the report of {row.label}</title></head></html>")
+    script = "field.value = 'state=done can go'; field.dispatchEvent(new Event('input'));"
+    script += "const all = document.querySelectorAll('th button'); all[2].click(); all[2].click();"
+    script += (
+        "[...document.querySelectorAll('tbody tr')].find(r => !r.hidden).querySelector('a').click(); return 'here'"
+    )
+    assert after(render_index("t", rows()), script, tmp_path) == "the report of num_heads=10"
 
 
 @pytest.mark.slow

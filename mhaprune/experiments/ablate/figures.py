@@ -201,5 +201,5 @@ def _draw_means(axes: Axes, rows: pd.DataFrame, settings: Sequence[str], shift: 
     small = {name: value for name, value in style.items() if name != "label"}
     places = [settings.index(name) + shift for name in rows[SETTING]]
     if len(means) < len(rows):
-        axes.scatter(rows["value"], places, s=11, linewidth=0, alpha=0.5, **small)
+        axes.scatter(rows["value"], places, s=11, linewidth=0, alpha=0.5, zorder=2.5, **small)
     axes.scatter(means, [settings.index(name) + shift for name in means.index], s=36, linewidth=0, zorder=3, **style)
