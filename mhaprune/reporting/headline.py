@@ -135,11 +135,11 @@ def _scale(axes: Axes, numbers: pd.DataFrame, ends: Sequence[float]) -> bool:
     Returns whether an interval leaves the panel."""
     seen = pd.concat([numbers["value"], numbers["whole"]]).dropna()
     low, high = seen.min(), seen.max()
-    span = max(high - low, 0.02 * max(abs(high), abs(low)), 1e-9)
+    span = max(high - low, 0.02 * max(abs(high), abs(low))) or 1.0
     lowest, highest = max(min([low, *ends]), low - span), min(max([high, *ends]), high + span)
     if numbers["least"].min() == 0 and lowest < 0.5 * highest:
         lowest = 0.0
-    room = 0.06 * (highest - lowest)
+    room = 0.06 * (highest - lowest or span)
     axes.set_ylim(lowest - room, highest + room)
     return any(end < lowest - room or end > highest + room for end in ends)
 

@@ -129,6 +129,14 @@ def test_a_number_that_a_run_lacks_is_not_drawn() -> None:
     assert drawn(frame.assign(value=math.nan), "num_heads") is None
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 1e-12])
+def test_equal_runs_are_drawn_without_a_warning(value: float) -> None:
+    plot = drawn(numbers().assign(value=value, whole=math.nan, least=min(value, 0.0), most=9.0), "num_heads")
+    assert plot is not None
+    low, high = plot.figure.axes[0].get_ylim()
+    assert low < value < high
+
+
 def test_what_cannot_be_told_apart_is_not_drawn() -> None:
     assert drawn(numbers()[:2], "num_heads") is None, "one run"
     many = pd.concat([numbers().assign(d_model=str(i), label=str(i)) for i in range(30)])
