@@ -95,15 +95,15 @@ def thumbnail(small: SmallMap | None) -> str:
     """The map of heads as a small picture of plain squares: full where a head stays, hollow where it can go."""
     if small is None or not any(small.rows):
         return ""
-    tiles = [
-        f'<rect class="{KINDS[tile]}" x="{x * TILE + 1}" y="{y * TILE + 1}" width="{TILE - 2}" height="{TILE - 2}"/>'
-        for y, row in enumerate(small.rows)
-        for x, tile in enumerate(row)
-        if tile in KINDS
-    ]
+    side = TILE - 2
+    paths = []  # one for all squares of a kind: a page of many runs opens faster than with an element for each
+    for tile, kind in KINDS.items():
+        corners = [(x, y) for y, row in enumerate(small.rows) for x, each in enumerate(row) if each == tile]
+        squares = "".join(f"M{x * TILE + 1} {y * TILE + 1}h{side}v{side}h-{side}z" for x, y in corners)
+        paths.append(f'<path class="{kind}" d="{squares}"/>' if squares else "")
     width, height = max(map(len, small.rows)) * TILE, len(small.rows) * TILE
     title = escape(small.title)
-    return f'<svg width="{width}" height="{height}" role="img"><title>{title}</title>{"".join(tiles)}</svg>'
+    return f'<svg width="{width}" height="{height}" role="img"><title>{title}</title>{"".join(paths)}</svg>'
 
 
 def _shown(value: float | None) -> str:

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from mhaprune.reporting.index import Row, render_index, thumbnail
-from mhaprune.reporting.verdict import Verdict, in_small
+from mhaprune.reporting.verdict import SmallMap, Verdict, in_small
 
 HEADS = pd.DataFrame(
     [("encoder_self", 0, 0, True), ("encoder_self", 0, 1, False), ("cross", 0, 0, True)],
@@ -50,8 +50,10 @@ def test_every_run_is_a_row_of_one_file() -> None:
 
 def test_a_thumbnail_is_the_map_of_heads_in_small() -> None:
     picture = thumbnail(SMALL)
-    assert picture.count('class="s"') == 2
-    assert picture.count('class="g"') == 1
+    stay, go = re.findall(r'<path class="(?:s|g)" d="([^"]*)"/>', picture)
+    assert stay.count("z") == 2
+    assert go == "M8 1h5v5h-5z", "the second of the first row"
+    assert "<path class=\"g\"" not in thumbnail(SmallMap("all stay", ["1 1"]))
     assert "<title>1 of &lt;3&gt; heads</title>" in picture
     assert thumbnail(None) == ""
 
