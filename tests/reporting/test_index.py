@@ -53,7 +53,7 @@ def test_a_thumbnail_is_the_map_of_heads_in_small() -> None:
     stay, go = re.findall(r'<path class="(?:s|g)" d="([^"]*)"/>', picture)
     assert stay.count("z") == 2
     assert go == "M8 1h5v5h-5z", "the second of the first row"
-    assert "<path class=\"g\"" not in thumbnail(SmallMap("all stay", ["1 1"]))
+    assert '<path class="g"' not in thumbnail(SmallMap("all stay", ["1 1"]))
     assert "<title>1 of &lt;3&gt; heads</title>" in picture
     assert thumbnail(None) == ""
 
