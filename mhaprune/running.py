@@ -19,6 +19,7 @@ from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.curves import check_tensorboard, event_files
 from mhaprune.reporting.page import proof_sentences, render
 from mhaprune.reporting.plots import Plot
+from mhaprune.reporting.verdict import SmallMap, in_small
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
@@ -47,6 +48,10 @@ class Results:
     """What else a run folder would hold, for example saved models."""
     found: dict[str, pd.DataFrame]
     """The tables without the columns that name the run."""
+    small_map: SmallMap | None = None
+    """Which heads stay, for an experiment that decides it."""
+    trained_with: Mapping[str, Any] = field(default_factory=dict)
+    """The threads, device and version of torch that trained the model; empty where that is not known."""
 
     def page(self, facts: Mapping[str, Any] | None = None) -> str:
         """The report as one self-contained HTML page."""
@@ -155,7 +160,7 @@ class Run(Checked):
         environment = self.source.environment()
         folder.write_json("environment.json", environment)
         results = self.results()
-        folder.note(checks=results.checks)
+        folder.note(checks=results.checks, trained_with=dict(results.trained_with))
         for name, frame in results.tables.items():
             folder.write_table(name, frame)
         for name, content in results.files.items():
@@ -170,9 +175,10 @@ class Run(Checked):
             **self.source.facts,
             **self.identity,
             **environment["versions"],
+            **({"trained with": _listed(results.trained_with)} if results.trained_with else {}),
         }
         folder.write("report.html", results.page(facts).encode())
-        folder.note(findings=results.sentences)
+        folder.note(findings=results.sentences, head_map=results.small_map and results.small_map._asdict())
         return results
 
     def prepare(self) -> None:
@@ -184,6 +190,7 @@ class Run(Checked):
         study = self.study()
         findings = self.experiment(study)
         found = {name: frame.assign(**study.words) for name, frame in findings.tables.items()}
+        verdict = self.experiment.head_map(found)
         return Results(
             title=f"{option_name(self.experiment)} on {self.source.name}",
             tables={name: self._identified(frame) for name, frame in found.items()},
@@ -192,6 +199,8 @@ class Run(Checked):
             checks=findings.checks,
             files=findings.files,
             found=found,
+            small_map=None if verdict is None else in_small(verdict),
+            trained_with=study.trained_with,
         )
 
     def study(self) -> Study:
@@ -248,3 +257,7 @@ class Run(Checked):
     def _identified(self, frame: pd.DataFrame) -> pd.DataFrame:
         identity = pd.DataFrame(self.identity, index=frame.index)
         return pd.concat([identity, frame.drop(columns=list(identity), errors="ignore")], axis=1)
+
+
+def _listed(facts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items())

@@ -25,7 +25,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 from torch.nn import functional as F
 
-import mhaprune.collecting.collect
+import mhaprune.collecting.comparing
 from mhaprune import running
 from mhaprune.command_line import plain
 from mhaprune.config import build
@@ -154,11 +154,11 @@ def drawing(**wanted: bool) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def figures_where_they_are_wanted() -> Iterator[None]:
-    of_run, of_runs = running.figures_of, mhaprune.collecting.collect.draw
+    of_run, of_runs = running.figures_of, mhaprune.collecting.comparing.draw
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "figures_of", lambda *given: of_run(*given) if Drawing.wanted else [])
         patch.setattr(
-            mhaprune.collecting.collect,
+            mhaprune.collecting.comparing,
             "draw",
             lambda *given: of_runs(*given) if Drawing.wanted or Drawing.collected else iter(()),
         )

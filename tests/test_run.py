@@ -84,6 +84,10 @@ def test_a_run_leaves_what_the_house_promises(first: Path) -> None:
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["num_threads"] == 1
     assert environment["versions"]["torch"] == torch.__version__
+    trained_with = {"num_threads": 1, "device": environment["device"], "torch": torch.__version__}
+    assert status["trained_with"] == trained_with
+    assert f"<dt>trained with</dt><dd><code>num_threads 1, device {environment['device']}, torch" in page
+    assert [len(row) for row in status["head_map"]["rows"]] == [2, 2, 2]
 
 
 @pytest.mark.slow

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from mhaprune.collecting.reading import Slices
 from mhaprune.collecting.runs import FoundRun
-from mhaprune.reporting.verdict import Verdict
+from mhaprune.experiments.base import Experiment
+from mhaprune.reporting.headline import Number
+from mhaprune.reporting.verdict import SmallMap, in_small
 from mhaprune.storage.seals import Damaged
 from mhaprune.storage.store import reason
-from mhaprune.tables import LABEL, SETTING, Tables
+from mhaprune.tables import Tables
 
 
 @dataclass(frozen=True)
@@ -19,13 +22,17 @@ class Part:
 
     run: FoundRun
     label: str
-    tables: Tables = field(default_factory=dict)
-    """With the columns that tell the runs apart."""
+    setting: str = ""
+    """The label without seed and folder."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """All that is known of its settings, by name."""
+    slices: Slices = field(default_factory=dict)
+    """Its tables as it wrote them."""
     sentence: str = ""
     """The first finding of the run."""
-    headline: Mapping[str, float] = field(default_factory=dict)
+    headline: Sequence[Number] = ()
     """The numbers by which runs are compared first."""
-    verdict: Verdict | None = None
+    small_map: SmallMap | None = None
     """Which heads stay, if the run says so."""
     why_not: str | None = None
 
@@ -33,31 +40,45 @@ class Part:
         return f"{self.label} is not in here, {self.why_not} ({self.run.folder})."
 
 
-def part_of(run: FoundRun, label: str, setting: str) -> Part:
+def part_of(run: FoundRun, label: str, setting: str, settings: Mapping[str, str], slices: Slices | Damaged) -> Part:
     """What a run adds. One that is damaged, unfinished or of no known experiment adds nothing."""
+    part = Part(run, label, setting, settings)
     if run.why_not is not None:
-        return Part(run, label, why_not=run.why_not)
+        return replace(part, why_not=run.why_not)
+    if isinstance(slices, Damaged):
+        return replace(part, why_not=f"damaged: {slices}")
     kind = run.experiment
     assert kind is not None
+    tables = {name: each.table for name, each in slices.items()}
     try:
-        tables = run.tables()
-        for frame in tables.values():
-            frame.insert(0, LABEL, label)
-            frame.insert(1, SETTING, setting)
-        sentence, headline = next(iter(kind.say(tables))), kind.headline(tables)
-    except Damaged as error:
-        return Part(run, label, why_not=f"damaged: {error}")
+        part = replace(part, slices=slices, headline=list(kind.headline(tables)), sentence=_sentence(kind, run, tables))
     except Exception as error:  # tables may hold anything
-        return misfit(run, label, error)
-    verdict = None
+        return misfit(part, error)
     with suppress(Exception):  # a run without one is compared all the same
-        verdict = kind.head_map(tables)
-    return Part(run, label, tables, sentence, headline, verdict)
+        part = replace(part, small_map=_small_map(kind, run, tables))
+    return part
 
 
-def misfit(run: FoundRun, label: str, error: Exception) -> Part:
+def _sentence(kind: type[Experiment], run: FoundRun, tables: Tables) -> str:
+    """As the report of the run begins; of a run that does not say it what its tables say."""
+    findings = run.status.get("findings")
+    return str(findings[0]) if findings and run.sealed else next(iter(kind.say(tables)))
+
+
+def _small_map(kind: type[Experiment], run: FoundRun, tables: Tables) -> SmallMap | None:
+    """The same for the map of heads."""
+    if "head_map" in run.status and run.sealed:
+        noted = run.status["head_map"]
+        return noted and SmallMap(**noted)
+    verdict = kind.head_map(tables)
+    return None if verdict is None else in_small(verdict)
+
+
+def misfit(part: Part, error: Exception) -> Part:
     """A run whose tables are not those of its experiment."""
-    return Part(run, label, why_not=f"damaged: its tables do not fit, {said(error)}")
+    return Part(
+        part.run, part.label, part.setting, part.settings, why_not=f"damaged: its tables do not fit, {said(error)}"
+    )
 
 
 def said(error: Exception) -> str:

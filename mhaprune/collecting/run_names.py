@@ -41,12 +41,13 @@ def names(places: Sequence[Path], statuses: Sequence[Mapping[str, Any]]) -> Name
 
 
 def _varying(settings: Sequence[Mapping[str, str]], whole: Sequence[bool]) -> list[str]:
-    """The settings that differ between runs. Of a run that is not `whole` only what was typed is known."""
+    """The settings that differ between runs. Of a run that is not `whole` only what was typed is known. The seed comes
+    last."""
     values: dict[str, set[str | None]] = {name: set() for mine in settings for name in mine}
     for mine, known in zip(settings, whole, strict=True):
         for name in values if known else mine:
             values[name].add(mine.get(name))
-    return [name for name, different in values.items() if len(different) > 1]
+    return sorted((name for name, different in values.items() if len(different) > 1), key=lambda name: name == "seed")
 
 
 def _joined(settings: Mapping[str, str], names: Iterable[str]) -> str:

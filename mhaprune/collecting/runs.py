@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from mhaprune.experiments.base import Experiment
 from mhaprune.plugins import find_class
@@ -30,18 +27,30 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
+def _are_plain(value: Any) -> bool:
+    return isinstance(value, dict) and not any(isinstance(item, dict | list) for item in value.values())
+
+
+def _is_small_map(value: Any) -> bool:
+    """What `SmallMap` holds; None for a run without one."""
+    if value is None:
+        return True
+    fits = isinstance(value, dict) and value.keys() == {"title", "rows"} and _is_text(value["title"])
+    return fits and _are_texts(value["rows"]) and set("".join(value["rows"])) <= set("01 ")
+
+
 FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "status": (_is_text, "a text"),
     "reason": (lambda value: value is None or _is_text(value), "a text or null"),
     "kind": (_is_text, "a text"),
     "experiment": (_is_text, "a text"),
     "seconds": (lambda value: value is None or type(value) in (int, float), "a number or null"),
+    "findings": (_are_texts, "a list of texts"),
+    "head_map": (_is_small_map, "a title and rows of 0, 1 and blanks"),
     "overrides": (_are_texts, "a list of texts"),
     "start": (lambda value: type(value) is int, "a whole number"),
-    "identity": (
-        lambda value: isinstance(value, dict) and not any(isinstance(item, dict | list) for item in value.values()),
-        "a mapping of plain values",
-    ),
+    "identity": (_are_plain, "a mapping of plain values"),
+    "trained_with": (_are_plain, "a mapping of plain values"),
     "files": (
         lambda value: _are_texts(value) or (isinstance(value, dict) and _are_texts(list(value.values()))),
         "names with their checksums",
@@ -88,23 +97,23 @@ class FoundRun:
         files = self.status.get("files", {})
         return files if isinstance(files, dict) else dict.fromkeys(files)
 
+    @property
+    def sealed(self) -> bool:
+        """Whether all files have checksums, so that what the status says of them is known to be of them."""
+        return len(self.files) > 0 and None not in self.files.values()
+
     def check(self) -> None:
         """Raises Damaged if a file of the run is missing or not as the run wrote it."""
         for name in self.files:
             self._read(name)
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Every table of the run by its name. Raises Damaged if one is missing or not as the run wrote it."""
-        return {name.removesuffix(".csv"): self._table(name) for name in self.files if name.endswith(".csv")}
-
-    def _table(self, name: str) -> pd.DataFrame:
-        if Path(name).name != name:
-            raise Damaged(f"{name} is not a file of this folder")
-        data = self._read(name)
-        try:
-            return pd.read_csv(io.BytesIO(data))
-        except Exception as error:  # whatever pandas meets in a foreign file
-            raise Damaged(f"{name} is no table ({_one_line(str(error))})") from None
+    def contents(self) -> dict[str, bytes]:
+        """The files of the tables of the run by their names. Raises Damaged if one is missing or not as the run wrote
+        it."""
+        names = [name for name in self.files if name.endswith(".csv")]
+        if outside := [name for name in names if Path(name).name != name]:
+            raise Damaged(f"{outside[0]} is not a file of this folder")
+        return {name.removesuffix(".csv"): self._read(name) for name in names}
 
     def _read(self, name: str) -> bytes:
         path, expected = inside(self.folder, name), self.files[name]

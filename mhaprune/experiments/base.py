@@ -13,6 +13,7 @@ from mhaprune.heads import HeadGrid
 from mhaprune.ranges import Checked, Ge, Within
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.head_map import heads_that_matter
+from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import Figures, Plot, draw
 from mhaprune.reporting.verdict import Verdict
 from mhaprune.schedules.base import Schedule
@@ -99,9 +100,9 @@ class Experiment(Checked, ABC):
         return None
 
     @staticmethod
-    def headline(tables: Tables) -> Mapping[str, float]:
-        """The numbers of a run by which runs are compared first, by what they are called."""
-        return {}
+    def headline(tables: Tables) -> Sequence[Number]:
+        """The numbers of a run by which runs are compared first, and drawn against the settings that vary."""
+        return ()
 
     def check(self, setup: Setup) -> None:
         """Raise ValueError, before anything is trained, for settings that do not fit the rest of the run."""

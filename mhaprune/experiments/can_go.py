@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, SURE
+from mhaprune.reporting.headline import Number, share_number
+from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, QUALITY, SURE, Tables, quality_name
 
 
 def within_tolerance(curve: pd.DataFrame, dense: pd.Series, tolerance: float) -> tuple[pd.Series, float]:
@@ -43,6 +44,16 @@ def sure_count(row: Mapping[str, Any] | pd.Series) -> int | None:
     asked."""
     sure = row.get(SURE, nan)
     return None if isnan(sure) else int(sure)
+
+
+def what_can_go(row: Mapping[str, Any] | pd.Series, after: str, tables: Tables) -> list[Number]:
+    """The numbers that a row of a summary is for: how many heads can go, and what that brings."""
+    total = float(row["heads_total"])
+    return [
+        Number("heads that can go", float(row["heads_removed"]), total, after, 0.0, total),
+        share_number(quality_name(tables), row[QUALITY], row["dense_quality"], after),
+        Number("times as fast", float(row["speedup"]), 1.0, after, 0.0),
+    ]
 
 
 def what_is_sure(tolerance: float, quality: str = "exact match") -> str:

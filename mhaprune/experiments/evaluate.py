@@ -13,6 +13,7 @@ from mhaprune.evaluation import evaluate
 from mhaprune.experiments.base import Experiment, Findings
 from mhaprune.model.checkpoint import exported
 from mhaprune.ranges import Ge
+from mhaprune.reporting.headline import Number, share_number
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.sentences import say_accuracy
 from mhaprune.reporting.shared_figures import training_curve
@@ -46,5 +47,5 @@ class Evaluate(Experiment):
         yield say_accuracy(tables["accuracy"])
 
     @staticmethod
-    def headline(tables: Tables) -> dict[str, float]:
-        return {quality_name(tables): float(tables["accuracy"][QUALITY].iloc[0])}
+    def headline(tables: Tables) -> list[Number]:
+        return [share_number(quality_name(tables), tables["accuracy"][QUALITY].iloc[0])]

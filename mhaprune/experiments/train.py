@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from mhaprune.evaluation import evaluate
 from mhaprune.experiments.base import Experiment, Findings
 from mhaprune.ranges import Ge
+from mhaprune.reporting.headline import Number, share_number
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.sentences import say_accuracy
 from mhaprune.reporting.shared_figures import training_curve
@@ -36,5 +37,5 @@ class Train(Experiment):
         yield say_accuracy(tables["accuracy"])
 
     @staticmethod
-    def headline(tables: Tables) -> dict[str, float]:
-        return {quality_name(tables): float(tables["accuracy"][QUALITY].iloc[0])}
+    def headline(tables: Tables) -> list[Number]:
+        return [share_number(quality_name(tables), tables["accuracy"][QUALITY].iloc[0])]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -11,11 +13,12 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import escape
 
-from mhaprune.reporting.verdict import Verdict
-from mhaprune.tables import blocks_in
+from mhaprune.reporting.verdict import SmallMap
 
 TILE = 7
 """Pixels of the side of a head in a thumbnail."""
+KINDS = {"1": "s", "0": "g"}
+"""The classes of its squares."""
 
 
 class Row(NamedTuple):
@@ -30,47 +33,77 @@ class Row(NamedTuple):
     """Those that vary."""
     numbers: Mapping[str, float | None]
     """What it is judged by first; rows may have different ones."""
-    verdict: Verdict | None
+    small_map: SmallMap | None
     """Which heads stay."""
     said: str
     """What it found, or why it found nothing."""
 
 
-def render_index(title: str, rows: Sequence[Row]) -> str:
-    """The whole page."""
+class Column(NamedTuple):
+    """A column of the table of runs, with its cells as they are shown."""
+
+    name: str
+    cells: list[str]
+    kind: str = ""
+    """The class of the cells: `n` for numbers."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether runs differ in it. A run that failed has no numbers, which is no difference."""
+        return len(set(self.cells) - ({""} if self.kind else set())) > 1
+
+
+def render_index(
+    title: str,
+    rows: Sequence[Row],
+    shared: Mapping[str, str] = MappingProxyType({}),
+    facts: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """The whole page. `shared` are the settings of all runs, `facts` say how to repeat this.
+
+    Columns in which no two runs differ come last.
+    """
     environment = Environment(
         loader=PackageLoader("mhaprune.reporting", "."), autoescape=True, undefined=StrictUndefined
     )
-    environment.filters |= {"shown": _shown, "url": lambda path: quote(path), "thumbnail": thumbnail}
-    states: dict[str, int] = {}
-    for row in rows:
-        states[row.state] = states.get(row.state, 0) + 1
+    environment.filters |= {"url": quote, "thumbnail": thumbnail}
+    columns = _columns(rows)
     return environment.get_template("index.html.jinja").render(
         title=title,
         rows=rows,
-        states=states,
-        settings=list(dict.fromkeys(name for row in rows for name in row.settings)),
-        numbers=list(dict.fromkeys(name for row in rows for name in row.numbers)),
-        maps=any(row.verdict is not None for row in rows),
+        states=Counter(row.state for row in rows),
+        first=[column for column in columns if column.varies],
+        last=[column for column in columns if not column.varies],
+        maps=any(row.small_map is not None for row in rows),
+        shared=shared,
+        facts=facts,
     )
 
 
-def thumbnail(verdict: Verdict | None) -> str:
+def _columns(rows: Sequence[Row]) -> list[Column]:
+    """The state, the settings and the numbers of all runs."""
+    settings = dict.fromkeys(name for row in rows for name in row.settings)
+    numbers = dict.fromkeys(name for row in rows for name in row.numbers)
+    return [
+        Column("state", [row.state for row in rows]),
+        *(Column(name, [row.settings.get(name, "") for row in rows]) for name in settings),
+        *(Column(name, [_shown(row.numbers.get(name)) for row in rows], "n") for name in numbers),
+    ]
+
+
+def thumbnail(small: SmallMap | None) -> str:
     """The map of heads as a small picture of plain squares: full where a head stays, hollow where it can go."""
-    if verdict is None or verdict.heads.empty:
+    if small is None or not any(small.rows):
         return ""
-    heads = verdict.heads
-    rows = {block: row for row, block in enumerate(blocks_in(heads))}
-    tiles = [_tile(head, rows[head["site"], head["layer"]]) for head in heads.to_dict("records")]
-    width, height = (int(heads["head"].max()) + 1) * TILE, len(rows) * TILE
-    title = escape(verdict.title)
-    return f'<svg width="{width}" height="{height}" role="img"><title>{title}</title>{"".join(tiles)}</svg>'
-
-
-def _tile(head: Mapping[str, object], row: int) -> str:
-    kind = "s" if head["stays"] else "g"
-    x, y = int(str(head["head"])) * TILE, row * TILE
-    return f'<rect class="{kind}" x="{x + 1}" y="{y + 1}" width="{TILE - 2}" height="{TILE - 2}"/>'
+    side = TILE - 2
+    paths = []  # one for all squares of a kind: a page of many runs opens faster than with an element for each
+    for tile, kind in KINDS.items():
+        corners = [(x, y) for y, row in enumerate(small.rows) for x, each in enumerate(row) if each == tile]
+        squares = "".join(f"M{x * TILE + 1} {y * TILE + 1}h{side}v{side}h-{side}z" for x, y in corners)
+        paths.append(f'<path class="{kind}" d="{squares}"/>' if squares else "")
+    width, height = max(map(len, small.rows)) * TILE, len(small.rows) * TILE
+    title = escape(small.title)
+    return f'<svg width="{width}" height="{height}" role="img"><title>{title}</title>{"".join(paths)}</svg>'
 
 
 def _shown(value: float | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import escape
 
 from mhaprune.reporting.plots import Plot
 from mhaprune.tables import Tables
@@ -55,9 +56,7 @@ def render(
         {"alt": plot.alt or plot.caption, "caption": plot.caption, "data": base64.b64encode(plot.svg).decode()}
         for plot in plots
     ]
-    shown = {
-        name: _readable(frame[:LONGEST]).to_html(index=False, border=0, na_rep="") for name, frame in tables.items()
-    }
+    shown = {name: _html(frame[:LONGEST]) for name, frame in tables.items()}
     environment = Environment(
         loader=PackageLoader("mhaprune.reporting", "."), autoescape=True, undefined=StrictUndefined
     )
@@ -74,5 +73,16 @@ def render(
     )
 
 
-def _readable(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.map(lambda value: f"{value:.4g}" if isinstance(value, float) and not math.isnan(value) else value)
+def _html(frame: pd.DataFrame) -> str:
+    """The table as HTML. What pandas has for that takes ten times as long."""
+    names = "".join(f"<th>{escape(name)}</th>" for name in frame)
+    columns = [[_cell(value) for value in frame[name]] for name in frame]
+    rows = "\n".join(f"<tr>{''.join(cells)}</tr>" for cells in zip(*columns, strict=True))
+    return f"<table>\n<thead><tr>{names}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>"
+
+
+def _cell(value: object) -> str:
+    """Numbers with four digits; empty for what is not there."""
+    if isinstance(value, float):
+        return "<td></td>" if math.isnan(value) else f"<td>{value:.4g}</td>"
+    return "<td></td>" if value is None or value is pd.NA else f"<td>{escape(value)}</td>"

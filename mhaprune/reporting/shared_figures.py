@@ -17,7 +17,6 @@ from mhaprune.reporting.plots import (
     COLOURS,
     CONTROL_COLOUR,
     MARKERS,
-    MOST_RUNS,
     Plot,
     columns_of,
     legend_above,
@@ -26,15 +25,18 @@ from mhaprune.reporting.plots import (
     panels,
     power_of_ten,
 )
+from mhaprune.reporting.settings import styles_of
 from mhaprune.scorers.agreement import with_reference
 from mhaprune.statistics import skewed_ends, student_interval
 from mhaprune.tables import (
     BLOCK,
     GATE,
     HEAD,
+    LABEL,
     MOMENTS,
     QUALITY,
     REFERENCE,
+    SETTING,
     SITES,
     HeadName,
     Tables,
@@ -44,6 +46,9 @@ from mhaprune.tables import (
     loss_unit,
     quality_name,
 )
+
+MOST_LINES = 12
+"""Lines of one panel."""
 
 
 def head_scores(tables: Tables) -> Plot | None:
@@ -165,32 +170,54 @@ def _linear_range(values: pd.Series) -> float:
 
 
 def compare_curves(tables: Tables) -> Plot | None:
-    """Exact match against the share of heads removed: a panel per scorer, a line per run."""
-    if "pruning" not in tables or tables["pruning"]["label"].nunique() > MOST_RUNS:
+    """Exact match against the share of heads removed: a panel per scorer, a line per setting for the mean of its runs.
+    None where more settings differ than can be told apart."""
+    if "pruning" not in tables:
         return None
-    pruning = tables["pruning"]
-    names, labels = list(pruning["scorer"].unique()), list(pruning["label"].unique())
+    pruning = tables["pruning"].assign(**{SETTING: setting_names(tables["pruning"])})
+    styles = styles_of(pruning[SETTING].unique())
+    if len(styles) > MOST_LINES:
+        return None
+    names = list(pruning["scorer"].unique())
     columns = columns_of(len(names), 2 if len(names) <= 4 else 4)
     width, height = (3.6, 2.9) if columns <= 2 else (2.5, 2.1)
     figure = Figure(figsize=(1 + width * columns, 0.6 + height * -(-len(names) // columns)))
     grid = panels(figure, len(names), columns, "share of heads removed", quality_name(tables), sharex=True, sharey=True)
     for axes, name in zip(grid, names, strict=True):
-        for label, run in pruning[pruning["scorer"] == name].groupby("label", sort=False):
-            means = run.groupby("fraction_removed")[QUALITY].agg(["min", "mean", "max"])
-            style = line_style(labels.index(label))
-            axes.plot(means.index, means["mean"], label=label, markersize=4, **style)
-            if run["draw"].nunique() > 1:
-                shade = {"color": style["color"], "alpha": 0.12, "linewidth": 0}
-                axes.fill_between(means.index, means["min"], means["max"], **shade)
+        own = pruning[pruning["scorer"] == name]
+        for label, style in styles.items():
+            _draw_mean_curve(axes, own[own[SETTING] == label], label, style)
         axes.set(ylim=(-0.03, 1.03), xticks=(0, 0.25, 0.5, 0.75, 1), xticklabels=("0", "", "0.5", "", "1"))
         axes.set_title(name, fontsize=10 if columns > 2 else 12)
     lines = {line.get_label(): line for axes in grid for line in axes.get_lines()}
-    legend_above(figure, [lines[label] for label in labels])
-    caption = (
-        f"{quality_name(tables).capitalize()} on the report split against the share of heads removed, by scorer and"
-        " run; bands span the draws of a control."
-    )
+    legend_above(figure, [lines[label] for label in styles if label in lines])
+    caption = f"{quality_name(tables).capitalize()} on the report split against the share of heads removed, by scorer."
+    if (pruning.groupby(SETTING)[LABEL].nunique() > 1).any():
+        caption += " Lines are means over runs that differ only in their seed, bands their 95 % intervals."
+    else:
+        caption += " A line per run; bands span the draws of a control."
     return Plot("comparison", caption, figure)
+
+
+def _draw_mean_curve(axes: Axes, rows: pd.DataFrame, label: str, style: Mapping[str, Any]) -> None:
+    """The mean of runs with its interval; of a single run the mean of its draws, from the least to the most."""
+    if rows.empty:
+        return
+    several = rows[LABEL].nunique() > 1
+    own = rows.groupby([LABEL, "fraction_removed"])[QUALITY].mean() if several else rows.set_index("fraction_removed")
+    values = (own if several else own[QUALITY]).groupby("fraction_removed")
+    means = values.mean()
+    low, high = np.array([student_interval(each) if several else (each.min(), each.max()) for _, each in values]).T
+    axes.plot(means.index, means, label=label, markersize=4, **style)
+    if rows[QUALITY].between(0, 1).all():  # a share stays one
+        low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
+    shade = {"color": style["color"], "alpha": 0.12, "linewidth": 0}
+    axes.fill_between(means.index, low, high, **shade)
+
+
+def setting_names(frame: pd.DataFrame) -> pd.Series:
+    """What the runs of the rows are called without their seeds."""
+    return frame[SETTING].fillna("").replace("", "all runs")
 
 
 def mean_over_runs(axes: Axes, frame: pd.DataFrame, row: str, value: str, names: Sequence[str]) -> pd.Series:

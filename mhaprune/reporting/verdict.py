@@ -27,6 +27,23 @@ class Verdict(NamedTuple):
     """The unit of the loss; empty for a loss without one."""
 
 
+class SmallMap(NamedTuple):
+    """The map of heads without scores and names."""
+
+    title: str
+    """The sum of it in one line."""
+    rows: list[str]
+    """A text per block: `1` for a head that stays, `0` for one that can go, a blank where there is no such head."""
+
+
+def in_small(verdict: Verdict) -> SmallMap:
+    rows: dict[tuple[str, int], dict[int, str]] = {}
+    heads = verdict.heads
+    for site, layer, head, stays in zip(heads["site"], heads["layer"], heads["head"], heads["stays"], strict=True):
+        rows.setdefault((site, layer), {})[int(head)] = "1" if stays else "0"
+    return SmallMap(verdict.title, ["".join(row.get(i, " ") for i in range(max(row) + 1)) for row in rows.values()])
+
+
 def scored(heads: pd.DataFrame, scorer: str) -> pd.DataFrame:
     """The heads of a table `heads` with the scores of one scorer, NaN where it scored none; no head has a name yet."""
     rows = heads[(heads["scorer"] == scorer) & (heads["draw"] == 0)]

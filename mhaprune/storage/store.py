@@ -105,8 +105,9 @@ def option_name(value: object) -> str:
 def inside(folder: Path, name: str) -> Path | None:
     """The path of a file by its name below a folder; None where that is not within it, by `..` or by a link."""
     try:
-        path = (folder / name).resolve()
-        return folder / name if path.is_relative_to(folder.resolve()) and path != folder.resolve() else None
+        home = folder.resolve()
+        path = (home / name).resolve()
+        return folder / name if path.is_relative_to(home) and path != home else None
     except (OSError, ValueError, RuntimeError):  # a zero byte, a loop of links
         return None
 

@@ -6,6 +6,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ def environment(seed: int, num_threads: int, device: str, *packages: str) -> dic
         "device": device_name(device),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in (*PACKAGES, *packages)}},
     }
+
+
+def trained_with(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an environment may change what a training ends in, and how long it takes."""
+    found = {name: environment.get(name) for name in ("num_threads", "device")}
+    return found | {"torch": environment.get("versions", {}).get("torch")}
 
 
 def _git_commit() -> str | None:

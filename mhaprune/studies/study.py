@@ -76,6 +76,8 @@ class Study:
     """What tables call the quality, the loss and the call that is timed, by column; without any, as our tasks do."""
     tokens: Callable[[Any], list[list[str]]] | None = None
     """Returns the tokens of each example of a batch as a person reads them; None where they are not known."""
+    trained_with: Mapping[str, Any] = field(default_factory=dict)
+    """The threads, device and version of torch that trained the model; empty where that is not known."""
     origin: Trained | None = None
     """None for a model that others made."""
 

@@ -23,13 +23,15 @@ from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.storage.cache import Cache, data_digest, source_digests, weights_digest
 from mhaprune.storage.store import describe, option_name
-from mhaprune.studies.environment import environment
+from mhaprune.studies.environment import environment, trained_with
 from mhaprune.studies.study import Source, Study, Trained
 from mhaprune.tasks.base import Splits, Task
 from mhaprune.training.loop import Training
 
 log = logging.getLogger(__name__)
 
+TRAINED_WITH = "trained_with"
+"""What the file of a model calls that."""
 LARGE = (
     *("d_model", "num_heads", "head_dim", "num_encoder_layers", "num_decoder_layers", "dim_feedforward"),
     *("max_length", "train"),
@@ -123,7 +125,7 @@ class Recipe(Source):
         splits = self.splits
         for source, target in zip(splits.report.source[:2].tolist(), splits.report.target[:2].tolist(), strict=True):
             log.info("%s, for example: %s", option_name(self.task), self.task.show(source, target))
-        network, history = self.trained(splits) if self.saved is None else self._loaded(self.saved)
+        network, history, with_what = self.trained(splits) if self.saved is None else self._loaded(self.saved)
         recipe = self._recipe(splits) | {"weights": weights_digest(network), "heads": list(map(str, network.grid))}
 
         steps_since = 0 if self.saved is None else self.saved.steps_since
@@ -132,7 +134,7 @@ class Recipe(Source):
             settings = {name: describe(getattr(self, name)) for name in BROUGHT}
             if model.learned_gates() is None:
                 settings["gate"] = None
-            about = {**facts, "seed": self.trained_seed}
+            about = {**facts, "seed": self.trained_seed, TRAINED_WITH: with_what}
             return to_bytes(model, settings, history.to_dict("records"), about, steps_since + steps)
 
         return Study(
@@ -145,6 +147,7 @@ class Recipe(Source):
             remember=Cache(self.cache).about(recipe),
             saved=lambda name, model, steps=0: {f"{name}.pt": save(model, steps)},
             history=history,
+            trained_with=with_what,
             origin=Trained(
                 network=network,
                 task=self.task,
@@ -153,7 +156,7 @@ class Recipe(Source):
                 steps_since=steps_since,
                 gate=self.gate,
                 save=save,
-                retrain=lambda gate: replace(self, gate=gate, seed=self.trained_seed).trained(splits),
+                retrain=lambda gate: replace(self, gate=gate, seed=self.trained_seed).trained(splits)[:2],
                 example=example,
             ),
         )
@@ -175,8 +178,8 @@ class Recipe(Source):
         with torch.random.fork_rng(devices=[]):
             return Seq2Seq(self.model, len(self.task.vocabulary), None, self.grid)
 
-    def trained(self, splits: Splits) -> tuple[Seq2Seq, pd.DataFrame]:
-        """The model that training ends in, and its history; the same recipe is trained once."""
+    def trained(self, splits: Splits) -> tuple[Seq2Seq, pd.DataFrame, dict[str, Any]]:
+        """The model that training ends in, its history, and what trained it; the same recipe is trained once."""
         torch.manual_seed(self.seed)
         model = Seq2Seq(self.model, len(self.task.vocabulary), self.gate).to(self.device)
 
@@ -193,14 +196,14 @@ class Recipe(Source):
         history = pd.DataFrame(content["history"])
         if warning := nothing_learnt(self.training, history, splits.valid):
             log.warning(warning)
-        return model, history
+        return model, history, trained_with(content["environment"])
 
     def environment(self) -> dict[str, Any]:
         return environment(self.seed, self.num_threads, self.device)
 
-    def _loaded(self, saved: SavedModel) -> tuple[Seq2Seq, pd.DataFrame]:
+    def _loaded(self, saved: SavedModel) -> tuple[Seq2Seq, pd.DataFrame, dict[str, Any]]:
         model = restore(saved, self.model, len(self.task.vocabulary), self.gate, self.device)
-        return model, pd.DataFrame(saved.history)
+        return model, pd.DataFrame(saved.history), saved.facts.get(TRAINED_WITH, {})
 
     @property
     def _modules(self) -> list[str]:

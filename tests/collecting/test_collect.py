@@ -13,7 +13,6 @@ from made_tables import pruning_table, summary
 from mhaprune.collecting.collect import collect
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.train import Train
-from mhaprune.reporting.plots import MOST_RUNS, draw
 from mhaprune.storage.store import RunFolder, read_status, target
 
 
@@ -48,6 +47,8 @@ def test_runs_are_combined_and_told_apart_by_what_differs(tmp_path: Path) -> Non
     assert {p.name for p in (tmp_path / "sweep" / "figures").iterdir()} == {
         "comparison.png",
         "comparison.svg",
+        "headline.png",
+        "headline.svg",
         "runs.png",
         "runs.svg",
     }
@@ -96,14 +97,6 @@ def test_an_index_lists_every_run(tmp_path: Path) -> None:
     for cell in ("<td>2</td>", ">9</td>", ">0.993</td>", ">1.21</td>", ">heads that can go<", ">times as fast<"):
         assert cell in page
     assert "<td>num_heads=3</td><td>failed</td>" in page
-
-
-def test_more_runs_than_can_be_told_apart_are_not_drawn_one_by_one() -> None:
-    for count, drawn in ((3, 2), (MOST_RUNS + 1, 0)):
-        each = [summary().assign(label=f"seed={i}", tolerance=0.01) for i in range(count)]
-        pruning = pd.concat([pruning_table().assign(label=f"seed={i}") for i in range(count)])
-        plots = draw(Ablate.figures_over_runs, {"summary": pd.concat(each), "pruning": pruning})
-        assert len(list(plots)) == drawn
 
 
 def test_failed_and_unfinished_runs_are_named_and_left_out(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_what_cannot_be_drawn_is_found_among_many(tmp_path: Path, monkeypatch: p
                 raise ValueError("cannot\ndraw")
             return []
 
-        monkeypatch.setattr("mhaprune.collecting.collect.draw", draw)
+        monkeypatch.setattr("mhaprune.collecting.comparing.draw", draw)
         return collect([tmp_path / "runs"], tmp_path / "out")
 
     *lines, damaged = failing(lambda labels: "num_heads=4" in labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,13 @@ import pytest
 
 from conftest import run_of, tables_in
 from made_tables import said_over_runs
+from mhaprune.collecting.runs import read_run
 from mhaprune.experiments.base import Experiment, figures_of
 from mhaprune.reporting.head_map import heads_that_matter
+from mhaprune.reporting.headline import against_settings
 from mhaprune.reporting.plots import draw, lay_out
+from mhaprune.reporting.settings import setting
+from mhaprune.reporting.verdict import in_small
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.tables import Tables
 from tiny import options
@@ -83,6 +88,27 @@ def test_two_runs_are_compared(done: Done) -> None:
     assert all(drawn)
     names = [name for mine in drawn for name in mine]
     assert len(set(names)) == len(names)
+
+
+def test_its_headline_is_drawn_against_what_varies(done: Done) -> None:
+    """For an experiment that has one."""
+    numbers = list(done.kind.headline(done.tables))
+    assert len({number.name for number in numbers}) == len(numbers)
+    for number in numbers:
+        assert math.isnan(number.value) or number.least <= number.value <= number.most
+    rows = [number._asdict() | {"label": value, "x": value} for value in ("1", "2") for number in numbers]
+    measured = [number for number in numbers if not math.isnan(number.value)]
+    plots = list(draw((lambda _: against_settings(pd.DataFrame(rows), [setting("x", "12")]),), {})) if rows else []
+    assert [plot.name for plot in plots] == ["headline"] * bool(measured)
+
+
+def test_its_folder_is_read_as_it_was_written(done: Done) -> None:
+    found = read_run(done.folder)
+    assert found.why_not is None
+    assert found.sealed
+    verdict = done.kind.head_map(done.tables)
+    noted = found.status["head_map"]
+    assert noted == (None if verdict is None else in_small(verdict)._asdict())
 
 
 def test_every_row_says_of_which_run_it_is(done: Done) -> None:

@@ -127,12 +127,17 @@ def test_a_model_without_any_head_is_a_model(study: Study, cache: Path, tmp_path
         build(compose("experiment=ablate", *overrides, "scorer=[ablation]"))
 
 
+def again_from(file: Path) -> Study:
+    return build(compose("experiment=evaluate", f"model_file={file}")).study()
+
+
 def test_what_is_read_is_what_was_saved(study: Study, pruned: Seq2Seq, file: Path) -> None:
     saved = load(str(file))
     assert saved.heads == pruned.grid.heads
     assert saved.settings["task"]["_target_"] == "mhaprune.tasks.sort.Sort"
     assert saved.settings["gate"] is None
     assert saved.facts["task"] == "sort"
+    assert saved.facts["trained_with"] == study.trained_with == again_from(file).trained_with
     assert len(saved.history) == len(study.history)
     for name, value in pruned.state_dict().items():
         assert torch.equal(saved.weights[name], value)

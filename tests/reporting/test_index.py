@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 
 from mhaprune.reporting.index import Row, render_index, thumbnail
-from mhaprune.reporting.verdict import Verdict
+from mhaprune.reporting.verdict import SmallMap, Verdict, in_small
 
 HEADS = pd.DataFrame(
     [("encoder_self", 0, 0, True), ("encoder_self", 0, 1, False), ("cross", 0, 0, True)],
     columns=["site", "layer", "head", "stays"],
 )
-VERDICT = Verdict(HEADS, "ablation", "1 of <3> heads", "")
+SMALL = in_small(Verdict(HEADS, "ablation", "1 of <3> heads", ""))
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -31,7 +31,7 @@ def rows(count: int = 12) -> list[Row]:
             link=None if i % 3 == 2 else f"a b/{i}#?/report.html",
             settings={"num_heads": str(i)},
             numbers={} if i % 3 == 2 else {"exact match": (7 * i % 12) / 12, "seconds": None},
-            verdict=None if i % 3 == 2 else VERDICT,
+            small_map=None if i % 3 == 2 else SMALL,
             said="killed <by> SIGKILL" if i % 3 == 2 else f"{i} heads can go",
         )
         for i in range(count)
@@ -49,9 +49,11 @@ def test_every_run_is_a_row_of_one_file() -> None:
 
 
 def test_a_thumbnail_is_the_map_of_heads_in_small() -> None:
-    picture = thumbnail(VERDICT)
-    assert picture.count('class="s"') == 2
-    assert picture.count('class="g"') == 1
+    picture = thumbnail(SMALL)
+    stay, go = re.findall(r'<path class="(?:s|g)" d="([^"]*)"/>', picture)
+    assert stay.count("z") == 2
+    assert go == "M8 1h5v5h-5z", "the second of the first row"
+    assert '<path class="g"' not in thumbnail(SmallMap("all stay", ["1 1"]))
     assert "<title>1 of &lt;3&gt; heads</title>" in picture
     assert thumbnail(None) == ""
 
@@ -61,14 +63,22 @@ def after(page: str, script: str, tmp_path: Path) -> str:
     path = tmp_path / "index.html"
     path.write_text(page.replace("</body>", f"<script>document.title = (() => {{ {script} }})();</script></body>"))
     assert BROWSER is not None
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=5000",
+        f"--user-data-dir={tmp_path}",
+        "--dump-dom",
+    ]
     done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=120)
     [title] = re.findall("<title>(.*)</title>", done.stdout.split("</head>")[0])
     return str(title)
 
 
 SHOWN = (
-    "return [...document.querySelectorAll('tbody tr')].filter(r => !r.hidden).map(r => r.cells[2].textContent).join()"
+    "return [...document.querySelectorAll('tbody tr')].filter(r => !r.hidden).map(r => r.cells[3].textContent).join()"
 )
 
 
@@ -88,6 +98,22 @@ def test_it_is_sorted_and_filtered_by_clicks(tmp_path: Path) -> None:
         ("field.value = 'num_heads=4 state=done'; field.dispatchEvent(new Event('input'));", [4]),
     ):
         assert after(page, script + SHOWN, tmp_path) == ",".join(map(str, expected)), script
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
+def test_a_click_on_a_run_that_was_sorted_and_filtered_opens_its_report(tmp_path: Path) -> None:
+    for row in rows():
+        if row.link:
+            report = tmp_path / row.link
+            report.parent.mkdir(parents=True)
+            report.write_text(f"<html><head><title>the report of {row.label}</title></head></html>")
+    script = "field.value = 'state=done can go'; field.dispatchEvent(new Event('input'));"
+    script += "const all = document.querySelectorAll('th button'); all[2].click(); all[2].click();"
+    script += (
+        "[...document.querySelectorAll('tbody tr')].find(r => !r.hidden).querySelector('a').click(); return 'here'"
+    )
+    assert after(render_index("t", rows()), script, tmp_path) == "the report of num_heads=10"
 
 
 @pytest.mark.slow

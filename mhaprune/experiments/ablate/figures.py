@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,30 @@ from matplotlib.figure import Figure
 
 from mhaprune.experiments.ablate.words import recoveries
 from mhaprune.reporting.plots import (
-    COLOURS,
     CONTROL_COLOUR,
-    MOST_RUNS,
     Plot,
     draw_band,
     errors,
     legend_above,
     line_style,
 )
-from mhaprune.tables import NOTHING, QUALITY, SURE, Tables, candidates, quality_name, repeated_draws, timed_name
+from mhaprune.reporting.settings import styles_of
+from mhaprune.reporting.shared_figures import setting_names
+from mhaprune.statistics import student_interval
+from mhaprune.tables import (
+    NOTHING,
+    QUALITY,
+    SETTING,
+    SURE,
+    Tables,
+    candidates,
+    quality_name,
+    repeated_draws,
+    timed_name,
+)
+
+MOST_ROWS = 30
+"""Settings of one figure."""
 
 
 def accuracy_curves(tables: Tables) -> Plot | None:
@@ -132,10 +147,14 @@ def accuracy_latency(tables: Tables) -> Plot | None:
 
 
 def compare_runs(tables: Tables) -> Plot | None:
-    """What can go and what that brings, run by run: heads within tolerance, speed-up, agreement with ablation."""
-    if "summary" not in tables or tables["summary"]["label"].nunique() > MOST_RUNS:
+    """What can go and what that brings, scorer by scorer: heads within tolerance, speed-up, agreement with ablation. A
+    row per setting, with a small mark per run and a large one for their mean."""
+    if "summary" not in tables:
         return None
-    summary = tables["summary"]
+    summary = tables["summary"].assign(**{SETTING: setting_names(tables["summary"])})
+    settings = list(styles_of(summary[SETTING].unique()))
+    if len(settings) > MOST_ROWS:
+        return None
     recovered = recoveries(summary)
     summary = summary.assign(scorer=summary["scorer"].where(recovered == NOTHING, "after " + recovered))
     measures = {
@@ -143,21 +162,44 @@ def compare_runs(tables: Tables) -> Plot | None:
         "speed-up there": summary["speedup"],
         "Spearman ρ with ablation": summary["spearman_with_ablation"].where(recovered == NOTHING),
     }
-    labels = list(summary["label"].unique())
+    measures = {title: values for title, values in measures.items() if values.notna().any()}
     names = list(summary["scorer"].unique())
-    figure = Figure(figsize=(9.5, 1.5 + 0.22 * len(labels) * (1 + len(names))))
-    for axes, (title, values) in zip(figure.subplots(1, len(measures), sharey=True), measures.items(), strict=True):
+    figure = Figure(figsize=(0.8 + 2.9 * len(measures), 1.4 + len(settings) * max(0.4, 0.13 * len(names))))
+    grid = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
+    for axes, (title, values) in zip(grid, measures.items(), strict=True):
+        rows = {name: summary.assign(value=values)[summary["scorer"] == name].dropna(subset="value") for name in names}
+        shifts = {name: 0.8 * ((i + 0.5) / len(names) - 0.5) for i, name in enumerate(names)}
         for i, name in enumerate(names):
-            rows = summary["scorer"] == name
-            places = [labels.index(label) + 0.8 * (i + 0.5) / len(names) - 0.4 for label in summary.loc[rows, "label"]]
-            axes.barh(places, values[rows], height=0.75 / len(names), color=COLOURS[i % len(COLOURS)], label=name)
-        axes.set(title=title, yticks=range(len(labels)), yticklabels=labels)
+            _draw_means(axes, rows[name], settings, shifts[name], line_style(i) | {"label": name})
+        axes.set_xlim(axes.get_xlim())  # few runs have intervals many times as wide
+        for i, name in enumerate(names):
+            for label, runs in rows[name].groupby(SETTING, sort=False)["value"]:
+                bar: Any = {"color": line_style(i)["color"], "linewidth": 0.9}
+                axes.hlines(settings.index(label) + shifts[name], *student_interval(runs), **bar)
+        axes.set(title=title, yticks=range(len(settings)), ylim=(len(settings) - 0.5, -0.5))
+        axes.set_yticklabels(settings)
+        for row in range(1, len(settings)):
+            axes.axhline(row - 0.5, color="#dddddd", linewidth=0.8)
+        axes.grid(visible=False, axis="y")
         axes.axvline(1.0 if title.startswith("speed") else 0.0, color="black", linewidth=0.8)
-    figure.axes[0].invert_yaxis()
-    legend_above(figure, figure.axes[0])
+    legend_above(figure, grid[0])
     tolerance = summary["tolerance"].max()
     quality = quality_name(tables)
-    caption = f"The largest budget that loses at most {tolerance:g} of {quality} on the choose split, run by run."
+    caption = f"The largest budget that loses at most {tolerance:g} of {quality} on the choose split, by scorer"
+    if summary.duplicated([SETTING, "scorer"]).any():
+        caption += ": a small mark per run, a large one for the mean of runs that differ only in their seed, with its"
+        caption += " 95 % interval, which may leave the panel"
+    caption += "."
     if (recovered != NOTHING).any():
         caption += " Recovered are the models of the scorer that can remove the most heads without."
     return Plot("runs", caption, figure)
+
+
+def _draw_means(axes: Axes, rows: pd.DataFrame, settings: Sequence[str], shift: float, style: dict[str, Any]) -> None:
+    """The runs of one scorer: small marks, and a large one for the mean of those that share a setting."""
+    means = rows.groupby(SETTING, sort=False)["value"].mean()
+    small = {name: value for name, value in style.items() if name != "label"}
+    places = [settings.index(name) + shift for name in rows[SETTING]]
+    if len(means) < len(rows):
+        axes.scatter(rows["value"], places, s=11, linewidth=0, alpha=0.5, zorder=2.5, **small)
+    axes.scatter(means, [settings.index(name) + shift for name in means.index], s=36, linewidth=0, zorder=3, **style)

@@ -77,6 +77,7 @@ class Compare(Experiment):
     figures_over_runs: ClassVar[Figures] = (compare_methods, compare_curves)
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
+    headline = staticmethod(words.headline)
     head_map = staticmethod(words.head_map)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from mhaprune.experiments.compare.limits import limit_words, passes
+from mhaprune.reporting.headline import Number
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.verdict import Verdict, prunable_alone, scored
 from mhaprune.statistics import prunable
@@ -65,6 +66,16 @@ def head_map(tables: Tables) -> Verdict | None:
     tolerance = float(tables["winner"]["prunable_tolerance"].iloc[0])
     heads["stays"] = ~prunable(ablation[MOMENTS].to_numpy().T, tolerance)
     return prunable_alone(heads, REFERENCE, tolerance, tables)
+
+
+def headline(tables: Tables) -> list[Number]:
+    """What the best choice at few passes loses against the best subset, and how many heads are prunable alone."""
+    few = tables["winner"].iloc[-1]
+    numbers = [Number("points of regret", 100 * float(few["regret_quality"]))]
+    if "prunable_heads" in few:
+        total = float(few["heads_total"])
+        numbers.append(Number("heads prunable alone", float(few["prunable_heads"]), total, "", 0.0, total))
+    return numbers
 
 
 def _headline(winners: pd.DataFrame, quality: str) -> str:

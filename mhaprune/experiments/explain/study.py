@@ -72,6 +72,7 @@ class Explain(Experiment):
     )
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
+    headline = staticmethod(words.headline)
     head_map = staticmethod(words.head_map)
 
     def check(self, setup: Setup) -> None:

@@ -7,6 +7,7 @@ from math import isnan
 
 import pandas as pd
 
+from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import number
 from mhaprune.reporting.verdict import Verdict, prunable_alone
 from mhaprune.tables import HEAD, QUALITY, HeadName, Tables, in_unit, quality_name
@@ -71,6 +72,12 @@ def head_map(tables: Tables) -> Verdict:
         heads[there], scorer, looks["tolerance"].iloc[0], tables, looks["without_prunable"].iloc[0]
     )
     return verdict._replace(heads=heads)  # with the tiles of heads that are gone already
+
+
+def headline(tables: Tables) -> list[Number]:
+    """How many heads are prunable, one at a time, of those that are there."""
+    looks = tables["looks"].query("not removed")
+    return [Number("heads prunable alone", float(looks["prunable"].sum()), len(looks), "", 0.0, len(looks))]
 
 
 def over_runs(tables: Tables) -> Iterator[str]:

@@ -48,6 +48,7 @@ class Interact(Experiment):
     figures_over_runs: ClassVar[Figures] = (by_block,)
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
+    headline = staticmethod(words.headline)
 
     def check(self, setup: Setup) -> None:
         the_one(setup.schedules)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from mhaprune.reporting.headline import Number
 from mhaprune.statistics import student_interval
 from mhaprune.tables import HEAD, INTERACTION, LABEL, LOSS_RISE, OTHER_HEAD, HeadName, Tables, in_unit, named
 
@@ -41,6 +42,15 @@ def say(tables: Tables) -> Iterator[str]:
             f" {half[LOSS_RISE]:.3f} when all of them are gone; with the interactions of their pairs one expects"
             f" {half['expected_pairs']:.3f}."
         )
+
+
+def headline(tables: Tables) -> list[Number]:
+    """The shares of pairs that stand in for each other and that work together."""
+    pairs = tables["pairs"]
+    return [
+        Number("% of pairs that stand in for each other", 100 * float((pairs[LOW] > 0).mean()), least=0.0, most=100.0),
+        Number("% of pairs that work together", 100 * float((pairs[HIGH] < 0).mean()), least=0.0, most=100.0),
+    ]
 
 
 def over_runs(tables: Tables) -> Iterator[str]:

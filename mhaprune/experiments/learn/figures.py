@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +14,8 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from mhaprune.experiments.learn.words import LAST, by_task, plain
 from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, panels
-from mhaprune.reporting.shared_figures import mean_over_runs
+from mhaprune.reporting.settings import styles_of
+from mhaprune.reporting.shared_figures import MOST_LINES, mean_over_runs
 from mhaprune.statistics import geometric_mean
 from mhaprune.tables import LABEL, SETTING, VALID_QUALITY, Tables
 
@@ -226,16 +226,17 @@ def _scale(axes: Axes, times: pd.Series, ends: Sequence[float]) -> None:
 
 
 def _colours(tasks: Iterable[pd.Series]) -> dict[str, str]:
-    """A colour for every setting of any task, the same in all of them; they come round again."""
+    """A colour for every setting of any task, the same in all of them: a ramp for a setting with numbers, else colours
+    that come round again."""
     names = dict.fromkeys(name for settings in tasks for name in settings.unique())
-    return dict(zip(names, itertools.cycle(COLOURS), strict=False))
+    return {name: style["color"] for name, style in styles_of(names).items()}
 
 
 def _parts(colours: dict[str, str], settings: pd.Series) -> Iterator[list[str]]:
     """A task's settings in their order, in parts in which no colour stands for two of them."""
-    names, own = list(colours), set(settings)
-    for start in range(0, len(names), len(COLOURS)):
-        if part := [name for name in names[start : start + len(COLOURS)] if name in own]:
+    names, own, most = list(colours), set(settings), min(len(set(colours.values())), MOST_LINES)
+    for start in range(0, len(names), most):
+        if part := [name for name in names[start : start + most] if name in own]:
             yield part
 
 

@@ -42,6 +42,7 @@ class Learn(Experiment):
     figures: ClassVar[Figures] = (learning_curve,)
     figures_over_runs: ClassVar[Figures] = (learning_curves, time_to_accuracy, last_accuracy)
     say = staticmethod(words.say)
+    headline = staticmethod(words.headline)
     say_in_common = staticmethod(words.over_runs)
 
     def check(self, setup: Setup) -> None:

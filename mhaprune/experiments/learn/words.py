@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pandas as pd
 
+from mhaprune.reporting.headline import Number, share_number
 from mhaprune.reporting.sentences import say_accuracy
 from mhaprune.statistics import geometric_mean, student_interval
 from mhaprune.tables import SETTING, VALID_QUALITY, Tables
@@ -41,6 +43,13 @@ def say(tables: Tables) -> Iterator[str]:
         f" {row['parameters']:,} parameters."
     )
     yield say_accuracy(tables["reached"])
+
+
+def headline(tables: Tables) -> list[Number]:
+    """When the target is reached, which a run may never do, and what is reached at the end."""
+    row = tables["reached"].iloc[0]
+    steps = float(row["steps"]) if row["reached"] else math.nan
+    return [Number("steps to the target", steps, least=0.0), share_number("exact match at the end", row[LAST])]
 
 
 def over_runs(tables: Tables) -> Iterator[str]:

@@ -50,6 +50,7 @@ class Mistakes(Experiment):
     figures: ClassVar[Figures] = (costs_by_budget, training_curve)
     figures_over_runs: ClassVar[Figures] = (compare_costs,)
     say = staticmethod(words.say)
+    headline = staticmethod(words.headline)
     say_in_common = staticmethod(words.over_runs)
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mhaprune.reporting.headline import Number
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.statistics import student_interval
 from mhaprune.tables import Tables
@@ -30,6 +31,11 @@ def say(tables: Tables) -> Iterator[str]:
     )
     if RANDOM_GATES not in set(mistakes["mistake"]):
         yield f"{RANDOM_GATES} was not made: no second model was trained."
+
+
+def headline(tables: Tables) -> list[Number]:
+    """What the dearest mistake costs."""
+    return [Number("points that the dearest mistake costs", float(tables["mistakes"]["cost_points"].max()))]
 
 
 def over_runs(tables: Tables) -> Iterator[str]:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from mhaprune.experiments.prune.words import fewest_heads
 from mhaprune.reporting.heat_map import heat_map
@@ -24,10 +25,13 @@ from mhaprune.reporting.plots import (
     number,
     panels,
 )
+from mhaprune.reporting.settings import styles_of
+from mhaprune.reporting.shared_figures import MOST_LINES, setting_names
 from mhaprune.tables import (
     BLOCK,
     NOTHING,
     QUALITY,
+    SETTING,
     SITES,
     Tables,
     block_label,
@@ -179,7 +183,8 @@ def compare_smallest(tables: Tables) -> Plot | None:
     if "smallest" not in tables:
         return None
     table = tables["smallest"]
-    table = table.assign(way=_full(table))
+    table = table.assign(way=_full(table), **{SETTING: setting_names(table)})
+    styles = styles_of(table[SETTING].unique())
     ways, tasks = list(table["way"].unique()), list(table["task"].unique())
     figure = Figure(figsize=(2.6 + 2.9 * len(tasks), 1.4 + 0.34 * len(ways)))
     grid = panels(figure, len(tasks), len(tasks), "fewest heads within tolerance", sharey=True)
@@ -190,9 +195,11 @@ def compare_smallest(tables: Tables) -> Plot | None:
             run = runs[runs["label"] == label]
             shift = 0.5 * ((i + 0.5) / len(labels) - 0.5)  # equal runs would hide each other
             y = [ways.index(way) + shift for way in run["way"]]
-            axes.scatter(run["heads_kept"], y, s=26, zorder=3, **line_style(i))
+            axes.scatter(run["heads_kept"], y, s=26, zorder=3, **styles[run[SETTING].iloc[0]])
         axes.set(title=task, yticks=range(len(ways)), yticklabels=ways, ylim=(len(ways) - 0.4, -0.6))
         axes.set_xlim(0, runs["heads_total"].max() + 0.5)
+    if 1 < len(styles) <= MOST_LINES:
+        legend_above(figure, [Line2D([], [], linestyle="", label=name, **style) for name, style in styles.items()])
     caption = (
         f"The fewest heads with which a model stays within the tolerance of its dense {quality_name(tables)} on the"
         " choose split, for each way of choosing and recovering; a mark per run, in the order of the runs."

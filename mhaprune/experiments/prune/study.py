@@ -72,6 +72,7 @@ class Prune(WithinTolerance):
     figures_over_runs: ClassVar[Figures] = (compare_smallest,)
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
+    headline = staticmethod(words.headline)
     head_map = staticmethod(words.head_map)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from mhaprune.experiments.can_go import sure_count, what_is_sure
+from mhaprune.experiments.can_go import sure_count, what_can_go, what_is_sure
+from mhaprune.reporting.headline import Number
 from mhaprune.reporting.sentences import if_noise
 from mhaprune.reporting.verdict import Verdict
 from mhaprune.tables import (
@@ -92,6 +93,16 @@ def head_map(tables: Tables) -> Verdict:
     if best["recovery"] != NOTHING and not (isinstance(best["note"], str) and best["note"]):
         title += f" after {best['recovery']}"
     return Verdict(heads, "", title, "Dashed tiles are heads that were removed together; blue ones stay.")
+
+
+def headline(tables: Tables) -> list[Number]:
+    """For each recovery how many heads can go, and what that brings; controls have a part in no headline."""
+    own = tables["smallest"][~tables["smallest"]["control"]]
+    return [
+        number
+        for name, rows in own.groupby("recovery", sort=False)
+        for number in what_can_go(fewest_heads(rows), "" if name == NOTHING else str(name), tables)
+    ]
 
 
 def fewest_heads(smallest: pd.DataFrame) -> pd.Series:

@@ -68,6 +68,7 @@ class Speed(Experiment):
 
     figures: ClassVar[Figures] = (speedup_curves, accuracy_milliseconds, time_by_part)
     say = staticmethod(words.say)
+    headline = staticmethod(words.headline)
 
     def __post_init__(self) -> None:
         super().__post_init__()

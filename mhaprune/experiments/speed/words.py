@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from mhaprune.reporting.headline import Number
 from mhaprune.tables import CHOOSE_QUALITY, QUALITY, Tables, quality_name
 
 WHAT = {
@@ -24,10 +25,21 @@ def say(tables: Tables) -> Iterator[str]:
         yield _tradeoff(rows, tables)
 
 
+def headline(tables: Tables) -> list[Number]:
+    """The largest speed-up with about half of the heads, of fresh models."""
+    rows = _at_half(tables["sizes"]) if "sizes" in tables else pd.DataFrame({"speedup": []})
+    return [Number("times as fast with half of the heads", float(rows["speedup"].max()), 1.0, least=0.0)]
+
+
+def _at_half(sizes: pd.DataFrame) -> pd.DataFrame:
+    """The rows with about half of the heads."""
+    off_half = (sizes["model_heads_removed"] / sizes["model_heads"] - 0.5).abs()
+    return sizes[off_half == off_half.min()]
+
+
 def _headline(sizes: pd.DataFrame) -> str:
     """The speed-up with about half of the heads, where it is largest and smallest, beside the floor."""
-    off_half = (sizes["model_heads_removed"] / sizes["model_heads"] - 0.5).abs()
-    rows = sizes[off_half == off_half.min()]
+    rows = _at_half(sizes)
     best, least = rows.loc[rows["speedup"].idxmax()], rows.loc[rows["speedup"].idxmin()]
     line = (
         f"With {int(best['model_heads_removed'])} of {int(best['model_heads'])} heads removed {WHAT[best['what']]} is"

@@ -11,6 +11,7 @@ import pytest
 from made_tables import all_tables, pruning_table, refitted, text_of
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.reporting.plots import Plot, draw
+from mhaprune.statistics import student_interval
 from mhaprune.tables import Tables
 
 
@@ -120,10 +121,11 @@ def test_a_single_scorer_and_a_model_without_gates_drawn(plots: dict[str, Plot])
 
 def comparison_tables() -> Tables:
     labels = ("num_heads=2", "num_heads=4")
-    pruning = pd.concat([pruning_table(i).assign(label=label) for i, label in enumerate(labels)])
+    pruning = pd.concat([pruning_table(i).assign(label=label, setting=label) for i, label in enumerate(labels)])
     summary = pd.DataFrame(
         {
             "label": label,
+            "setting": label,
             "scorer": scorer,
             "tolerance": 0.01,
             "heads_total": 4,
@@ -154,6 +156,33 @@ def test_a_run_keeps_its_colour_and_its_place_in_the_legend_in_every_panel() -> 
     colours = {(line.get_label(), line.get_color()) for axes in figure.axes for line in axes.get_lines()}
     assert len(colours) == 2
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {"num_heads=2", "num_heads=4"}
+
+
+def test_runs_that_differ_in_their_seed_are_one_line_with_an_interval() -> None:
+    tables = {
+        name: pd.concat([frame.assign(label=frame["label"] + f", seed={i}") for i in range(3)])
+        for name, frame in comparison_tables().items()
+    }
+    tables["pruning"]["quality"] += tables["pruning"]["label"].str[-1].astype(int) / 100
+    plots = over_runs(tables)
+    lines = [line for axes in plots["comparison"].figure.axes for line in axes.get_lines()]
+    assert len(lines) == 2 * 3, "two settings and three scorers"
+    own = tables["pruning"].query("scorer == 'gate' and setting == 'num_heads=4' and heads_removed == 2")["quality"]
+    line = next(line for line in plots["comparison"].figure.axes[0].get_lines() if line.get_label() == "num_heads=4")
+    assert np.asarray(line.get_ydata())[1] == pytest.approx(own.mean())
+    [_, band] = plots["comparison"].figure.axes[0].collections
+    heights = np.asarray(band.get_paths()[0].vertices)
+    assert set(heights[heights[:, 0] == 0.5, 1].round(9)) == set(np.round(student_interval(own), 9))
+    assert "95 % intervals" in plots["comparison"].caption
+    assert "a small mark per run" in plots["runs"].caption
+
+
+def test_more_settings_than_can_be_told_apart_are_not_drawn() -> None:
+    many = {
+        name: pd.concat([frame.assign(setting=f"width={i}", label=f"width={i}") for i in range(31)])
+        for name, frame in comparison_tables().items()
+    }
+    assert not over_runs(many)
 
 
 def test_the_same_runs_give_the_same_bytes() -> None:

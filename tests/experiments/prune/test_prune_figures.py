@@ -148,7 +148,9 @@ def test_groups_are_those_of_the_best_schedule(tables: Tables) -> None:
 
 
 def test_runs_are_compared_task_by_task(tables: Tables) -> None:
-    runs = [tables["smallest"].assign(label=f"seed={i}", task="sort" if i < 2 else "copy") for i in range(3)]
+    runs = [
+        tables["smallest"].assign(label=f"seed={i}", setting="", task="sort" if i < 2 else "copy") for i in range(3)
+    ]
     combined = {"smallest": pd.concat(runs)}
     plot = compare_smallest(combined)
     assert plot is not None

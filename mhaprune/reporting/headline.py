@@ -1,0 +1,196 @@
+"""What a sweep is for: the first numbers of its runs against the settings that vary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above
+from mhaprune.reporting.settings import ALL_RUNS, Setting
+from mhaprune.statistics import student_interval
+from mhaprune.tables import LABEL
+
+MOST_ROWS = 6
+"""Rows of panels of one figure."""
+MOST_COLOURS = 12
+"""Values of the setting that is told by colours."""
+MOST_SAID = 12
+"""Means in one sentence."""
+WHOLE: Any = {"color": CONTROL_COLOUR, "linewidth": 1.8}
+
+
+class Number(NamedTuple):
+    """A number by which the runs of an experiment are compared first."""
+
+    what: str
+    """What figures and tables call it."""
+    value: float
+    """NaN where the run has none."""
+    whole: float = math.nan
+    """The same of the whole model, to compare with; NaN where there is no such thing."""
+    after: str = ""
+    """The recovery that was done first; empty for none."""
+    least: float = -math.inf
+    """The number cannot be less than that."""
+    most: float = math.inf
+    """Nor more than that."""
+
+    @property
+    def name(self) -> str:
+        """What a table calls it."""
+        return f"{self.what}, after {self.after}" if self.after else self.what
+
+
+def share_number(what: str, value: float, whole: float = math.nan, after: str = "") -> Number:
+    """A number that is a share if it looks like one: a quality, of which some are none."""
+    ends = (0.0, 1.0) if 0 <= value <= 1 else (-math.inf, math.inf)
+    return Number(what, float(value), float(whole), after, *ends)
+
+
+def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot | None:
+    """A panel per number. The first setting is the x axis, the second one the colour, and any others make rows.
+
+    `numbers` has a row per run and `Number`, with its fields, the `label` of the run, and a column per setting.
+    None where nothing can be compared, or too much varies for one figure.
+    """
+    numbers = numbers[~_lacking(numbers)].assign(**{ALL_RUNS.name: ALL_RUNS.values[0]})
+    across, colours, *others = [*settings, ALL_RUNS, ALL_RUNS][: max(2, len(settings))]
+    rows = list(numbers.groupby(["after", *(each.name for each in others)], sort=False))
+    if numbers[LABEL].nunique() < 2 or len(rows) > MOST_ROWS or len(colours.values) > MOST_COLOURS:
+        return None
+    whats = list(numbers["what"].unique())
+    width = max(3.1, 0.3 * len(across.values) * len(colours.values) ** 0.5)
+    figure = Figure(figsize=(0.6 + width * len(whats), 1.1 + 2.6 * len(rows)))
+    grid = figure.subplots(len(rows), len(whats), squeeze=False, sharey="col")
+    leaves = False
+    for i, (key, row) in enumerate(rows):
+        for axes, what in zip(grid[i], whats, strict=True):
+            panel = row[row["what"] == what]
+            if panel.empty:
+                axes.remove()
+                continue
+            ends = _draw(axes, panel, across, colours)
+            across.draw_axis(axes)
+            axes.set_title("\n".join([what, *(f"after {after}" for after in key[:1] if after), *key[1:]]))
+            axes.set_xlabel(across.name if i == len(rows) - 1 else "")
+            leaves |= _scale(axes, numbers[numbers["what"] == what], ends)
+    legend_above(figure, list(_legend(numbers, colours)))
+    return Plot("headline", _caption(numbers, settings, leaves), figure)
+
+
+def _lacking(numbers: pd.DataFrame) -> pd.Series:
+    """The rows of numbers that some run has not: a mean of the others would be one of the lucky ones."""
+    return numbers["value"].isna().groupby([numbers["what"], numbers["after"]]).transform("any")
+
+
+def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) -> list[float]:
+    """A small mark per run; where there are several, a large one for their mean, with its interval. Returns the ends of
+    the intervals."""
+    dodge = 0.7 / len(colours.values)
+    ends: list[float] = []
+    for i, colour in enumerate(colours.values):
+        own = panel[panel[colours.name] == colour]
+        style = {"color": COLOURS[0], "marker": "o"} if colours is ALL_RUNS else colours.styles[colour]
+        means = {}
+        for value in across.values:
+            runs = own[own[across.name] == value]
+            if len(runs):
+                place = across.places[value] + dodge * (i - (len(colours.values) - 1) / 2)
+                means[place] = runs["value"].mean()
+                axes.hlines(runs["whole"].mean(), place - dodge / 2, place + dodge / 2, zorder=1, **WHOLE)
+                ends += _draw_runs(axes, runs, place, dodge, style)
+        if across.numbers is not None:
+            axes.plot(list(means), list(means.values()), color=style["color"], linewidth=1.1, zorder=1.5)
+    return ends
+
+
+def _draw_runs(axes: Axes, runs: pd.DataFrame, place: float, width: float, style: dict[str, Any]) -> list[float]:
+    """Runs that differ only in their seed. Returns the ends of the interval of their mean; none for a single one."""
+    if len(runs) == 1:
+        axes.scatter([place], runs["value"], s=34, linewidth=0, zorder=3, **style)
+        return []
+    places = place + width * np.linspace(-0.38, -0.14, len(runs))  # beside each other, and beside their mean
+    axes.scatter(places, runs["value"], s=13, linewidth=0, alpha=0.55, zorder=2, **style)
+    low, high = mean_interval(runs)
+    axes.vlines(place, low, high, color=style["color"], linewidth=1.4, zorder=3)
+    axes.scatter([place], [runs["value"].mean()], s=46, edgecolor="white", linewidth=0.7, zorder=4, **style)
+    return [low, high]
+
+
+def mean_interval(runs: pd.DataFrame) -> tuple[float, float]:
+    """The 95 % interval of the mean of a number, as far as the number can go."""
+    low, high = np.clip(student_interval(runs["value"]), runs["least"].min(), runs["most"].max())
+    return float(low), float(high)
+
+
+def _scale(axes: Axes, numbers: pd.DataFrame, ends: Sequence[float]) -> bool:
+    """Give the y axis room for all runs, and for intervals that are not far wider. Begin it at 0 where that is near.
+    Returns whether an interval leaves the panel."""
+    seen = pd.concat([numbers["value"], numbers["whole"]]).dropna()
+    low, high = seen.min(), seen.max()
+    span = max(high - low, 0.02 * max(abs(high), abs(low))) or 1.0
+    lowest, highest = max(min([low, *ends]), low - span), min(max([high, *ends]), high + span)
+    if numbers["least"].min() == 0 and lowest < 0.5 * highest:
+        lowest = 0.0
+    room = 0.06 * (highest - lowest or span)
+    axes.set_ylim(lowest - room, highest + room)
+    return any(end < lowest - room or end > highest + room for end in ends)
+
+
+def _legend(numbers: pd.DataFrame, colours: Setting) -> Iterator[Line2D]:
+    if colours is not ALL_RUNS:
+        for value, style in colours.styles.items():
+            yield Line2D([], [], label=f"{colours.name}={value}", markersize=6, linestyle="", **style)
+    if numbers["whole"].notna().any():
+        yield Line2D([], [], label="the whole model", **WHOLE)
+
+
+def _caption(numbers: pd.DataFrame, settings: Sequence[Setting], leaves: bool) -> str:
+    *first, last = numbers["what"].unique()
+    whats = f"{', '.join(first)} and {last}" if first else last
+    caption = whats[0].upper() + whats[1:]
+    if settings:
+        caption += f" against {settings[0].name}"
+    if _repeated(numbers, settings):
+        caption += ": a small mark per run, a large one for the mean of runs that differ only in their seed, with its"
+        caption += " 95 % interval" + (", which may leave the panel" if leaves else "")
+    return caption + ("." if numbers["whole"].isna().all() else "; grey is the whole model.")
+
+
+def _repeated(numbers: pd.DataFrame, settings: Sequence[Setting]) -> bool:
+    """Whether any runs differ only in their seed."""
+    return bool(numbers.duplicated(["what", "after", *(each.name for each in settings)]).any())
+
+
+def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterator[str]:
+    """A sentence per number: the means of runs that differ only in their seed; none where there are no such runs."""
+    numbers = numbers[~_lacking(numbers)]
+    if numbers.empty or not _repeated(numbers, settings):
+        return
+    for (what, after), own in numbers.groupby(["what", "after"], sort=False):
+        groups = [("", own)]
+        for each in settings:
+            groups = [
+                (f"{label}, {each.name}={value}".removeprefix(", "), runs[runs[each.name] == value])
+                for label, runs in groups
+                for value in each.values
+            ]
+        groups = [(label, runs) for label, runs in groups if len(runs)]
+        if len(groups) <= MOST_SAID:
+            parts = [f"{_mean(runs)}{f' with {label}' if label else ''}" for label, runs in groups]
+            counts = sorted({len(runs) for _, runs in groups})
+            over = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
+            name = Number(what, math.nan, after=after).name
+            yield f"{name[0].upper()}{name[1:]}: {'; '.join(parts)} (means over {over} runs, 95 % intervals)."
+
+
+def _mean(runs: pd.DataFrame) -> str:
+    low, high = mean_interval(runs)
+    return f"{runs['value'].mean():.3g}" + (f" ({low:.3g} to {high:.3g})" if len(runs) > 1 else "")
