@@ -11,13 +11,13 @@ from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mhaprune.interrupts import keeping_handlers
-from mhaprune.launching.searching import Searching, check_optuna
+from mhaprune.launching.searching import Range, Searching, check_optuna
 from mhaprune.launching.sweeping import Launcher, do_sweep
 from mhaprune.places import conf_folder, results_folder
 from mhaprune.running import Run
@@ -61,7 +61,7 @@ def launch(
         do_sweep(root, place, settings, sources, orders, launcher)
         return
     check_optuna()
-    search, before = Searching(orders.search, overrides, root), Sweep.read(root)
+    search, before = Searching(orders.search, *to_choose(overrides), root), Sweep.read(root)
     settings = search.more([]) if before is None else [job.overrides for job in before.jobs]
     try:
         do_sweep(root, place, settings, sources, orders, launcher, list(search.space), search.more)
@@ -93,6 +93,21 @@ def _overrides(config: DictConfig, loader: ConfigLoader) -> list[Override]:
     assert isinstance(typed, list)
     params = [f"{name}={value}" for name, value in (config.hydra.sweeper.get("params") or {}).items()]
     return OverridesParser.create(config_loader=loader).parse_overrides([*params, *typed])
+
+
+def to_choose(overrides: Sequence[Override]) -> tuple[list[str], dict[str, list[str] | Range]]:
+    """The settings that are typed for every job, and what the others may be."""
+    space: dict[str, list[str] | Range] = {}
+    for one in overrides:
+        if one.is_sweep_override():
+            values = one.value()
+            if isinstance(values, IntervalSweep):
+                assert values.start is not None
+                assert values.end is not None
+                space[one.get_key_element()] = Range(values.start, values.end, "log" in values.tags)
+            else:
+                space[one.get_key_element()] = list(one.sweep_string_iterator())
+    return [str(one.input_line) for one in overrides if not one.is_sweep_override()], space
 
 
 def _sources(config: DictConfig) -> list[str]:

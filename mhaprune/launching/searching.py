@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from hydra.core.override_parser.types import IntervalSweep, Override
 
 from mhaprune.storage.store import read_status
 from mhaprune.storage.sweeps import Job, Search
@@ -27,13 +27,24 @@ def check_optuna() -> None:
         raise ValueError("search=optuna: is not installed: pip install -e '.[search]'")
 
 
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, whole ones if both are whole; `log` draws each power of ten alike."""
+
+    low: float
+    high: float
+    log: bool = False
+
+
 class Searching:
     """Proposes the settings of further jobs. Raises ValueError where there is nothing to search in."""
 
-    def __init__(self, search: Search, overrides: Sequence[Override], root: Path) -> None:
-        self.search, self.root = search, root
-        self.fixed = [str(one.input_line) for one in overrides if not one.is_sweep_override()]
-        self.space = {one.get_key_element(): _distribution(one) for one in overrides if one.is_sweep_override()}
+    def __init__(
+        self, search: Search, fixed: Sequence[str], space: Mapping[str, Sequence[str] | Range], root: Path
+    ) -> None:
+        """`fixed` are the settings of every job, `space` those to choose, in the folder `root` of the sweep."""
+        self.search, self.fixed, self.root = search, fixed, root
+        self.space = {key: _distribution(values) for key, values in space.items()}
         if not self.space:
             raise ValueError(
                 "search=optuna: needs settings to choose from, for example model.num_heads=2,4,8 or"
@@ -109,18 +120,14 @@ class Searching:
 _ROWS: Mapping[str, str] = {"last": "max", "max": "max", "min": "min", "mean": "mean"}
 
 
-def _distribution(override: Override) -> BaseDistribution:
+def _distribution(values: Sequence[str] | Range) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    values = override.value()
-    if not isinstance(values, IntervalSweep):
-        return CategoricalDistribution(list(override.sweep_string_iterator()))
-    start, end, log = values.start, values.end, "log" in values.tags
-    if isinstance(start, int) and isinstance(end, int):
-        return IntDistribution(start, end, log)
-    assert start is not None
-    assert end is not None
-    return FloatDistribution(float(start), float(end), log)
+    if not isinstance(values, Range):
+        return CategoricalDistribution(list(values))
+    if isinstance(values.low, int) and isinstance(values.high, int):
+        return IntDistribution(values.low, values.high, values.log)
+    return FloatDistribution(values.low, values.high, values.log)
 
 
 def _said(value: Any, distribution: BaseDistribution) -> str:

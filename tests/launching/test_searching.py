@@ -15,6 +15,7 @@ from conftest import run_here
 from made_sweeps import Bench
 from made_tables import summary
 from mhaprune.command_line import main
+from mhaprune.launching.from_hydra import to_choose
 from mhaprune.launching.searching import Searching
 from mhaprune.launching.sweeping import JobsFailed
 from mhaprune.storage.sweeps import Job, Search, Sweep
@@ -40,7 +41,7 @@ def quality(job: Job) -> float:
 
 def search(sweep: Bench, *space: str, **settings: Any) -> Searching:
     overrides = OverridesParser.create().parse_overrides(list(space or SPACE))
-    return Searching(Search(**{"column": "training.quality", **settings}), overrides, sweep.root)
+    return Searching(Search(**{"column": "training.quality", **settings}), *to_choose(overrides), sweep.root)
 
 
 def do(sweep: Bench, searching: Searching) -> list[Job]:
