@@ -30,7 +30,8 @@ class GreedyRefit(Stepwise):
     proposed: Annotated[int, Ge(1)] = 1
     """Number of heads that every block proposes at each step."""
     every: Annotated[int, Ge(1)] = 1
-    """Number of heads to remove at each step, the best ones of those that were tried."""
+    """Number of heads to remove at each step, the best ones of those that were tried: at most half of them. If all went,
+    every block would lose a head, and nothing would choose between blocks."""
 
     @property
     def scoring(self) -> Literal["none"]:
@@ -49,7 +50,7 @@ class GreedyRefit(Stepwise):
             errors = dict(zip(mask.kept, refits.errors(left).tolist(), strict=True))
             proposals = self._lowest_of_each_block(candidates, errors)
             losses = {head: refits.loss(refits.without(mask.without(head))) for head in proposals}
-            for head in sorted(losses, key=losses.__getitem__)[: self.every]:
+            for head in sorted(losses, key=losses.__getitem__)[: min(self.every, max(1, len(losses) // 2))]:
                 if head in self.removable(evidence, mask):
                     mask = mask.without(head)
                     yield mask
