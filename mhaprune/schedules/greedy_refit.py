@@ -30,8 +30,8 @@ class GreedyRefit(Stepwise):
     proposed: Annotated[int, Ge(1)] = 1
     """Number of heads that every block proposes at each step."""
     every: Annotated[int, Ge(1)] = 1
-    """Number of heads to remove at each step, the best ones of those that were tried: at most half of them. If all went,
-    every block would lose a head, and nothing would choose between blocks."""
+    """Number of heads to remove at each step, the best ones of those that were tried: at most half of them. If all
+    went, every block would lose a head, and nothing would choose between blocks."""
 
     @property
     def scoring(self) -> Literal["none"]:

@@ -28,7 +28,7 @@ LONGEST = 100
 class Search(Checked):
     """A sweep whose jobs are chosen by what earlier ones found."""
 
-    column: str
+    column: str = "training.valid_quality"
     """What is searched for, as `TABLE.COLUMN`: a column of numbers of a table that every run leaves."""
     row: Literal["last", "max", "min", "mean"] = "last"
     """What counts of that column."""

@@ -28,7 +28,9 @@ def method_runs(runs: int, scorers: tuple[str, ...] = EVERY) -> dict[str, pd.Dat
     """What is collected from runs of experiment=compare."""
     tables = [method_tables(scorers, seed=seed) for seed in range(runs)]
     return {
-        name: pd.concat([tables[seed][name].assign(label=f"seed={seed}") for seed in range(runs)], ignore_index=True)
+        name: pd.concat(
+            [tables[seed][name].assign(label=f"seed={seed}", setting="") for seed in range(runs)], ignore_index=True
+        )
         for name in ("methods", "pruning")
     }
 
