@@ -98,6 +98,22 @@ def test_a_damaged_job_is_done_again(sweep: Bench) -> None:
     assert sweep.done() == ["seed=0", "seed=1"]
 
 
+def test_a_clock_that_was_set_back_changes_nothing(sweep: Bench) -> None:
+    """What is there already is of the future then, and what failed is tried again all the same."""
+    sweep.wrong["seed=1"] = fail
+    with pytest.raises(JobsFailed):
+        sweep("seed=0,1")
+    for path in (sweep.root, *sweep.root.rglob("*")):
+        if path.name == "status.json":
+            path.write_text(re.sub(r'"20\d\d-', '"2099-', path.read_text()))
+        os.utime(path, (4.0e9, 4.0e9))
+    sweep.wrong.clear()
+    sweep.done()
+    sweep("seed=0,1,2")
+    assert sweep.done() == ["seed=1", "seed=2"]
+    assert sweep.states == ["done"] * 3
+
+
 def test_a_folder_that_holds_something_else_is_refused(sweep: Bench) -> None:
     sweep.root.mkdir()
     (sweep.root / "thesis.txt").write_text("mine")
