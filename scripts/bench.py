@@ -353,7 +353,7 @@ def racing() -> list[Row]:
 
 
 def sweep(rounds: int = 5) -> list[Row]:
-    """How many jobs two at once do in the time of one job after the other: four that train a model of `sort`. A round
+    """Four jobs that train a model of `sort`: how much longer they take one after the other than two at once. A round
     takes minutes, so there are few."""
     command = [sys.executable, str(RUN), "-m", "experiment=train", "seed=0,1,2,3"]
 

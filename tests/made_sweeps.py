@@ -21,7 +21,7 @@ from mhaprune.storage.sweeps import ORDERS, Job, Orders
 
 
 class Bench:
-    """Does sweeps without Hydra, of jobs that write tables at once; a job does before that what a test wants of it."""
+    """Does sweeps without Hydra. A job writes its tables at once; a test may let it do something else before."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.root = folder, folder / "mine"

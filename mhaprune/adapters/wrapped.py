@@ -245,7 +245,7 @@ class WrappedModel:
         return int(counter.get_total_flops())
 
     def _real(self, batch: Batches, path: str, length: int) -> Tensor:
-        """(B, T): which positions are real, of so many that a module writes to."""
+        """(B, T): which positions are real. A module at `path` has written to `length` of them."""
         return batch.valid(length, self.two_sided and "decoder" in path)
 
     @cached_property

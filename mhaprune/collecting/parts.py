@@ -60,7 +60,7 @@ def part_of(run: FoundRun, label: str, setting: str, settings: Mapping[str, str]
 
 
 def _sentence(kind: type[Experiment], run: FoundRun, tables: Tables) -> str:
-    """As the report of the run begins; of a run that does not say it what its tables say."""
+    """The first sentence of the report of the run. Where its status lacks it, it is made from the tables."""
     findings = run.status.get("findings")
     return str(findings[0]) if findings and run.sealed else next(iter(kind.say(tables)))
 

@@ -99,7 +99,7 @@ class FoundRun:
 
     @property
     def sealed(self) -> bool:
-        """Whether all files have checksums, so that what the status says of them is known to be of them."""
+        """Whether all files have checksums. Only then what the status says is known to be about these files."""
         return len(self.files) > 0 and None not in self.files.values()
 
     def check(self) -> None:

@@ -47,7 +47,7 @@ def sure_count(row: Mapping[str, Any] | pd.Series) -> int | None:
 
 
 def what_can_go(row: Mapping[str, Any] | pd.Series, after: str, tables: Tables) -> list[Number]:
-    """The numbers that a row of a summary is for: how many heads can go, and what that brings."""
+    """The first numbers of a row of a summary: how many heads can go, and what that brings."""
     total = float(row["heads_total"])
     return [
         Number("heads that can go", float(row["heads_removed"]), total, after, 0.0, total),

@@ -62,7 +62,7 @@ def launch(
         return
     check_optuna()
     search, before = Searching(orders.search, *to_choose(overrides), root), Sweep.read(root)
-    settings = search.more([]) if before is None else [job.overrides for job in before.jobs]
+    settings = search.more([]) if before is None else search.again(before)
     try:
         do_sweep(root, place, settings, sources, orders, launcher, list(search.space), search.more)
     finally:

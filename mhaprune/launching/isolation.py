@@ -60,9 +60,9 @@ def isolated(
 
 
 def _ended(process: ForkProcess, imported: Connection, seconds: float | None, wanted: Callable[[], bool]) -> bool:
-    """Wait for the end of the process, or of the time, which is False if the work is not wanted any more.
+    """Wait until the process ends or the time is over. Returns False, earlier, when the work is not wanted any more.
 
-    Before its end it says what it has imported.
+    Before it ends, the process says what it has imported.
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     while not imported.poll(min(PAUSE, max(0.0, deadline - time.monotonic()))):

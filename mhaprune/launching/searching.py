@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from mhaprune.storage.store import read_status
-from mhaprune.storage.sweeps import Job, Search
+from mhaprune.storage.sweeps import Job, Search, Sweep
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -75,6 +75,10 @@ class Searching:
                 break
         return proposals
 
+    def again(self, before: Sweep) -> list[list[str]]:
+        """The settings of the jobs that were proposed before, beside those that are typed for every job now."""
+        return [[*self.fixed, *(one for one in job.overrides if before.tells(one))] for job in before.jobs]
+
     def best(self, jobs: Sequence[Job]) -> str:
         """What the search has found, in a sentence."""
         values = {job.label: value for job in jobs if (value := self._value(job)) is not None}
@@ -89,7 +93,7 @@ class Searching:
 
         value, state = self._value(job), optuna.trial.TrialState
         given = dict(one.split("=", 1) for one in job.overrides)
-        params = {key: _read(given[key], distribution) for key, distribution in self.space.items()}
+        params = {key: _read(key, given[key], distribution) for key, distribution in self.space.items()}
         return optuna.trial.create_trial(
             params=params,
             distributions=dict(self.space),
@@ -138,6 +142,15 @@ def _said(value: Any, distribution: BaseDistribution) -> str:
     return short if distribution._contains(float(short)) else repr(value)
 
 
-def _read(text: str, distribution: BaseDistribution) -> Any:
+def _read(key: str, text: str, distribution: BaseDistribution) -> Any:
+    """The value of an earlier job. Raises ValueError where it could not be chosen now."""
     kind = type(distribution).__name__
-    return float(text) if kind == "FloatDistribution" else int(text) if kind == "IntDistribution" else text
+    try:
+        value = float(text) if kind == "FloatDistribution" else int(text) if kind == "IntDistribution" else text
+        if distribution._contains(distribution.to_internal_repr(value)):
+            return value
+    except ValueError:
+        pass
+    raise ValueError(
+        f"{key}: an earlier job of this search has {text}, which may not be chosen now; name another sweep"
+    )

@@ -49,7 +49,7 @@ class Number(NamedTuple):
 
 
 def share_number(what: str, value: float, whole: float = math.nan, after: str = "") -> Number:
-    """A number that is a share if it looks like one: a quality, of which some are none."""
+    """A quality as a number. Not every quality is a share: one from 0 to 1 is taken for a share."""
     ends = (0.0, 1.0) if 0 <= value <= 1 else (-math.inf, math.inf)
     return Number(what, float(value), float(whole), after, *ends)
 
@@ -86,7 +86,7 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
 
 
 def _lacking(numbers: pd.DataFrame) -> pd.Series:
-    """The rows of numbers that some run has not: a mean of the others would be one of the lucky ones."""
+    """Which rows are about a number that some run lacks. A mean of the other runs would be that of the lucky ones."""
     return numbers["value"].isna().groupby([numbers["what"], numbers["after"]]).transform("any")
 
 

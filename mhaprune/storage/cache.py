@@ -75,7 +75,7 @@ class Cache:
             return content
 
     def about(self, model: dict[str, Any]) -> Remember:
-        """What remembers things that were computed for one model, which is described by these facts."""
+        """Remembers what was computed for one model. These facts describe the model."""
 
         def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
             return self.get(kind, model | what, make)

@@ -56,7 +56,7 @@ def _sign(file: IO[str], path: Path) -> None:
 
 
 def whose(path: Path) -> str | None:
-    """What the process that holds this lock says of itself, which no other would say; None if none does."""
+    """A text that belongs to the process that holds this lock, and to no other; None if no process holds it."""
     said = _holder(path)
     return said if is_held(path) else None
 

@@ -236,7 +236,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 def set_failed(folder: Path, why: str) -> None:
     """Say in the status of a killed run how it ended, which it could not say itself."""
     status = read_status(folder)
-    if status.get("status") not in ("done", "failed"):
+    if status.get("status") not in ("done", "failed") and not is_held(folder / LOCK):  # or it is another's
         files = status.pop("files", {})
         status = {**status, "status": "failed", "reason": why, "finished": _now(), "files": files}
         write_json(folder / "status.json", status)

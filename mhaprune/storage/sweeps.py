@@ -31,7 +31,7 @@ class Search(Checked):
     column: str = "training.valid_quality"
     """What is searched for, as `TABLE.COLUMN`: a column of numbers of a table that every run leaves."""
     row: Literal["last", "max", "min", "mean"] = "last"
-    """What counts of that column."""
+    """Which row of that column counts: the last one, or that with the largest or smallest number; or their mean."""
     goal: Literal["maximize", "minimize"] = "maximize"
     """Which end is better."""
     trials: Annotated[int, Within(1, 100_000)] = 20
@@ -121,6 +121,10 @@ class Sweep:
         """The sweep with further jobs."""
         jobs = {job.name: job for job in (*self.jobs, *(_job(own, self.varies) for own in settings))}
         return replace(self, jobs=list(jobs.values()))
+
+    def tells(self, override: str) -> bool:
+        """Whether jobs differ in the setting of this override."""
+        return _key(override) in self.varies
 
     def job(self, name: str) -> Job:
         return next(job for job in self.jobs if job.name == name)

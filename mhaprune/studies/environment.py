@@ -29,7 +29,7 @@ def environment(seed: int, num_threads: int, device: str, *packages: str) -> dic
 
 
 def trained_with(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an environment may change what a training ends in, and how long it takes."""
+    """The part of an environment that may change a trained model, and how long training takes."""
     found = {name: environment.get(name) for name in ("num_threads", "device")}
     return found | {"torch": environment.get("versions", {}).get("torch")}
 

@@ -35,7 +35,7 @@ class Disk:
         subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", self.path], check=True)
 
     def protect(self) -> None:
-        """From writing, of which root is not kept by the rights of files."""
+        """Make it read-only. The rights of files would not stop root."""
         subprocess.run(["mount", "-o", "remount,ro", self.path], check=True)
 
 

@@ -46,7 +46,7 @@ def search(sweep: Bench, *space: str, **settings: Any) -> Searching:
 
 def do(sweep: Bench, searching: Searching) -> list[Job]:
     before = Sweep.read(sweep.root)
-    first = searching.more([]) if before is None else [job.overrides for job in before.jobs]
+    first = searching.more([]) if before is None else searching.again(before)
     sweep.over(first, varying=list(searching.space), more=searching.more)
     return jobs(sweep)
 
@@ -76,6 +76,19 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(sweep: Bench, tmp_p
     assert sweep.done() == whole[:12]
     assert [job.label for job in do(sweep, search(sweep, trials=14))] == whole
     assert sweep.done() == whole[12:], "what is done is not done again"
+
+
+def test_what_is_typed_for_all_jobs_may_not_change_without_a_word(sweep: Bench) -> None:
+    """Neither may what an earlier job was given be left out of the space."""
+    do(sweep, search(sweep, "heads=2,4,8", "rate=1e-2", trials=3))
+    sweep.done()
+    with pytest.raises(ValueError, match="^sweep=mine: 3 of its jobs were done with other settings or other code"):
+        do(sweep, search(sweep, "heads=2,4,8", "rate=1e-3", trials=3))
+    with pytest.raises(ValueError, match="^heads: an earlier job of this search has [24], which may not be chosen now"):
+        do(sweep, search(sweep, "heads=8,16", "rate=1e-2", trials=5))
+    with pytest.raises(ValueError, match="^heads: an earlier job of this search has [28], which may not be chosen now"):
+        do(sweep, search(sweep, "heads=int(interval(3,4))", "rate=1e-2", trials=5))
+    assert sweep.done() == []
 
 
 def test_a_failed_job_is_known_and_the_search_goes_on(sweep: Bench) -> None:

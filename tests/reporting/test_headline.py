@@ -21,7 +21,7 @@ HEADS, WIDTHS = ("4", "1", "2"), ("64", "128")
 
 
 def numbers(seeds: int = 3, widths: tuple[str, ...] = ("64",), after: tuple[str, ...] = ("",)) -> pd.DataFrame:
-    """Runs with more heads of which more can go, and more after a refit."""
+    """Runs: the more heads there are, the more can go, and more after a refit."""
     rows = [
         number._asdict() | {"label": f"{heads}-{width}-{seed}", "num_heads": heads, "d_model": width}
         for heads in HEADS

@@ -96,7 +96,7 @@ def head_map(tables: Tables) -> Verdict:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """For each recovery how many heads can go, and what that brings; controls have a part in no headline."""
+    """How many heads can go after each recovery, and what that brings. Controls are left out."""
     own = tables["smallest"][~tables["smallest"]["control"]]
     return [
         number
