@@ -112,6 +112,8 @@ def _plug_in_of_hydra(group: str, name: str, conf: Path) -> str:
 
 def _unknown_key(key: str, arguments: Sequence[str], composed: Mapping[str, Any]) -> str:
     given = next((argument for argument in arguments if argument.startswith(f"{key}=")), key)
+    if key.startswith("hydra."):
+        return f"{given}: no such key, --cfg hydra shows those that there are"
     node: Any = composed
     *parents, last = key.split(".")
     for parent in parents:

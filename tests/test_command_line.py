@@ -46,6 +46,10 @@ REFUSED = [
     (["example='3 1"], "example='3 1: cannot be read; brackets and quotes must close"),
     (["hydra.run.dir=/x/a=b"], "hydra.run.dir=/x/a=b: cannot be read; brackets and quotes must close"),
     (["hydra/launcher=nowhere"], "hydra/launcher=nowhere: no such option, allowed is basic"),
+    (
+        ["hydra.launcher.partitions=x"],
+        "hydra.launcher.partitions=x: no such key, --cfg hydra shows those that there are",
+    ),
     (["launch=slrum"], "launch=slrum: no such option, did you mean slurm?"),
     (["hydra/sweeper=unknown"], "hydra/sweeper=unknown: no such option, allowed is basic"),
     (["training.steps=many"], "training.steps='many': must be a whole number"),

@@ -102,9 +102,12 @@ def to_choose(overrides: Sequence[Override]) -> tuple[list[str], dict[str, list[
         if one.is_sweep_override():
             values = one.value()
             if isinstance(values, IntervalSweep):
-                assert values.start is not None
-                assert values.end is not None
-                space[one.get_key_element()] = Range(values.start, values.end, "log" in values.tags)
+                low, high, log = values.start, values.end, "log" in values.tags
+                if low is None or high is None or low >= high or (log and low <= 0):
+                    raise ValueError(
+                        f"{one.input_line}: must go from a number to a higher one, and be above 0 with tag(log,...)"
+                    )
+                space[one.get_key_element()] = Range(low, high, log)
             else:
                 space[one.get_key_element()] = list(one.sweep_string_iterator())
     return [str(one.input_line) for one in overrides if not one.is_sweep_override()], space

@@ -134,6 +134,10 @@ def test_what_cannot_be_searched_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
     assert "needs -m" in run_here(main, "search=optuna").stderr
     interval = run_here(main, "-m", "experiment=train", "training.learning_rate=interval(0.1,0.2)").stderr
     assert interval.startswith("error: training.learning_rate=interval(0.1,0.2): needs search=optuna, which chooses")
+    for values in ("interval(2,1)", "tag(log,interval(0,1))"):
+        given = f"training.learning_rate={values}"
+        said = run_here(main, *settings, given).stderr
+        assert said == f"error: {given}: must go from a number to a higher one, and be above 0 with tag(log,...)\n"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert run_here(main, *settings).stderr == "error: search=optuna: is not installed: pip install -e '.[search]'\n"
     assert not (tmp_path / "sweeps").exists()
