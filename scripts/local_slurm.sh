@@ -19,7 +19,8 @@ stop() {
     for name in slurmd slurmctld slurmdbd mariadbd; do
         pkill -F "$(find "$folder" -maxdepth 2 -name "$name.pid" | grep . || echo /dev/null)" 2>/dev/null || true
     done
-    pkill -u munge -x munged 2>/dev/null || true
+    [ ! -f "$folder/munged.started" ] || pkill -u munge -x munged 2>/dev/null || true
+    rm -f "$folder/munged.started"
 }
 
 installed() { command -v slurmctld slurmd slurmdbd mariadbd munged sacct >/dev/null; }
@@ -100,7 +101,7 @@ start() {
     fi
     configure
     install -d -o munge -g munge -m 755 /run/munge
-    pgrep -u munge -x munged >/dev/null || runuser -u munge -- /usr/sbin/munged
+    pgrep -u munge -x munged >/dev/null || { runuser -u munge -- /usr/sbin/munged && touch "$folder/munged.started"; }
     start_database
     (cd "$folder" && SLURM_CONF=$SLURM_CONF slurmdbd -D >>"$folder/slurmdbd.log" 2>&1) &
     wait_for 30 slurmdbd sacctmgr -n show cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -77,19 +77,20 @@ def _alike(
 
 def _tables(name: str, files: Sequence[bytes]) -> list[Slice | Damaged]:
     """The tables in files with the same first line."""
-    if len(files) > 1:
-        head, _, _ = files[0].partition(b"\n")
-        bodies = [data.partition(b"\n")[2] for data in files]
-        try:
-            ends = [0]
-            for body in bodies:
-                ends.append(ends[-1] + _rows(body))
-            together = _parsed(b"\n".join([head, *(body.rstrip(b"\n") for body in bodies if body.strip())]))
-            if len(together) == ends[-1]:
-                return [Slice(together, start, end) for start, end in pairwise(ends)]
-        except Exception:  # one of them is no table; which one is found below
-            pass
-    return [_alone(name, data) for data in files]
+    together = _together(files) if len(files) > 1 else None
+    return [*together] if together is not None else [_alone(name, data) for data in files]
+
+
+def _together(files: Sequence[bytes]) -> list[Slice] | None:
+    """The tables of all files, parsed as one; None if one of them is no table, or breaks the rows of the others."""
+    head, _, _ = files[0].partition(b"\n")
+    bodies = [data.partition(b"\n")[2] for data in files]
+    try:
+        ends = [0, *accumulate(map(_rows, bodies))]
+        table = _parsed(b"\n".join([head, *(body.rstrip(b"\n") for body in bodies if body.strip())]))
+    except (ValueError, csv.Error):  # of the parser, or of the encoding
+        return None
+    return [Slice(table, start, end) for start, end in pairwise(ends)] if len(table) == ends[-1] else None
 
 
 def _rows(body: bytes) -> int:
