@@ -67,7 +67,8 @@ class AttentionSublayer(nn.Module):
             if call.weights is not None:
                 num_keys = length if keys_values is None else keys_values[0].shape[2]
                 call.weights[self.block] = x_BTD.new_zeros(batch, 0, length, num_keys)
-            return x_BTD + self.dropout(attention.out_proj.bias)
+            bias_D = attention.out_proj.bias  # in training it is dropped token by token, as what heads give is
+            return x_BTD + (self.dropout(torch.zeros_like(x_BTD) + bias_D) if self.training else bias_D)
         h_BTD = self.norm(x_BTD)
         if call.inputs is not None:
             call.inputs[self.block] = h_BTD
@@ -84,7 +85,7 @@ class AttentionSublayer(nn.Module):
         if call.weights is not None and weights_BHTU is not None:
             call.weights[self.block] = weights_BHTU
         merged_BTD = attention.merge(context_BHTK, call.gates.get(self.block), call.fallback.get(self.block))
-        return x_BTD + self.dropout(merged_BTD)
+        return x_BTD + (self.dropout(merged_BTD) if self.training else merged_BTD)
 
 
 def project_memory(memory_BSD: Tensor, readers: Sequence[AttentionSublayer]) -> list[tuple[Tensor, Tensor] | None]:
@@ -112,7 +113,11 @@ class FeedForward(nn.Sequential):
         )
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD + super().forward(x_BTD)
+        hidden = x_BTD
+        for module in self:
+            if self.training or not isinstance(module, nn.Dropout):  # a call that does nothing takes its time, too
+                hidden = module(hidden)
+        return x_BTD + hidden
 
 
 class EncoderLayer(nn.Module):

@@ -15,8 +15,8 @@ from mhaprune.model.attention import MultiHeadAttention, Projection
 
 Module = TypeVar("Module", bound=nn.Module)
 Replace = Callable[[nn.Module], "nn.Module | None"]
-EMPTY = frozenset(vars(nn.Module())) - {"training"}
-"""What `nn.Module` itself stores: tensors, children and hooks. A copy starts with these empty."""
+EMPTY = {name: type(value) for name, value in vars(nn.Module()).items() if name != "training"}
+"""What `nn.Module` itself stores, and of which type: tensors, children and hooks. A copy starts with these empty."""
 
 
 @torch.no_grad()
@@ -40,16 +40,16 @@ def remove_heads(layer: MultiHeadAttention, kept: Sequence[int]) -> MultiHeadAtt
     """
     smaller = _bare(layer)
     smaller.num_heads, smaller.gate = len(kept), None
-    smaller.register_buffer("head_mask", torch.ones_like(layer.head_mask[: len(kept)]))
-    heads = torch.tensor(kept, dtype=torch.long, device=layer.head_mask.device)
-    sizes = layer.num_heads, layer.head_dim
+    heads, width = torch.tensor(kept, dtype=torch.long, device=layer.head_mask.device), layer.head_dim
+    rows = (heads[:, None] * width + torch.arange(width, device=heads.device)).flatten()
+    smaller._buffers["head_mask"] = torch.ones_like(layer.head_mask[: len(kept)])
     for name in ("q_proj", "k_proj", "v_proj"):
         old = getattr(layer, name)
-        bias = None if old.bias is None else old.bias.view(sizes)[heads].flatten()
-        setattr(smaller, name, _projection(old, old.weight.unflatten(0, sizes)[heads].flatten(0, 1), bias))
-    gated_DHK = layer.out_proj.weight.unflatten(1, sizes) * layer.head_scale()[:, None]
-    bias = None if layer.out_proj.bias is None else layer.out_proj.bias.clone()
-    smaller.out_proj = _projection(layer.out_proj, gated_DHK[:, heads].flatten(1), bias)
+        bias = None if old.bias is None else old.bias.index_select(0, rows)
+        smaller._modules[name] = _projection(old, old.weight.index_select(0, rows), bias)
+    gated_DW, bias = layer.scaled_output(layer.head_scale()), layer.out_proj.bias
+    bias = None if bias is None else bias.clone()
+    smaller._modules["out_proj"] = _projection(layer.out_proj, gated_DW.index_select(1, rows), bias)
     return smaller
 
 
@@ -70,20 +70,18 @@ def _copied(
 
 
 def _bare(module: Module) -> Module:
-    """A module with the plain attributes of another, and no tensors or children yet."""
+    """A module with the plain attributes of another, and no tensors, children or hooks yet."""
     bare = type(module).__new__(type(module))
-    nn.Module.__init__(bare)
     # One by one: written into __dict__ at once they would be slower to look up in every later call.
     for name, value in module.__getstate__().items():
-        if name not in EMPTY:
-            object.__setattr__(bare, name, value)
-    bare._non_persistent_buffers_set |= module._non_persistent_buffers_set
+        object.__setattr__(bare, name, EMPTY[name]() if name in EMPTY else value)
+    bare._non_persistent_buffers_set.update(module._non_persistent_buffers_set)
     return bare
 
 
 def _projection(old: Projection, weight: Tensor, bias: Tensor | None) -> Projection:
     new = _bare(old)
     new.out_features, new.in_features = weight.shape
-    new.weight = nn.Parameter(weight)
-    new.register_parameter("bias", None if bias is None else nn.Parameter(bias))
+    new._parameters["weight"] = nn.Parameter(weight)
+    new._parameters["bias"] = None if bias is None else nn.Parameter(bias)
     return new

