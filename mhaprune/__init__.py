@@ -1,7 +1,7 @@
 """Which attention heads of a transformer matter, how sure are we, and how much faster is it without the rest?
 
-The front door: `mhaprune.run("experiment=ablate")`, `mhaprune.wrap(your_model, loss, score=batches)`,
-`mhaprune.load("model.pt")`, `mhaprune.MultiHeadAttention`.
+The front door: `mhaprune.run("experiment=ablate")`, `mhaprune.study("task=sort")`, `mhaprune.load("model.pt")`,
+`mhaprune.wrap(your_model, loss, score=batches)`, `mhaprune.MultiHeadAttention`.
 """
 
 from importlib import import_module
@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mhaprune.adapters.blocks import AttentionBlock
     from mhaprune.adapters.wrap import wrap
-    from mhaprune.api import load, run, save
+    from mhaprune.api import load, run, save, study
+    from mhaprune.heads import HeadMask
     from mhaprune.model.attention import MultiHeadAttention
 
 _HOME = {
     "run": "api",
+    "study": "api",
     "load": "api",
     "save": "api",
     "wrap": "adapters.wrap",
     "AttentionBlock": "adapters.blocks",
     "MultiHeadAttention": "model.attention",
+    "HeadMask": "heads",
 }
 
-__all__ = ["AttentionBlock", "MultiHeadAttention", "load", "losses", "run", "save", "wrap"]
+__all__ = ["AttentionBlock", "HeadMask", "MultiHeadAttention", "load", "losses", "run", "save", "study", "wrap"]
 
 
 def __getattr__(name: str) -> Any:

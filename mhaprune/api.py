@@ -17,6 +17,7 @@ from mhaprune.model.checkpoint import load as read
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.running import Results
 from mhaprune.storage.store import RunFolder
+from mhaprune.studies.study import Study
 from mhaprune.tasks.base import Task
 
 
@@ -31,6 +32,12 @@ def run(*overrides: str, folder: str | Path | None = None) -> Results:
     with RunFolder(folder).recorded() as recorded:
         recorded.note(kind="run", overrides=list(overrides))
         return described_run(recorded)
+
+
+def study(*overrides: str) -> Study:
+    """What the experiment of such a run is given: the trained model as `subject`, the examples as `splits`, `scorers`
+    by name, and more. The model comes from the cache where it was trained before. Raises ValueError as `run` does."""
+    return described(*overrides).study()
 
 
 class Loaded(nn.Module):

@@ -106,7 +106,6 @@ LONG = (
     "test_compare_figures",
     "test_command_line",
     "test_checkpoint",
-    "test_tutorial",
     "test_config",
     "test_explain",
     "test_speed",

@@ -10,7 +10,6 @@ import torch
 
 import mhaprune.api
 from conftest import ROOT, TINY, TINY_SEQUENCES, drawing
-from mhaprune.command_line import described
 from mhaprune.heads import HeadMask
 from mhaprune.storage.store import read_status
 from tiny import small
@@ -47,7 +46,7 @@ def test_a_setting_that_cannot_be_is_refused_in_one_line() -> None:
 
 
 def test_a_saved_model_is_a_module_that_answers(cache: Path, tmp_path: Path) -> None:
-    study = described("experiment=train", *TINY, *TINY_SEQUENCES, f"cache={cache}").study()
+    study = mhaprune.study("experiment=train", *TINY, *TINY_SEQUENCES, f"cache={cache}")
     pruned = study.subject.without(HeadMask(study.subject.grid).without(*study.subject.grid.heads[:2]))
     path = tmp_path / "pruned.pt"
     path.write_bytes(study.trained.save(pruned))
@@ -71,9 +70,10 @@ def test_a_saved_model_is_a_module_that_answers(cache: Path, tmp_path: Path) -> 
 def test_the_lines_of_the_readme_run(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand there, on a tiny model."""
     [code, _] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    plain = mhaprune.api.run
-    monkeypatch.setattr(mhaprune.api, "run", lambda *overrides: plain(*overrides, *SMALL, f"cache={cache}"))
-    study = described("experiment=train", *TINY, *TINY_SEQUENCES, f"cache={cache}").study()
+    for name in ("run", "study"):
+        plain = getattr(mhaprune.api, name)
+        monkeypatch.setattr(mhaprune.api, name, lambda *given, plain=plain: plain(*given, *SMALL, f"cache={cache}"))
+    study = mhaprune.study("experiment=ablate")
     (tmp_path / "pruned.pt").write_bytes(study.trained.save(study.subject))
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
@@ -82,5 +82,7 @@ def test_the_lines_of_the_readme_run(cache: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_what_is_not_there_is_said() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'rum', it has AttentionBlock, MultiHeadAttention, load"):
+    with pytest.raises(
+        AttributeError, match="has no attribute 'rum', it has AttentionBlock, HeadMask, MultiHeadAttention, load"
+    ):
         mhaprune.rum  # noqa: B018

@@ -1,0 +1,158 @@
+"""The course runs, and what it says in words is what its numbers say."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import time
+from contextlib import redirect_stdout
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pytest
+import torch
+
+from conftest import ROOT
+
+LAYER, IMPORTANCE, PRUNING = NOTEBOOKS = ("1_the_layer", "2_importance", "3_pruning")
+FIGURES = {LAYER: 7, IMPORTANCE: 5, PRUNING: 2}
+SMALL = {"SEED": 0, "ROUNDS": 2, "STEPS": 20, "EXAMPLES": 40}
+
+
+@cache
+def cells(notebook: str, kind: str = "code") -> list[dict[str, Any]]:
+    every = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
+    return [cell for cell in every if cell["cell_type"] == kind]
+
+
+def run(
+    notebook: str, settings: dict[str, Any], printed: dict[str, str] | None = None, until: str | None = None
+) -> dict[str, Any]:
+    """All names that the cells leave behind, with other settings than in the cell that is for them; what they print
+    goes into `printed`. Cells from the one with the id `until` on are left out."""
+    names: dict[str, Any] = {}
+    printed = {} if printed is None else printed
+    ids = [cell["id"] for cell in cells(notebook)]
+    with matplotlib.rc_context({"backend": "Agg"}):
+        for cell in cells(notebook)[: len(ids) if until is None else ids.index(until)]:
+            with redirect_stdout(io.StringIO()) as words:
+                exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+            printed[cell["id"]] = words.getvalue()
+            if "parameters" in cell["metadata"].get("tags", []):
+                names |= {name: value for name, value in settings.items() if name in names}
+        plt.close("all")
+    return names
+
+
+def test_every_cell_of_the_layer_runs() -> None:
+    printed = dict[str, str]()
+    names = run(LAYER, SMALL, printed)
+    assert issubclass(names["Attention"], torch.nn.Module)
+    assert printed["causal"].endswith("[3, 4, 5]\n")
+    assert "nan" in printed["lengths-check"].splitlines()[1]
+    assert "[0.0, 0.0, 0.0]" in printed["lengths-check"].splitlines()[2]
+    spread = names["scaling"]["spread of the scores"]
+    assert (spread["divided by √d"] < 2).all()
+    assert spread["not divided"][512] > 10
+    assert names["slower"]["ratio"]["additive"] > 1
+
+
+@pytest.mark.parametrize(("notebook", "first"), [(IMPORTANCE, "model"), (PRUNING, "model")])
+def test_the_cells_before_the_first_training_run(notebook: str, first: str) -> None:
+    run(notebook, SMALL, until=first)
+
+
+@pytest.mark.slow
+def test_every_cell_of_importance_runs_on_a_small_model(tmp_path: Path) -> None:
+    names = run(IMPORTANCE, SMALL | {"CACHE": str(tmp_path)})
+    assert len(names["plain"]) == 13
+    assert (names["plain"]["best subset"] >= 0).all()
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_it_was_run_before_it_was_kept(notebook: str) -> None:
+    code = cells(notebook)
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert [kind for output in outputs for kind in output.get("data", {})].count("image/png") == FIGURES[notebook]
+    assert not any(output["output_type"] == "error" or output.get("name") == "stderr" for output in outputs)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_numbers_come_from_the_run_and_not_from_the_text(notebook: str) -> None:
+    for cell in cells(notebook, "markdown"):
+        words = re.sub(r"`[^`]*`", "", "".join(cell["source"]))
+        assert not re.search(r"\d[.,]\d|\d ?%", words), cell["id"]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_every_exercise_has_its_answer_folded(notebook: str) -> None:
+    (text,) = ("".join(cell["source"]) for cell in cells(notebook, "markdown") if cell["id"] == "exercises")
+    exercises = re.findall(r"^\d\. ", text, re.MULTILINE)
+    assert len(exercises) >= 4
+    assert text.count("<details><summary>Answer</summary>") == text.count("</details>") == len(exercises)
+
+
+def test_every_question_names_what_is_there() -> None:
+    """The list of the course's questions: its notebooks, headings and experiments exist."""
+    text = (ROOT / "notebooks" / "README.md").read_text()
+    for name, heading in re.findall(r"\[[^]]*\]\((\w+)\.ipynb\), \*([^*]+)\*", text):
+        headings = [line for cell in cells(name, "markdown") for line in "".join(cell["source"]).splitlines()]
+        assert any(line.startswith("#") and heading in line for line in headings), heading
+    experiments = re.findall(r"experiment=(\w+)", text)
+    assert experiments
+    assert all((ROOT / "conf" / "experiment" / f"{name}.yaml").exists() for name in experiments)
+
+
+def test_the_layer_has_forty_lines_at_most() -> None:
+    source = next("".join(cell["source"]) for cell in cells(LAYER) if cell["id"] == "layer")
+    layer = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    assert (layer.end_lineno or 0) - layer.lineno < 40
+
+
+@pytest.mark.slow
+def test_what_importance_says_is_so(tmp_path: Path) -> None:
+    """And what was kept with it is what it says today."""
+    start, printed = time.monotonic(), dict[str, str]()
+    names = run(IMPORTANCE, {"CACHE": str(tmp_path)}, printed)
+    assert time.monotonic() - start < 400
+    for cell in cells(IMPORTANCE):
+        kept = ["".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream"]
+        # Differences that are rounding alone are other ones on another machine.
+        assert without_tiny("".join(kept)) == without_tiny(printed[cell["id"]]), cell["id"]
+    gates = names["rows"]
+    assert all(right > 0.98 for _, _, right, *_ in gates)
+    naive = [row for row in gates if row[0] == "naively"]
+    careful = [row for row in gates if row[0] == "with care"]
+    assert all(start > 0.8 for *_, start, _ in naive), "gates follow their start"
+    assert min(row[-1] for row in careful) > max(row[-1] for row in naive)
+    best = names["closed"].iloc[0]
+    assert best["name"] == "reverse position", "found by its profile"
+    assert best["quality"] < 0.05, "and confirmed by ablation"
+    plain, failing = (names["regret"](names[frame]).iloc[:, 0] for frame in ("plain", "failing"))
+    assert plain["ablation"] < 0.2 * plain["random"]
+    assert failing["ablation"] > failing["random"], "a score of single heads fails"
+    assert failing["greedy"] < 2, "and scoring again does not"
+    assert (names["ranks"]["ablation"].iloc[[names["first"], names["second"]]] >= 9).all()
+
+
+@pytest.mark.slow
+def test_what_pruning_says_is_so(tmp_path: Path) -> None:
+    names = run(PRUNING, {"CACHE": str(tmp_path)})
+    assert names["many"] >= 6
+    assert names["equal"] < 1e-9 < names["bite"]
+    assert names["speed"].loc["removed", "q1"] > names["speed"].loc["masked", "q3"]
+    exact = names["table"]
+    few = exact.index.min()
+    assert exact["nothing"][few] < 0.5 < exact["refit"][few]
+    assert exact["fine_tune"][few] > 0.9
+    assert names["right"] > 0.9
+
+
+def without_tiny(text: str) -> str:
+    return re.sub(r"\d\.\de-\d+", "tiny", text)
