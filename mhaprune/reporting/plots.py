@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
 from mhaprune.tables import QUALITY, UNINFORMED, Tables
 
@@ -149,14 +149,14 @@ def panels(figure: Figure, count: int, columns: int, xlabel: str, ylabel: str = 
     return grid[:count]
 
 
-def legend_above(figure: Figure, of: Axes | Sequence[Artist]) -> None:
+def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist]) -> None:
     """A legend above all panels, in as many columns as fit the width of the figure."""
     handles = of.get_legend_handles_labels()[0] if isinstance(of, Axes) else list(of)
     if not handles:
         return
     labels = [str(handle.get_label()) for handle in handles]
     width = 0.6 + 0.085 * max(map(len, labels))  # inches
-    columns = max(1, int(figure.get_figwidth() / width))
+    columns = max(1, int(figure.bbox.width / figure.dpi / width))
     figure.legend(handles, labels, loc="outside upper center", ncols=columns_of(len(labels), columns))
 
 

@@ -30,7 +30,6 @@ from mhaprune.scorers.agreement import with_reference
 from mhaprune.statistics import skewed_ends, student_interval
 from mhaprune.tables import (
     BLOCK,
-    GATE,
     HEAD,
     LABEL,
     MOMENTS,
@@ -38,7 +37,6 @@ from mhaprune.tables import (
     REFERENCE,
     SETTING,
     SITES,
-    HeadName,
     Tables,
     block_label,
     blocks_in,
@@ -120,48 +118,6 @@ def agreement(tables: Tables) -> Plot | None:
         " (logarithmic above the first tick; bars are 95 % intervals)."
     )
     return Plot("agreement", caption, figure)
-
-
-def training_curve(tables: Tables) -> Plot | None:
-    """Loss and held-out accuracy over training and, if the model has gates, their values."""
-    if "training" not in tables:
-        return None
-    training = tables["training"]
-    gates = {HeadName.parse(name.removeprefix(GATE)): name for name in training if name.startswith(GATE)}
-    blocks = list(dict.fromkeys((head.site, head.layer) for head in gates))
-    figure = Figure(figsize=(7, 3 + 2.3 * -(-len(blocks) // 3)))
-    parts: Any = figure.subfigures(2, 1, height_ratios=[3, 2.3 * -(-len(blocks) // 3)]) if blocks else [figure]
-    axes = parts[0].add_subplot()
-    axes.plot(training["step"], training["loss"], color=COLOURS[0], label="training loss")
-    axes.plot(training["step"], training["valid_loss"], color=COLOURS[0], linestyle="--", label="held-out loss")
-    axes.set(xlabel="step", ylabel="loss (nats per token)", yscale="log")
-    right = axes.twinx()
-    right.plot(training["step"], training["valid_quality"], color=COLOURS[1], label="held-out exact match")
-    right.set(ylabel="exact match", ylim=(-0.03, 1.03))
-    right.spines["right"].set_visible(True)
-    right.grid(visible=False)
-    lines = [*axes.get_lines(), *right.get_lines()]
-    axes.legend(lines, [line.get_label() for line in lines], loc="center right")
-    if blocks:
-        _draw_gates(parts[1], training, gates, blocks)
-    return Plot(
-        "training",
-        "Training: loss and held-out accuracy" + ("; below, every head's gate over training." if blocks else "."),
-        figure,
-    )
-
-
-def _draw_gates(
-    figure: Any, training: pd.DataFrame, gates: Mapping[HeadName, str], blocks: Sequence[tuple[str, int]]
-) -> None:
-    grid = panels(figure, len(blocks), min(3, len(blocks)), "step", "gate", sharex=True, sharey=True)
-    for axes, block in zip(grid, blocks, strict=True):
-        columns = [(head, column) for head, column in gates.items() if head[:2] == block]
-        for i, (head, column) in enumerate(columns):
-            line: Any = {"color": COLOURS[i % len(COLOURS)], "linestyle": ("-", "--", "-.", ":")[i % 4]}
-            axes.plot(training["step"], training[column], label=f"head {head.head}", **line)
-        axes.set_title(block_label(*block))
-    grid[0].legend(ncols=2, loc="best")
 
 
 def _linear_range(values: pd.Series) -> float:

@@ -27,7 +27,8 @@ from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.ranges import Ge
 from mhaprune.rankings import spearman
 from mhaprune.reporting.plots import Figures
-from mhaprune.reporting.shared_figures import agreement, training_curve
+from mhaprune.reporting.shared_figures import agreement
+from mhaprune.reporting.training_figure import training_curve
 from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.statistics import prunable

@@ -28,7 +28,7 @@ from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import proofs, time_removed
 from mhaprune.recoveries.base import left_digest
 from mhaprune.reporting.plots import Figures
-from mhaprune.reporting.shared_figures import training_curve
+from mhaprune.reporting.training_figure import training_curve
 from mhaprune.schedules.base import Schedule, Stepwise
 from mhaprune.schedules.budgets import (
     COUNTED_UNITS,
