@@ -9,6 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
+from mhaprune.reporting.colours import MATTERS, MISSING
+
 
 def heat_map(
     axes: Axes,
@@ -22,9 +24,11 @@ def heat_map(
 ) -> AxesImage:
     """Draw `values` with a name for every row and column and, with `write`, a number in every cell.
 
-    The numbers are those of `written`, by default the values. `colours` go to `imshow`.
+    The numbers are those of `written`, by default the values. `colours` go to `imshow`. What is NaN is grey.
     """
-    image = axes.imshow(values, **{"cmap": "cividis", "aspect": "auto", **colours})
+    image = axes.imshow(values, **{"cmap": MATTERS, "aspect": "auto", "interpolation": "nearest", **colours})
+    if np.isnan(values).any():
+        axes.set_facecolor(MISSING)
     if write is not None:
         write_cells(axes, image, values if written is None else written, write)
     axes.set_xticks(range(len(columns)), list(map(str, columns)))
@@ -42,3 +46,9 @@ def write_cells(
         if not np.isnan(value):
             colour = "black" if shades[row, column] > 0.45 else "white"
             axes.text(column, row, write(value), ha="center", va="center", fontsize=size, color=colour)
+
+
+def thinned(names: Sequence[object], most: int) -> list[str]:
+    """The names for the ticks of an axis on which `most` have room: where there are more, every second, third, ..."""
+    step = max(1, -(-len(names) // max(most, 1)))
+    return [str(name) if i % step == 0 else "" for i, name in enumerate(names)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from math import floor, log10
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.plots import (
     COLOURS,
     CONTROL_COLOUR,
@@ -21,15 +18,12 @@ from mhaprune.reporting.plots import (
     columns_of,
     legend_above,
     line_style,
-    number,
     panels,
-    power_of_ten,
 )
 from mhaprune.reporting.settings import styles_of
 from mhaprune.scorers.agreement import with_reference
 from mhaprune.statistics import skewed_ends, student_interval
 from mhaprune.tables import (
-    BLOCK,
     HEAD,
     LABEL,
     MOMENTS,
@@ -38,8 +32,6 @@ from mhaprune.tables import (
     SETTING,
     SITES,
     Tables,
-    block_label,
-    blocks_in,
     candidates,
     loss_unit,
     quality_name,
@@ -47,39 +39,6 @@ from mhaprune.tables import (
 
 MOST_LINES = 12
 """Lines of one panel."""
-
-
-def head_scores(tables: Tables) -> Plot | None:
-    """Heat maps of the scores: site and layer × head, a panel and a colour scale per scorer."""
-    heads = tables.get("heads", pd.DataFrame(columns=["scorer", "draw"]))
-    names = candidates(heads)
-    if not names:
-        return None
-    rows = blocks_in(heads)
-    labels = [block_label(*row) for row in rows]
-    heads_of_row = sorted(heads["head"].unique())
-    width = max(0.44 * len(heads_of_row), 1.75) + 0.15
-    columns = columns_of(len(names), max(1, min(4, int(14 / width))))
-    figure = Figure(figsize=(1.3 + width * columns, 0.5 + (0.6 + 0.3 * len(rows)) * -(-len(names) // columns)))
-    for axes, name in zip(panels(figure, len(names), columns, "head"), names, strict=True):
-        table = heads[heads["scorer"] == name].pivot_table(index=BLOCK, columns="head", values="score")
-        values = table.reindex(index=rows, columns=heads_of_row).to_numpy(float)
-        exponent, decimals = _unit(values)
-        values = values / 10.0**exponent
-        heat_map(axes, values, rows=labels, columns=heads_of_row, write=partial(number, decimals=decimals))
-        axes.set_title(f"{name}\n× {power_of_ten(exponent)}" if exponent else name)
-    caption = (
-        "Importance of every head, by its site and layer; each scorer in its own colour scale and, where its title"
-        " says so, in powers of ten. Brighter is more important."
-    )
-    return Plot("heads", caption, figure)
-
-
-def _unit(values: np.ndarray) -> tuple[int, int]:
-    """The power of ten and the decimals in which the largest of the values shows three digits."""
-    largest = float(np.nanmax(np.abs(values), initial=0.0))
-    size = floor(log10(largest)) if 0 < largest < np.inf else 0
-    return (0, 2 - max(size, 0)) if -1 <= size <= 2 else (size, 2)
 
 
 def agreement(tables: Tables) -> Plot | None:

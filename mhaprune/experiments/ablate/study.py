@@ -22,8 +22,9 @@ from mhaprune.pruning.plans import Plan, choices, plan_columns, plans_of
 from mhaprune.pruning.removal import proofs, prune, time_removed
 from mhaprune.rankings import spearman
 from mhaprune.recoveries.base import recover
+from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import Figures
-from mhaprune.reporting.shared_figures import agreement, compare_curves, head_scores
+from mhaprune.reporting.shared_figures import agreement, compare_curves
 from mhaprune.reporting.training_figure import training_curve
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing

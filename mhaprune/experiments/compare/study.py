@@ -30,8 +30,9 @@ from mhaprune.pruning.removal import proofs, prune
 from mhaprune.pruning.search import COSTS
 from mhaprune.ranges import Ge
 from mhaprune.rankings import spearman
+from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import Figures
-from mhaprune.reporting.shared_figures import compare_curves, head_scores
+from mhaprune.reporting.shared_figures import compare_curves
 from mhaprune.reporting.training_figure import training_curve
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing, with_a_choice

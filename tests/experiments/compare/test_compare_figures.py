@@ -13,7 +13,6 @@ from made_tables import text_of
 from mhaprune.experiments.compare import figures
 from mhaprune.experiments.compare.study import Compare
 from mhaprune.reporting.plots import Plot, draw
-from mhaprune.reporting.shared_figures import head_scores
 from tiny import slow
 
 FAMILIES = {
@@ -384,25 +383,3 @@ def test_pairs_with_what_is_no_scorer_are_not_in_the_matrix() -> None:
     extra = pd.DataFrame([{"scorer": "gate", "other": "gate before training", "spearman": 0.7}])
     tables["agreement"] = pd.concat([tables["agreement"], extra], ignore_index=True)
     assert "gate before training" not in text_of(one(tables, "agreement"))
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 5, 20])
-def test_heat_maps_stand_in_rows_of_four_at_most(count: int) -> None:
-    (plot,) = draw((head_scores,), {"heads": method_tables(EVERY[:count])["heads"]})
-    figure = plot.figure
-    names = [name for name in EVERY[:count] if name != "random"]
-    assert [axes.get_title().split("\n")[0] for axes in figure.axes] == names
-    rows = pd.Series([axes.get_subplotspec().rowspan.start for axes in figure.axes]).value_counts()
-    assert rows.max() == min(len(names), 4 if len(names) != 5 else 3)
-    assert figure.get_size_inches()[0] < 10
-
-
-def test_a_heat_map_says_its_power_of_ten() -> None:
-    tables = method_tables(("gate", "taylor"), heads=6)
-    for name, scale in (("gate", 1.0), ("taylor", 1e-5)):
-        mine = tables["heads"]["scorer"] == name
-        tables["heads"].loc[mine, "score"] = scale * np.array([1.27, -0.5, 0.0012, -0.0012, 0.3, 0.1])
-    (plot,) = draw((head_scores,), {"heads": tables["heads"]})
-    gate, taylor = plot.figure.axes
-    assert (gate.get_title(), taylor.get_title()) == ("gate", "taylor\n× 10⁻⁵")
-    assert list(cells(gate)[:, 0]) == list(cells(taylor)[:, 0]) == ["1.27", "−0.50", "0.00", "0.00", "0.30", "0.10"]
