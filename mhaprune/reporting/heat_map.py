@@ -22,7 +22,7 @@ def heat_map(
     written: np.ndarray | None = None,
     **colours: Any,
 ) -> AxesImage:
-    """Draw `values` with a name for every row and column and, with `write`, a number in every cell.
+    """Draw `values` with a name for every row and column that has one and, with `write`, a number in every cell.
 
     The numbers are those of `written`, by default the values. `colours` go to `imshow`. What is NaN is grey.
     """
@@ -31,8 +31,9 @@ def heat_map(
         axes.set_facecolor(MISSING)
     if write is not None:
         write_cells(axes, image, values if written is None else written, write)
-    axes.set_xticks(range(len(columns)), list(map(str, columns)))
-    axes.set_yticks(range(len(rows)), list(map(str, rows)))
+    for set_ticks, names in ((axes.set_xticks, columns), (axes.set_yticks, rows)):
+        named = {i: str(name) for i, name in enumerate(names) if str(name)}
+        set_ticks(list(named), list(named.values()))
     axes.grid(visible=False)
     return image
 

@@ -14,11 +14,11 @@ import torch
 from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.compare import words
 from mhaprune.experiments.compare.contestants import Contestant, contestants
+from mhaprune.experiments.compare.cost_figure import quality_cost
 from mhaprune.experiments.compare.figures import (
     agreement_matrix,
     compare_methods,
     method_curves,
-    quality_cost,
     regret_map,
 )
 from mhaprune.experiments.compare.limits import passes
