@@ -53,7 +53,7 @@ def agreement(tables: Tables) -> Plot | None:
     reference = heads[heads["scorer"] == REFERENCE].set_index(HEAD)
     sites = list(dict.fromkeys([*SITES, *heads["site"]]))  # ours keep their colours
     columns, unit = columns_of(len(others), 4), loss_unit(tables)
-    figure = Figure(figsize=(1.2 + 3.4 * columns, 3.6 * -(-len(others) // columns)))
+    figure = Figure(figsize=(1.2 + 3.4 * columns, 0.3 + 3.6 * -(-len(others) // columns)))
     grid = panels(
         figure, len(others), columns, "", f"ablation: rise of the loss{f' ({unit})' if unit else ''}", sharey=True
     )
@@ -71,7 +71,7 @@ def agreement(tables: Tables) -> Plot | None:
         axes.set(title=f"Spearman ρ = {rho:.2f}", xlabel=f"{name} score")
         axes.set_yscale("symlog", linthresh=_linear_range(reference["score"]))
         axes.tick_params(labelbottom=True)
-    grid[0].legend(loc="best")
+    legend_above(figure, grid[0])
     caption = (
         "Each head's score against what closing it really costs"
         " (logarithmic above the first tick; bars are 95 % intervals)."

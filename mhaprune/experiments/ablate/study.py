@@ -13,7 +13,7 @@ from tqdm import tqdm
 from mhaprune.data import HeldOut
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.experiments.ablate import words
-from mhaprune.experiments.ablate.figures import accuracy_curves, accuracy_latency, compare_runs
+from mhaprune.experiments.ablate.figures import accuracy_curves, compare_runs, latency_curves
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance, the_one
 from mhaprune.experiments.can_go import within_tolerance
 from mhaprune.heads import HeadMask
@@ -62,7 +62,7 @@ class Ablate(WithinTolerance):
         accuracy_curves,
         head_scores,
         agreement,
-        accuracy_latency,
+        latency_curves,
         training_curve,
     )
     figures_over_runs: ClassVar[Figures] = (compare_curves, compare_runs)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from made_tables import all_tables, pruning_table, refitted, text_of
+from mhaprune.experiments.ablate.figures import latency_curves
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.statistics import student_interval
@@ -78,6 +79,34 @@ def test_a_ring_marks_what_can_go_surely() -> None:
     tables["summary"] = tables["summary"].assign(heads_removed_sure=0)
     none = next(plot for plot in drawn(tables) if plot.name == "accuracy")
     assert "surely" not in text_of(none) + none.caption
+
+
+def test_time_is_drawn_against_heads_removed_and_says_what_is_still_good() -> None:
+    tables = all_tables()
+    tables["pruning"]["quality"] = np.where(tables["pruning"]["heads_removed"] < 4, 0.99, 0.2)
+    (plot,) = draw((latency_curves,), tables)
+    (axes,) = plot.figure.axes
+    assert axes.get_xlabel() == "heads removed, of 4"
+    lines = {bars.get_label(): bars.lines[0] for bars in axes.containers}
+    assert set(lines) == {"gate", "ablation"}, "one draw of a control is noise"
+    for line in lines.values():
+        np.testing.assert_allclose(np.asarray(line.get_xdata(), float), [0, 2, 4], atol=0.1)
+        np.testing.assert_allclose(np.asarray(line.get_ydata(), float), [1, 1 / 1.5, 1 / 2])
+    filled = [
+        line for line in axes.get_lines() if line.get_zorder() > max(each.get_zorder() for each in lines.values())
+    ]
+    assert [list(np.asarray(line.get_xdata(), float).round()) for line in filled] == [[0, 2], [0, 2]]
+    assert "filled: loses ≤ 0.01" in text_of(plot)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "agreement", "latency"])
+def test_the_legend_is_above_the_lines(plots: dict[str, Plot], name: str) -> None:
+    figure = plots[name].figure
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    for axes in figure.axes:
+        assert axes.get_legend() is None
+        assert not legend.get_window_extent().overlaps(axes.get_window_extent())
 
 
 def test_runs_with_and_without_a_recovery_are_compared() -> None:
