@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 
-from mhaprune.reporting.heat_map import heat_map, thinned
+from mhaprune.reporting.heat_map import bar_in_words, heat_map, thinned
 from mhaprune.reporting.plots import Plot, columns_of, panels, short, wrapped
 from mhaprune.reporting.similarity import similar_order
 from mhaprune.tables import BLOCK, HEAD, Tables, block_label, blocks_in, candidates
@@ -23,6 +21,7 @@ TALLEST, WIDEST = 11.0, 13.0
 """Inches. With more heads than fit, cells shrink and lose their numbers."""
 COLOURS: Any = {"vmin": -0.12, "vmax": 1}
 """The least of all heads still has a colour, unlike one that is not there."""
+BAR = "rank of the head", "matters\nleast", "matters\nmost"
 CAPTION = " The colour is the rank of a head: the darker, the more it matters to that scorer."
 
 
@@ -65,7 +64,7 @@ def _maps(heads: pd.DataFrame, names: list[str]) -> Plot:
             **COLOURS,
         )
         axes.set_title(wrapped(name, width))
-    _explain(figure, image, grid)
+    bar_in_words(image, grid, *BAR)
     caption = "Importance of every head, by its site and layer, one panel for each scorer."
     written = " The numbers are the scores; 4e−5 stands for 0.00004." if fits else ""
     return Plot("heads", caption + CAPTION + written, figure)
@@ -88,18 +87,9 @@ def _matrix(heads: pd.DataFrame, names: list[str]) -> Plot:
     for i in first[1:]:
         axes.axhline(i - 0.5, color="black", linewidth=0.6)
     axes.set(xlabel="scorer", ylabel="a row per head")
-    _explain(figure, image, [axes])
+    bar_in_words(image, [axes], *BAR)
     caption = (
         "Importance of every head by every scorer: a row per head, a column per scorer, scorers that rank alike side by"
         " side."
     )
     return Plot("heads", caption + CAPTION, figure)
-
-
-def _explain(figure: Figure, image: AxesImage, grid: list[Axes]) -> None:
-    """A colour bar in words."""
-    bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.02, aspect=30, boundaries=np.linspace(0, 1, 65))
-    bar.set_ticks([0.04, 0.96], labels=["matters\nleast", "matters\nmost"])
-    bar.set_label("rank of the head")
-    bar.ax.tick_params(length=0)
-    bar.outline.set_visible(False)

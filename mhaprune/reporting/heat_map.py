@@ -53,3 +53,14 @@ def thinned(names: Sequence[object], most: int) -> list[str]:
     """The names for the ticks of an axis on which `most` have room: where there are more, every second, third, ..."""
     step = max(1, -(-len(names) // max(most, 1)))
     return [str(name) if i % step == 0 else "" for i, name in enumerate(names)]
+
+
+def bar_in_words(image: AxesImage, beside: Sequence[Axes], label: str, least: str, most: str) -> None:
+    """A colour bar whose two ends have names instead of numbers."""
+    figure = beside[0].figure
+    low, high = image.get_clim()
+    bar = figure.colorbar(image, ax=list(beside), fraction=0.03, pad=0.02, aspect=30)
+    bar.set_label(label)
+    bar.set_ticks([low + 0.04 * (high - low), high - 0.04 * (high - low)], labels=[least, most])
+    bar.ax.tick_params(length=0)
+    bar.outline.set_visible(False)

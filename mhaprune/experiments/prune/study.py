@@ -18,10 +18,10 @@ from mhaprune.experiments.prune import words
 from mhaprune.experiments.prune.figures import (
     accuracy_by_group,
     compare_smallest,
-    order_of_removal,
     recovery_curves,
     survivors,
 )
+from mhaprune.experiments.prune.order_figure import order_of_removal
 from mhaprune.experiments.prune.trials import Trial, Trials
 from mhaprune.pruning.costs import Costs, no_memory
 from mhaprune.pruning.plans import Plan, choices, plans_of
