@@ -13,6 +13,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
+from mhaprune.reporting.colours import MATTERS
 from mhaprune.reporting.plots import Plot, number
 from mhaprune.reporting.verdict import Verdict
 from mhaprune.tables import REFERENCE, block_label, blocks_in, named
@@ -75,7 +76,7 @@ def _decimals(score: float, rivals: Sequence[float]) -> int:
 
 
 def _tile(axes: Axes, head: pd.Series, row: int, depth: float, together: bool) -> None:
-    look: Any = {"facecolor": matplotlib.colormaps["Blues"](depth), "edgecolor": "none"}
+    look: Any = {"facecolor": matplotlib.colormaps[MATTERS](depth), "edgecolor": "none"}
     ink = "white" if depth > 0.55 else "black"
     if not head["stays"]:
         line = (0, (3, 2)) if together else "-"
