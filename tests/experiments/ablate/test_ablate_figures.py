@@ -132,7 +132,7 @@ def test_the_same_tables_give_the_same_bytes(plots: dict[str, Plot]) -> None:
         assert first.png == second.png, first.name
 
 
-@pytest.mark.parametrize("missing", ["heads", "agreement", "pruning", "latency", "training"])
+@pytest.mark.parametrize("missing", ["heads", "agreement", "pruning", "latency", "training", "answers"])
 def test_what_cannot_be_drawn_is_left_out(missing: str, plots: dict[str, Plot]) -> None:
     tables = all_tables()
     del tables[missing]
