@@ -67,7 +67,7 @@ def _maps_of(
                 continue
             table = weights.pivot_table(index="query", columns="key", values="weight", sort=True)
             image = axes.imshow(table.to_numpy(float), **WEIGHTS, aspect="auto", interpolation="nearest")
-            _name_tokens(axes, weights, site, left=j == 0, below=i == len(lines) - 1, sizes=(height, width))
+            name_tokens(axes, weights, site, left=j == 0, below=i == len(lines) - 1, sizes=(height, width))
             if j == 0:
                 axes.set_ylabel(f"layer {head['layer']}\n{_queries(site)}", fontsize=9.5)
     figure.supxlabel("it looks at", fontsize=9.5)
@@ -127,7 +127,7 @@ def _queries(site: str) -> str:
     return "writing" if site in WRITING else "at token"
 
 
-def _name_tokens(
+def name_tokens(
     axes: Axes, weights: pd.DataFrame, site: str, *, left: bool, below: bool, sizes: tuple[float, float]
 ) -> None:
     """Name every token, or every second, third, ... token if there is no room for all."""
