@@ -57,7 +57,7 @@ def life_of_the_tensors(tables: Tables) -> Plot | None:
         for name, axes in zip(names, line, strict=False):
             step, matrix = steps.loc[name], matrices[name]
             shown = np.where(forbidden, np.nan, matrix) if name == "weights" else matrix
-            colours: Any = WEIGHTS if name == "weights" else {"cmap": VALUES, **_around_zero(scales.get(name, matrix))}
+            colours: Any = WEIGHTS if name == "weights" else {"cmap": VALUES, **around_zero(scales.get(name, matrix))}
             images[name] = _picture(axes, shown, colours)
             if "H·K" in step["axes"]:
                 left, size = head["place"] * head_dim - 0.5, (head_dim, len(matrix))
@@ -121,7 +121,7 @@ def _scale(matrix: np.ndarray) -> np.ndarray:
     return matrix[np.isfinite(matrix)]
 
 
-def _around_zero(matrix: np.ndarray) -> dict[str, float]:
+def around_zero(matrix: np.ndarray) -> dict[str, float]:
     """Ends of a scale in whose middle is 0, so that a colour has a sign."""
     largest = float(np.abs(_scale(matrix)).max(initial=0.0)) or 1.0
     largest *= 3 if matrix.size == 1 else 1  # a number alone is read, not seen
