@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil, floor, log10
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from mhaprune.reporting.plots import (
     COLOURS,
@@ -19,6 +21,7 @@ from mhaprune.reporting.plots import (
     legend_above,
     line_style,
     panels,
+    wrapped,
 )
 from mhaprune.reporting.settings import styles_of
 from mhaprune.scorers.agreement import with_reference
@@ -37,6 +40,8 @@ from mhaprune.tables import (
     quality_name,
 )
 
+MOST_TICKS = 7
+"""Powers of ten at an axis."""
 MOST_LINES = 12
 """Lines of one panel."""
 
@@ -51,6 +56,8 @@ def agreement(tables: Tables) -> Plot | None:
         return None
     others = [name for name in names if name != REFERENCE]
     reference = heads[heads["scorer"] == REFERENCE].set_index(HEAD)
+    if reference["score"].isna().all():
+        return None
     sites = list(dict.fromkeys([*SITES, *heads["site"]]))  # ours keep their colours
     columns, unit = columns_of(len(others), 4), loss_unit(tables)
     figure = Figure(figsize=(1.2 + 3.4 * columns, 0.3 + 3.6 * -(-len(others) // columns)))
@@ -68,8 +75,8 @@ def agreement(tables: Tables) -> Plot | None:
                 bars = [y["score"] - low, high - y["score"]]
                 axes.errorbar(x, y["score"], bars, label=SITES.get(site, site), **style)
         rho = with_reference(pairs, name)["spearman"]
-        axes.set(title=f"Spearman ρ = {rho:.2f}", xlabel=f"{name} score")
-        axes.set_yscale("symlog", linthresh=_linear_range(reference["score"]))
+        axes.set(title=f"Spearman ρ = {rho:.2f}", xlabel=wrapped(f"{name} score", 3.2))
+        _scale_rises(axes, reference["score"].dropna())
         axes.tick_params(labelbottom=True)
     legend_above(figure, grid[0])
     caption = (
@@ -79,9 +86,16 @@ def agreement(tables: Tables) -> Plot | None:
     return Plot("agreement", caption, figure)
 
 
-def _linear_range(values: pd.Series) -> float:
-    """The end of the linear range of a symmetric logarithmic axis: near the smaller scores."""
-    return float(max(values.abs().quantile(0.25), 1e-6))
+def _scale_rises(axes: Axes, values: pd.Series) -> None:
+    """Make the y axis linear near the smaller values and logarithmic beyond, with ticks that have room."""
+    linear = float(max(values.abs().quantile(0.25), 1e-6))
+    axes.set_yscale("symlog", linthresh=linear)
+    largest = float(values.abs().max())
+    exponents = range(ceil(log10(4 * linear)), floor(log10(max(largest, 10 * linear))) + 1)
+    powers = [10.0**exponent for exponent in exponents][:: -(-len(exponents) // MOST_TICKS) or 1]
+    negative = [-power for power in powers if power <= -values.min()]
+    axes.set_yticks([*negative, 0.0, *powers])
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def compare_curves(tables: Tables) -> Plot | None:
