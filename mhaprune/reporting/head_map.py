@@ -20,6 +20,8 @@ from mhaprune.tables import REFERENCE, block_label, blocks_in, named
 
 LIGHTEST = 0.3
 """The palest colour of a tile that stays, so that it never looks like a tile that can go."""
+TALLEST = 14.0
+"""Inches of all rows; beyond, they are lower."""
 MOST_DECIMALS = 7
 """More do not fit into a tile."""
 
@@ -33,7 +35,12 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     columns = int(heads["head"].max()) + 1
     named = (heads["name"] != "").any()
     width = 1.8 if named else 0.95
-    figure = Figure(figsize=(max(1.5 + width * columns, 0.112 * len(title)), 1.15 + 0.55 * len(rows)))
+    figure = Figure(
+        figsize=(
+            max(1.5 + width * columns, 0.112 * len(title)),
+            1.15 + min(0.55 * len(rows), max(TALLEST, 0.26 * len(rows))),
+        )
+    )
     axes = figure.add_subplot()
     highest = heads["score"].max()
     shade = PowerNorm(0.5, 0, highest if highest > 0 else 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,10 @@ def head_scores(tables: Tables) -> Plot | None:
     heads = heads[heads["scorer"].isin(names)]
     scores = heads.groupby("scorer")["score"]
     others = (scores.transform("count") - 1).replace(0, np.nan)
+    missing = " Grey: no score." if heads["score"].isna().any() else ""
     heads = heads.assign(depth=((scores.rank() - 1) / others).fillna(0.5).where(heads["score"].notna()))
-    return _maps(heads, names) if len(names) <= MOST_PANELS else _matrix(heads, names)
+    plot = _maps(heads, names) if len(names) <= MOST_PANELS else _matrix(heads, names)
+    return replace(plot, caption=plot.caption + missing)
 
 
 def _maps(heads: pd.DataFrame, names: list[str]) -> Plot:
@@ -64,6 +67,8 @@ def _maps(heads: pd.DataFrame, names: list[str]) -> Plot:
             **COLOURS,
         )
         axes.set_title(wrapped(name, width))
+        if depths.isna().all(axis=None):
+            axes.text(0.5, 0.5, "no scores", ha="center", va="center", transform=axes.transAxes)
     bar_in_words(image, grid, *BAR)
     caption = "Importance of every head, by its site and layer, one panel for each scorer."
     written = " The numbers are the scores; 4e−5 stands for 0.00004." if fits else ""

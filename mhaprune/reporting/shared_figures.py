@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
@@ -40,6 +41,8 @@ from mhaprune.tables import (
     quality_name,
 )
 
+PILED = 10
+"""How many times the median the largest score is where a linear axis would pile the others up."""
 MOST_TICKS = 7
 """Powers of ten at an axis."""
 MOST_LINES = 12
@@ -76,26 +79,31 @@ def agreement(tables: Tables) -> Plot | None:
                 axes.errorbar(x, y["score"], bars, label=SITES.get(site, site), **style)
         rho = with_reference(pairs, name)["spearman"]
         axes.set(title=f"Spearman ρ = {rho:.2f}", xlabel=wrapped(f"{name} score", 3.2))
-        _scale_rises(axes, reference["score"].dropna())
+        _scale_logarithmic(axes.yaxis, reference["score"].dropna())
+        if scores.abs().max() > PILED * scores.abs().median() > 0:
+            linear = _scale_logarithmic(axes.xaxis, scores.dropna())
+            axes.set_xlim(1.5 * min(scores.min(), 0.0) - 0.4 * linear, 1.6 * scores.max())
         axes.tick_params(labelbottom=True)
     legend_above(figure, grid[0])
     caption = (
         "Each head's score against what closing it really costs"
-        " (logarithmic above the first tick; bars are 95 % intervals)."
+        " (axes with powers of ten are linear near 0; bars are 95 % intervals)."
     )
     return Plot("agreement", caption, figure)
 
 
-def _scale_rises(axes: Axes, values: pd.Series) -> None:
-    """Make the y axis linear near the smaller values and logarithmic beyond, with ticks that have room."""
+def _scale_logarithmic(axis: XAxis | YAxis, values: pd.Series) -> float:
+    """Make an axis linear near the smaller values and logarithmic beyond, with ticks that have room. Returns the end of
+    the linear range."""
     linear = float(max(values.abs().quantile(0.25), 1e-6))
-    axes.set_yscale("symlog", linthresh=linear)
+    (axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale)("symlog", linthresh=linear)
     largest = float(values.abs().max())
-    exponents = range(ceil(log10(4 * linear)), floor(log10(max(largest, 10 * linear))) + 1)
+    exponents = range(ceil(log10(linear)), floor(log10(max(largest, 10 * linear))) + 1)
     powers = [10.0**exponent for exponent in exponents][:: -(-len(exponents) // MOST_TICKS) or 1]
     negative = [-power for power in powers if power <= -values.min()]
-    axes.set_yticks([*negative, 0.0, *powers])
-    axes.yaxis.set_minor_locator(NullLocator())
+    axis.set_ticks([*negative, 0.0, *powers])
+    axis.set_minor_locator(NullLocator())
+    return linear
 
 
 def compare_curves(tables: Tables) -> Plot | None:

@@ -61,5 +61,6 @@ def _draw_gates(
                 (line,) = axes.plot(training["step"], training[column], label=f"head {head.head}", **look)
                 shown.setdefault(head.head, line)
         axes.set_title(block_label(*block))
+        axes.locator_params(nbins=4)
     if len(shown) <= MOST_NAMED:
         legend_above(figure, [shown[number] for number in sorted(shown)])

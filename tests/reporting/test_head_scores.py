@@ -63,7 +63,12 @@ def test_heads_that_cannot_be_ranked_are_drawn(scores: list[float]) -> None:
     """One head, equal ones, or no score at all: half way, or grey."""
     first, *_ = drawn(table({"a": scores})).figure.axes
     assert set(depths(first)[~np.isnan(depths(first))]) <= {0.5}
-    assert len(words(first)) == int((~np.isnan(scores)).sum())
+    assert words(first) == [f"{score:.2f}" for score in scores if not np.isnan(score)] or words(first) == ["no scores"]
+
+
+def test_the_caption_says_what_grey_is() -> None:
+    assert drawn(table({"a": [1.0, np.nan]})).caption.endswith(" Grey: no score.")
+    assert "Grey" not in drawn(table({"a": [1.0, 2.0]})).caption
 
 
 @pytest.mark.parametrize("count", range(1, MOST_PANELS + 1))

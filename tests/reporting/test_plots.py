@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,14 @@ def test_heat_maps_are_read_without_colour() -> None:
         lightness = lightness_of(name)
         assert (np.diff(lightness[:26]) > 0).all(), name
         assert (np.diff(lightness[25:]) < 0).all(), name
+
+
+def test_a_colour_means_the_same_in_every_figure() -> None:
+    """A figure takes its colour map from the list that says what it means."""
+    paths = [*PACKAGE.glob("reporting/*.py"), *PACKAGE.glob("experiments/*/*figure*.py")]
+    for path in paths:
+        own = set(re.findall(r"""["'](Blues|Reds|RdBu\w*|PuOr\w*|cividis\w*|\w*viridis\w*)["']""", path.read_text()))
+        assert not own or path.stem in ("colours", "settings"), (path, own)
 
 
 @pytest.mark.parametrize(
