@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from mhaprune.reporting.colours import MATTERS
+from mhaprune.reporting.heat_map import write_inside
 from mhaprune.reporting.plots import Plot, number
 from mhaprune.reporting.verdict import Verdict
 from mhaprune.tables import REFERENCE, block_label, blocks_in, named
@@ -92,7 +93,7 @@ def _tile(axes: Axes, head: pd.Series, row: int, depth: float, together: bool) -
     axes.add_patch(box)
     words = "\n".join(filter(None, [head["digits"], head["name"]])) or ("stays" if head["stays"] else "goes")
     weight = "bold" if head["stays"] else "normal"
-    axes.text(head["head"], row, words, ha="center", va="center", fontsize=9, color=ink, fontweight=weight)
+    write_inside(axes, head["head"], row, words, fontsize=9, color=ink, fontweight=weight)
 
 
 def _list(heads: pd.DataFrame) -> str:

@@ -46,7 +46,12 @@ def write_cells(
     for (row, column), value in np.ndenumerate(values):
         if not np.isnan(value):
             colour = "black" if shades[row, column] > 0.45 else "white"
-            axes.text(column, row, write(value), ha="center", va="center", fontsize=size, color=colour)
+            write_inside(axes, column, row, write(value), fontsize=size, color=colour)
+
+
+def write_inside(axes: Axes, x: float, y: float, words: str, **style: Any) -> None:
+    """Words in the middle of a cell. They take no part in the layout, which has more to measure than it can fast."""
+    axes.text(x, y, words, ha="center", va="center", **style).set_in_layout(False)
 
 
 def thinned(names: Sequence[object], most: int) -> list[str]:

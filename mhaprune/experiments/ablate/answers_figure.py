@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mhaprune.reporting.colours import LOST
-from mhaprune.reporting.heat_map import heat_map
+from mhaprune.reporting.heat_map import heat_map, write_inside
 from mhaprune.reporting.labels import SIGNS
 from mhaprune.reporting.plots import Plot, panels, wrapped
 from mhaprune.tables import NOTHING, Tables
@@ -51,7 +51,7 @@ def answers(tables: Tables) -> Plot | None:
             for j, symbol in enumerate(symbols):
                 bad = bool(wrong[i, j])
                 style: Any = {"fontweight": "bold" if bad else "normal", "color": "white" if bad else "black"}
-                axes.text(j, i, symbol, ha="center", va="center", fontsize=9, **style)
+                write_inside(axes, j, i, symbol, fontsize=9, **style)
         axes.set_title("as it is left" if way == NOTHING else f"after {way}")
     title = f"{first['source']} → {first['right_answer']}"
     figure.suptitle(wrapped(title, 0.9 * figure.get_figwidth()), fontsize=11)
