@@ -50,7 +50,8 @@ def interactions(tables: Tables) -> Plot | None:
     axes.plot(columns, rows, linestyle="", marker=".", markersize=2, color="black")
     _name_blocks(axes, heads)
     bar = figure.colorbar(image, ax=axes, shrink=0.8)
-    bar.set_label(f"← work together, replace each other →\ninteraction{in_brackets(tables)}")
+    words = "above 0: replace each other\nbelow 0: work together\n"
+    bar.set_label(f"{words}interaction{in_brackets(tables)}", fontsize=9)
     bar.ax.minorticks_off()
     caption = (
         "What two heads cost together beyond the sum of what each costs alone, in loss on the report split:"
