@@ -185,17 +185,22 @@ def compare_runs(tables: Tables) -> Plot | None:
     }
     measures = {title: values for title, values in measures.items() if values.notna().any()}
     names = list(summary["scorer"].unique())
+    controls = repeated_draws(tables["pruning"]) if "pruning" in tables else []
+    looks = dict(
+        zip([name for name in names if name not in controls], map(line_style, range(len(names))), strict=False)
+    )
+    looks |= {name: {"color": CONTROL_COLOUR, "marker": "o"} for name in controls}
     figure = Figure(figsize=(0.8 + 2.9 * len(measures), 1.4 + len(settings) * max(0.4, 0.13 * len(names))))
     grid = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
     for axes, (title, values) in zip(grid, measures.items(), strict=True):
         rows = {name: summary.assign(value=values)[summary["scorer"] == name].dropna(subset="value") for name in names}
         shifts = {name: 0.8 * ((i + 0.5) / len(names) - 0.5) for i, name in enumerate(names)}
-        for i, name in enumerate(names):
-            _draw_means(axes, rows[name], settings, shifts[name], line_style(i) | {"label": name})
+        for name in names:
+            _draw_means(axes, rows[name], settings, shifts[name], looks[name] | {"label": name})
         axes.set_xlim(axes.get_xlim())  # few runs have intervals many times as wide
-        for i, name in enumerate(names):
+        for name in names:
             for label, runs in rows[name].groupby(SETTING, sort=False)["value"]:
-                bar: Any = {"color": line_style(i)["color"], "linewidth": 0.9}
+                bar: Any = {"color": looks[name]["color"], "linewidth": 0.9}
                 axes.hlines(settings.index(label) + shifts[name], *student_interval(runs), **bar)
         axes.set(title=title, yticks=range(len(settings)), ylim=(len(settings) - 0.5, -0.5))
         axes.set_yticklabels(settings)

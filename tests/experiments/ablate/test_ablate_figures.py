@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 
 from made_tables import all_tables, pruning_table, refitted, text_of
 from mhaprune.experiments.ablate.figures import latency_curves
 from mhaprune.experiments.ablate.study import Ablate
-from mhaprune.reporting.plots import Plot, draw
+from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, draw
 from mhaprune.statistics import student_interval
 from mhaprune.tables import Tables
 
@@ -174,6 +175,17 @@ def test_runs_are_compared() -> None:
     for plot in plots.values():
         assert "num_heads=2" in text_of(plot)
         assert "num_heads=4" in text_of(plot)
+
+
+def test_a_control_is_grey_and_takes_no_colour_from_a_scorer() -> None:
+    """A scorer has the colour that it has in the figures of one run."""
+    tables = comparison_tables()
+    control = tables["summary"].query("scorer == 'gate'").assign(scorer="random")
+    plot = over_runs({**tables, "summary": pd.concat([control, tables["summary"]], ignore_index=True)})["runs"]
+    wanted = {"random": CONTROL_COLOUR, "gate": COLOURS[0], "ablation": COLOURS[1]}
+    marks = [mark for mark in plot.figure.axes[0].collections if mark.get_label() in wanted]
+    colours = {mark.get_label(): to_hex(mark.get_facecolor()[0]) for mark in marks}  # type: ignore[index]
+    assert colours == {name: colour.lower() for name, colour in wanted.items()}
 
 
 def test_a_run_keeps_its_colour_and_its_place_in_the_legend_in_every_panel() -> None:
