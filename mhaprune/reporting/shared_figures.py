@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil, floor, log10
+from math import ceil, floor, isnan, log10, nan
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,8 @@ def agreement(tables: Tables) -> Plot | None:
         _scale_logarithmic(axes.yaxis, reference["score"].dropna())
         if scores.abs().max() > PILED * scores.abs().median() > 0:
             linear = _scale_logarithmic(axes.xaxis, scores.dropna())
-            axes.set_xlim(1.5 * min(scores.min(), 0.0) - 0.4 * linear, 1.6 * scores.max())
+            if not isnan(linear):
+                axes.set_xlim(1.5 * min(scores.min(), 0.0) - 0.4 * linear, 1.6 * scores.max())
         axes.tick_params(labelbottom=True)
     legend_above(figure, grid[0])
     caption = (
@@ -94,12 +95,13 @@ def agreement(tables: Tables) -> Plot | None:
 
 def _scale_logarithmic(axis: XAxis | YAxis, values: pd.Series) -> float:
     """Make an axis linear near the smaller values and logarithmic beyond, with ticks that have room. Returns the end of
-    the linear range."""
-    linear = float(max(values.abs().quantile(0.25), 1e-6))
+    the linear range; NaN where the values reach no two powers of ten, so that the axis stays linear."""
+    linear, largest = float(max(values.abs().quantile(0.25), 1e-6)), float(values.abs().max())
+    exponents = range(ceil(log10(linear)), floor(log10(max(largest, linear))) + 1)
+    if len(exponents) < 2:
+        return nan
     (axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale)("symlog", linthresh=linear)
-    largest = float(values.abs().max())
-    exponents = range(ceil(log10(linear)), floor(log10(max(largest, 10 * linear))) + 1)
-    powers = [10.0**exponent for exponent in exponents][:: -(-len(exponents) // MOST_TICKS) or 1]
+    powers = [10.0**exponent for exponent in exponents][:: -(-len(exponents) // MOST_TICKS)]
     negative = [-power for power in powers if power <= -values.min()]
     axis.set_ticks([*negative, 0.0, *powers])
     axis.set_minor_locator(NullLocator())
