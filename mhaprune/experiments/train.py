@@ -12,7 +12,7 @@ from mhaprune.ranges import Ge
 from mhaprune.reporting.headline import Number, share_number
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.sentences import say_accuracy
-from mhaprune.reporting.shared_figures import training_curve
+from mhaprune.reporting.training_figure import training_curve
 from mhaprune.studies.study import Study
 from mhaprune.tables import QUALITY, Tables, quality_name
 

@@ -13,12 +13,16 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
+from mhaprune.reporting.colours import MATTERS
+from mhaprune.reporting.heat_map import write_inside
 from mhaprune.reporting.plots import Plot, number
 from mhaprune.reporting.verdict import Verdict
 from mhaprune.tables import REFERENCE, block_label, blocks_in, named
 
 LIGHTEST = 0.3
 """The palest colour of a tile that stays, so that it never looks like a tile that can go."""
+TALLEST = 14.0
+"""Inches of all rows; beyond, they are lower."""
 MOST_DECIMALS = 7
 """More do not fit into a tile."""
 
@@ -32,7 +36,12 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     columns = int(heads["head"].max()) + 1
     named = (heads["name"] != "").any()
     width = 1.8 if named else 0.95
-    figure = Figure(figsize=(max(1.5 + width * columns, 0.112 * len(title)), 1.15 + 0.55 * len(rows)))
+    figure = Figure(
+        figsize=(
+            max(1.5 + width * columns, 0.112 * len(title)),
+            1.15 + min(0.55 * len(rows), max(TALLEST, 0.26 * len(rows))),
+        )
+    )
     axes = figure.add_subplot()
     highest = heads["score"].max()
     shade = PowerNorm(0.5, 0, highest if highest > 0 else 1.0)
@@ -75,7 +84,7 @@ def _decimals(score: float, rivals: Sequence[float]) -> int:
 
 
 def _tile(axes: Axes, head: pd.Series, row: int, depth: float, together: bool) -> None:
-    look: Any = {"facecolor": matplotlib.colormaps["Blues"](depth), "edgecolor": "none"}
+    look: Any = {"facecolor": matplotlib.colormaps[MATTERS](depth), "edgecolor": "none"}
     ink = "white" if depth > 0.55 else "black"
     if not head["stays"]:
         line = (0, (3, 2)) if together else "-"
@@ -84,7 +93,7 @@ def _tile(axes: Axes, head: pd.Series, row: int, depth: float, together: bool) -
     axes.add_patch(box)
     words = "\n".join(filter(None, [head["digits"], head["name"]])) or ("stays" if head["stays"] else "goes")
     weight = "bold" if head["stays"] else "normal"
-    axes.text(head["head"], row, words, ha="center", va="center", fontsize=9, color=ink, fontweight=weight)
+    write_inside(axes, head["head"], row, words, fontsize=9, color=ink, fontweight=weight)
 
 
 def _list(heads: pd.DataFrame) -> str:

@@ -9,6 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
+from mhaprune.reporting.colours import MATTERS, MISSING
+
 
 def heat_map(
     axes: Axes,
@@ -20,15 +22,18 @@ def heat_map(
     written: np.ndarray | None = None,
     **colours: Any,
 ) -> AxesImage:
-    """Draw `values` with a name for every row and column and, with `write`, a number in every cell.
+    """Draw `values` with a name for every row and column that has one and, with `write`, a number in every cell.
 
-    The numbers are those of `written`, by default the values. `colours` go to `imshow`.
+    The numbers are those of `written`, by default the values. `colours` go to `imshow`. What is NaN is grey.
     """
-    image = axes.imshow(values, **{"cmap": "cividis", "aspect": "auto", **colours})
+    image = axes.imshow(values, **{"cmap": MATTERS, "aspect": "auto", "interpolation": "nearest", **colours})
+    if np.isnan(values).any():
+        axes.set_facecolor(MISSING)
     if write is not None:
         write_cells(axes, image, values if written is None else written, write)
-    axes.set_xticks(range(len(columns)), list(map(str, columns)))
-    axes.set_yticks(range(len(rows)), list(map(str, rows)))
+    for set_ticks, names in ((axes.set_xticks, columns), (axes.set_yticks, rows)):
+        named = {i: str(name) for i, name in enumerate(names) if str(name)}
+        set_ticks(list(named), list(named.values()))
     axes.grid(visible=False)
     return image
 
@@ -41,4 +46,26 @@ def write_cells(
     for (row, column), value in np.ndenumerate(values):
         if not np.isnan(value):
             colour = "black" if shades[row, column] > 0.45 else "white"
-            axes.text(column, row, write(value), ha="center", va="center", fontsize=size, color=colour)
+            write_inside(axes, column, row, write(value), fontsize=size, color=colour)
+
+
+def write_inside(axes: Axes, x: float, y: float, words: str, **style: Any) -> None:
+    """Words in the middle of a cell. They take no part in the layout, which has more to measure than it can fast."""
+    axes.text(x, y, words, ha="center", va="center", **style).set_in_layout(False)
+
+
+def thinned(names: Sequence[object], most: int) -> list[str]:
+    """The names for the ticks of an axis on which `most` have room: where there are more, every second, third, ..."""
+    step = max(1, -(-len(names) // max(most, 1)))
+    return [str(name) if i % step == 0 else "" for i, name in enumerate(names)]
+
+
+def bar_in_words(image: AxesImage, beside: Sequence[Axes], label: str, least: str, most: str) -> None:
+    """A colour bar whose two ends have names instead of numbers."""
+    figure = beside[0].figure
+    low, high = image.get_clim()
+    bar = figure.colorbar(image, ax=list(beside), fraction=0.03, pad=0.02, aspect=30)
+    bar.set_label(label)
+    bar.set_ticks([low + 0.04 * (high - low), high - 0.04 * (high - low)], labels=[least, most])
+    bar.ax.tick_params(length=0)
+    bar.outline.set_visible(False)

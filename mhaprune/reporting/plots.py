@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
 from mhaprune.tables import QUALITY, UNINFORMED, Tables
 
@@ -149,20 +150,36 @@ def panels(figure: Figure, count: int, columns: int, xlabel: str, ylabel: str = 
     return grid[:count]
 
 
-def legend_above(figure: Figure, of: Axes | Sequence[Artist]) -> None:
+def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist]) -> None:
     """A legend above all panels, in as many columns as fit the width of the figure."""
     handles = of.get_legend_handles_labels()[0] if isinstance(of, Axes) else list(of)
     if not handles:
         return
     labels = [str(handle.get_label()) for handle in handles]
     width = 0.6 + 0.085 * max(map(len, labels))  # inches
-    columns = max(1, int(figure.get_figwidth() / width))
+    columns = max(1, int(figure.bbox.width / figure.dpi / width))
     figure.legend(handles, labels, loc="outside upper center", ncols=columns_of(len(labels), columns))
 
 
 def number(value: float, decimals: int) -> str:
     """The number with a real minus sign, and none before a zero; a dash for NaN."""
     return "–" if np.isnan(value) else f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")
+
+
+def wrapped(words: str, inches: float) -> str:
+    """The words in lines that are no longer than that, at the size of a title; a word that is too long is cut."""
+    return textwrap.fill(words, max(int(inches / 0.085), 6), break_on_hyphens=False)
+
+
+def short(value: float) -> str:
+    """The number in at most six letters, for a cell: `2.88`, `0.03`, `4e−5`; a dash for NaN."""
+    size = abs(value)
+    if np.isnan(value) or value == 0 or 0.01 <= size < 1000:
+        return "0" if value == 0 else number(value, 2 if size < 10 else 1 if size < 100 else 0)
+    if np.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    digits, exponent = f"{value:.0e}".split("e")
+    return f"{digits}e{int(exponent)}".replace("-", "−")
 
 
 def power_of_ten(exponent: int) -> str:

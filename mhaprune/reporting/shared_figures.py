@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from math import floor, log10
+from math import ceil, floor, isnan, log10, nan
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
-from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.plots import (
     COLOURS,
     CONTROL_COLOUR,
@@ -21,16 +21,13 @@ from mhaprune.reporting.plots import (
     columns_of,
     legend_above,
     line_style,
-    number,
     panels,
-    power_of_ten,
+    wrapped,
 )
 from mhaprune.reporting.settings import styles_of
 from mhaprune.scorers.agreement import with_reference
 from mhaprune.statistics import skewed_ends, student_interval
 from mhaprune.tables import (
-    BLOCK,
-    GATE,
     HEAD,
     LABEL,
     MOMENTS,
@@ -38,50 +35,18 @@ from mhaprune.tables import (
     REFERENCE,
     SETTING,
     SITES,
-    HeadName,
     Tables,
-    block_label,
-    blocks_in,
     candidates,
     loss_unit,
     quality_name,
 )
 
+PILED = 10
+"""How many times the median the largest score is where a linear axis would pile the others up."""
+MOST_TICKS = 7
+"""Powers of ten at an axis."""
 MOST_LINES = 12
 """Lines of one panel."""
-
-
-def head_scores(tables: Tables) -> Plot | None:
-    """Heat maps of the scores: site and layer × head, a panel and a colour scale per scorer."""
-    heads = tables.get("heads", pd.DataFrame(columns=["scorer", "draw"]))
-    names = candidates(heads)
-    if not names:
-        return None
-    rows = blocks_in(heads)
-    labels = [block_label(*row) for row in rows]
-    heads_of_row = sorted(heads["head"].unique())
-    width = max(0.44 * len(heads_of_row), 1.75) + 0.15
-    columns = columns_of(len(names), max(1, min(4, int(14 / width))))
-    figure = Figure(figsize=(1.3 + width * columns, 0.5 + (0.6 + 0.3 * len(rows)) * -(-len(names) // columns)))
-    for axes, name in zip(panels(figure, len(names), columns, "head"), names, strict=True):
-        table = heads[heads["scorer"] == name].pivot_table(index=BLOCK, columns="head", values="score")
-        values = table.reindex(index=rows, columns=heads_of_row).to_numpy(float)
-        exponent, decimals = _unit(values)
-        values = values / 10.0**exponent
-        heat_map(axes, values, rows=labels, columns=heads_of_row, write=partial(number, decimals=decimals))
-        axes.set_title(f"{name}\n× {power_of_ten(exponent)}" if exponent else name)
-    caption = (
-        "Importance of every head, by its site and layer; each scorer in its own colour scale and, where its title"
-        " says so, in powers of ten. Brighter is more important."
-    )
-    return Plot("heads", caption, figure)
-
-
-def _unit(values: np.ndarray) -> tuple[int, int]:
-    """The power of ten and the decimals in which the largest of the values shows three digits."""
-    largest = float(np.nanmax(np.abs(values), initial=0.0))
-    size = floor(log10(largest)) if 0 < largest < np.inf else 0
-    return (0, 2 - max(size, 0)) if -1 <= size <= 2 else (size, 2)
 
 
 def agreement(tables: Tables) -> Plot | None:
@@ -94,9 +59,11 @@ def agreement(tables: Tables) -> Plot | None:
         return None
     others = [name for name in names if name != REFERENCE]
     reference = heads[heads["scorer"] == REFERENCE].set_index(HEAD)
+    if reference["score"].isna().all():
+        return None
     sites = list(dict.fromkeys([*SITES, *heads["site"]]))  # ours keep their colours
     columns, unit = columns_of(len(others), 4), loss_unit(tables)
-    figure = Figure(figsize=(1.2 + 3.4 * columns, 3.6 * -(-len(others) // columns)))
+    figure = Figure(figsize=(1.2 + 3.4 * columns, 0.3 + 3.6 * -(-len(others) // columns)))
     grid = panels(
         figure, len(others), columns, "", f"ablation: rise of the loss{f' ({unit})' if unit else ''}", sharey=True
     )
@@ -111,62 +78,34 @@ def agreement(tables: Tables) -> Plot | None:
                 bars = [y["score"] - low, high - y["score"]]
                 axes.errorbar(x, y["score"], bars, label=SITES.get(site, site), **style)
         rho = with_reference(pairs, name)["spearman"]
-        axes.set(title=f"Spearman ρ = {rho:.2f}", xlabel=f"{name} score")
-        axes.set_yscale("symlog", linthresh=_linear_range(reference["score"]))
+        axes.set(title=f"Spearman ρ = {rho:.2f}", xlabel=wrapped(f"{name} score", 3.2))
+        _scale_logarithmic(axes.yaxis, reference["score"].dropna())
+        if scores.abs().max() > PILED * scores.abs().median() > 0:
+            linear = _scale_logarithmic(axes.xaxis, scores.dropna())
+            if not isnan(linear):
+                axes.set_xlim(1.5 * min(scores.min(), 0.0) - 0.4 * linear, 1.6 * scores.max())
         axes.tick_params(labelbottom=True)
-    grid[0].legend(loc="best")
+    legend_above(figure, grid[0])
     caption = (
         "Each head's score against what closing it really costs"
-        " (logarithmic above the first tick; bars are 95 % intervals)."
+        " (axes with powers of ten are linear near 0; bars are 95 % intervals)."
     )
     return Plot("agreement", caption, figure)
 
 
-def training_curve(tables: Tables) -> Plot | None:
-    """Loss and held-out accuracy over training and, if the model has gates, their values."""
-    if "training" not in tables:
-        return None
-    training = tables["training"]
-    gates = {HeadName.parse(name.removeprefix(GATE)): name for name in training if name.startswith(GATE)}
-    blocks = list(dict.fromkeys((head.site, head.layer) for head in gates))
-    figure = Figure(figsize=(7, 3 + 2.3 * -(-len(blocks) // 3)))
-    parts: Any = figure.subfigures(2, 1, height_ratios=[3, 2.3 * -(-len(blocks) // 3)]) if blocks else [figure]
-    axes = parts[0].add_subplot()
-    axes.plot(training["step"], training["loss"], color=COLOURS[0], label="training loss")
-    axes.plot(training["step"], training["valid_loss"], color=COLOURS[0], linestyle="--", label="held-out loss")
-    axes.set(xlabel="step", ylabel="loss (nats per token)", yscale="log")
-    right = axes.twinx()
-    right.plot(training["step"], training["valid_quality"], color=COLOURS[1], label="held-out exact match")
-    right.set(ylabel="exact match", ylim=(-0.03, 1.03))
-    right.spines["right"].set_visible(True)
-    right.grid(visible=False)
-    lines = [*axes.get_lines(), *right.get_lines()]
-    axes.legend(lines, [line.get_label() for line in lines], loc="center right")
-    if blocks:
-        _draw_gates(parts[1], training, gates, blocks)
-    return Plot(
-        "training",
-        "Training: loss and held-out accuracy" + ("; below, every head's gate over training." if blocks else "."),
-        figure,
-    )
-
-
-def _draw_gates(
-    figure: Any, training: pd.DataFrame, gates: Mapping[HeadName, str], blocks: Sequence[tuple[str, int]]
-) -> None:
-    grid = panels(figure, len(blocks), min(3, len(blocks)), "step", "gate", sharex=True, sharey=True)
-    for axes, block in zip(grid, blocks, strict=True):
-        columns = [(head, column) for head, column in gates.items() if head[:2] == block]
-        for i, (head, column) in enumerate(columns):
-            line: Any = {"color": COLOURS[i % len(COLOURS)], "linestyle": ("-", "--", "-.", ":")[i % 4]}
-            axes.plot(training["step"], training[column], label=f"head {head.head}", **line)
-        axes.set_title(block_label(*block))
-    grid[0].legend(ncols=2, loc="best")
-
-
-def _linear_range(values: pd.Series) -> float:
-    """The end of the linear range of a symmetric logarithmic axis: near the smaller scores."""
-    return float(max(values.abs().quantile(0.25), 1e-6))
+def _scale_logarithmic(axis: XAxis | YAxis, values: pd.Series) -> float:
+    """Make an axis linear near the smaller values and logarithmic beyond, with ticks that have room. Returns the end of
+    the linear range; NaN where the values reach no two powers of ten, so that the axis stays linear."""
+    linear, largest = float(max(values.abs().quantile(0.25), 1e-6)), float(values.abs().max())
+    exponents = range(ceil(log10(linear)), floor(log10(max(largest, linear))) + 1)
+    if len(exponents) < 2:
+        return nan
+    (axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale)("symlog", linthresh=linear)
+    powers = [10.0**exponent for exponent in exponents][:: -(-len(exponents) // MOST_TICKS)]
+    negative = [-power for power in powers if power <= -values.min()]
+    axis.set_ticks([*negative, 0.0, *powers])
+    axis.set_minor_locator(NullLocator())
+    return linear
 
 
 def compare_curves(tables: Tables) -> Plot | None:

@@ -157,6 +157,7 @@ class Recipe(Source):
                 gate=self.gate,
                 save=save,
                 retrain=lambda gate: replace(self, gate=gate, seed=self.trained_seed).trained(splits)[:2],
+                untrained=self.untrained if self.saved is None or "seed" in self.saved.facts else None,
                 example=example,
             ),
         )
@@ -178,10 +179,14 @@ class Recipe(Source):
         with torch.random.fork_rng(devices=[]):
             return Seq2Seq(self.model, len(self.task.vocabulary), None, self.grid)
 
+    def untrained(self) -> Seq2Seq:
+        """The whole model that training starts from. It seeds torch, as training does."""
+        torch.manual_seed(self.trained_seed)
+        return Seq2Seq(self.model, len(self.task.vocabulary), self.gate).to(self.device)
+
     def trained(self, splits: Splits) -> tuple[Seq2Seq, pd.DataFrame, dict[str, Any]]:
         """The model that training ends in, its history, and what trained it; the same recipe is trained once."""
-        torch.manual_seed(self.seed)
-        model = Seq2Seq(self.model, len(self.task.vocabulary), self.gate).to(self.device)
+        model = self.untrained()
 
         def make(state: dict[str, Any] | None, save: Any) -> dict[str, Any]:
             history = self.training(model, splits.train, splits.valid, self.gate, self.seed, state, save)

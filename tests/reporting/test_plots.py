@@ -13,8 +13,11 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from conftest import PACKAGE, ROOT
+from mhaprune.reporting import colours
+from mhaprune.reporting.heat_map import thinned
 from mhaprune.reporting.labels import label_points
-from mhaprune.reporting.plots import STYLE
+from mhaprune.reporting.plots import STYLE, short
+from mhaprune.reporting.similarity import similar_order
 
 
 def test_figures_and_words_need_no_torch(tmp_path: Path) -> None:
@@ -58,14 +61,61 @@ def test_no_name_covers_a_point_even_where_it_is_crowded() -> None:
         assert not any(box.padded(3).contains(*point) for box in boxes for point in points)
 
 
+def lightness_of(name: str) -> np.ndarray:
+    return matplotlib.colormaps[name](np.linspace(0, 1, 51))[:, :3] @ (0.2126, 0.7152, 0.0722)
+
+
 def test_heat_maps_are_read_without_colour() -> None:
-    """Every colour map in use grows lighter or darker all the way."""
-    sources = "".join(
-        path.read_text() for path in (*PACKAGE.glob("reporting/*.py"), *PACKAGE.glob("experiments/*/figures.py"))
-    )
-    names = set(re.findall(r'(?:cmap="|"cmap": "|colormaps\[")(\w+)"', sources))
-    assert len(names) >= 3
-    for name in names:
-        lightness = matplotlib.colormaps[name](np.linspace(0, 1, 50))[:, :3] @ (0.2126, 0.7152, 0.0722)
-        steps = np.diff(lightness)
-        assert (steps > 0).all() or (steps < 0).all(), name
+    """Every colour map grows darker all the way from white; a signed one in both directions."""
+    for name in (colours.MATTERS, colours.LOST):
+        assert (np.diff(lightness_of(name)) < 0).all(), name
+    for name in (colours.EXTRA_COST, colours.ALIKE, colours.VALUES):
+        lightness = lightness_of(name)
+        assert (np.diff(lightness[:26]) > 0).all(), name
+        assert (np.diff(lightness[25:]) < 0).all(), name
+
+
+def test_a_colour_means_the_same_in_every_figure() -> None:
+    """A figure takes its colour map from the list that says what it means."""
+    paths = [*PACKAGE.glob("reporting/*.py"), *PACKAGE.glob("experiments/*/*figure*.py")]
+    for path in paths:
+        own = set(re.findall(r"""["'](Blues|Reds|RdBu\w*|PuOr\w*|cividis\w*|\w*viridis\w*)["']""", path.read_text()))
+        assert not own or path.stem in ("colours", "settings"), (path, own)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0.0, "0"),
+        (2.876, "2.88"),
+        (-0.034, "−0.03"),
+        (20.94, "20.9"),
+        (357.4, "357"),
+        (4.2e-5, "4e−5"),
+        (-0.002, "−2e−3"),
+        (12345.0, "1e4"),
+        (np.nan, "–"),
+        (-np.inf, "−∞"),
+    ],
+)
+def test_a_short_number_fits_into_a_cell(value: float, words: str) -> None:
+    assert short(value) == words
+
+
+def test_names_are_thinned_to_what_fits() -> None:
+    assert thinned("abcd", 4) == list("abcd")
+    assert thinned("abcde", 2) == ["a", "", "", "d", ""]
+    assert thinned("abc", 0) == ["a", "", ""]
+
+
+def test_what_is_alike_stands_side_by_side() -> None:
+    """Three heaps of rows, shuffled: none is taken apart."""
+    heaps = np.array([0, 1, 2, 1, 0, 2, 2, 0, 1])
+    alike = np.where(heaps[:, None] == heaps, 0.9, 0.1)
+    alike[0, 1] = alike[1, 0] = np.nan
+    order = similar_order(alike)
+    assert sorted(order) == list(range(9))
+    assert (np.diff(heaps[order]) != 0).sum() == 2
+    assert order.index(0) < 5
+    assert similar_order(np.eye(2)) == [0, 1]
+    assert similar_order(np.full((3, 3), np.nan)) == similar_order(np.zeros((3, 3)))

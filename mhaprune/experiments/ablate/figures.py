@@ -23,6 +23,7 @@ from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.shared_figures import setting_names
 from mhaprune.statistics import student_interval
 from mhaprune.tables import (
+    DENSE_AGAIN,
     NOTHING,
     QUALITY,
     SETTING,
@@ -43,7 +44,7 @@ def accuracy_curves(tables: Tables) -> Plot | None:
     if "pruning" not in tables:
         return None
     pruning = tables["pruning"]
-    figure = Figure(figsize=(7, 4.2))
+    figure = Figure(figsize=(7, 4.6))
     axes = figure.add_subplot()
     _draw_curves(axes, pruning)
     _draw_recovered(axes, tables)
@@ -51,7 +52,7 @@ def accuracy_curves(tables: Tables) -> Plot | None:
     total = int(pruning["heads_total"].max())
     axes.set(xlabel=f"heads removed, of {total}", ylabel=quality_name(tables), **limits(pruning))
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
-    axes.legend()
+    legend_above(figure, axes)
     quality = quality_name(tables)
     caption = (
         f"{quality.capitalize()} on the report split after the heads that each chose were removed."
@@ -114,36 +115,56 @@ def limits(pruning: pd.DataFrame) -> dict[str, Any]:
     return {"ylim": (-0.03, 1.03)} if share else {}
 
 
-def accuracy_latency(tables: Tables) -> Plot | None:
-    """The quality against the measured time relative to the dense model."""
+def latency_curves(tables: Tables) -> Plot | None:
+    """The measured time relative to the dense model against heads removed: filled where next to nothing is lost."""
     if "pruning" not in tables or "speedup" not in tables["pruning"] or "latency" not in tables:
         return None
-    pruning = tables["pruning"].dropna(subset=["speedup"])
-    figure = Figure(figsize=(7, 4.2))
-    axes = figure.add_subplot()
-    control = tables["latency"].set_index("scorer").loc["dense again"]
-    floor = sorted([1 / control["speedup_q3"], 1 / control["speedup_q1"]])
-    axes.axvspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0, label="dense against itself")
     names = candidates(tables["pruning"])
-    for name in pruning["scorer"].unique():
+    pruning = tables["pruning"].dropna(subset=["speedup"])
+    pruning = pruning[pruning["scorer"].isin(names)]  # one draw of a control would be noise
+    if pruning.empty:
+        return None
+    figure = Figure(figsize=(7, 4.6))
+    axes = figure.add_subplot()
+    control = tables["latency"].set_index("scorer").loc[DENSE_AGAIN]
+    axes.axhline(1, color="black", linewidth=0.8)
+    floor = sorted([1 / control["speedup_q3"], 1 / control["speedup_q1"]])
+    axes.axhspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0, label="dense against itself")
+    for i, name in enumerate(names):
         curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
         time = 1 / curve["speedup"]
         bars = np.abs(np.stack([time - 1 / curve["speedup_q3"], 1 / curve["speedup_q1"] - time]))
-        if name in names:
-            style = line_style(names.index(name))
-        else:
-            style = {"color": CONTROL_COLOUR, "marker": "x", "linestyle": "--"}
-            name = f"{name} (first draw)"
-        style |= {"label": name, "capsize": 2, "markersize": 5, "elinewidth": 1}
-        axes.errorbar(time, curve[QUALITY], xerr=bars, **style)
-    timed, quality = timed_name(tables), quality_name(tables)
-    axes.set(xlabel=f"time of {timed}, dense = 1", ylabel=quality, **limits(pruning))
-    axes.legend()
+        place = curve["heads_removed"] + 0.012 * curve["heads_total"].max() * (i - (len(names) - 1) / 2)
+        look = line_style(i)
+        style: Any = {"capsize": 2, "elinewidth": 1, "markersize": 5.5, "markerfacecolor": "white", "label": name}
+        axes.errorbar(place, time, bars, **style, **look)
+        kept = within(curve, tables)
+        axes.plot(place[kept], time[kept], linestyle="", markersize=5.5, zorder=3, **look)
+    whole = int(pruning["heads_total"].max())
+    axes.set(xlabel=f"heads removed, of {whole}", ylabel=f"time of {timed_name(tables)}, dense = 1")
+    axes.set_xticks(sorted(pruning["heads_removed"].unique()))
+    axes.set_ylim(0, min(axes.get_ylim()[1], 2.5))
+    limit = tolerance_of(tables)
+    style = {"color": "black", "marker": "o", "linestyle": "", "markersize": 5.5}
+    axes.plot([], [], **style, label=f"filled: loses ≤ {limit:g}")
+    legend_above(figure, axes)
     caption = (
-        f"{quality.capitalize()} against the time of {timed}, heads really removed; left is faster."
-        " Bars are quartiles over rounds in turn, the grey strip is the dense model timed against itself."
+        f"The time of {timed_name(tables)} with heads really removed; lower is faster. Filled marks lose at most"
+        f" {limit:g} of {quality_name(tables)} on the report split, open ones more. Bars are quartiles over rounds in"
+        " turn, the grey strip is the dense model timed against itself: within it there is no difference to be seen."
     )
     return Plot("latency", caption, figure)
+
+
+def tolerance_of(tables: Tables) -> float:
+    """What a model may lose of its quality and still count as good."""
+    return float(tables["summary"]["tolerance"].iloc[0]) if "summary" in tables else 0.01
+
+
+def within(curve: pd.DataFrame, tables: Tables) -> pd.Series:
+    """Which models of a curve lose at most the tolerance of what the one with the most heads has."""
+    dense = curve.loc[curve["heads_removed"].idxmin(), QUALITY]
+    return curve[QUALITY] >= dense - tolerance_of(tables) - 1e-9
 
 
 def compare_runs(tables: Tables) -> Plot | None:
@@ -164,17 +185,22 @@ def compare_runs(tables: Tables) -> Plot | None:
     }
     measures = {title: values for title, values in measures.items() if values.notna().any()}
     names = list(summary["scorer"].unique())
+    controls = repeated_draws(tables["pruning"]) if "pruning" in tables else []
+    looks = dict(
+        zip([name for name in names if name not in controls], map(line_style, range(len(names))), strict=False)
+    )
+    looks |= {name: {"color": CONTROL_COLOUR, "marker": "o"} for name in controls}
     figure = Figure(figsize=(0.8 + 2.9 * len(measures), 1.4 + len(settings) * max(0.4, 0.13 * len(names))))
     grid = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
     for axes, (title, values) in zip(grid, measures.items(), strict=True):
         rows = {name: summary.assign(value=values)[summary["scorer"] == name].dropna(subset="value") for name in names}
         shifts = {name: 0.8 * ((i + 0.5) / len(names) - 0.5) for i, name in enumerate(names)}
-        for i, name in enumerate(names):
-            _draw_means(axes, rows[name], settings, shifts[name], line_style(i) | {"label": name})
+        for name in names:
+            _draw_means(axes, rows[name], settings, shifts[name], looks[name] | {"label": name})
         axes.set_xlim(axes.get_xlim())  # few runs have intervals many times as wide
-        for i, name in enumerate(names):
+        for name in names:
             for label, runs in rows[name].groupby(SETTING, sort=False)["value"]:
-                bar: Any = {"color": line_style(i)["color"], "linewidth": 0.9}
+                bar: Any = {"color": looks[name]["color"], "linewidth": 0.9}
                 axes.hlines(settings.index(label) + shifts[name], *student_interval(runs), **bar)
         axes.set(title=title, yticks=range(len(settings)), ylim=(len(settings) - 0.5, -0.5))
         axes.set_yticklabels(settings)

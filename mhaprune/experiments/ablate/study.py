@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import isnan, nan
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
 from tqdm import tqdm
@@ -13,7 +14,9 @@ from tqdm import tqdm
 from mhaprune.data import HeldOut
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.experiments.ablate import words
-from mhaprune.experiments.ablate.figures import accuracy_curves, accuracy_latency, compare_runs
+from mhaprune.experiments.ablate.answers import answers_table
+from mhaprune.experiments.ablate.answers_figure import answers
+from mhaprune.experiments.ablate.figures import accuracy_curves, compare_runs, latency_curves
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance, the_one
 from mhaprune.experiments.can_go import within_tolerance
 from mhaprune.heads import HeadMask
@@ -22,8 +25,10 @@ from mhaprune.pruning.plans import Plan, choices, plan_columns, plans_of
 from mhaprune.pruning.removal import proofs, prune, time_removed
 from mhaprune.rankings import spearman
 from mhaprune.recoveries.base import recover
+from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import Figures
-from mhaprune.reporting.shared_figures import agreement, compare_curves, head_scores, training_curve
+from mhaprune.reporting.shared_figures import agreement, compare_curves
+from mhaprune.reporting.training_figure import training_curve
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.agreement import rank_agreement, with_reference
@@ -31,7 +36,18 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
-from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, ENDS, GATE, INITIAL_GATE, NOTHING, QUALITY, QUARTILES, SURE
+from mhaprune.tables import (
+    CHOOSE_DROP,
+    CHOOSE_QUALITY,
+    ENDS,
+    GATE,
+    INITIAL_GATE,
+    NOTHING,
+    QUALITY,
+    QUARTILES,
+    SURE,
+    Tables,
+)
 
 Recover = Callable[[HeadMask], tuple[Subject, str]]
 """Returns the model without these heads, recovered; and where that failed, what happened."""
@@ -39,8 +55,8 @@ Recover = Callable[[HeadMask], tuple[Subject, str]]
 
 @dataclass(frozen=True)
 class Ablate(WithinTolerance):
-    """Scorers × budgets: tables `summary`, `heads`, `pruning`, `agreement`, `latency` and `training`; and `recovered`,
-    by default what a refit brings back.
+    """Scorers × budgets: tables `summary`, `heads`, `pruning`, `agreement`, `latency` and `training`; `recovered`, by
+    default what a refit brings back; and `answers`, what our own model says with fewer and fewer heads.
 
     For every scorer the summary names the largest budget that loses at most `tolerance` of exact match on the *choose*
     split, and the exact match at that budget on the *report* split. `heads_removed_sure` is how many heads can go
@@ -58,9 +74,10 @@ class Ablate(WithinTolerance):
     recovers: ClassVar[bool] = True
     figures: ClassVar[Figures] = (
         accuracy_curves,
+        answers,
         head_scores,
         agreement,
-        accuracy_latency,
+        latency_curves,
         training_curve,
     )
     figures_over_runs: ClassVar[Figures] = (compare_curves, compare_runs)
@@ -85,8 +102,10 @@ class Ablate(WithinTolerance):
 
     def __call__(self, study: Study) -> Findings:
         lesson = study.lesson()
+        once: Any = cache if study.origin is not None else lambda call: call  # models that others made are large
 
         def recovery(name: str) -> Recover:
+            @once
             def recovered(mask: HeadMask) -> tuple[Subject, str]:
                 left = study.subject.without(mask)
                 model, _, note = recover(study.recoveries[name], lesson, left, 0, study.remember)
@@ -100,6 +119,10 @@ class Ablate(WithinTolerance):
         agreement = [findings.tables["agreement"], initial_gates(study.history)]
         findings.tables["agreement"] = pd.concat(agreement, ignore_index=True)
         findings.tables.update(study.training_table)
+        if study.origin is not None:
+            models: dict[str, Any] = {NOTHING: study.subject.without}
+            models |= {name: lambda mask, name=name: recoveries[name](mask)[0] for name in recoveries}
+            findings.tables["answers"] = answers_table(study.origin, of_the_furthest(findings.tables), models)
         findings.checks.update(proofs(study.subject, study.splits.report))
         return findings
 
@@ -138,6 +161,13 @@ class Ablate(WithinTolerance):
             "latency": latency,
         }
         return Findings(tables, {"max_difference_masked_removed": difference})
+
+
+def of_the_furthest(tables: Tables) -> pd.DataFrame:
+    """The rows of `pruning` of the scorer that can remove the most heads."""
+    furthest = words.largest_budget(words.as_they_are(tables["summary"]))["scorer"]
+    pruning = tables["pruning"]
+    return pruning[(pruning["scorer"] == furthest) & (pruning["draw"] == 0)]
 
 
 def with_times(table: pd.DataFrame, latency: pd.DataFrame) -> pd.DataFrame:

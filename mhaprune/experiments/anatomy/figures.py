@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
-from mhaprune.reporting.heat_map import write_cells
+from mhaprune.reporting.colours import MATTERS, MISSING, VALUES
+from mhaprune.reporting.heat_map import heat_map, write_cells
 from mhaprune.reporting.labels import SIGNS
 from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, legend_above, number
 from mhaprune.tables import HEAD, HeadName, Tables, block_label
@@ -26,6 +29,8 @@ LAYOUT = (
 """The steps of a call as rows of a figure, in the order of their making."""
 SAME_SCALE = (("scores", "scaled scores", "masked scores"), ("gated outputs", "head outputs"))
 """Steps whose pictures share the colours of the first, so that what is divided or gated can be seen."""
+WEIGHTS: Any = {"cmap": MATTERS, "vmin": 0, "vmax": 1}
+"""As in the attention maps of other figures."""
 
 
 def life_of_the_tensors(tables: Tables) -> Plot | None:
@@ -45,46 +50,82 @@ def life_of_the_tensors(tables: Tables) -> Plot | None:
     columns = max(map(len, LAYOUT))
     figure = Figure(figsize=(2.75 * columns, 1.75 * len(LAYOUT)))
     grid: Any = figure.subplots(len(LAYOUT), columns, squeeze=False)
+    images = {}
     for names, line in zip(LAYOUT, grid, strict=True):
         for axes in line[len(names) :]:
             axes.remove()
         for name, axes in zip(names, line, strict=False):
-            step = steps.loc[name]
-            matrix = matrices[name]
-            _picture(axes, np.where(forbidden, np.nan, matrix) if name == "weights" else matrix, scales.get(name))
+            step, matrix = steps.loc[name], matrices[name]
+            shown = np.where(forbidden, np.nan, matrix) if name == "weights" else matrix
+            colours: Any = WEIGHTS if name == "weights" else {"cmap": VALUES, **around_zero(scales.get(name, matrix))}
+            images[name] = _picture(axes, shown, colours)
             if "H·K" in step["axes"]:
                 left, size = head["place"] * head_dim - 0.5, (head_dim, len(matrix))
                 axes.add_patch(
-                    Rectangle((left, -0.5), *size, fill=False, edgecolor=COLOURS[1], linewidth=2, clip_on=False)
+                    Rectangle((left, -0.5), *size, fill=False, edgecolor=COLOURS[0], linewidth=2, clip_on=False)
                 )
             axes.set_title(f"{step['step']}. {name}", loc="left", fontweight="bold")
             axes.set_xlabel(f"{step['formula']}\n{step['axes']} = {step['shape']}", fontsize=9, loc="left")
+    _explain_colours(
+        figure.add_subplot(len(LAYOUT), columns, (columns * len(LAYOUT) - 1, columns * len(LAYOUT))), images
+    )
     site, layer, number_ = head["site"], head["layer"], head["head"]
     figure.suptitle(f"One call of {block_label(site, layer)}, as head {number_} goes through it", fontsize=12)
     caption = (
         f"The life of the tensors: one real call of {block_label(site, layer)}, the first example of the batch and,"
         f" once the heads are apart, head {number_} (framed before). Rows are positions, columns features or, of scores"
-        " and weights, keys; where the example ends, padding follows. Brighter is higher, each picture in its own scale"
-        " but 10 to 12 in one and 14 and 16 in one; white is where attention is forbidden. Under each its formula and"
+        " and weights, keys; where the example ends, padding follows. Orange is positive, purple negative,"
+        " each picture in its own scale but 10 to 12 in one and 14 and 16 in one; weights are blue, from 0 to 1;"
+        " hatched is where attention is forbidden. Under each its formula and"
         " its shape, in symbols and in numbers: B examples, T queries, U keys, H heads of size K, model width D, inputs"
         " of width qdim, kdim and vdim."
     )
     return Plot("tensors", caption, figure)
 
 
-def _picture(axes: Axes, matrix: np.ndarray, scale: tuple[float, float] | None) -> None:
-    low, high = scale or (None, None)
-    shown = np.ma.masked_invalid(matrix)
-    image = axes.imshow(shown, cmap="cividis", aspect="auto", interpolation="nearest", vmin=low, vmax=high)
+def _picture(axes: Axes, matrix: np.ndarray, colours: dict[str, Any]) -> AxesImage:
+    """The numbers of a matrix as colours, a single one as a number; hatched where there is none."""
+    axes.set_facecolor(MISSING)
+    if (hidden := ~np.isfinite(matrix)).any():
+        first = int(hidden.any(axis=0).argmax()) - 0.5
+        place = (first, -0.5), matrix.shape[1] - 0.5 - first, len(matrix)
+        axes.add_patch(Rectangle(*place, facecolor=MISSING, edgecolor="#888888", hatch="////", linewidth=0, zorder=0))
+    image = heat_map(axes, np.where(hidden, np.nan, matrix), **colours)
     if matrix.size == 1:
         write_cells(axes, image, matrix, partial(number, decimals=2), 14)
     axes.set(xticks=[], yticks=[])
-    axes.grid(visible=False)
     axes.spines[:].set(visible=True, color="#999999", linewidth=0.6)
+    return image
 
 
-def _scale(matrix: np.ndarray) -> tuple[float, float]:
-    return float(matrix.min()), float(matrix.max())
+def _explain_colours(axes: Axes, images: Mapping[str, AxesImage]) -> None:
+    """Two colour bars, one for numbers of either sign and one for weights, and the sign of what is forbidden."""
+    axes.set_axis_off()
+    bars = (
+        ("query input", "numbers: each picture has its own ends", ["−largest", "0", "+largest"], 0.72),
+        ("weights", "weights: all of a row add up to 1", ["0", "0.5", "1"], 0.2),
+    )
+    for name, title, labels, height in bars:
+        low, high = images[name].get_clim()
+        bar = axes.figure.colorbar(
+            images[name], cax=axes.inset_axes((0.1, height, 0.6, 0.12)), orientation="horizontal"
+        )
+        bar.set_ticks([low, (low + high) / 2, high], labels=labels)
+        bar.ax.set_title(title, fontsize=9, loc="left")
+        bar.ax.tick_params(length=0, labelsize=9)
+    axes.add_patch(Rectangle((0.8, 0.2), 0.08, 0.12, facecolor=MISSING, edgecolor="#888888", hatch="////", linewidth=0))
+    axes.text(0.9, 0.26, "forbidden", fontsize=9, va="center")
+
+
+def _scale(matrix: np.ndarray) -> np.ndarray:
+    return matrix[np.isfinite(matrix)]
+
+
+def around_zero(matrix: np.ndarray) -> dict[str, float]:
+    """Ends of a scale in whose middle is 0, so that a colour has a sign."""
+    largest = float(np.abs(_scale(matrix)).max(initial=0.0)) or 1.0
+    largest *= 3 if matrix.size == 1 else 1  # a number alone is read, not seen
+    return {"vmin": -largest, "vmax": largest}
 
 
 def scaling(tables: Tables) -> Plot | None:

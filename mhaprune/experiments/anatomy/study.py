@@ -12,7 +12,15 @@ from mhaprune.experiments.anatomy import words
 from mhaprune.experiments.anatomy.calls import call_in, call_of_other_sizes, place_in_block, scaling_here
 from mhaprune.experiments.anatomy.figures import life_of_the_tensors, scaling
 from mhaprune.experiments.anatomy.scaling import scaling_table
-from mhaprune.experiments.anatomy.walkthrough import LayerCall, largest_difference, steps_table, values_table, walk
+from mhaprune.experiments.anatomy.schematic import schematic
+from mhaprune.experiments.anatomy.walkthrough import (
+    LayerCall,
+    heads_here_table,
+    largest_difference,
+    steps_table,
+    values_table,
+    walk,
+)
 from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.examples import check_examples, examples_table, heads_named, show, sources
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
@@ -25,8 +33,8 @@ from mhaprune.studies.study import Study
 
 @dataclass(frozen=True)
 class Anatomy(Experiment):
-    """How one call of multi-head attention works, in its real numbers: tables `tensors`, `values`, `scaling`,
-    `scaling_here`, `examples` and `training`.
+    """How one call of multi-head attention works, in its real numbers: tables `tensors`, `values`,
+    `heads_here`, `scaling`, `scaling_here`, `examples` and `training`.
 
     The call is followed step by step while the model answers an example. It needs no scorer. The run ends with
     `ProofFailed` if the layer, its steps and its separate heads disagree.
@@ -41,7 +49,7 @@ class Anatomy(Experiment):
 
     needs_training: ClassVar[bool] = True
     reads_example: ClassVar[bool] = True
-    figures: ClassVar[Figures] = (life_of_the_tensors, scaling)
+    figures: ClassVar[Figures] = (schematic, life_of_the_tensors, scaling)
     say = staticmethod(words.say)
 
     def check(self, setup: Setup) -> None:
@@ -61,6 +69,7 @@ class Anatomy(Experiment):
         tables = {
             "tensors": pd.concat(tensors),
             "values": values_table(steps, place).assign(**head_columns(followed), place=place),
+            "heads_here": heads_here_table(steps, [head.head for head in subject.grid if head.block == followed.block]),
             "scaling": scaling_table(self.head_dims),
             "scaling_here": scaling_here(subject, study.trained.task, call, followed, shown.batch),
             "examples": examples_table([shown], study.trained.splits.train),

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.experiments.compare.limits import limit_words, passes
+from mhaprune.experiments.compare.limits import limit_words
+from mhaprune.reporting.colours import ALIKE, LOST
 from mhaprune.reporting.heat_map import heat_map
-from mhaprune.reporting.labels import label_points
 from mhaprune.reporting.plots import (
     CONTROL_COLOUR,
     Plot,
@@ -24,14 +23,20 @@ from mhaprune.reporting.plots import (
     line_style,
     number,
     panels,
-    power_of_ten,
 )
 from mhaprune.reporting.shared_figures import mean_over_runs
+from mhaprune.reporting.similarity import similar_order
 from mhaprune.tables import CHOOSE_QUALITY, QUALITY, UNINFORMED, Tables, quality_name
 
 MOST_LINES = 6
 """More curves in one panel cannot be told apart."""
+MOST_LETTERS = 34
+"""Letters of the title of a panel."""
+MOST_NUMBERS = 12
+"""Rows and columns of a matrix with a number in every cell."""
 REGRET = "regret_quality"
+BEST: Any = {"color": "#F0E442", "linewidth": 8, "solid_capstyle": "butt", "zorder": 1.5}
+"""Broad and bright, below the curves: they often coincide with it."""
 
 
 def method_curves(tables: Tables) -> Plot | None:
@@ -49,8 +54,7 @@ def method_curves(tables: Tables) -> Plot | None:
         for _, curves in pruning[pruning["family"] == UNINFORMED].groupby("scorer", sort=False):
             draw_band(axes, curves)
         if len(oracle):
-            best: Any = {"color": "black", "linewidth": 2, "label": best_subset(oracle)}
-            axes.plot(oracle["heads_removed"], oracle[QUALITY], **best)
+            axes.plot(oracle["heads_removed"], oracle[QUALITY], label=best_subset(oracle), **BEST)
         limits = [line.get_label() for line in axes.get_lines()]
         lines = []
         for i, name in enumerate(names):
@@ -66,7 +70,7 @@ def method_curves(tables: Tables) -> Plot | None:
         axes.legend(handles=lines, title=title, ncols=2, columnspacing=1, **place)
     shared = [line for line in grid[0].get_lines() if line.get_label() in limits]
     legend_above(figure, shared)
-    beside = ["the best choice of heads in black"] if len(oracle) else []
+    beside = ["the best choice of heads in yellow"] if len(oracle) else []
     beside += ["random ones in grey (mean and range)"] if (pruning["family"] == UNINFORMED).any() else []
     caption = (
         f"{quality_name(tables).capitalize()} on the report split after the lowest-scored heads were removed, or those"
@@ -96,7 +100,7 @@ def regret_map(tables: Tables) -> Plot | None:
     chosen = set(winners["winner"])
     rows_named = [f"▸ {name}" if name in chosen else name for name in regrets.index]
     names: Any = {"rows": rows_named, "columns": regrets.columns}
-    heat_map(left, values, **names, write=partial(number, decimals=0), cmap="cividis_r", vmin=0, vmax=worst)
+    heat_map(left, values, **names, write=partial(number, decimals=0), cmap=LOST, vmin=0, vmax=worst)
     left.set(xlabel=f"heads removed, of {total}", title=f"regret in {quality_name(tables)} (points)")
     for label, name in zip(left.get_yticklabels(), regrets.index, strict=True):
         label.set_fontweight("bold" if name in chosen else "normal")
@@ -116,7 +120,7 @@ def regret_map(tables: Tables) -> Plot | None:
     right.set_title("mean, 95 % interval")
     caption = (
         f"{quality_name(tables).capitalize()} that each scorer's or search's choice loses to the best subset of the"
-        " same size, in percentage points; darker is worse, up to the worst but the control. All numbers are of the"
+        " same size, in percentage points; the darker the red, the more is lost. All numbers are of the"
         " report split. The least regret is on top; at the right the mean over the budgets with its 95 % interval, an"
         " arrow where a control lies far outside."
     )
@@ -126,109 +130,35 @@ def regret_map(tables: Tables) -> Plot | None:
     return Plot("regret", caption, figure)
 
 
-def quality_cost(tables: Tables) -> Plot | None:
-    """Mean regret against what a choice costs, every point with its name; down and left is better."""
-    methods = tables["methods"].dropna(subset=[REGRET])
-    if methods.empty:
-        return None
-    cost = passes(methods).to_numpy(float)
-    figure = Figure(figsize=(8, 5.8))
-    axes = figure.add_subplot()
-    x = _scale_costs(axes, cost)
-    y, bars = 100 * methods[REGRET].to_numpy(), 100 * errors(methods, REGRET)
-    top = ceiling(100 * methods[f"{REGRET}_high"], methods["family"])
-    above = y > top
-    names = [
-        f"{name} (↑ {number(at, 1)})" if up else name for name, at, up in zip(methods["scorer"], y, above, strict=True)
-    ]
-    y, bars = np.where(above, top, y), np.where(above, 0.0, bars)
-    axes.axhline(0, color="black", linewidth=1.2, label=best_subset(tables.get("oracle", pd.DataFrame())))
-    for limit in _limits(tables):
-        axes.axvline(limit, color="black", linewidth=0.8, linestyle=":", zorder=0, label=f"{limit:g} passes")
-    families = list(methods["family"].unique())
-    known = [family for family in families if family != UNINFORMED]
-    for family in families:
-        members = (methods["family"] == family).to_numpy()
-        style = line_style(known.index(family)) if family in known else {"color": CONTROL_COLOUR, "marker": "x"}
-        style |= {"linestyle": "none", "markersize": 6, "elinewidth": 0.8}
-        axes.errorbar(x[members], y[members], bars[:, members], label=family, **style)
-    axes.set_xlabel("cost in forward passes (a backward counts two)")
-    axes.set_ylabel(f"mean regret in {quality_name(tables)} (percentage points)")
-    axes.margins(y=0.08)
-    figure.legend(loc="outside upper center", ncols=5, columnspacing=1.2, handletextpad=0.4)
-    label_points(axes, names, x, y, bars)
-    caption = (
-        "What a choice of heads loses to the best subset, on average over the budgets, against the cost of its scores"
-        " or its search in passes over the score split, for all budgets together. Down and left is better. Bars are"
-        " 95 % intervals. An arrow and a number stand for a control far above."
-    )
-    if _limits(tables):
-        caption += " The headline compares what stands left of the dotted line with all there is."
-    return Plot("cost", caption, figure)
-
-
-def _limits(tables: Tables) -> list[float]:
-    """The costs up to which choices are compared apart from dearer ones."""
-    limits = tables["winner"]["most_passes"] if "winner" in tables else pd.Series(dtype=float)
-    return limits[np.isfinite(limits)].tolist()
-
-
-def _scale_costs(axes: Axes, cost: np.ndarray) -> np.ndarray:
-    """Make the x axis logarithmic, with a strip at its left for costs of zero; returns the place of each cost."""
-    priced = np.log10(cost[cost > 0]) if (cost > 0).any() else np.zeros(1)
-    middle, span = (priced.min() + priced.max()) / 2, max(np.ptp(priced), 1.0)
-    left, nothing, edge, right = middle + span * np.array([-0.88, -0.79, -0.66, 0.68])
-    left = left if (cost == 0).any() else edge
-    exponents = np.arange(np.floor(edge), np.ceil(right))
-    digits = (1,) if span > 2 else (1, 2, 5)
-    major = {digit * 10**exponent: _passes(digit, int(exponent)) for exponent in exponents for digit in digits}
-    minor = {digit * 10**exponent: "" for exponent in exponents for digit in range(2, 10)}
-    axes.set_xscale("log")
-    for ticks in (major, minor):
-        seen = {tick: label for tick, label in ticks.items() if 10**edge < tick < 10**right}
-        if ticks is major and (cost == 0).any():
-            seen[10**nothing] = "0"
-            axes.axvspan(10**left, 10**edge, color="black", alpha=0.05, linewidth=0)
-        axes.set_xticks(list(seen), list(seen.values()), minor=ticks is minor)
-    axes.set_xlim(10**left, 10**right)
-    return np.where(cost > 0, cost, 10**nothing)
-
-
-def _passes(digit: int, exponent: int) -> str:
-    if -2 <= exponent <= 4:
-        return f"{digit * 10**exponent:,g}"
-    return (f"{digit} × " if digit > 1 else "") + power_of_ten(exponent)
-
-
 def agreement_matrix(tables: Tables) -> Plot | None:
-    """Spearman's rank correlation of every two scorers over the heads, scorers of one family side by side."""
+    """Spearman's rank correlation of every two scorers over the heads, similar ones side by side."""
     pairs = tables.get("agreement", pd.DataFrame())
     if pairs.empty:
         return None
-    families = tables["methods"].set_index("scorer")["family"]
-    known = [name for name in families.index if name in {*pairs["scorer"], *pairs["other"]}]
-    names = [name for family in families.unique() for name in known if families[name] == family]
+    shown = {*pairs["scorer"], *pairs["other"]}
+    names = [name for name in tables["methods"]["scorer"] if name in shown]
     values = np.eye(len(names))
     values[values == 0] = np.nan
     for scorer, other, rho in pairs[["scorer", "other", "spearman"]].itertuples(index=False):
         if scorer in names and other in names:
             i, j = names.index(scorer), names.index(other)
             values[i, j] = values[j, i] = rho
-    size = 0.36 * len(names)
+    order = similar_order(values)
+    names, values = [names[i] for i in order], values[np.ix_(order, order)]
+    fits = len(names) <= MOST_NUMBERS
+    size = (0.36 if fits else 0.26) * len(names)
     figure = Figure(figsize=(2.6 + max(size, 1.6), 1.9 + max(size, 1.2)))
     axes = figure.add_subplot()
-    # cividis runs from blue over grey to yellow: what is near 0 has no colour, and in grey print more is lighter
-    image = heat_map(axes, values, rows=names, columns=names, write=_correlation, vmin=-1, vmax=1)
+    numbers = np.where(np.eye(len(names)) == 1, np.nan, values)
+    colours: Any = {"cmap": ALIKE, "vmin": -1, "vmax": 1}
+    write = _correlation if fits else None
+    image = heat_map(axes, values, rows=names, columns=names, write=write, written=numbers, **colours)
     axes.tick_params(axis="x", rotation=90)
-    for i in range(1, len(names)):
-        if families[names[i]] != families[names[i - 1]]:
-            axes.axhline(i - 0.5, color="white", linewidth=2)
-            axes.axvline(i - 0.5, color="white", linewidth=2)
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, ticks=[-1, -0.5, 0, 0.5, 1])
-    bar.set_label("Spearman ρ")
+    bar.set_label("Spearman ρ: −1 opposite, 1 alike")
     caption = (
-        "How alike two scorers rank the heads: Spearman's ρ on a scale from −1 (blue) over 0 (grey) to 1 (yellow);"
-        " white lines part the families."
+        "How alike two scorers rank the heads: Spearman's ρ from −1 (red, opposite) over 0 (white) to 1 (blue, alike);"
+        " grey where one of them cannot rank. Those that rank alike stand side by side."
     )
     return Plot("agreement", caption, figure)
 
@@ -252,13 +182,15 @@ def _panels_of(methods: pd.DataFrame) -> dict[str, list[str]]:
     alone = [family for family, names in families.items() if len(names) == 1]
     groups = {family: names for family, names in families.items() if family not in alone}
     if alone:
-        groups[", ".join(alone)] = [families[family][0] for family in alone]
+        title = ", ".join(alone) if len(", ".join(alone)) <= MOST_LETTERS else f"{len(alone)} families"
+        groups[title] = [families[family][0] for family in alone]
     parts = {}
     for title, names in groups.items():
-        starts = range(0, len(names), MOST_LINES)
+        size = columns_of(len(names), MOST_LINES)  # parts as equal as possible
+        starts = range(0, len(names), size)
         for part, start in enumerate(starts, start=1):
             numbered = f"{title} ({part} of {len(starts)})" if len(starts) > 1 else title
-            parts[numbered] = names[start : start + MOST_LINES]
+            parts[numbered] = names[start : start + size]
     return parts
 
 

@@ -14,11 +14,11 @@ import torch
 from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.compare import words
 from mhaprune.experiments.compare.contestants import Contestant, contestants
+from mhaprune.experiments.compare.cost_figure import quality_cost
 from mhaprune.experiments.compare.figures import (
     agreement_matrix,
     compare_methods,
     method_curves,
-    quality_cost,
     regret_map,
 )
 from mhaprune.experiments.compare.limits import passes
@@ -30,8 +30,10 @@ from mhaprune.pruning.removal import proofs, prune
 from mhaprune.pruning.search import COSTS
 from mhaprune.ranges import Ge
 from mhaprune.rankings import spearman
+from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import Figures
-from mhaprune.reporting.shared_figures import compare_curves, head_scores, training_curve
+from mhaprune.reporting.shared_figures import compare_curves
+from mhaprune.reporting.training_figure import training_curve
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing, with_a_choice
 from mhaprune.scorers.agreement import rank_agreement, with_reference

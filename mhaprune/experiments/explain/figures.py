@@ -12,12 +12,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mhaprune.reporting.colours import MATTERS, MISSING
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.labels import SIGNS
 from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, columns_of, legend_above, number, panels
 from mhaprune.tables import HEAD, QUALITY, SITES, Tables, block_label, blocks_in, in_unit, named, quality_name
 
-WEIGHTS: Any = {"cmap": "Blues", "vmin": 0, "vmax": 1}
+WEIGHTS: Any = {"cmap": MATTERS, "vmin": 0, "vmax": 1}
 """One scale for all attention weights; the darker, the more, also without colour."""
 ACROSS = 4
 """Panels in a row."""
@@ -66,7 +67,7 @@ def _maps_of(
                 continue
             table = weights.pivot_table(index="query", columns="key", values="weight", sort=True)
             image = axes.imshow(table.to_numpy(float), **WEIGHTS, aspect="auto", interpolation="nearest")
-            _name_tokens(axes, weights, site, left=j == 0, below=i == len(lines) - 1, sizes=(height, width))
+            name_tokens(axes, weights, site, left=j == 0, below=i == len(lines) - 1, sizes=(height, width))
             if j == 0:
                 axes.set_ylabel(f"layer {head['layer']}\n{_queries(site)}", fontsize=9.5)
     figure.supxlabel("it looks at", fontsize=9.5)
@@ -116,7 +117,7 @@ def _name_and_place(head: pd.Series) -> str:
 
 
 def _leave_out(axes: Axes, why: str) -> None:
-    axes.set(xticks=[], yticks=[], facecolor="#d9d9d9" if why == REMOVED else "white")
+    axes.set(xticks=[], yticks=[], facecolor=MISSING if why == REMOVED else "white")
     axes.grid(visible=False)
     axes.spines[:].set(visible=True, color="#999999", linewidth=0.6)
     axes.text(0.5, 0.5, why, ha="center", va="center", fontsize=9.5, transform=axes.transAxes)
@@ -126,7 +127,7 @@ def _queries(site: str) -> str:
     return "writing" if site in WRITING else "at token"
 
 
-def _name_tokens(
+def name_tokens(
     axes: Axes, weights: pd.DataFrame, site: str, *, left: bool, below: bool, sizes: tuple[float, float]
 ) -> None:
     """Name every token, or every second, third, ... token if there is no room for all."""
@@ -160,13 +161,17 @@ def head_profiles(tables: Tables) -> Plot | None:
     for i, head in enumerate(looks[HEAD].itertuples(index=False, name=None)):
         for pattern in patterns.loc[[head]].itertuples():
             masses[:, i, columns.index(pattern.pattern)] = pattern.mass, pattern.chance
-    figure = Figure(figsize=(6.4 + 0.46 * len(columns), 0.95 + 0.235 * len(looks)))
+    width = 6.4 + 0.46 * len(columns)
+    signs = textwrap.fill(f"Signs: {OF_OUR_OWN if 'end' in columns else OF_OTHERS}.", int(12.5 * width))
+    figure = Figure(figsize=(width, 1.15 + 0.17 * signs.count("\n") + 0.235 * len(looks)))
+    figure.supxlabel(signs, x=0.01, ha="left", fontsize=9)
     axes, words = figure.subplots(1, 2, sharey=True, width_ratios=[0.46 * len(columns), 4.9])
     mass, chance = masses
     names: Any = {"rows": [head.label for head in named(looks)], "columns": columns}
-    heat_map(
-        axes, np.maximum(mass - chance, 0), **names, write=lambda share: f"{100 * share:.0f}", written=mass, **WEIGHTS
-    )
+    beyond = np.maximum(mass - chance, 0)
+    names |= {"vmin": 0, "vmax": max(0.3, float(np.nanmax(beyond, initial=0.0)))}
+    heat_map(axes, beyond, **names, write=lambda share: f"{100 * share:.0f}", written=mass)
+    axes.set_facecolor("white")
     axes.tick_params(labelsize=9)
     for side in (axes, words):
         side.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
@@ -190,8 +195,7 @@ def head_profiles(tables: Tables) -> Plot | None:
     caption = (
         "What every head does, the most important first: the share of its attention on the score split that falls on"
         " each pattern, in colour as far as it exceeds that of a head that looks everywhere alike; without a number"
-        " where its site has no such pattern. Patterns overlap. The query at i looks at the key at i−1, i, …;"
-        f" {OF_OUR_OWN if 'end' in columns else OF_OTHERS}. Then its score, the"
+        " where its site has no such pattern. Patterns overlap. Then its score, the"
         f" {quality_name(tables)} on the report split without it, the mean entropy of its weights (nats), and what it"
         " is named after: of the patterns on which most of its largest weights fall, and 20 points more of its"
         " attention than by chance, the one that exceeds chance most; or “everywhere”."
@@ -200,11 +204,12 @@ def head_profiles(tables: Tables) -> Plot | None:
     return Plot("patterns", caption, figure)
 
 
+AT = "the query is at place i, and i−1 is the share of its attention on the key before; "
 OF_OUR_OWN = (
-    "n is the place of the last symbol, so n−i the mirrored one, and “end” what comes after it; “=read” are keys with"
-    " the token that stands at the query, “=write” with the one that the decoder writes there"
+    f"{AT}n is the place of the last symbol, so n−i mirrors i; “end” is the mark after it; “=read” are keys with the"
+    " symbol that stands at the query, “=write” keys with the symbol that the decoder writes there"
 )
-OF_OTHERS = "“first” and “last” are the ends of the text, where many tokenizers put a mark"
+OF_OTHERS = f"{AT}“first” and “last” are the ends of the text, where many tokenizers put a mark"
 COLUMNS = ("i−2", "i−1", "i", "i+1", "i+2", "n−i−1", "n−i", "n−i+1", "first", "last", "end", "=read", "=write")
 PLACES = (0.4, 1.2, 2.0, 2.9)
 

@@ -9,12 +9,14 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from mhaprune.data import Data
 from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.examples import attention_table, check_examples, examples_table, heads_named, show, sources
 from mhaprune.experiments.explain import words
+from mhaprune.experiments.explain.before_after import MOST_HEADS, before_and_after
 from mhaprune.experiments.explain.figures import attention_maps, gates_from_other_starts, head_profiles
 from mhaprune.experiments.explain.gate_starts import from_other_starts
 from mhaprune.experiments.explain.patterns import observe
@@ -27,13 +29,14 @@ from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.ranges import Ge
 from mhaprune.rankings import spearman
 from mhaprune.reporting.plots import Figures
-from mhaprune.reporting.shared_figures import agreement, training_curve
+from mhaprune.reporting.shared_figures import agreement
+from mhaprune.reporting.training_figure import training_curve
 from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.statistics import prunable
 from mhaprune.studies.study import Source, Study
 from mhaprune.subject import Outcome, Subject
-from mhaprune.tables import GATE, HEAD, MOMENTS, REFERENCE
+from mhaprune.tables import GATE, HEAD, MOMENTS, REFERENCE, named
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Explain(Experiment):
     figures: ClassVar[Figures] = (
         head_profiles,
         attention_maps,
+        before_and_after,
         agreement,
         gates_from_other_starts,
         training_curve,
@@ -119,9 +123,13 @@ class Explain(Experiment):
         chosen = [head for name in self.heads for head in heads_named(name, subject.grid)] or list(subject.grid)
         equivalence = EquivalenceCheck(subject, report)
         equivalence.prove(HeadMask(subject.grid).without(*chosen))
+        shown = self._shown(study, closed, chosen)
+        most = looks[~looks["removed"]].sort_values("score", ascending=False, kind="stable")
+        first = [head for name in named(most) if (head := HeadId(*name)) in chosen][:MOST_HEADS]
         tables = {
             "looks": looks,
-            **self._shown(study, closed, chosen),
+            **shown,
+            **self._before(study, first),
             "heads": heads,
             "agreement": rank_agreement(heads),
             "patterns": seen.patterns,
@@ -142,6 +150,17 @@ class Explain(Experiment):
             "examples": examples_table(shown, splits.train),
             "attention": attention_table(network, task, shown, heads),
         }
+
+    def _before(self, study: Study, heads: Sequence[HeadId]) -> dict[str, pd.DataFrame]:
+        """Table `attention_before`: as `attention`, of the first example and these heads in the untrained model, which
+        reads the answer of the trained one; for a model that answers and whose training can be started again."""
+        if study.origin is None or study.origin.untrained is None or not heads:
+            return {}
+        network, task = study.trained.network, study.trained.task
+        pair = next(iter(sources(study.trained, self.examples or (0,))))
+        with torch.random.fork_rng(devices=[]):
+            model = study.origin.untrained()
+        return {"attention_before": attention_table(model, task, [show(network, task, *pair)], heads)}
 
     def _gates(self, study: Study, heads: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """Tables `starts` and `gates`, for a model with gates. `starts` holds the gates after training from other

@@ -11,6 +11,7 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.interact.words import HIGH, LOW, other_heads
+from mhaprune.reporting.colours import EXTRA_COST
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.plots import Plot, errors, legend_above, line_style, number, panels
 from mhaprune.tables import (
@@ -29,7 +30,6 @@ from mhaprune.tables import (
 
 SMALL = 0.01
 """Nats up to which the colours of the matrix are in proportion; beyond, they follow the logarithm."""
-COLOUR_MAP = "RdBu_r"
 
 
 def interactions(tables: Tables) -> Plot | None:
@@ -39,18 +39,19 @@ def interactions(tables: Tables) -> Plot | None:
     pairs, heads = tables["pairs"], named(tables["alone"])
     values = _matrix(pairs, INTERACTION, heads)
     sure = _matrix(((pairs[LOW] > 0) | (pairs[HIGH] < 0)).to_frame("sure").join(pairs), "sure", heads) == 1
-    side = 0.24 * len(heads)
+    side = max(0.24 * len(heads), 2.2)
     figure = Figure(figsize=(3.4 + side, 1.6 + side))
     axes = figure.add_subplot()
     largest = max(float(np.nanmax(np.abs(values))), 2 * SMALL)
     norm = SymLogNorm(SMALL, vmin=-largest, vmax=largest)
     numbers = [head.head for head in heads]
-    image = heat_map(axes, values, rows=numbers, columns=numbers, cmap=COLOUR_MAP, norm=norm, aspect="equal")
+    image = heat_map(axes, values, rows=numbers, columns=numbers, cmap=EXTRA_COST, norm=norm, aspect="equal")
     rows, columns = (~sure & ~np.isnan(values)).nonzero()
     axes.plot(columns, rows, linestyle="", marker=".", markersize=2, color="black")
-    axes.set_facecolor("lightgrey")  # of the diagonal, where there is no pair
     _name_blocks(axes, heads)
-    bar = figure.colorbar(image, ax=axes, shrink=0.8, label=f"interaction{in_brackets(tables)}")
+    bar = figure.colorbar(image, ax=axes, shrink=0.8)
+    words = "above 0: replace each other\nbelow 0: work together\n"
+    bar.set_label(f"{words}interaction{in_brackets(tables)}", fontsize=9)
     bar.ax.minorticks_off()
     caption = (
         "What two heads cost together beyond the sum of what each costs alone, in loss on the report split:"
@@ -105,7 +106,7 @@ def by_block(tables: Tables) -> Plot | None:
         mean = pairs.assign(first=first, second=second).groupby(["second", "first"])[INTERACTION].mean().unstack()
         values = mean.reindex(index=blocks, columns=blocks).to_numpy(float)
         largest = max(float(np.nanmax(np.abs(values))), SMALL)
-        colours: Any = {"cmap": COLOUR_MAP, "norm": SymLogNorm(SMALL, vmin=-largest, vmax=largest)}
+        colours: Any = {"cmap": EXTRA_COST, "norm": SymLogNorm(SMALL, vmin=-largest, vmax=largest)}
         heat_map(axes, values, rows=blocks, columns=blocks, write=lambda x: number(x, 2), **colours)
         axes.tick_params(axis="x", rotation=45)
         axes.set_title(f"{task} ({pairs[LABEL].nunique()} models)")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from mhaprune.reporting.colours import EXTRA_COST
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.plots import Plot, legend_above, number, panels
 from mhaprune.reporting.shared_figures import mean_over_runs
@@ -27,13 +28,13 @@ def costs_by_budget(tables: Tables) -> Plot | None:
     largest = max(float(np.abs(values).max()), 1.0)
     figure = Figure(figsize=(2.6 + 0.6 * values.shape[1], 1.2 + 0.36 * len(values)))
     axes = figure.add_subplot()
-    # cividis runs from blue over grey to yellow, so what costs nothing has no colour
-    heat_map(axes, values, **names, write=partial(number, decimals=1), vmin=-largest, vmax=largest)
-    axes.axvline(values.shape[1] - 1.5, color="white", linewidth=2)
+    colours: Any = {"cmap": EXTRA_COST, "vmin": -largest, "vmax": largest}
+    heat_map(axes, values, **names, write=partial(number, decimals=1), **colours)
+    axes.axvline(values.shape[1] - 1.5, color="black", linewidth=1)
     axes.set(xlabel=f"heads removed, of {int(pruning['heads_total'].max())}", title=COST)
     caption = (
         "Exact match on the report split after pruning by the right score minus that after pruning by the mistake, in"
-        " percentage points, for every budget and on average. Yellow: the mistake costs; blue: it gains."
+        " percentage points, for every budget and on average. Red: the mistake costs; blue: it gains."
     )
     return Plot("mistakes", caption, figure)
 

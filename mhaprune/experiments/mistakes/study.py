@@ -20,7 +20,7 @@ from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.removal import proofs, prune
 from mhaprune.rankings import spearman
 from mhaprune.reporting.plots import Figures
-from mhaprune.reporting.shared_figures import training_curve
+from mhaprune.reporting.training_figure import training_curve
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing, with_a_choice
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Scorer

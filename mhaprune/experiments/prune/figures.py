@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mhaprune.experiments.prune.words import fewest_heads
+from mhaprune.reporting.colours import LOST
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.plots import (
     COLOURS,
@@ -28,7 +29,6 @@ from mhaprune.reporting.plots import (
 from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.shared_figures import MOST_LINES, setting_names
 from mhaprune.tables import (
-    BLOCK,
     NOTHING,
     QUALITY,
     SETTING,
@@ -36,12 +36,13 @@ from mhaprune.tables import (
     Tables,
     block_label,
     block_order,
-    blocks_in,
     head_names,
     quality_name,
 )
 
-SIZES = "heads kept (every size that was measured)"
+SIZES = "heads kept (fewer to the right)"
+CONTROL: Any = {"color": CONTROL_COLOUR, "linewidth": 8, "alpha": 0.45, "solid_capstyle": "round", "zorder": 1.5}
+"""Broad, below the curves: the control often coincides with them."""
 
 
 def recovery_curves(tables: Tables) -> Plot | None:
@@ -50,7 +51,7 @@ def recovery_curves(tables: Tables) -> Plot | None:
         return None
     table = tables["recovery"]
     control, own = table[table["control"]], table[~table["control"]]
-    names, ways = list(own["recovery"].unique()), list(_ways(own).unique())
+    names, ways = list(own["recovery"].unique()), list(ways_of(own).unique())
     columns = columns_of(len(names), 3)
     figure = Figure(figsize=(1 + 3.6 * columns, 1.0 + 3.0 * -(-len(names) // columns)))
     place = _places(table)
@@ -61,9 +62,9 @@ def recovery_curves(tables: Tables) -> Plot | None:
             where = [place[kept] for kept in band.index]
             axes.fill_between(where, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
             label = f"{control['recovery'].iloc[0]} (mean and range)"
-            axes.plot(where, band["mean"], color=CONTROL_COLOUR, linestyle="--", marker=".", label=label)
+            axes.plot(where, band["mean"], label=label, **CONTROL)
         curves = own[own["recovery"] == name]
-        for way, curve in curves.groupby(_ways(curves), sort=False):
+        for way, curve in curves.groupby(ways_of(curves), sort=False):
             i = ways.index(str(way))
             # Curves that coincide stay apart by their place and the size of their marks.
             x = np.array([place[kept] for kept in curve["heads_kept"]]) + 0.08 * (i - (len(ways) - 1) / 2)
@@ -73,7 +74,7 @@ def recovery_curves(tables: Tables) -> Plot | None:
     legend_above(figure, grid[0])
     caption = (
         f"{quality_name(tables).capitalize()} on the report split against heads left, one panel for each"
-        " recovery; bars are 95 % intervals over examples."
+        " recovery; bars are 95 % intervals over examples. All sizes that were measured stand at equal distances."
     )
     if len(control):
         caption += " Grey: the best shape of each size trained from random weights for as many steps in all."
@@ -103,7 +104,7 @@ def survivors(tables: Tables) -> Plot | None:
     sites = list(dict.fromkeys([*SITES, *sorted(site for site, _ in blocks)]))  # ours keep their colours
     columns = columns_of(len(ways), 4)
     figure = Figure(figsize=(1.2 + 2.9 * columns, 1.0 + 2.6 * -(-len(ways) // columns)))
-    grid = panels(figure, len(ways), columns, "heads kept", "heads in each block", sharex=True, sharey=True)
+    grid = panels(figure, len(ways), columns, SIZES, "heads in each block", sharex=True, sharey=True)
     for axes, way in zip(grid, ways, strict=True):
         models = choices[way]
         x, bottom = [place[kept] for kept in models["heads_kept"]], np.zeros(len(models))
@@ -126,29 +127,6 @@ def survivors(tables: Tables) -> Plot | None:
     return Plot("survivors", caption, figure)
 
 
-def order_of_removal(tables: Tables) -> Plot | None:
-    """At which step every head goes: site and layer × head, a panel per schedule."""
-    if "order" not in tables:
-        return None
-    order = tables["order"]
-    rows = sorted(blocks_in(order), key=lambda block: block_order(*block))
-    heads, ways = sorted(order["head"].unique()), list(_ways(order).unique())
-    columns = columns_of(len(ways), 4)
-    width = max(0.42 * len(heads), 1.9)
-    figure = Figure(figsize=(1.4 + width * columns, 0.6 + (0.6 + 0.32 * len(rows)) * -(-len(ways) // columns)))
-    for axes, way in zip(panels(figure, len(ways), columns, "head"), ways, strict=True):
-        steps = order[_ways(order) == way].pivot_table(index=BLOCK, columns="head", values="step")
-        values = steps.reindex(index=rows, columns=heads).to_numpy(float)
-        names: Any = {"rows": [block_label(*row) for row in rows], "columns": heads}
-        heat_map(axes, values, **names, write=partial(number, decimals=0), vmin=1, vmax=order["step"].max())
-        axes.set_title(way)
-    caption = (
-        "The order of removal: the step at which each head goes, 1 first; the brighter, the later. Empty cells stay to"
-        " the end."
-    )
-    return Plot("order", caption, figure)
-
-
 def accuracy_by_group(tables: Tables) -> Plot | None:
     """Exact match on every kind of example × heads kept, before and after recovery, for the schedule that does best."""
     if "groups" not in tables or "smallest" not in tables:
@@ -159,21 +137,28 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
     groups = groups[(groups["schedule"] == best["schedule"]) & (groups["scorer"] == best["scorer"])]
     groups = groups[groups["recovery"].isin(own["recovery"])]
     names, kinds = list(groups["recovery"].unique()), list(dict.fromkeys(groups["group"]))
+    counts = groups.drop_duplicates("group").set_index("group").get("examples", pd.Series(dtype=float))
+    labels = [f"{kind} (n = {counts[kind]:.0f})" if kind in counts else kind for kind in kinds]
     sizes = sorted(groups["heads_kept"].unique(), reverse=True)
     columns = columns_of(len(names), 3)
     figure = Figure(
-        figsize=(1.6 + (0.5 + 0.42 * len(sizes)) * columns, 0.7 + (0.7 + 0.3 * len(kinds)) * -(-len(names) // columns))
+        figsize=(
+            2.2 + max(0.5 + 0.42 * len(sizes), 2.4) * columns,
+            0.7 + (0.7 + 0.3 * len(kinds)) * -(-len(names) // columns),
+        )
     )
-    grid = panels(figure, len(names), columns, "heads kept")
+    grid = panels(figure, len(names), columns, SIZES)
     for axes, name in zip(grid, names, strict=True):
         rows = groups[groups["recovery"] == name]
         values = rows.pivot_table(index="group", columns="heads_kept", values=QUALITY)
         values = 100 * values.reindex(index=kinds, columns=sizes).to_numpy(float)
-        heat_map(axes, values, rows=kinds, columns=sizes, write=partial(number, decimals=0), vmin=0, vmax=100)
+        colours: Any = {"cmap": f"{LOST}_r", "vmin": 0, "vmax": 100}
+        heat_map(axes, values, rows=labels, columns=sizes, write=partial(number, decimals=0), **colours)
         axes.set_title(_title(name))
     caption = (
         f"Exact match in percent on every kind of example of the report split, heads chosen by {_way_of(best)}: what"
-        " suffers first, and what each recovery brings back."
+        " suffers first, and what each recovery brings back. The darker the red, the more is lost; n is how many"
+        " examples a kind has."
     )
     return Plot("groups", caption, figure)
 
@@ -207,7 +192,8 @@ def compare_smallest(tables: Tables) -> Plot | None:
     return Plot("smallest", caption, figure)
 
 
-def _ways(table: pd.DataFrame) -> pd.Series:
+def ways_of(table: pd.DataFrame) -> pd.Series:
+    """The schedule of every row, with the scorer that it uses."""
     return table.apply(_way_of, axis=1)
 
 
@@ -216,7 +202,7 @@ def _way_of(row: Any) -> str:
 
 
 def _full(table: pd.DataFrame) -> pd.Series:
-    return _ways(table) + ", " + table["recovery"].map(_title)
+    return ways_of(table) + ", " + table["recovery"].map(_title)
 
 
 def _title(recovery: str) -> str:

@@ -50,7 +50,11 @@ def speedup_curves(tables: Tables) -> Plot | None:
             axes.plot(removed, line["speedup"] * line["built_ratio"], **BUILT)
             axes.plot(removed, line["flop_ratio"], color=look["color"], linestyle=":", linewidth=1.2)
         axes.set_xticks(sorted(panel["model_heads_removed"].unique()))
-        axes.set_ylim(0.7, 1.15 * speed.loc[speed["what"] == what, ["speedup", "flop_ratio"]].max(axis=None))
+        low, high = _limits(speed[speed["what"] == what])
+        axes.set_ylim(low, high)
+        beyond = panel[panel["speedup_q3"] > high]
+        for removed in beyond["model_heads_removed"]:
+            axes.annotate("↑", (removed, high), ha="center", va="top", fontsize=9)
         if i < len(columns):
             axes.set_title(f"d_model {d_model}")
         if i % len(columns) == 0:
@@ -67,9 +71,17 @@ def speedup_curves(tables: Tables) -> Plot | None:
         "Speed-up when heads are really removed, evenly from all blocks, against the dense model in turn; bars are"
         " quartiles over rounds. Black dashes are models built with as few heads from the start, the most that removal"
         " can reach; the dotted line is what counting operations would promise, the grey strip the dense model timed"
-        " against itself. Once no cross-attention has a head the encoder need not run."
+        " against itself; an arrow stands for a bar that is longer than its panel. Once no cross-attention has a head"
+        " the encoder need not run."
     )
     return Plot("speedup", caption, figure)
+
+
+def _limits(rows: pd.DataFrame) -> tuple[float, float]:
+    """The ends of an axis with room for all bars, unless one is far longer than the speed-ups: that one leaves it."""
+    most = rows[["speedup", "flop_ratio"]].max(axis=None)
+    low, high = min(0.7, 0.95 * rows["speedup_q1"].min()), min(rows["speedup_q3"].max(), 1.5 * most)
+    return max(low, 0.0), 1.08 * max(high, most)
 
 
 def accuracy_milliseconds(tables: Tables) -> Plot | None:
@@ -98,7 +110,9 @@ def accuracy_milliseconds(tables: Tables) -> Plot | None:
         front = models[models["on_front"]].sort_values("latency_ms").drop_duplicates("removed")
         x, y = front["latency_ms"].to_numpy(), front[QUALITY].to_numpy()
         axes.plot(x, y, label="Pareto front", **FRONT)
-        axes.set(title=f"batch {batch_size}", ylim=(-0.06, 1.12), xlim=(0, 1.15 * models["latency_ms"].max()))
+        slowest = models["latency_ms"].max()
+        longest = (models["latency_ms"] * models["speedup"] / models["speedup_q1"]).max()
+        axes.set(title=f"batch {batch_size}", ylim=(-0.06, 1.12), xlim=(0, 1.05 * min(longest, 1.6 * slowest)))
         axes.tick_params(labelbottom=True)
         fronts.append((axes, [f"−{removed}" for removed in front["heads_removed"]], x, y))
     legend_above(figure, grid[0])
@@ -131,7 +145,7 @@ def time_by_part(tables: Tables) -> Plot | None:
             share = wide["share"][part].to_numpy()
             axes.barh(range(len(wide)), share, left=left, color=colour, height=0.75, label=part.replace("_", "-"))
             for y, (start, width) in enumerate(zip(left, share, strict=True)):
-                if width > 0.1:
+                if width > 0.13:
                     text: Any = {"ha": "center", "va": "center", "fontsize": 9}
                     axes.text(start + width / 2, y, f"{width:.0%}", color=_ink(part), **text)
             left += share

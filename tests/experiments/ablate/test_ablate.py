@@ -11,6 +11,7 @@ import torch
 
 from conftest import LEARNT, compose
 from mhaprune.config import ConfigError, build
+from mhaprune.data import EOS
 from mhaprune.experiments.ablate.study import summary_table
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import measure
@@ -125,3 +126,26 @@ def test_several_recoveries_have_rows_of_their_own(cache: Path) -> None:
 def test_recoveries_that_come_between_or_keep_no_weights_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"recovery=\[{name}\]: experiment=ablate recovers .*; experiment=prune"):
         build(compose("experiment=ablate", f"recovery=[refit,{name}]", "gate=none", "scorer=[ablation]"))
+
+
+def test_the_answers_are_those_of_the_models_without_the_heads(
+    tables: Mapping[str, pd.DataFrame], study: Study
+) -> None:
+    report, decode = study.trained.splits.report, study.trained.task.vocabulary.decode
+    pruning, answers = tables["pruning"], tables["answers"]
+    (scorer,) = answers["scorer"].unique()
+    first_draw = pruning[(pruning["scorer"] == scorer) & (pruning["draw"] == 0)]
+    removed = first_draw.set_index("heads_removed")["removed"]
+    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
+    assert set(answers["right_answer"]) == {" ".join(decode(report.target[0].tolist()))}
+    assert set(answers["recovery"]) == {"nothing", "refit"}
+    for recovery, own in answers.groupby("recovery"):
+        assert list(own["heads_removed"]) == sorted(removed.index)
+        for row in own.to_dict("records"):
+            heads = map(HeadId.parse, removed[row["heads_removed"]].split())
+            left = study.subject.without(HeadMask(study.subject.grid, frozenset(heads)))
+            if recovery == "refit" and row["heads_removed"]:
+                left, _ = Refit()(lesson, left, 0, None, lambda state: None)
+            said = left.decode_greedily(report.source[:1], left.config.max_length, stop=True)
+            ids = said[0].tolist()
+            assert row["answer"].split() == decode(ids[: ids.index(EOS)] if EOS in ids else ids)

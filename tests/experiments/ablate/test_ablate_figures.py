@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 
 from made_tables import all_tables, pruning_table, refitted, text_of
+from mhaprune.experiments.ablate.figures import latency_curves
 from mhaprune.experiments.ablate.study import Ablate
-from mhaprune.reporting.plots import Plot, draw
+from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, draw
 from mhaprune.statistics import student_interval
 from mhaprune.tables import Tables
 
@@ -80,6 +82,34 @@ def test_a_ring_marks_what_can_go_surely() -> None:
     assert "surely" not in text_of(none) + none.caption
 
 
+def test_time_is_drawn_against_heads_removed_and_says_what_is_still_good() -> None:
+    tables = all_tables()
+    tables["pruning"]["quality"] = np.where(tables["pruning"]["heads_removed"] < 4, 0.99, 0.2)
+    (plot,) = draw((latency_curves,), tables)
+    (axes,) = plot.figure.axes
+    assert axes.get_xlabel() == "heads removed, of 4"
+    lines = {bars.get_label(): bars.lines[0] for bars in axes.containers}
+    assert set(lines) == {"gate", "ablation"}, "one draw of a control is noise"
+    for line in lines.values():
+        np.testing.assert_allclose(np.asarray(line.get_xdata(), float), [0, 2, 4], atol=0.1)
+        np.testing.assert_allclose(np.asarray(line.get_ydata(), float), [1, 1 / 1.5, 1 / 2])
+    filled = [
+        line for line in axes.get_lines() if line.get_zorder() > max(each.get_zorder() for each in lines.values())
+    ]
+    assert [list(np.asarray(line.get_xdata(), float).round()) for line in filled] == [[0, 2], [0, 2]]
+    assert "filled: loses ≤ 0.01" in text_of(plot)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "agreement", "latency"])
+def test_the_legend_is_above_the_lines(plots: dict[str, Plot], name: str) -> None:
+    figure = plots[name].figure
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    for axes in figure.axes:
+        assert axes.get_legend() is None
+        assert not legend.get_window_extent().overlaps(axes.get_window_extent())
+
+
 def test_runs_with_and_without_a_recovery_are_compared() -> None:
     tables = comparison_tables()
     after = refitted(tables["summary"], heads_removed=3)
@@ -103,7 +133,7 @@ def test_the_same_tables_give_the_same_bytes(plots: dict[str, Plot]) -> None:
         assert first.png == second.png, first.name
 
 
-@pytest.mark.parametrize("missing", ["heads", "agreement", "pruning", "latency", "training"])
+@pytest.mark.parametrize("missing", ["heads", "agreement", "pruning", "latency", "training", "answers"])
 def test_what_cannot_be_drawn_is_left_out(missing: str, plots: dict[str, Plot]) -> None:
     tables = all_tables()
     del tables[missing]
@@ -145,6 +175,17 @@ def test_runs_are_compared() -> None:
     for plot in plots.values():
         assert "num_heads=2" in text_of(plot)
         assert "num_heads=4" in text_of(plot)
+
+
+def test_a_control_is_grey_and_takes_no_colour_from_a_scorer() -> None:
+    """A scorer has the colour that it has in the figures of one run."""
+    tables = comparison_tables()
+    control = tables["summary"].query("scorer == 'gate'").assign(scorer="random")
+    plot = over_runs({**tables, "summary": pd.concat([control, tables["summary"]], ignore_index=True)})["runs"]
+    wanted = {"random": CONTROL_COLOUR, "gate": COLOURS[0], "ablation": COLOURS[1]}
+    marks = [mark for mark in plot.figure.axes[0].collections if mark.get_label() in wanted]
+    colours = {mark.get_label(): to_hex(mark.get_facecolor()[0]) for mark in marks}  # type: ignore[index]
+    assert colours == {name: colour.lower() for name, colour in wanted.items()}
 
 
 def test_a_run_keeps_its_colour_and_its_place_in_the_legend_in_every_panel() -> None:

@@ -73,7 +73,11 @@ def test_a_layer_that_is_not_its_heads_one_by_one_ends_the_run(run: Run, monkeyp
 def test_what_is_compared_has_one_scale(run: Run) -> None:
     """The scores before and after the division, and what comes out of a head before and after its gate."""
     plots = {plot.name: plot for plot in figures_of(Anatomy, run.experiment(run.study()).tables)}
-    scales = {axes.get_title(loc="left"): axes.images[0].get_clim() for axes in plots["tensors"].figure.axes}
+    shown = [axes for axes in plots["tensors"].figure.axes if axes.images]
+    scales = {axes.get_title(loc="left"): axes.images[0].get_clim() for axes in shown}
+    assert len(scales) == 18
+    assert scales.pop("13. weights") == (0, 1)
+    assert all(low == -high for low, high in scales.values()), "else a colour has no sign"
     assert scales["10. scores"] == scales["11. scaled scores"] == scales["12. masked scores"]
     assert scales["14. head outputs"] == scales["16. gated outputs"] != scales["10. scores"]
 

@@ -15,10 +15,10 @@ from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.prune.figures import (
     accuracy_by_group,
     compare_smallest,
-    order_of_removal,
     recovery_curves,
     survivors,
 )
+from mhaprune.experiments.prune.order_figure import order_of_removal
 from mhaprune.experiments.prune.study import Prune
 from mhaprune.reporting.plots import draw
 from mhaprune.tables import Tables
@@ -131,9 +131,42 @@ def test_survivors_are_counted_block_by_block_and_equal_choices_shown_once(table
 def test_the_order_stands_where_the_heads_do(tables: Tables) -> None:
     plot = order_of_removal(tables)
     assert plot is not None
-    (axes,) = plot.figure.axes
+    axes, bar = plot.figure.axes
+    assert [label.get_text() for label in bar.get_yticklabels()] == ["first", "last"]
     np.testing.assert_array_equal(axes.images[0].get_array(), [[1, 2], [3, 4], [5, 6]])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["encoder self 0", "decoder self 0", "cross 0"]
+
+
+def test_a_head_that_stays_is_darkest_and_one_that_is_not_there_is_grey(tables: Tables) -> None:
+    gone = tables["order"].query("step < 6")
+    plot = order_of_removal({**tables, "order": gone})
+    assert plot is not None
+    axes = plot.figure.axes[0]
+    np.testing.assert_array_equal(axes.images[0].get_array(), [[1, 2], [3, 4], [5, 6]])
+    assert [text.get_text() for text in axes.texts] == ["1", "2", "3", "4", "5", "–"]
+    kept = tables["recovery"].assign(kept="cross.0.0")
+    plot = order_of_removal({**tables, "order": gone, "recovery": kept})
+    assert plot is not None
+    assert np.isnan(np.ma.filled(np.ma.asarray(plot.figure.axes[0].images[0].get_array(), float), np.nan)).sum() == 1
+    assert [text.get_text() for text in plot.figure.axes[0].texts] == ["1", "2", "3", "4", "5"]
+
+
+def test_a_control_is_seen_below_a_curve_that_coincides(tables: Tables) -> None:
+    plot = recovery_curves(tables)
+    assert plot is not None
+    control, *others = plot.figure.axes[0].get_lines()
+    curve = next(line for line in others if len(np.asarray(line.get_xdata())) == 3)
+    assert control.get_linewidth() > curve.get_markersize() > curve.get_linewidth()
+    assert control.get_zorder() < curve.get_zorder()
+
+
+def test_groups_say_how_many_examples_they_have(tables: Tables) -> None:
+    plot = accuracy_by_group({**tables, "groups": tables["groups"].assign(examples=7)})
+    assert plot is not None
+    assert [label.get_text() for label in plot.figure.axes[0].get_yticklabels()] == [
+        "2 symbols (n = 7)",
+        "10 symbols (n = 7)",
+    ]
 
 
 def test_groups_are_those_of_the_best_schedule(tables: Tables) -> None:

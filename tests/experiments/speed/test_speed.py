@@ -204,6 +204,18 @@ def test_figures_are_labelled_and_mark_the_front() -> None:
     assert all(again[name].svg == plot.svg for name, plot in plots.items())
 
 
+def test_bars_stay_in_their_panels_or_an_arrow_says_that_they_do_not() -> None:
+    tables = made_up()
+    for longest, arrows in ((3.0, 0), (60.0, 1)):
+        speed = tables["speed"].copy()
+        speed.loc[speed.index[-1], ["speedup", "speedup_q3"]] = 2.5, longest
+        (plot, *_) = figures_of(Speed, tables | {"speed": speed})
+        tops = [axes.get_ylim()[1] for axes in plot.figure.axes]
+        assert max(tops) < 12
+        assert (max(tops) > longest) == (not arrows)
+        assert [text.get_text() for axes in plot.figure.axes for text in axes.texts] == ["↑"] * arrows
+
+
 def test_lengths_are_named_where_they_differ() -> None:
     speed = made_up()["speed"]
     longer = speed.assign(source_length=40, target_length=50 * (speed["what"] != "encoder"))

@@ -1,0 +1,66 @@
+"""How training went: loss, accuracy and gates against the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from mhaprune.reporting.plots import COLOURS, Plot, legend_above, panels
+from mhaprune.tables import GATE, HeadName, Tables, block_label
+
+MOST_NAMED = 12
+"""Gates of one block that a legend names. More lines cannot be told apart."""
+DASHES = ("-", "--", "-.", ":")
+
+
+def training_curve(tables: Tables) -> Plot | None:
+    """Loss and held-out accuracy over training and, if the model has gates, their values."""
+    if "training" not in tables:
+        return None
+    training = tables["training"]
+    gates = {HeadName.parse(name.removeprefix(GATE)): name for name in training if name.startswith(GATE)}
+    blocks = list(dict.fromkeys((head.site, head.layer) for head in gates))
+    height = 0.3 + 2 * -(-len(blocks) // 3)
+    figure = Figure(figsize=(8.4, 2.9 + height * bool(blocks)))
+    parts: Any = figure.subfigures(2, 1, height_ratios=[2.9, height]) if blocks else [figure]
+    loss, quality = parts[0].subplots(1, 2)
+    _draw_progress(loss, training, {"loss": "training loss", "valid_loss": "held-out loss"})
+    loss.set(xlabel="step", ylabel="loss (nats per token)", yscale="log")
+    _draw_progress(quality, training, {"valid_quality": "held-out exact match"})
+    quality.set(xlabel="step", ylabel="exact match", ylim=(-0.03, 1.03))
+    caption = "Training: the loss at the left, with a logarithmic axis, the share of right answers at the right"
+    if blocks:
+        _draw_gates(parts[1], training, gates, blocks)
+        caption += "; below, every head's gate, a panel for each block"
+    return Plot("training", f"{caption}.", figure)
+
+
+def _draw_progress(axes: Axes, training: pd.DataFrame, lines: Mapping[str, str]) -> None:
+    """Columns of the table as lines, with their names above the panel, where they cover nothing."""
+    for (column, label), dash in zip(lines.items(), ("-", "--"), strict=False):
+        known = training.dropna(subset=column)  # there is no training loss before the first step
+        marker = "o" if len(known) == 1 else ""
+        axes.plot(known["step"], known[column], marker=marker, color=COLOURS[0], linestyle=dash, label=label)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(lines), borderaxespad=0.2)
+
+
+def _draw_gates(
+    figure: Any, training: pd.DataFrame, gates: Mapping[HeadName, str], blocks: Sequence[tuple[str, int]]
+) -> None:
+    grid = panels(figure, len(blocks), min(3, len(blocks)), "step", "gate", sharex=True, sharey=True)
+    shown: dict[int, Line2D] = {}
+    for axes, block in zip(grid, blocks, strict=True):
+        for head, column in gates.items():
+            if head[:2] == block:
+                look: Any = {"color": COLOURS[head.head % len(COLOURS)], "linestyle": DASHES[head.head % len(DASHES)]}
+                (line,) = axes.plot(training["step"], training[column], label=f"head {head.head}", **look)
+                shown.setdefault(head.head, line)
+        axes.set_title(block_label(*block))
+        axes.locator_params(nbins=4)
+    if len(shown) <= MOST_NAMED:
+        legend_above(figure, [shown[number] for number in sorted(shown)])

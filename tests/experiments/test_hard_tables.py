@@ -1,0 +1,97 @@
+"""Figures of tables at the edge of what a run can bring: one head or 768, nothing to remove, one budget, no numbers,
+names of sixty letters. Each is drawn and can be read, or is not drawn at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from legible import check_legible
+from made_tables import answers_table, summary
+from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.experiments.base import figures_of
+from mhaprune.reporting.plots import Plot
+from mhaprune.tables import Tables
+
+Frames = dict[str, pd.DataFrame]
+LONG = "a_scorer_that_somebody_has_given_a_name_of_exactly_60_letter"
+"""Letters: 60."""
+
+
+def tables_of(heads: int, budgets: list[int], scorers: tuple[str, ...] = ("gate", "ablation")) -> Frames:
+    draw = np.random.default_rng(0)
+    names = [("cross", i // 12, i % 12) for i in range(heads)]
+    rows = [
+        {"scorer": scorer, "draw": 0, "site": site, "layer": layer, "head": head}
+        | {"score": float(draw.lognormal(-4, 3)), "stderr": 0.001, "skewness": 0.1}
+        for scorer in scorers
+        for site, layer, head in names
+    ]
+    pruning = [
+        {"scorer": scorer, "draw": 0, "heads_total": heads, "heads_removed": removed}
+        | {"fraction_removed": removed / heads, "quality": 1 - 0.5 * removed / heads}
+        | {"quality_low": 0.4, "quality_high": 1.0, "speedup": 1.1, "speedup_q1": 1.0, "speedup_q3": 1.2}
+        for scorer in scorers
+        for removed in budgets
+    ]
+    gone = " ".join(f"cross.{layer}.{head}" for _, layer, head in names[: budgets[-1]])
+    own = summary().head(1).assign(scorer=scorers[-1], heads_total=heads, heads_removed=budgets[-1], removed=gone)
+    pairs = [{"scorer": scorer, "other": "ablation", "spearman": 0.5} for scorer in scorers if scorer != "ablation"]
+    return {
+        "summary": own,
+        "heads": pd.DataFrame(rows),
+        "pruning": pd.DataFrame(pruning),
+        "agreement": pd.DataFrame(pairs),
+        "latency": pd.DataFrame([{"scorer": "dense again", "speedup_q1": 0.98, "speedup_q3": 1.02}]),
+        "answers": answers_table(),
+    }
+
+
+def without_numbers(tables: Frames) -> Frames:
+    return {**tables, "heads": tables["heads"].assign(score=np.nan, stderr=np.nan, skewness=np.nan)}
+
+
+def half_without_numbers(tables: Frames) -> Frames:
+    heads = tables["heads"]
+    return {**tables, "heads": heads.assign(score=heads["score"].where(heads["head"] % 2 == 0))}
+
+
+def as_it_is(tables: Frames) -> Frames:
+    return tables
+
+
+CASES: dict[str, tuple[Frames, Callable[[Frames], Frames]]] = {
+    "one head": (tables_of(1, [0, 1]), as_it_is),
+    "nothing removed": (tables_of(4, [0]), as_it_is),
+    "one budget": (tables_of(24, [0, 12]), as_it_is),
+    "no scores": (tables_of(24, [0, 12, 24]), without_numbers),
+    "some scores": (tables_of(24, [0, 12, 24]), half_without_numbers),
+    "long names": (tables_of(24, [0, 12, 24], (LONG, "ablation", LONG[::-1])), as_it_is),
+    "a large model": (tables_of(768, [0, 192, 384, 768]), as_it_is),
+    "many budgets": (tables_of(72, list(range(0, 73, 3))), as_it_is),
+}
+
+
+def drawn(case: str) -> dict[str, Plot]:
+    tables, change = CASES[case]
+    found: Tables = change(tables)
+    return {plot.name: plot for plot in figures_of(Ablate, found)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_figure_is_drawn_and_can_be_read(case: str) -> None:
+    plots = drawn(case)
+    without = {"agreement"} if case == "no scores" else set()
+    assert set(plots) == {"matter", "accuracy", "heads", "agreement", "latency", "answers"} - without
+    for plot in plots.values():
+        if (case, plot.name) != ("one head", "matter"):  # a tile has few words
+            check_legible(plot)
+        assert plot.png.startswith(b"\x89PNG") or case == "a large model"
+        assert (plot.figure.get_size_inches() < 40).all()
+
+
+def test_the_name_is_long() -> None:
+    assert len(LONG) == 60
