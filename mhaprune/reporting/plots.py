@@ -33,6 +33,7 @@ STYLE: Any = {
     "figure.constrained_layout.use": True,
     "figure.constrained_layout.w_pad": 0.06,
     "figure.dpi": 110,
+    "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it; a list of others stood at each text of an SVG
     "font.size": 10,
     "grid.alpha": 0.3,
     "legend.fontsize": 9,
