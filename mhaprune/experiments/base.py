@@ -11,7 +11,6 @@ import pandas as pd
 
 from mhaprune.heads import HeadGrid
 from mhaprune.progress import NO_STAGES, Stages
-from mhaprune.pruning.plans import Plan
 from mhaprune.ranges import Checked, Ge, Within
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.head_map import heads_that_matter
@@ -127,11 +126,6 @@ class WithinTolerance(Experiment):
     """Number of examples of one decoding."""
     latency_rounds: Annotated[int, Ge(1)] = 20
     """Number of decodings of each model."""
-
-
-def plan_words(plan: Plan) -> str:
-    """What the progress line says of a plan."""
-    return f"{plan.scorer}, {len(plan.mask.removed)} of {len(plan.mask.grid)} heads removed"
 
 
 def the_one(schedules: Mapping[str, Schedule]) -> Schedule:

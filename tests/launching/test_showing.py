@@ -148,3 +148,5 @@ def test_a_run_at_a_terminal_shows_the_bar_and_ends_in_its_findings(tmp_path: Pa
     said = text.decode()
     assert re.search(r"%\|.*ablate on sort, about \d+ s left: model: training \d+ of 300", said)
     assert said.endswith("start with report.html\r\n")
+    lines = [each.rpartition("\r")[2] for each in said.replace("\r\n", "\n").split("\n")]
+    assert not [each for each in lines if "%|" in each], "a bar is left standing"

@@ -13,12 +13,12 @@ from mhaprune.data import HeldOut
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.experiments.ablate import words
 from mhaprune.experiments.ablate.figures import accuracy_curves, accuracy_latency, compare_runs
-from mhaprune.experiments.base import Findings, Setup, WithinTolerance, plan_words, the_one
+from mhaprune.experiments.base import Findings, Setup, WithinTolerance, the_one
 from mhaprune.experiments.can_go import within_tolerance
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
 from mhaprune.progress import Stages, doing, track
-from mhaprune.pruning.plans import Plan, choices, plan_columns, plans_of
+from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
 from mhaprune.pruning.removal import proofs, prune, time_removed
 from mhaprune.rankings import spearman
 from mhaprune.recoveries.base import recover

@@ -15,13 +15,13 @@ import pandas as pd
 import torch
 
 from mhaprune.data import Data
-from mhaprune.experiments.base import Experiment, Findings, Setup, plan_words, the_one
+from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
 from mhaprune.experiments.interact import words
 from mhaprune.experiments.interact.figures import by_block, interactions, together
 from mhaprune.heads import HeadMask
 from mhaprune.measure import BATCH_SIZE, measure_removed
 from mhaprune.progress import Stages, doing, track
-from mhaprune.pruning.plans import Plan, choices, plan_columns, plans_of
+from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.reporting.plots import Figures
 from mhaprune.schedules.budgets import removing

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
-from mhaprune.experiments.base import plan_words
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
 from mhaprune.progress import track
-from mhaprune.pruning.plans import Plan, plan_columns
+from mhaprune.pruning.plans import Plan, plan_columns, plan_words
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.recoveries.base import Lesson, Recovery, recover
 from mhaprune.schedules.budgets import Budget
