@@ -13,6 +13,7 @@ from mhaprune.command_line import described
 from mhaprune.config import restored
 from mhaprune.data import pad
 from mhaprune.heads import HeadGrid
+from mhaprune.launching.showing import shown
 from mhaprune.model.checkpoint import load as read
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.running import Results
@@ -27,11 +28,12 @@ def run(*overrides: str, folder: str | Path | None = None) -> Results:
     Without a `folder` nothing is written but the cache. Raises ValueError, one line, for settings that cannot be.
     """
     described_run = described(*overrides)
-    if folder is None:
-        return described_run.results()
-    with RunFolder(folder).recorded() as recorded:
-        recorded.note(kind="run", overrides=list(overrides))
-        return described_run(recorded)
+    with shown():
+        if folder is None:
+            return described_run.results()
+        with RunFolder(folder).recorded() as recorded:
+            recorded.note(kind="run", overrides=list(overrides))
+            return described_run(recorded)
 
 
 def study(*overrides: str) -> Study:

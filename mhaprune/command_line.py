@@ -8,12 +8,13 @@ from __future__ import annotations
 import difflib
 import functools
 import gc
+import io
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 OmegaConf.register_new_resolver("pid", os.getpid, use_cache=True, replace=True)
 OmegaConf.register_new_resolver("results", lambda name: str(results_folder() / name), replace=True)
 
+MULTIRUN = ("-m", "--multirun")
 BROUGHT = ("task", "model", "gate", "training")
 """The settings that a `model_file` brings with it."""
 
@@ -100,11 +102,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     try:
-        with _as_hydra_needs_it(arguments):
-            try:
-                execute()
-            except SweepAsked as asked:
-                _sweep(asked)
+        if any(argument.partition("=")[0] in ("--cfg", "-c") for argument in arguments):
+            _show_settings(arguments)
+        elif any(argument.startswith("query=") for argument in arguments):
+            _complete(arguments)
+        else:
+            with _as_hydra_needs_it(arguments):
+                try:
+                    execute()
+                except SweepAsked as asked:
+                    _sweep(asked)
     except RunFailed as error:
         failure = error.__cause__
     except (Exception, KeyboardInterrupt) as error:
@@ -115,6 +122,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise failure
     print(f"error: {_said(failure, arguments)}", file=sys.stderr)
     return 130 if isinstance(failure, KeyboardInterrupt) else 1
+
+
+def _show_settings(arguments: Sequence[str]) -> None:
+    """What Hydra shows for --cfg, with a comment on every setting; of a sweep those of the first job."""
+    from mhaprune.explained import explained
+    from mhaprune.plugins import installed, listed
+
+    first, varying, swept = list[str](), dict[str, str](), any(each in MULTIRUN for each in arguments)
+    for argument in (each for each in arguments if each not in MULTIRUN):
+        if swept and not argument.startswith("-") and "=" in argument and _parses(argument):
+            override = OverridesParser.create().parse_override(argument)
+            if override.is_sweep_override():
+                value: Any = override.value()
+                one = next(override.sweep_string_iterator()) if not override.is_interval_sweep() else value.start
+                varying[override.get_key_element().lstrip("+")] = argument.partition("=")[2]
+                argument = f"{override.get_key_element()}={one}"
+        first.append(argument)
+    shown = io.StringIO()
+    with _as_hydra_needs_it(first), redirect_stdout(shown):
+        execute()
+    named = listed(each.partition("=")[2] for each in first if each.startswith("plugins="))
+    print(explained(shown.getvalue(), ["mhaprune", *installed(), *named], varying), end="")
+
+
+def _complete(arguments: list[str]) -> None:
+    """Print what can follow what was typed. A shell wants no error in the middle of a line."""
+    from mhaprune.completion import typed
+
+    line, found = typed(os.environ.get("COMP_LINE", "")), io.StringIO()
+    with suppress(Exception), redirect_stdout(found), redirect_stderr(io.StringIO()), _as_hydra_needs_it(arguments):
+        os.environ["COMP_LINE"] = line.line(*_search_path(f"plugins={text}" for text in line.plugins))
+        execute()
+    print(" ".join(line.offers(found.getvalue().split())))
 
 
 def option_named(name: str, groups: Sequence[str]) -> Any:
@@ -190,7 +230,7 @@ def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
 def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
     """Hydra reads `sys.argv` and the environment; afterwards they, and the log's handlers, are as they were."""
     before, variables, handlers = sys.argv, dict(os.environ), list(logging.getLogger().handlers)
-    flags = [argument for argument in arguments if argument in ("-m", "--multirun")]  # argparse wants them first
+    flags = [argument for argument in arguments if argument in MULTIRUN]  # argparse wants them first
     rest = [argument for argument in arguments if argument not in flags]
     search = _search_path(arguments)
     at = next((i for i, argument in enumerate(rest) if argument.startswith("plugins=")), len(rest))
@@ -209,7 +249,7 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
         logging.getLogger().handlers[:] = handlers
 
 
-def _search_path(arguments: Sequence[str]) -> list[str]:
+def _search_path(arguments: Iterable[str]) -> list[str]:
     """Where Hydra finds the YAML files of plug-ins: in the folder `conf` of their packages."""
     from mhaprune.plugins import conf_folders
 
@@ -221,8 +261,9 @@ def _said(error: BaseException, arguments: Sequence[str]) -> str:
     if isinstance(error, HydraException | OmegaConfBaseException | ValueError):
         chain = [error, *filter(None, [error.__cause__, error.__context__])]
         text = "\n".join(str(part) for part in chain)
-        for argument in arguments:
-            if not argument.startswith("-") and not _parses(argument):
+        for before, argument in zip(["", *arguments], arguments, strict=False):
+            value_of_option = before.startswith("-") and before not in MULTIRUN
+            if not (argument.startswith("-") or value_of_option or _parses(argument)):
                 return unreadable(argument, conf_folder())
         said = composition_error(text, arguments, conf_folder(), lambda: _composed(arguments))
         if said is not None:

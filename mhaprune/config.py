@@ -17,6 +17,7 @@ from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.plugins import allow, allowed, find_class
+from mhaprune.ranges import expected
 from mhaprune.running import Run
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
@@ -121,7 +122,7 @@ def _build(kind: Any, value: Any, key: str) -> Any:
         return {name: _build(arguments[1], item, f"{key}.{name}") for name, item in value.items()}
     elif _fits(kind, value):
         return float(value) if kind is float else value
-    raise ConfigError(f"{key}={value!r}: must be {_expected(kind)}")
+    raise ConfigError(f"{key}={value!r}: must be {expected(kind)}")
 
 
 def _fits(kind: Any, value: Any) -> bool:
@@ -134,28 +135,6 @@ def _fits(kind: Any, value: Any) -> bool:
     if isinstance(value, float) and not math.isfinite(value):
         return False
     return get_origin(kind) is None and isinstance(value, (int, float) if kind is float else kind)
-
-
-def _expected(kind: Any) -> str:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_expected(one) for one in arguments)
-    if origin is Literal:
-        return " or ".join(map(str, arguments))
-    if origin is tuple:
-        return f"a list in brackets, each {_expected(arguments[0])}"
-    if origin is dict:
-        return f"names with, each, {_expected(arguments[1])}"
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return f"settings with a _target_ that names a {kind.__name__}"
-    names = {
-        int: "a whole number",
-        float: "a finite number",
-        str: "a text",
-        bool: "true or false",
-        types.NoneType: "null",
-    }
-    return names.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def _plug_in(base: type, value: Any, key: str) -> Any:
@@ -188,7 +167,7 @@ def _construct(cls: type, values: Mapping[str, Any], key: str) -> Any:
     for name, field in fields.items():
         no_default = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if name not in built and no_default:
-            raise ConfigError(f"{prefix}{name}: is missing, must be {_expected(kinds[name])}")
+            raise ConfigError(f"{prefix}{name}: is missing, must be {expected(kinds[name])}")
     try:
         return cls(**built)
     except ConfigError:

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from mhaprune.data import Data
 from mhaprune.heads import Block, HeadMask
+from mhaprune.progress import track
 from mhaprune.subject import Batch, DecodesGreedily, Evaluated, Fallback, Outcome, SharesPrefixes, Subject
 
 Measured = TypeVar("Measured", bound=Evaluated)
@@ -50,7 +50,7 @@ def measure_masks(subject: Subject, examples: Data, gates: Tensor, replacement: 
     rounding."""
     order, batches = by_length(examples, BATCH_OF_MASKS)
     parts, total = [], -(-len(examples) // BATCH_OF_MASKS)
-    for batch, at in tqdm(batches, "masks", total, disable=None, leave=False, delay=2):
+    for batch, at in track(batches, "batches", total):
         fallback = replacement and replacement(subject, batch, at)
         if isinstance(subject, SharesPrefixes):
             parts.append(subject.evaluate_masks(batch, gates, fallback))

@@ -32,12 +32,17 @@ def allow(packages: Iterable[str]) -> None:
         _allowed.add(package)
 
 
-def conf_folders(listed: Iterable[str]) -> list[Path]:
+def listed(typed: Iterable[str]) -> list[str]:
+    """The names of packages in what was typed for `plugins=`."""
+    return [name.strip() for text in typed for name in text.strip("[]\"'").split(",") if name.strip()]
+
+
+def conf_folders(typed: Iterable[str]) -> list[Path]:
     """The folders `conf` of plug-ins: of `plugins=[a,b]` on the command line, and of installed packages.
 
     A listed package is looked for in the working folder too. Raises ValueError for one that cannot be found.
     """
-    names = [name.strip() for text in listed for name in text.strip("[]\"'").split(",") if name.strip()]
+    names = listed(typed)
     if names and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     found = []

@@ -6,9 +6,10 @@ A range is anything that answers `value in range` and whose text completes the s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+import types
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,31 @@ def check(name: str, value: Any, hint: Any) -> None:
     if get_origin(hint) is tuple:
         for i, item in enumerate(value):
             check(f"{name}[{i}]", item, get_args(hint)[0])
+
+
+def expected(kind: Any) -> str:
+    """Which values fit a type, to complete the sentence "must be ..."."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return ", ".join([expected(arguments[0]), *map(str, arguments[1:])])
+    if origin in (Union, types.UnionType):
+        return " or ".join(expected(one) for one in arguments)
+    if origin is Literal:
+        return " or ".join(map(str, arguments))
+    if origin is tuple:
+        return f"a list in brackets, each {expected(arguments[0])}"
+    if origin is dict:
+        return f"names with, each, {expected(arguments[1])}"
+    if isinstance(kind, type) and is_dataclass(kind):
+        return f"settings with a _target_ that names a {kind.__name__}"
+    names = {
+        int: "a whole number",
+        float: "a finite number",
+        str: "a text",
+        bool: "true or false",
+        types.NoneType: "null",
+    }
+    return names.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
@@ -10,10 +11,11 @@ from typing import Annotated, Any
 import pandas as pd
 import torch
 
-from mhaprune.experiments.base import Experiment, Setup, figures_of
+from mhaprune.experiments.base import Experiment, Findings, Setup, figures_of
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.places import results_folder
+from mhaprune.progress import Step, doing, track
 from mhaprune.ranges import Checked, Within
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.curves import check_tensorboard, event_files
@@ -29,6 +31,9 @@ from mhaprune.studies.study import ModelOfOthers, Source, Study
 from mhaprune.studies.trained import Recipe
 from mhaprune.tasks.base import Task
 from mhaprune.training.loop import Training
+
+MODEL, SHOW = "model", "figures and page"
+"""The first stage of every run and the last."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -159,26 +164,29 @@ class Run(Checked):
         folder.note(experiment=target(self.experiment), identity=self.identity, code=code_of(self.modules))
         environment = self.source.environment()
         folder.write_json("environment.json", environment)
-        results = self.results()
-        folder.note(checks=results.checks, trained_with=dict(results.trained_with))
-        for name, frame in results.tables.items():
-            folder.write_table(name, frame)
-        for name, content in results.files.items():
-            folder.write(name, content)
-        if self.tensorboard and "training" in results.found:
-            for name, content in event_files(results.found["training"]).items():
+        with self._whole() as whole:
+            results = self._results()
+            folder.note(checks=results.checks, trained_with=dict(results.trained_with))
+            for name, frame in results.tables.items():
+                folder.write_table(name, frame)
+            for name, content in results.files.items():
                 folder.write(name, content)
-        folder.write_figures(results.figures.values())
-        facts = {
-            "command": environment["command"],
-            "folder": folder.path,
-            **self.source.facts,
-            **self.identity,
-            **environment["versions"],
-            **({"trained with": _listed(results.trained_with)} if results.trained_with else {}),
-        }
-        folder.write("report.html", results.page(facts).encode())
-        folder.note(findings=results.sentences, head_map=results.small_map and results.small_map._asdict())
+            if self.tensorboard and "training" in results.found:
+                for name, content in event_files(results.found["training"]).items():
+                    folder.write(name, content)
+            with doing(SHOW):
+                folder.write_figures(track(results.figures.values(), "figures", name=lambda plot: plot.name))
+                facts = {
+                    "command": environment["command"],
+                    "folder": folder.path,
+                    **self.source.facts,
+                    **self.identity,
+                    **environment["versions"],
+                    **({"trained with": _listed(results.trained_with)} if results.trained_with else {}),
+                }
+                folder.write("report.html", results.page(facts).encode())
+            folder.note(findings=results.sentences, head_map=results.small_map and results.small_map._asdict())
+            folder.note(stages={name: round(seconds, 3) for name, seconds in whole.spent.items()})
         return results
 
     def prepare(self) -> None:
@@ -187,12 +195,32 @@ class Run(Checked):
 
     def results(self) -> Results:
         """Train or load the model and run the experiment; writes nothing but the cache."""
-        study = self.study()
-        findings = self.experiment(study)
+        with self._whole():
+            return self._results()
+
+    def _whole(self) -> AbstractContextManager[Step]:
+        """The run as a step with its stages, for the progress line."""
+        stages = self.experiment.stages or {option_name(self.experiment): 5}
+        return doing(self._title, stages={MODEL: 30, **stages, SHOW: 3})
+
+    def _results(self) -> Results:
+        with doing(MODEL, 1):
+            study = self.study()
+        with nullcontext() if self.experiment.stages else doing(option_name(self.experiment), 1):
+            findings = self.experiment(study)
+        with doing(SHOW):
+            return self._shown(study, findings)
+
+    @property
+    def _title(self) -> str:
+        return f"{option_name(self.experiment)} on {self.source.name}"
+
+    def _shown(self, study: Study, findings: Findings) -> Results:
+        """What was found as figures and sentences, too."""
         found = {name: frame.assign(**study.words) for name, frame in findings.tables.items()}
         verdict = self.experiment.head_map(found)
         return Results(
-            title=f"{option_name(self.experiment)} on {self.source.name}",
+            title=self._title,
             tables={name: self._identified(frame) for name, frame in found.items()},
             figures={plot.name: plot for plot in figures_of(type(self.experiment), found)},
             sentences=list(self.experiment.say(found)),

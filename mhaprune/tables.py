@@ -168,3 +168,8 @@ def repeated_draws(frame: pd.DataFrame) -> list[str]:
     """The scorers with several random orders of the heads."""
     draws = frame.groupby("scorer", sort=False)["draw"].nunique()
     return list(draws.index[draws > 1])
+
+
+def varying(frame: pd.DataFrame) -> list[str]:
+    """The columns in which rows differ; what is missing counts as a value."""
+    return [name for name in frame if frame[name].nunique(dropna=False) > 1]

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import pandas as pd
 import torch
-from tqdm import tqdm
+
+from mhaprune.progress import track
 
 COPIES = 4
 """Number of copies of each model that take turns: the place of its weights in memory alone can make one of two equal
@@ -38,7 +39,7 @@ def in_turn(
     """
     names, draw = list(calls), random.Random(0)
     rows: list[dict[str, float]] = []
-    for turn in tqdm(range(-warmup, rounds), "timing", disable=None, leave=False):
+    for turn in track(range(-warmup, rounds), "round"):
         row = {name: milliseconds(calls[name], device) for name in draw.sample(names, len(names))}
         if turn >= 0:
             rows.append(row)

@@ -24,9 +24,10 @@ from mhaprune.storage.store import option_name
 from mhaprune.tasks.base import Task
 
 HOUSE = """
-    places refusals plugins ranges interrupts heads data statistics rankings tables timing storage
-    subject measure model training tasks evaluation scorers schedules recoveries pruning reporting studies
-    experiments running config collecting launching command_line adapters pretrained api __main__
+    places refusals plugins ranges sources explained completion interrupts progress heads data statistics
+    rankings tables timing storage subject measure model training tasks evaluation scorers schedules recoveries
+    pruning reporting studies experiments running config collecting launching command_line adapters pretrained
+    api __main__
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 """The rooms. Each imports only from those before it."""
 PACKAGE = ROOT / "mhaprune"

@@ -22,6 +22,8 @@ from mhaprune.command_line import option_named
 from mhaprune.experiments.ablate.study import Ablate, Recover
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadGrid, HeadMask
+from mhaprune.launching.showing import shown
+from mhaprune.progress import doing
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.recoveries.refitting import Shown, show
@@ -168,7 +170,8 @@ class Heads:
         recoveries: dict[str, Recover] = {}
         if refit:
             recoveries["refit"] = lambda mask: (self._refitted(self.subject.without(mask)), "")
-        found = experiment.study(self.scoring, splits, self._scorers(by), OneShot(), recoveries)
+        with shown(), doing(f"the heads of {type(self.subject.model).__name__}", stages=Ablate.stages):
+            found = experiment.study(self.scoring, splits, self._scorers(by), OneShot(), recoveries)
         named = {QUALITY_NAME: self.quality_name, TIMED_NAME: "a forward pass", LOSS_UNIT: unit_of(self.subject.loss)}
         tables = {name: table.assign(**named) for name, table in found.tables.items()}
         results = Results(

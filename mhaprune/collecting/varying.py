@@ -9,7 +9,7 @@ import pandas as pd
 from mhaprune.collecting.parts import Part
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.settings import Setting, by_use, setting
-from mhaprune.tables import LABEL
+from mhaprune.tables import LABEL, varying
 
 NOT_SET = "not set"
 
@@ -40,5 +40,5 @@ def numbers_of(parts: Sequence[Part], settings: Sequence[Setting]) -> pd.DataFra
 
 def varying_first(frame: pd.DataFrame) -> pd.DataFrame:
     """The same table: first what a row is called, then the columns that vary, then those that never do."""
-    varies = [name for name in frame if name != LABEL and frame[name].nunique(dropna=False) > 1]
+    varies = [name for name in varying(frame) if name != LABEL]
     return frame[[LABEL, *varies, *(name for name in frame if name not in (LABEL, *varies))]]

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 import pandas as pd
 
 from mhaprune.heads import HeadGrid
+from mhaprune.progress import NO_STAGES, Stages
 from mhaprune.ranges import Checked, Ge, Within
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.head_map import heads_that_matter
@@ -74,6 +75,9 @@ class Experiment(Checked, ABC):
     """The figures of one run, in the order of the report."""
     figures_over_runs: ClassVar[Figures] = ()
     """The figures of several runs, whose tables have the columns `label` and `setting`."""
+    stages: ClassVar[Stages] = NO_STAGES
+    """The steps of the study in their order, each with the seconds that it takes on one slow core by default; the
+    progress line tells the time that is left by them."""
     recovers: ClassVar[bool] = False
     """Whether the experiment uses recoveries."""
     needs_training: ClassVar[bool] = False

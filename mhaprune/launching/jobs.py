@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mhaprune.interrupts import limited
 from mhaprune.launching.isolation import end_with_parent, isolated
+from mhaprune.launching.showing import shown
 from mhaprune.launching.watching import progress
 from mhaprune.places import results_folder
 from mhaprune.refusals import RunFailed
@@ -40,7 +41,8 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], ordered: Orde
         run = build()
         run.prepare()
         refused = False
-        results = _recorded(lambda: run, output, overrides, orders)
+        with shown():
+            results = _recorded(lambda: run, output, overrides, orders)
     except BaseException as error:
         _log_traceback()
         if refused and not read_status(output):
@@ -70,7 +72,8 @@ def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], ordered: O
         try:
             if _done_meanwhile(output, start):
                 return
-            results = _recorded(build, output, overrides, orders, wait=True, start=start)
+            with shown(label):
+                results = _recorded(build, output, overrides, orders, wait=True, start=start)
         except BaseException:
             _log_traceback()
             raise

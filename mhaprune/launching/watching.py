@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from mhaprune.progress import duration
 from mhaprune.storage.locks import is_held
 from mhaprune.storage.store import read_status
 from mhaprune.storage.sweeps import LOCK, Sweep
@@ -53,11 +54,5 @@ def progress(folder: Path, idle: int = 0) -> str:
     if seconds and running + idle and running + to_go:
         # Half of what runs is done, on average.
         left = sum(seconds) / len(seconds) * (running / 2 + to_go) / (running + idle)
-        line += f", about {_duration(left)} left"
+        line += f", about {duration(left)} left"
     return line
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(10, round(seconds, -1)):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

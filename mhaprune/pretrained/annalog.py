@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from mhaprune.adapters import losses
 from mhaprune.adapters.batches import IGNORED
@@ -23,6 +22,7 @@ from mhaprune.pretrained.base import Pretrained
 from mhaprune.pretrained.material import Material, Objective, batched, chosen
 from mhaprune.pretrained.molecules import molecules
 from mhaprune.pretrained.texts import Row, in_splits, read_rows
+from mhaprune.progress import track
 from mhaprune.storage.cache import Cache, weights_digest
 from mhaprune.tasks.base import SplitSize
 
@@ -50,9 +50,7 @@ class Annalog(Pretrained):
 
         def answers(state: Any, save: Any) -> dict[str, Any]:
             parts = [part for some in splits.values() for part in batched(some)]
-            return {
-                "batches": [reader.answered(part, self.max_length) for part in tqdm(parts, "answers", disable=None)]
-            }
+            return {"batches": [reader.answered(part, self.max_length) for part in track(parts, "answers")]}
 
         what = {
             "texts": {split: [row.text for row in some] for split, some in splits.items()},

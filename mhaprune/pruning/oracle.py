@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from tqdm import tqdm
 
 from mhaprune.data import Data
 from mhaprune.heads import HeadMask
 from mhaprune.measure import all_open, measure_masks
+from mhaprune.progress import doing
 from mhaprune.storage.cache import Remember, data_digest, source_digests
 from mhaprune.subject import Subject
 from mhaprune.tables import QUALITY
@@ -113,10 +113,10 @@ class _Runner:
 
     def __call__(self, subsets: Iterable[Removed], total: int) -> None:
         new = [subset for subset in subsets if subset not in self.outcomes]
-        with tqdm(total=total, initial=total - len(new), desc="oracle", disable=None, leave=False) as progress:
+        with doing("subsets", total, done=total - len(new)) as step:
             for start in range(0, len(new), MASKS_AT_ONCE):
                 self._run(new[start : start + MASKS_AT_ONCE])
-                progress.update(len(new[start : start + MASKS_AT_ONCE]))
+                step.advance(len(new[start : start + MASKS_AT_ONCE]))
 
     def _run(self, subsets: list[Removed]) -> None:
         gates_MN = all_open(self.subject, len(subsets))

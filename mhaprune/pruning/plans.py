@@ -101,6 +101,11 @@ def scorers_for(scorer: Scorer, kept: Sequence[int], num_heads: int, again: bool
     return [told.get(count, fallback) for count in kept]
 
 
+def plan_words(plan: Plan) -> str:
+    """What the progress line says of a plan."""
+    return f"{plan.scorer}, {len(plan.mask.removed)} of {len(plan.mask.grid)} heads removed"
+
+
 def plan_columns(plan: Plan) -> dict[str, Any]:
     """The columns that say which heads went and why."""
     total, removed = len(plan.mask.grid), len(plan.mask.removed)

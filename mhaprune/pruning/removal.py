@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
-from tqdm import tqdm
 
 from mhaprune.data import Data, HeldOut
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.heads import Block, HeadMask
 from mhaprune.measure import greedy_disagreements, measure, output_difference
-from mhaprune.pruning.plans import Plan, plan_columns, removed_names
+from mhaprune.progress import track
+from mhaprune.pruning.plans import Plan, plan_columns, plan_words, removed_names
 from mhaprune.subject import DecodesGreedily, Outcome, Subject
 from mhaprune.tables import DENSE, DENSE_AGAIN
 from mhaprune.timing import copies, copies_that_fit, in_turn, ratio_columns, taking_turns
@@ -52,7 +52,7 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: HeldOut) -> Pruned:
     reported: dict[HeadMask, Outcome] = {}
     chosen: dict[HeadMask, dict[str, float]] = {}
     rows: list[dict[str, Any]] = []
-    for plan in tqdm(plans, "pruning", disable=None, leave=False):
+    for plan in track(plans, "plan", name=plan_words):
         mask = plan.mask
         to_choose = plan.draw == 0 and mask not in chosen
         if mask not in measured or to_choose:

@@ -11,10 +11,10 @@ from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from mhaprune.data import Data
 from mhaprune.measure import BATCH_SIZE, Diverged, by_length
+from mhaprune.progress import track
 from mhaprune.recoveries.least_squares import correct
 from mhaprune.subject import Batch, Refittable
 
@@ -75,7 +75,7 @@ def refit(left: Fitted, shown: Shown, ridge: float = RIDGE, feed_forward: bool =
     """
     model = left.copied()
     walk = zip(model.last_maps(shown.batches), shown.streams, strict=True)
-    for each, wanted in tqdm(walk, "refit", len(shown.streams), disable=None, leave=False, delay=2):
+    for each, wanted in track(walk, "sublayers", len(shown.streams)):
         if each.feed_forward and not feed_forward:
             continue
         pairs = zip(each.parts, wanted, strict=True)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import escape
 
+from mhaprune.reporting.templates import fill
 from mhaprune.reporting.verdict import SmallMap
 
 TILE = 7
@@ -63,12 +63,10 @@ def render_index(
 
     Columns in which no two runs differ come last.
     """
-    environment = Environment(
-        loader=PackageLoader("mhaprune.reporting", "."), autoescape=True, undefined=StrictUndefined
-    )
-    environment.filters |= {"url": quote, "thumbnail": thumbnail}
     columns = _columns(rows)
-    return environment.get_template("index.html.jinja").render(
+    return fill(
+        "index",
+        {"url": quote, "thumbnail": thumbnail},
         title=title,
         rows=rows,
         states=Counter(row.state for row in rows),

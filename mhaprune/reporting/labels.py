@@ -16,7 +16,9 @@ LABEL_SIZE = 9.5
 _DIRECTIONS = np.array(
     [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1), (0.5, 1), (-0.5, 1), (0.5, -1), (-0.5, -1)]
 )
-_DISTANCES = np.array((7, 12, 18, 26, 36, 50, 70, 95, 125))  # pixels
+_DISTANCES = np.array((7, 12, 18, 26, 36, 50, 70, 95, 125))
+SCREEN = 110
+"""Dots per inch of the pixels in which distances are given here, whatever the figure has."""
 
 
 def label_points(axes: Axes, names: list[str], x: np.ndarray, y: np.ndarray, y_errors: np.ndarray) -> None:
@@ -27,13 +29,18 @@ def label_points(axes: Axes, names: list[str], x: np.ndarray, y: np.ndarray, y_e
     figure = axes.figure.get_figure(root=True)
     assert figure is not None
     lay_out(figure)
-    pixels = axes.transData.transform
+    pixel = figure.dpi / SCREEN
+
+    def pixels(data: Any) -> np.ndarray:
+        return np.asarray(axes.transData.transform(data)) / pixel
+
+    least, most = np.asarray(axes.bbox.min) / pixel, np.asarray(axes.bbox.max) / pixel
     points = pixels(np.c_[x, y])
     marks = np.hstack([points - 6, points + 6])
     bars = np.hstack([pixels(np.c_[x, y - y_errors[0]]) - 1, pixels(np.c_[x, y + y_errors[1]]) + 1])
     zero = pixels((x[0], 0))[1]
-    bars = np.vstack([bars, (axes.bbox.x0, zero - 1, axes.bbox.x1, zero + 1)])
-    sizes = [_text_size(figure, name) + 5 for name in names]
+    bars = np.vstack([bars, (least[0], zero - 1, most[0], zero + 1)])
+    sizes = [_text_size(figure, name) / pixel + 5 for name in names]
     boxes = np.full((len(names), 4), -1e9)  # far away: not placed yet
     off = np.zeros(len(names))
     directions, distances = np.repeat(_DIRECTIONS, len(_DISTANCES), axis=0), np.tile(_DISTANCES, len(_DIRECTIONS))
@@ -41,7 +48,7 @@ def label_points(axes: Axes, names: list[str], x: np.ndarray, y: np.ndarray, y_e
         centres = points[i] + directions * (sizes[i] / 2 + distances[:, None])
         places = np.hstack([centres - sizes[i] / 2, centres + sizes[i] / 2])
         lines = points[i] + np.linspace(0.15, 1, 20)[:, None, None] * (centres - points[i])
-        outside = (places[:, :2] < axes.bbox.min).any(axis=1) | (places[:, 2:] > axes.bbox.max).any(axis=1)
+        outside = (places[:, :2] < least).any(axis=1) | (places[:, 2:] > most).any(axis=1)
         cost = distances + 1000 * (outside + _overlaps(places, boxes) + _overlaps(places, marks))
         gaps = _gaps(places, points)
         cost += 20 * _overlaps(places, bars) + 50 * (gaps.min(axis=1) < gaps[:, i] - 1)  # nearer to another point
@@ -51,7 +58,7 @@ def label_points(axes: Axes, names: list[str], x: np.ndarray, y: np.ndarray, y_e
     leader = {"arrowstyle": "-", "linewidth": 0.7, "color": CONTROL_COLOUR, "shrinkA": 0, "shrinkB": 3}
     style: Any = {"fontsize": LABEL_SIZE, "ha": "center", "va": "center", "textcoords": "offset points"}
     for i, name in enumerate(names):
-        offset = ((boxes[i, :2] + boxes[i, 2:]) / 2 - points[i]) * 72 / figure.dpi
+        offset = ((boxes[i, :2] + boxes[i, 2:]) / 2 - points[i]) * 72 / SCREEN
         axes.annotate(name, (x[i], y[i]), tuple(offset), arrowprops=leader if off[i] > _DISTANCES[0] else None, **style)
 
 

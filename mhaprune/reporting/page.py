@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import escape
+from markupsafe import Markup, escape
+from pandas.api.types import is_numeric_dtype
 
 from mhaprune.reporting.plots import Plot
-from mhaprune.tables import Tables
+from mhaprune.reporting.templates import fill
+from mhaprune.tables import Tables, varying
 
 LONGEST = 500
 """Rows of a table that the page shows; its file has all of them."""
@@ -52,37 +53,54 @@ def render(
     checks: Sequence[str] = (),
 ) -> str:
     """The whole page. `facts` say what was run and where; long tables are folded, and cut after `LONGEST` rows."""
-    figures = [
-        {"alt": plot.alt or plot.caption, "caption": plot.caption, "data": base64.b64encode(plot.svg).decode()}
-        for plot in plots
-    ]
-    shown = {name: _html(frame[:LONGEST]) for name, frame in tables.items()}
-    environment = Environment(
-        loader=PackageLoader("mhaprune.reporting", "."), autoescape=True, undefined=StrictUndefined
-    )
-    sizes = {name: len(frame) for name, frame in tables.items()}
-    return environment.get_template("report.html.jinja").render(
+    return fill(
+        "report",
         title=title,
         lines=lines,
-        figures=figures,
-        tables=shown,
-        sizes=sizes,
+        figures=[
+            {
+                "name": plot.name,
+                "alt": plot.alt or plot.caption,
+                "caption": plot.caption,
+                "data": base64.b64encode(plot.svg).decode(),
+            }
+            for plot in plots
+        ],
+        tables=[_table(name, frame) for name, frame in tables.items()],
         longest=LONGEST,
         facts=facts,
         checks=checks,
     )
 
 
+class Table(NamedTuple):
+    """A table as the page shows it."""
+
+    name: str
+    rows: int
+    html: str
+    """Its first rows, without the columns that are the same in all rows."""
+    same: dict[str, Markup]
+    """The values of those."""
+
+
+def _table(name: str, frame: pd.DataFrame) -> Table:
+    shown = varying(frame) if len(frame) > 1 else list(frame)
+    same = {each: _text(frame[each].iloc[0]) for each in frame if each not in shown}
+    return Table(name, len(frame), _html(frame[shown][:LONGEST]), same)
+
+
 def _html(frame: pd.DataFrame) -> str:
     """The table as HTML. What pandas has for that takes ten times as long."""
-    names = "".join(f"<th>{escape(name)}</th>" for name in frame)
-    columns = [[_cell(value) for value in frame[name]] for name in frame]
+    starts = {name: "" if is_numeric_dtype(frame[name]) else " class=t" for name in frame}
+    names = "".join(f"<th{start}><button>{escape(name)}</button></th>" for name, start in starts.items())
+    columns = [[f"<td{start}>{_text(value)}</td>" for value in frame[name]] for name, start in starts.items()]
     rows = "\n".join(f"<tr>{''.join(cells)}</tr>" for cells in zip(*columns, strict=True))
     return f"<table>\n<thead><tr>{names}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>"
 
 
-def _cell(value: object) -> str:
+def _text(value: object) -> Markup:
     """Numbers with four digits; empty for what is not there."""
     if isinstance(value, float):
-        return "<td></td>" if math.isnan(value) else f"<td>{value:.4g}</td>"
-    return "<td></td>" if value is None or value is pd.NA else f"<td>{escape(value)}</td>"
+        return Markup("" if math.isnan(value) else f"{value:.4g}")
+    return Markup("") if value is None or value is pd.NA else escape(value)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
 from torch import Tensor
-from tqdm import tqdm
 
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
+from mhaprune.progress import track
 from mhaprune.ranges import Checked, Ge
 from mhaprune.schedules.budgets import Budget
 from mhaprune.subject import Subject
@@ -120,7 +120,7 @@ class Stepwise(Schedule):
         """Raises ValueError for a budget that it cannot meet."""
         masks: dict[int, HeadMask] = {}
         most = len(self.smallest(evidence.subject.grid).removed)
-        for mask in tqdm(self.path(evidence), "choosing heads", most + 1, disable=None, leave=False):
+        for mask in track(self.path(evidence), "choosing heads", most + 1):
             masks |= {i: mask for i, budget in enumerate(budgets) if i not in masks and budget.met_by(mask)}
             if len(masks) == len(budgets):
                 break

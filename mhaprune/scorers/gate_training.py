@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from mhaprune.data import Data
 from mhaprune.measure import Diverged
+from mhaprune.progress import track
 from mhaprune.subject import Subject
 
 Sample = Callable[[Tensor, int, float, torch.Generator], Tensor]
@@ -54,7 +54,7 @@ def train_gates(
     draw = torch.Generator().manual_seed(seed)
     batches = examples.shuffled_batches(batch_size, torch.Generator().manual_seed(seed))
     path, examples_run = [], 0
-    for step in tqdm(range(steps), "gates", disable=None, leave=False):
+    for step in track(range(steps), "gates"):
         share = step / max(1, steps - 1)
         batch = next(batches)
         gates_BN = sample(logits_N, len(batch), share, draw)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from tqdm import tqdm
 
 from mhaprune.data import Data
 from mhaprune.measure import all_open, gate_gradients
+from mhaprune.progress import track
 from mhaprune.ranges import Ge
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
@@ -40,7 +40,7 @@ class IntegratedGradients(Scorer):
         paths = [range(len(grid))] if self.path == "all" else [grid.positions(block) for block in grid.blocks]
         points = [(list(path), (step + 0.5) / self.steps) for path in paths if path for step in range(self.steps)]
         total_EN = torch.zeros(len(examples), len(grid), dtype=torch.double, device=open_N.device)
-        for path, alpha in tqdm(points, "integrated gradients", disable=None, leave=False):
+        for path, alpha in track(points, "points"):
             gates_N = open_N.clone()
             gates_N[path] = alpha
             total_EN[:, path] -= gate_gradients(subject, examples, gates_N)[:, path]

@@ -14,6 +14,7 @@ import torch
 
 from mhaprune.data import Data
 from mhaprune.heads import HeadId
+from mhaprune.progress import doing
 from mhaprune.ranges import Checked
 from mhaprune.scorers.base import Budgeted, Scorer, Scores, TrainedGates
 from mhaprune.storage.cache import Remember, data_digest, source_digests
@@ -40,7 +41,7 @@ class Scoring:
         """Raises ValueError, naming the scorer, where it refuses and for a score that is not finite."""
         scorer = self._definite(scorer)
         if scorer not in self._done:
-            with naming(name):
+            with naming(name), doing(name):
                 self._done[scorer] = self._scored(scorer)
         return self._done[scorer]
 

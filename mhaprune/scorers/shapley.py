@@ -12,10 +12,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from mhaprune.data import Data
 from mhaprune.measure import all_open, measure_masks
+from mhaprune.progress import doing, track
 from mhaprune.ranges import Ge, Gt, Lt, Within
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.statistics import bernstein_bound
@@ -74,8 +74,8 @@ class Shapley(Scorer):
         ends[1] = 0.0
         all_value, none_value = -measure_masks(subject, examples, ends).loss.double().mean(dim=1)
         contributions: list[Tensor] = []
-        with tqdm(total=2 + pairs * per_pair, desc="shapley", disable=None, leave=False) as progress:
-            progress.update(2)
+        with doing("coalitions", 2 + pairs * per_pair) as step:
+            step.advance(2)
             while len(contributions) < pairs and not self._settled(contributions, pairs):
                 orders = [torch.randperm(num_heads, generator=draw) for _ in range(min(PAIRS_AT_ONCE, pairs))]
                 orders = orders[: pairs - len(contributions)]
@@ -90,7 +90,7 @@ class Shapley(Scorer):
                 gains = torch.cat([start, inner, end], dim=1).diff(dim=1)
                 by_head = torch.stack([gain[order.argsort()] for gain, order in zip(gains, both, strict=True)])
                 contributions += by_head.view(-1, 2, num_heads).mean(dim=1).unbind()
-                progress.update(len(gates))
+                step.advance(len(gates))
         values_PN = torch.stack(contributions)
         stderr_N = values_PN.std(dim=0) / len(values_PN) ** 0.5 if len(values_PN) > 1 else None
         evaluations = 2 + len(values_PN) * 2 * (num_heads - 1)
@@ -119,7 +119,7 @@ def _exact(subject: Subject, examples: Data) -> Scores:
     places_N = torch.arange(num_heads - 1, -1, -1, device=opened.device)  # the last head changes first: long prefixes
     values_EN = torch.zeros(len(examples), num_heads, dtype=torch.double, device=opened.device)
     numbers = torch.arange(2**num_heads, device=opened.device).split(MASKS_AT_ONCE)
-    for numbers_M in tqdm(numbers, "shapley", disable=None, leave=False):
+    for numbers_M in track(numbers, "coalitions"):
         open_MN = (numbers_M[:, None] >> places_N) & 1
         loss_ME = measure_masks(subject, examples, open_MN.to(opened)).loss.double()
         sizes_M1 = open_MN.sum(dim=1, keepdim=True)

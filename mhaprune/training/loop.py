@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
-from tqdm import tqdm
 
 from mhaprune.data import PAD, Examples
 from mhaprune.interrupts import Held
 from mhaprune.measure import Diverged, measure
 from mhaprune.model.gates import GateConfig, HeadGate
 from mhaprune.model.network import EncoderDecoder
+from mhaprune.progress import doing
 from mhaprune.ranges import Checked, Ge, Gt, Lt
 from mhaprune.training.optimisers import Muon, stacked, unstack
 
@@ -134,14 +134,13 @@ class Training(Checked):
             _restore(state, model, optimisers, running)
             first, watch, rows = int(state["step"]), Watch(state["seconds"]), list(state["rows"])
         batches = train.shuffled_batches(self.batch_size, order, self.sorted_batches, skip=first)
-        progress = tqdm(range(first, self.steps), "training", self.steps, initial=first, disable=None, leave=False)
-        with Held() as held:
-            for step in progress:
+        with Held() as held, doing("training", self.steps, done=first) as progress:
+            for step in range(first, self.steps):
                 for group in parameter_groups(optimisers):
                     group["lr"] = group["initial_lr"] * self.learning_rate_factor(step)
                 model.train()
                 running += training_step(model, next(batches), optimisers, objective, self.clip_norm)
-                done = step + 1
+                done = progress.done = step + 1
                 if done % self.evaluate_every == 0 or done == self.steps:
                     mean_loss = running.item() / ((done - 1) % self.evaluate_every + 1)
                     with watch.paused() as seconds:  # after the loss was read, for which a GPU has to finish
@@ -149,7 +148,7 @@ class Training(Checked):
                         running.zero_()
                         row = {"step": done, "seconds": seconds, "loss": mean_loss}
                         rows.append(row | self._held_out(model, valid))
-                        progress.set_postfix(loss=f"{mean_loss:.3f}", exact=f"{rows[-1]['valid_quality']:.3f}")
+                        progress.note = f"loss {mean_loss:.3f}, exact match {rows[-1]['valid_quality']:.3f}"
                 asked, due = held.asked, done % self.checkpoint_every == 0 and done < self.steps
                 if save is not None and (due or asked):
                     with watch.paused() as seconds:

@@ -20,6 +20,7 @@ from mhaprune.reporting.headline import against_settings
 from mhaprune.reporting.plots import draw, lay_out
 from mhaprune.reporting.settings import setting
 from mhaprune.reporting.verdict import in_small
+from mhaprune.running import MODEL, SHOW
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.tables import Tables
 from tiny import options
@@ -47,6 +48,14 @@ def test_it_ends_in_sentences_that_the_tables_alone_give(done: Done) -> None:
     assert (status["status"], status["findings"]) == ("done", lines)
     for name in status["files"]:
         assert (done.folder / name).stat().st_size > 0
+
+
+def test_its_stages_come_in_the_order_that_it_says(done: Done) -> None:
+    """The progress line tells the time that is left by them. A run need not have all, as it need not train again."""
+    said = [MODEL, *(done.kind.stages or [done.folder.name]), SHOW]
+    noted = list(read_status(done.folder)["stages"])
+    assert noted == [stage for stage in said if stage in noted]
+    assert {MODEL, SHOW} < set(noted)
 
 
 def test_every_figure_has_something_to_draw_and_a_name_of_its_own(done: Done) -> None:

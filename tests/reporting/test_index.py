@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import time
 from pathlib import Path
 
 import pandas as pd
-import pytest
 
+from browser import after, needs_browser
 from mhaprune.reporting.index import Row, render_index, thumbnail
 from mhaprune.reporting.verdict import SmallMap, Verdict, in_small
 
@@ -19,7 +17,6 @@ HEADS = pd.DataFrame(
     columns=["site", "layer", "head", "stays"],
 )
 SMALL = in_small(Verdict(HEADS, "ablation", "1 of <3> heads", ""))
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def rows(count: int = 12) -> list[Row]:
@@ -58,32 +55,12 @@ def test_a_thumbnail_is_the_map_of_heads_in_small() -> None:
     assert thumbnail(None) == ""
 
 
-def after(page: str, script: str, tmp_path: Path) -> str:
-    """The title that a script gives to the page in a browser."""
-    path = tmp_path / "index.html"
-    path.write_text(page.replace("</body>", f"<script>document.title = (() => {{ {script} }})();</script></body>"))
-    assert BROWSER is not None
-    command = [
-        BROWSER,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=5000",
-        f"--user-data-dir={tmp_path}",
-        "--dump-dom",
-    ]
-    done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=120)
-    [title] = re.findall("<title>(.*)</title>", done.stdout.split("</head>")[0])
-    return str(title)
-
-
 SHOWN = (
     "return [...document.querySelectorAll('tbody tr')].filter(r => !r.hidden).map(r => r.cells[3].textContent).join()"
 )
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
+@needs_browser
 def test_it_is_sorted_and_filtered_by_clicks(tmp_path: Path) -> None:
     page = render_index("t", rows())
     click = "const all = [...document.querySelectorAll('th button')];"
@@ -100,8 +77,7 @@ def test_it_is_sorted_and_filtered_by_clicks(tmp_path: Path) -> None:
         assert after(page, script + SHOWN, tmp_path) == ",".join(map(str, expected)), script
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
+@needs_browser
 def test_a_click_on_a_run_that_was_sorted_and_filtered_opens_its_report(tmp_path: Path) -> None:
     for row in rows():
         if row.link:
@@ -116,8 +92,7 @@ def test_a_click_on_a_run_that_was_sorted_and_filtered_opens_its_report(tmp_path
     assert after(render_index("t", rows()), script, tmp_path) == "the report of num_heads=10"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
+@needs_browser
 def test_a_thousand_runs_are_filtered_and_sorted_within_a_second(tmp_path: Path) -> None:
     page = render_index("t", rows(1000))
     script = "const t = performance.now(); field.value = 'done'; field.dispatchEvent(new Event('input'));"

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
+import pandas as pd
+import pytest
+
+from browser import after, needs_browser, run_browser
 from made_tables import all_tables, summary
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.reporting.page import proof_sentences, render
@@ -24,6 +30,101 @@ def test_the_page_stands_alone() -> None:
     assert "ablate on &lt;sort&gt;" in page
     assert page.count('<img src="data:image/svg+xml;base64,') == len(plots)
     assert all(f'alt="{plot.alt or plot.caption}"' in page for plot in plots if "'" not in plot.caption)
-    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
     assert "<b>pruning</b>, 15 rows" in page
     assert page.index("9 of 24") < page.index("<img") < page.index("<table")
+
+
+def page_of_ablate() -> str:
+    tables = all_tables() | {"summary": summary(), "made": MADE}
+    return render("ablate on sort", ["9 of 24"], list(draw(Ablate.figures, tables)), tables, {"command": "x"}, ["p"])
+
+
+MADE = pd.DataFrame(
+    {
+        "scorer": ["b", "a", "c"],
+        "task": "sort",
+        "cost": [1e-5, 30.0, 4.0],
+        "gap": [None, 2.0, 1.0],
+        "draws": 1,
+        "none": None,
+    }
+)
+
+
+def test_columns_that_never_vary_are_folded_away_with_their_value() -> None:
+    page = render("t", [], [], {"made": MADE, "one": MADE[:1], "empty": MADE[:0]}, {})
+    made, one, empty = page.split('<div class="scroll"')[1:]
+    assert re.findall("<button>(.*?)</button>", made) == ["scorer", "cost", "gap"]
+    assert "3 columns are the same in all rows" in made
+    assert re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", made) == [("task", "sort"), ("draws", "1"), ("none", "empty")]
+    assert len(re.findall("<button>", one)) == 6, "of a single row there is nothing to compare"
+    assert len(re.findall("<button>", empty)) == 6
+
+
+def test_the_contents_lead_to_every_figure_and_table() -> None:
+    page = page_of_ablate()
+    leads = re.findall('href="#(.*?)"', page)
+    assert {f"table-{name}" for name in all_tables()} <= set(leads)
+    assert sum(lead.startswith("figure-") for lead in leads) == page.count("<figure ")
+    assert all(page.count(f'id="{lead}"') == 1 for lead in leads)
+
+
+@needs_browser
+def test_tables_are_sorted_by_a_click(tmp_path: Path) -> None:
+    page = render("t", [], [], {"other": MADE, "made": MADE}, {})
+    rows = "[...table.rows].slice(1).map(row => row.cells[0].textContent).join('')"
+    for clicks, order in ((["cost"], "bca"), (["cost", "cost"], "acb"), (["gap"], "cab"), (["scorer"], "abc")):
+        script = "const table = document.querySelector('#table-made table');"
+        for name in clicks:
+            script += f"[...table.querySelectorAll('button')].find(b => b.textContent === '{name}').click();"
+        assert after(page, f"{script} return {rows}", tmp_path) == order, clicks
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1200, 400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_fits_its_window_and_takes_the_colours_of_the_system(width: int, dark: bool, tmp_path: Path) -> None:
+    script = """
+      const all = name => [...document.querySelectorAll(name)], style = name => getComputedStyle(all(name)[0]);
+      const light = colour => colour.match(/[0-9.]+/g).slice(0, 3).reduce((sum, each) => sum + Number(each), 0) / 765;
+      all('details').forEach(each => each.open = true);
+      return JSON.stringify({
+        ground: light(style('body').backgroundColor),
+        ink: light(style('body').color),
+        soft: light(style('figcaption').color),
+        head: light(style('th').backgroundColor),
+        card: light(style('figure img').backgroundColor),
+        wide: document.documentElement.scrollWidth,
+        images: Math.max(...all('img').map(each => each.getBoundingClientRect().right)),
+        scrolls: all('.scroll').filter(each => each.scrollWidth > each.clientWidth).length,
+        drawn: all('img').every(each => each.naturalWidth > 0),
+      });
+    """
+    system = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    found = json.loads(after(page_of_ablate(), script, tmp_path, system, width=width))
+    assert found["drawn"]
+    assert found["wide"] <= width, "the page itself does not scroll sideways"
+    assert found["images"] <= width
+    assert found["scrolls"] or width > 400, "wide tables do"
+    assert found["card"] == 1, "figures are drawn for white"
+    assert abs(found["ground"] - found["ink"]) > 0.6
+    assert abs(found["ground"] - found["soft"]) > 0.4
+    assert (found["ground"] < 0.5) == dark
+    assert found["head"] == found["ground"]
+
+
+@needs_browser
+def test_a_lead_opens_the_table_that_was_folded(tmp_path: Path) -> None:
+    tables = {"long": pd.DataFrame({"step": range(400), "x": range(400)}), "made": MADE}
+    script = "document.querySelector('a[href=\"#table-long\"]').click();"
+    script += "return document.querySelector('#table-long').closest('details').open"
+    assert after(render("t", [], [], tables, {}), script, tmp_path) == "true"
+
+
+@needs_browser
+def test_it_prints_upright_and_its_wide_tables_across(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(page_of_ablate())
+    run_browser(tmp_path / "page.html", tmp_path, f"--print-to-pdf={tmp_path / 'page.pdf'}")
+    sheets = re.findall(rb"/MediaBox \[0 0 (\d+) (\d+)\]", (tmp_path / "page.pdf").read_bytes())
+    assert {int(width) > int(height) for width, height in sheets} == {False, True}

@@ -9,7 +9,6 @@ from math import isnan, nan
 from typing import Any, ClassVar
 
 import pandas as pd
-from tqdm import tqdm
 
 from mhaprune.data import HeldOut
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
@@ -21,7 +20,8 @@ from mhaprune.experiments.base import Findings, Setup, WithinTolerance, the_one
 from mhaprune.experiments.can_go import within_tolerance
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
-from mhaprune.pruning.plans import Plan, choices, plan_columns, plans_of
+from mhaprune.progress import Stages, doing, track
+from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
 from mhaprune.pruning.removal import proofs, prune, time_removed
 from mhaprune.rankings import spearman
 from mhaprune.recoveries.base import recover
@@ -81,6 +81,7 @@ class Ablate(WithinTolerance):
         training_curve,
     )
     figures_over_runs: ClassVar[Figures] = (compare_curves, compare_runs)
+    stages: ClassVar[Stages] = {"score": 2, "prune": 8, "time": 9, "recover": 4, "prove": 1}
     say = staticmethod(words.say)
     headline = staticmethod(words.headline)
     head_map = staticmethod(words.head_map)
@@ -123,7 +124,8 @@ class Ablate(WithinTolerance):
             models: dict[str, Any] = {NOTHING: study.subject.without}
             models |= {name: lambda mask, name=name: recoveries[name](mask)[0] for name in recoveries}
             findings.tables["answers"] = answers_table(study.origin, of_the_furthest(findings.tables), models)
-        findings.checks.update(proofs(study.subject, study.splits.report))
+        with doing("prove"):
+            findings.checks.update(proofs(study.subject, study.splits.report))
         return findings
 
     def study(
@@ -137,20 +139,25 @@ class Ablate(WithinTolerance):
         """The study of any subject, ours or one that others made: nothing here knows where the model came from."""
         subject, report = scoring.subject, splits.report
         budgets = removing(heads_to_remove(self.budgets, len(subject.grid)), subject.grid)
-        plans = plans_of(choices(scoring, scorers, schedule, budgets))
-        pruning, _, difference = prune(subject, plans, splits)
-        latency = time_removed(
-            subject, [plan for plan in plans if plan.draw == 0], report[: self.latency_batch], self.latency_rounds
-        )
+        with doing("score"):
+            plans = plans_of(choices(scoring, scorers, schedule, budgets))
+            heads = heads_table(scoring, scorers)
+        with doing("prune"):
+            pruning, _, difference = prune(subject, plans, splits)
+        with doing("time"):
+            latency = time_removed(
+                subject, [plan for plan in plans if plan.draw == 0], report[: self.latency_batch], self.latency_rounds
+            )
         pruning = with_times(pruning, latency)
-        heads = heads_table(scoring, scorers)
         alike = rank_agreement(heads)
         summary = summary_table(pruning, alike, self.tolerance)
         furthest = words.largest_budget(summary)["scorer"]
         mine = [plan for plan in plans if (plan.scorer, plan.draw) == (furthest, 0)]
-        recovered = [
-            with_times(recovered_table(subject, splits, name, each, mine), latency) for name, each in recoveries.items()
-        ]
+        with doing("recover", len(recoveries)) as step:
+            recovered = []
+            for name, each in recoveries.items():
+                recovered.append(with_times(recovered_table(subject, splits, name, each, mine), latency))
+                step.advance()
         summaries = [summary, *(summary_table(table, alike, self.tolerance) for table in recovered)]
         tables = {
             "summary": pd.concat(summaries, ignore_index=True),
@@ -181,7 +188,7 @@ def recovered_table(
     """The rows of `pruning` for these plans after the recovery of that name. The dense model stays as it is."""
     rows = []
     dense = measure(subject.without(HeadMask(subject.grid)), splits.choose)
-    for plan in tqdm(plans, "recovering", disable=None, leave=False):
+    for plan in track(plans, name, name=plan_words):
         model, note = recovered(plan.mask) if plan.mask.removed else (subject.without(plan.mask), "")
         columns = plan_columns(plan) | {"recovery": name} | accuracy_columns(measure(model, splits.report))
         columns |= choose_columns(measure(model, splits.choose), dense)

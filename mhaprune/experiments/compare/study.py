@@ -24,6 +24,7 @@ from mhaprune.experiments.compare.figures import (
 from mhaprune.experiments.compare.limits import passes
 from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.measure import measure_removed
+from mhaprune.progress import Stages, doing
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning.plans import Plan
 from mhaprune.pruning.removal import proofs, prune
@@ -77,6 +78,13 @@ class Compare(Experiment):
         training_curve,
     )
     figures_over_runs: ClassVar[Figures] = (compare_methods, compare_curves)
+    stages: ClassVar[Stages] = {
+        "score": 180,
+        "best subset": 180,
+        "prune": 60,
+        "score again": 60,
+        "prove": 2,
+    }
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
     headline = staticmethod(words.headline)
@@ -112,20 +120,24 @@ class Compare(Experiment):
         subject, splits = study.subject, study.splits
         budgets = heads_to_remove(self.budgets, len(subject.grid))
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
-        compared = list(contestants(scoring, study.scorers, study.schedules, removing(budgets, subject.grid)))
+        with doing("score"):
+            compared = list(contestants(scoring, study.scorers, study.schedules, removing(budgets, subject.grid)))
+            heads = heads_table(scoring, study.scorers)
         plans = [plan for contestant in compared for plan in contestant.plans]
-        oracle = find_best(
-            subject,
-            splits.choose,
-            budgets,
-            self.oracle,
-            self.beam_width,
-            also=[plan.mask for plan in plans],
-            remember=study.remember,
-        )
+        with doing("best subset"):
+            oracle = find_best(
+                subject,
+                splits.choose,
+                budgets,
+                self.oracle,
+                self.beam_width,
+                also=[plan.mask for plan in plans],
+                remember=study.remember,
+            )
         kind = "exact" if oracle.exact else "bound"
         best = [Plan(name, 0, kind, oracle.best(k, name), str(k)) for name in OBJECTIVES for k in budgets]
-        pruned = prune(subject, [*plans, *best], splits)
+        with doing("prune"):
+            pruned = prune(subject, [*plans, *best], splits)
         pruning, bests = pruned.table[: len(plans)], pruned.table[len(plans) :]
         oracles = bests.rename(columns={"scorer": "objective", "schedule": "kind"}).drop(columns="draw")
         oracles.insert(2, "masks_evaluated", len(oracle.outcomes))
@@ -135,11 +147,14 @@ class Compare(Experiment):
         by_name = {contestant.name: contestant.choice for contestant in compared}
         pruning.insert(1, "family", [by_name[name].family for name in pruning["scorer"]])
         pruning.insert(2, "settings", [by_name[name].settings for name in pruning["scorer"]])
-        heads = heads_table(scoring, study.scorers)
         agreement = rank_agreement(heads)
-        methods = methods_table(compared, regrets, pruning, agreement, split_half(study))
+        with doing("score again"):
+            leak, reliability = self._leak(study, plans, pruning), split_half(study)
+        methods = methods_table(compared, regrets, pruning, agreement, reliability)
         winner = winner_table(methods, regrets, self.few_passes)
-        facts = prunable_columns(heads, self.tolerance_nats) | self._leak(study, plans, pruning) | {"oracle": kind}
+        facts = prunable_columns(heads, self.tolerance_nats) | leak | {"oracle": kind}
+        with doing("prove"):
+            proved = proofs(subject, splits.report)
         return Findings(
             {
                 "winner": winner.assign(**facts),
@@ -150,7 +165,7 @@ class Compare(Experiment):
                 "agreement": agreement,
                 **study.training_table,
             },
-            {"max_difference_masked_removed": pruned.difference, **proofs(subject, splits.report)},
+            {"max_difference_masked_removed": pruned.difference, **proved},
         )
 
     def _leak(self, study: Study, plans: Sequence[Plan], pruning: pd.DataFrame) -> dict[str, float]:

@@ -25,6 +25,7 @@ from mhaprune.experiments.explain.without_each import close_each, closed_table, 
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure import all_open, measure
 from mhaprune.model.gates import Softmax
+from mhaprune.progress import Stages, doing
 from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.ranges import Ge
 from mhaprune.rankings import spearman
@@ -66,6 +67,14 @@ class Explain(Experiment):
     """The largest cost of a prunable head, in nats of mean loss."""
 
     reads_example: ClassVar[bool] = True
+    stages: ClassVar[Stages] = {
+        "score": 5,
+        "patterns": 5,
+        "close each head": 5,
+        "show": 10,
+        "gates": 20,
+        "prove": 2,
+    }
     figures: ClassVar[Figures] = (
         head_profiles,
         attention_maps,
@@ -114,29 +123,36 @@ class Explain(Experiment):
     def __call__(self, study: Study) -> Findings:
         subject, report = study.subject, study.splits.report
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
-        heads = heads_table(scoring, study.scorers)
-        seen = observe(subject, study.splits.score)
-        closed = close_each(subject, report)
+        with doing("score"):
+            heads = heads_table(scoring, study.scorers)
+        with doing("patterns"):
+            seen = observe(subject, study.splits.score)
+        with doing("close each head"):
+            closed = close_each(subject, report)
         worth = closed_table(subject.grid.heads, closed)
         looks = looks_table(whole_grid(study), subject.grid, seen.looks, heads, worth, self.tolerance_nats)
         looks["without_prunable"] = without_prunable(subject, looks, report)
         chosen = [head for name in self.heads for head in heads_named(name, subject.grid)] or list(subject.grid)
         equivalence = EquivalenceCheck(subject, report)
         equivalence.prove(HeadMask(subject.grid).without(*chosen))
-        shown = self._shown(study, closed, chosen)
         most = looks[~looks["removed"]].sort_values("score", ascending=False, kind="stable")
         first = [head for name in named(most) if (head := HeadId(*name)) in chosen][:MOST_HEADS]
+        with doing("show"):
+            shown = self._shown(study, closed, chosen) | self._before(study, first)
+        with doing("gates"):
+            gates = self._gates(study, heads)
         tables = {
             "looks": looks,
             **shown,
-            **self._before(study, first),
             "heads": heads,
             "agreement": rank_agreement(heads),
             "patterns": seen.patterns,
-            **self._gates(study, heads),
+            **gates,
             **study.training_table,
         }
-        return Findings(tables, {"max_difference_masked_removed": equivalence.worst} | proofs(subject, report))
+        with doing("prove"):
+            proved = proofs(subject, report)
+        return Findings(tables, {"max_difference_masked_removed": equivalence.worst} | proved)
 
     def _shown(self, study: Study, closed: Outcome, heads: Sequence[HeadId]) -> dict[str, pd.DataFrame]:
         """Tables `examples` and `attention` and, for a model that answers, `wrong`."""

@@ -9,13 +9,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import pandas as pd
-from tqdm import tqdm
 
 from mhaprune.data import Data, Examples
 from mhaprune.evaluation import interval_for
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import all_open, measure_masks
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.progress import track
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.statistics import with_interval
 from mhaprune.subject import Outcome, Subject
@@ -52,7 +52,7 @@ def turned_wrong(
     """For each of the `heads` the first `shown` examples that turn wrong when it is closed, with the model's answer."""
     right_E = closed.quality[0] == 1
     rows: list[dict[str, Any]] = []
-    for n, head in enumerate(tqdm(subject.grid, "what breaks", disable=None, leave=False)):
+    for n, head in enumerate(track(subject.grid, "heads", name=str)):
         at = (right_E & (closed.quality[n + 1] == 0)).nonzero()[:shown, 0]
         if head not in heads or not len(at):
             continue

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 import torch
-from tqdm import tqdm
 
 from mhaprune.data import Data
 from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
@@ -21,7 +20,8 @@ from mhaprune.experiments.interact import words
 from mhaprune.experiments.interact.figures import by_block, interactions, together
 from mhaprune.heads import HeadMask
 from mhaprune.measure import BATCH_SIZE, measure_removed
-from mhaprune.pruning.plans import Plan, choices, plan_columns, plans_of
+from mhaprune.progress import Stages, doing, track
+from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.reporting.plots import Figures
 from mhaprune.schedules.budgets import removing
@@ -46,6 +46,7 @@ class Interact(Experiment):
 
     figures: ClassVar[Figures] = (interactions, together)
     figures_over_runs: ClassVar[Figures] = (by_block,)
+    stages: ClassVar[Stages] = {"score": 5, "pairs": 40, "prove": 10}
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
     headline = staticmethod(words.headline)
@@ -61,7 +62,8 @@ class Interact(Experiment):
         subject, report = study.subject, study.splits.report
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
         budgets = removing(range(len(subject.grid) + 1), subject.grid)
-        made = plans_of(choices(scoring, study.scorers, the_one(study.schedules), budgets))
+        with doing("score"):
+            made = plans_of(choices(scoring, study.scorers, the_one(study.schedules), budgets))
         plans = [plan for plan in made if plan.draw == 0]
         every = HeadMask(subject.grid)
         alone = [every.without(head) for head in subject.grid]
@@ -87,15 +89,17 @@ class Interact(Experiment):
             "together": together_table(plans, planned_ME, alone_NE.mean(axis=1), interaction_PE.mean(axis=1)),
         }
         equivalence = EquivalenceCheck(subject, report)
-        for plan in plans:
-            equivalence.prove(plan.mask)
-        return Findings(tables, {"max_difference_masked_removed": equivalence.worst} | proofs(subject, report))
+        with doing("prove"):
+            for plan in track(plans, "removed equals masked", name=plan_words):
+                equivalence.prove(plan.mask)
+            proved = proofs(subject, report)
+        return Findings(tables, {"max_difference_masked_removed": equivalence.worst} | proved)
 
 
 def loss_rises(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> np.ndarray:
     """(M, E): the loss of every example with the heads of each mask closed minus that with all open, in nats."""
     masks = [HeadMask(subject.grid), *masks]
-    parts = tqdm(list(examples.batches(BATCH_SIZE)), "pairs of heads", disable=None, leave=False)
+    parts = track(list(examples.batches(BATCH_SIZE)), "pairs")
     loss_ME = torch.cat([measure_removed(subject, part, masks).loss for part in parts], dim=1).double().cpu().numpy()
     return loss_ME[1:] - loss_ME[0]
 

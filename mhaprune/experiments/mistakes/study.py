@@ -16,6 +16,7 @@ from mhaprune.experiments.mistakes.mistakes import GRADIENT_MISTAKES, RIGHT, WHA
 from mhaprune.experiments.mistakes.words import RANDOM_GATES
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.removal import proofs, prune
 from mhaprune.rankings import spearman
@@ -49,6 +50,7 @@ class Mistakes(Experiment):
     needs_training: ClassVar[bool] = True
     figures: ClassVar[Figures] = (costs_by_budget, training_curve)
     figures_over_runs: ClassVar[Figures] = (compare_costs,)
+    stages: ClassVar[Stages] = {"score and prune": 25, "train again": 30, "score both": 40, "prove": 2}
     say = staticmethod(words.say)
     headline = staticmethod(words.headline)
     say_in_common = staticmethod(words.over_runs)
@@ -68,23 +70,29 @@ class Mistakes(Experiment):
 
     def __call__(self, study: Study) -> Findings:
         trained, network = study.trained, study.trained.network
-        chosen = self._choose(study, network, {"right": RIGHT, **GRADIENT_MISTAKES})
+        with doing("score and prune"):
+            chosen = self._choose(study, network, {"right": RIGHT, **GRADIENT_MISTAKES})
         costs = [cost_table(name, chosen.quality["right"], chosen.quality[name]) for name in GRADIENT_MISTAKES]
         rho = {name: chosen.spearman("right", name) for name in GRADIENT_MISTAKES}
         difference, tables = chosen.difference, dict[str, pd.DataFrame]()
         if self.retrain and isinstance(trained.gate, Softmax) and network.learned_gates() is not None:
             other: Any = "rand" if trained.gate.init == "zeros" else "zeros"
-            retrained, tables["retraining"] = trained.retrain(replace(trained.gate, init=other))
+            with doing("train again", 1):
+                retrained, tables["retraining"] = trained.retrain(replace(trained.gate, init=other))
             gate_and_ablation = {"gate": Gate(), REFERENCE: Ablation()}
             models = {trained.gate.init: network, other: retrained}
-            right, wrong = (self._choose(study, models[start], gate_and_ablation) for start in ("zeros", "rand"))
+            right, wrong = (
+                self._choose(study, models[start], gate_and_ablation)
+                for start in track(("zeros", "rand"), "score both", name=str)
+            )
             handicap = right.quality[REFERENCE] - wrong.quality[REFERENCE]
             costs.append(cost_table(RANDOM_GATES, right.quality["gate"], wrong.quality["gate"], handicap))
             rho[RANDOM_GATES] = wrong.spearman("gate", REFERENCE)
             difference = max(difference, right.difference, wrong.difference)
         pruning = pd.concat(costs, ignore_index=True)
         tables |= {"mistakes": mistakes_table(pruning, rho), "mistake_pruning": pruning, **study.training_table}
-        checks = {"max_difference_masked_removed": difference, **proofs(network, study.splits.report)}
+        with doing("prove"):
+            checks = {"max_difference_masked_removed": difference, **proofs(network, study.splits.report)}
         return Findings(tables, checks)
 
     def _choose(self, study: Study, subject: Seq2Seq, scorers: Mapping[str, Scorer]) -> Chosen:

@@ -23,6 +23,7 @@ from mhaprune.experiments.prune.figures import (
 )
 from mhaprune.experiments.prune.order_figure import order_of_removal
 from mhaprune.experiments.prune.trials import Trial, Trials
+from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.costs import Costs, no_memory
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import proofs, time_removed
@@ -70,6 +71,13 @@ class Prune(WithinTolerance):
     recovers: ClassVar[bool] = True
     figures: ClassVar[Figures] = (recovery_curves, survivors, order_of_removal, accuracy_by_group, training_curve)
     figures_over_runs: ClassVar[Figures] = (compare_smallest,)
+    stages: ClassVar[Stages] = {
+        "cost": 10,
+        "prune and recover": 800,
+        "controls": 400,
+        "time": 40,
+        "prove": 5,
+    }
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
     headline = staticmethod(words.headline)
@@ -98,7 +106,8 @@ class Prune(WithinTolerance):
         batch = splits.report[: self.latency_batch]
         costs = Costs(subject, splits.report.few(), batch, self.latency_rounds, study.remember)
         # Before the first head is scored, so that an impossible budget is refused at once.
-        budgets = {n: resolve(self.budgets, s.smallest(subject.grid), costs) for n, s in study.schedules.items()}
+        with doing("cost"):
+            budgets = {n: resolve(self.budgets, s.smallest(subject.grid), costs) for n, s in study.schedules.items()}
         kept = [{budget.heads_kept(subject.grid) for budget in resolved} for resolved in budgets.values()]
         rounds = max(len(sizes - {len(subject.grid)}) for sizes in kept)
         steps = [each.extra_steps * (rounds if each.between else 1) for each in study.recoveries.values()]
@@ -107,7 +116,7 @@ class Prune(WithinTolerance):
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
         found: list[Trial] = []
         order: list[dict[str, Any]] = []
-        for name, schedule in study.schedules.items():
+        for name, schedule in track(study.schedules.items(), "prune and recover", name=lambda each: each[0]):
             plans = list(first_plans(scoring, study.scorers, name, schedule, budgets[name]))
             order += removal_order(plans)
             asked = {budget.name for budget in budgets[name]}
@@ -116,9 +125,11 @@ class Prune(WithinTolerance):
                 for scorer in dict.fromkeys(plan.scorer for plan in plans):
                     choose = partial(choose_next, study, scorer, name)
                     found += trials.between(between, choose, budgets[name])
-        found += list(trials.controls(best_of_each_size(found)))
+        with doing("controls"):
+            found += list(trials.controls(best_of_each_size(found)))
         table = pd.DataFrame([trial.columns for trial in found])
-        latency = latency_table(subject, found, batch, self.latency_rounds)
+        with doing("time"):
+            latency = latency_table(subject, found, batch, self.latency_rounds)
         smallest = smallest_table(table, latency, self.tolerance)
         tables = {
             "smallest": smallest,
@@ -130,7 +141,8 @@ class Prune(WithinTolerance):
             "recovery_training": pd.concat(trials.histories) if trials.histories else pd.DataFrame(),
             **study.training_table,
         }
-        checks = {"max_difference_masked_removed": trials.worst, **proofs(subject, splits.report)}
+        with doing("prove"):
+            checks = {"max_difference_masked_removed": trials.worst, **proofs(subject, splits.report)}
         saved = [study.saved(f"models/{name}", model, steps) for name, model, steps in _to_save(found, smallest)]
         files = {name: content for files in saved for name, content in files.items()}
         return Findings({name: frame for name, frame in tables.items() if len(frame)}, checks, files)

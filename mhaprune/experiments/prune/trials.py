@@ -7,12 +7,12 @@ from math import nan
 from typing import Any, NamedTuple
 
 import pandas as pd
-from tqdm import tqdm
 
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
-from mhaprune.pruning.plans import Plan, plan_columns
+from mhaprune.progress import track
+from mhaprune.pruning.plans import Plan, plan_columns, plan_words
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.recoveries.base import Lesson, Recovery, recover
 from mhaprune.schedules.budgets import Budget
@@ -66,7 +66,7 @@ class Trials:
             for name, recovery in self.recoveries.items()
             if not recovery.between and not recovery.control
         }
-        for plan in tqdm(plans, "recovering", disable=None, leave=False):
+        for plan in track(plans, "plan", name=plan_words):
             equivalence.prove(plan.mask)
             self.worst = max(self.worst, equivalence.worst)
             for name in (NOTHING, *ends):
@@ -86,7 +86,7 @@ class Trials:
         dense, steps = self.lesson.dense, 0
         left: Subject = dense
         last: Trial | None = None
-        for budget in tqdm(budgets, f"{name}, budget by budget", disable=None, leave=False):
+        for budget in track(budgets, name, name=lambda budget: budget.name):
             plan = choose(left, budget)
             if last is not None and not plan.mask.removed:  # the model is within this budget already
                 yield last._replace(
@@ -111,7 +111,7 @@ class Trials:
         for name in (name for name, recovery in self.recoveries.items() if recovery.control):
             steps = self.lesson.training.steps + self.lesson.extra_steps
             work = [(trial, draw) for trial in best for draw in range(self.recoveries[name].draws)]
-            for trial, draw in tqdm(work, name, disable=None, leave=False):
+            for trial, draw in track(work, name, name=lambda each: plan_words(each[0].plan)):
                 left = self.lesson.dense.without(trial.plan.mask)
                 yield self._recovered(trial.plan, name, left, draw, steps)
 

@@ -10,7 +10,6 @@ from itertools import product
 from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
-from tqdm import tqdm
 
 from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
 from mhaprune.experiments.speed import words
@@ -19,6 +18,7 @@ from mhaprune.experiments.speed.matchup import PRECISIONS, Matchup
 from mhaprune.experiments.speed.workloads import Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
 from mhaprune.model.network import Transformer
+from mhaprune.progress import Stages, doing
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.removal import proofs, prune, time_removed
 from mhaprune.ranges import Ge, Sizes, Within
@@ -67,6 +67,7 @@ class Speed(Experiment):
     """Whether the layers of the fresh models go through torch.compile."""
 
     figures: ClassVar[Figures] = (speedup_curves, accuracy_milliseconds, time_by_part)
+    stages: ClassVar[Stages] = {"sizes": 240, "trained model": 40, "prove": 2}
     say = staticmethod(words.say)
     headline = staticmethod(words.headline)
 
@@ -95,14 +96,16 @@ class Speed(Experiment):
     def __call__(self, study: Study) -> Findings:
         timed_on = {"device": device_name(study.subject.device), "dtype": self.dtype}
         sizes = {} if study.origin is None else self.sizes(study.trained, timed_on)
-        pruning, tradeoff, difference = self.trained(study)
+        with doing("trained model"):
+            pruning, tradeoff, difference = self.trained(study)
         tables = {
             **sizes,
             "tradeoff": tradeoff.assign(**timed_on, compiled=False),
             "pruning": pruning,
             **study.training_table,
         }
-        checks = {"max_difference_masked_removed": difference, **proofs(study.subject, study.splits.report)}
+        with doing("prove"):
+            checks = {"max_difference_masked_removed": difference, **proofs(study.subject, study.splits.report)}
         return Findings(tables, checks)
 
     def sizes(self, trained: Trained, timed_on: Mapping[str, str]) -> dict[str, pd.DataFrame]:
@@ -114,7 +117,7 @@ class Speed(Experiment):
         longest = max(*self.source_lengths, *self.target_lengths)
         workloads = list(self.workloads(config))
         speed, parts = [], []
-        with tqdm(total=len(self.d_models) * len(workloads), desc="sizes", disable=None) as progress:
+        with doing("sizes", len(self.d_models) * len(workloads)) as step:
             for d_model in self.d_models:
                 whole = scaled(config, d_model, longest)
                 for shape in dict.fromkeys(work.shape(whole) for work in workloads):
@@ -123,7 +126,7 @@ class Speed(Experiment):
                         if work.shape(whole) == shape:
                             speed.append(matchup.speed(work, self.rounds))
                             parts.append(matchup.parts(work, self.rounds))
-                            progress.update()
+                            step.advance()
         table = pd.concat(speed, ignore_index=True).assign(**timed_on, compiled=self.compile)
         return {
             "sizes": half_and_sixth(table),

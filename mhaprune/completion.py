@@ -1,0 +1,47 @@
+"""What a shell offers while a command is typed: what Hydra finds, without `_target_`, and also inside the brackets of a
+list."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+LIST = re.compile(r"([\w/]+=)(\[(?:\w+,)*)(\w*)")
+"""A list that is being typed: its key, the options that are complete, the beginning of the next one."""
+
+
+class Typed(NamedTuple):
+    """A command line up to the cursor."""
+
+    before: str
+    """All but the last word, with the space after it."""
+    word: str
+
+    @property
+    def plugins(self) -> list[str]:
+        """What stands behind `plugins=`."""
+        return [word.partition("=")[2] for word in self.before.split() if word.startswith("plugins=")]
+
+    def line(self, *more: str) -> str:
+        """What Hydra is asked: it knows the options of a list by its key alone. `more` are further settings."""
+        listing = LIST.fullmatch(self.word)
+        return f"{self.before}{''.join(f'{each} ' for each in more)}{listing[1] if listing else self.word}"
+
+    def offers(self, found: Iterable[str]) -> list[str]:
+        """Of what Hydra finds that which can follow."""
+        found = [each for each in found if not re.search(r"(^|\.)_\w+_=", each)]
+        listing = LIST.fullmatch(self.word)
+        if listing is None:
+            return found
+        key, chosen, begun = listing.groups()
+        names = [each.removeprefix(key) for each in found]
+        return [
+            f"{key}{chosen}{name}" for name in names if name.startswith(begun) and name not in chosen[1:].split(",")
+        ]
+
+
+def typed(line: str) -> Typed:
+    """The command line that a shell hands over in COMP_LINE."""
+    before, space, word = line.rpartition(" ")
+    return Typed(before + space, word)

@@ -1,0 +1,152 @@
+"""The line that says what a run is doing, at a terminal and where stderr is a file."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, TINY
+from mhaprune.launching import showing
+from mhaprune.launching.showing import line, seconds_left, shown
+from mhaprune.progress import doing, track, under_way
+
+STAGES = {"model": 30, "score": 10, "prune": 20, "figures": 4}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_names_every_step_with_what_it_is_done_to() -> None:
+    with doing("ablate on sort"), doing("prune", 3) as step, doing("masks") as inner:
+        step.advance()
+        step.on = lambda: "ablation, 6 of 24 heads removed"
+        inner.note = "loss 0.5"
+        assert line(under_way()) == "ablate on sort: prune 2 of 3, ablation, 6 of 24 heads removed: masks, loss 0.5"
+        assert line(under_way(), "seed=1").startswith("seed=1: ablate on sort: ")
+
+
+def test_the_time_left_is_that_of_the_stages_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with doing("run", stages=STAGES):
+        assert seconds_left(under_way()) == 64
+        with doing("model", 1), doing("training", 100) as training:
+            now += 6
+            assert seconds_left(under_way()) == 24 + 34
+            training.advance(50)
+            assert seconds_left(under_way()) == 6 + 34
+        assert seconds_left(under_way()) == 34
+        with doing("score"):
+            now += 20
+            assert seconds_left(under_way()) == 24, "nothing is known of how far it is: it should be over"
+        # This machine takes twice as long.
+        assert seconds_left(under_way()) == 48
+        with doing("prune", 4) as step:
+            now += 10
+            step.advance()
+            assert seconds_left(under_way()) == 30 + 8
+        assert ", about 10 s left" in line(under_way())
+
+
+def test_nothing_is_promised_where_no_stages_are_known() -> None:
+    with doing("train again"):
+        assert seconds_left(under_way()) is None
+        assert line(under_way()) == "train again"
+
+
+def test_a_file_gets_a_line_each_time_and_also_of_a_stage_that_calls_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(showing, "EVERY", 0.05)
+    to = io.StringIO()
+    with shown("seed=1", to), doing("ablate on sort", stages=STAGES), doing("prune"):
+        deadline = time.monotonic() + 10
+        while to.getvalue().count("\n") < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    lines = to.getvalue().splitlines()
+    assert len(lines) >= 3
+    assert all(each.startswith("seed=1: ablate on sort, about 20 s left: prune") for each in lines)
+    assert not [thread for thread in threading.enumerate() if thread.name == "progress line"]
+
+
+def test_lines_come_often_enough() -> None:
+    assert showing.EVERY < 10
+
+
+def test_a_short_run_says_nothing() -> None:
+    to = io.StringIO()
+    with shown("", to), doing("ablate on sort", stages=STAGES):
+        pass
+    assert to.getvalue() == ""
+
+
+def test_at_a_terminal_there_is_one_bar_that_never_goes_back_and_is_gone_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(showing, "REDRAWN", 0.02)
+    to = Terminal()
+    with shown("", to), doing("ablate on sort", stages={"model": 0.1, "prune": 0.4, "figures": 0.1}):
+        with doing("model"):
+            time.sleep(0.15)
+        for _ in track(range(5), "prune", name=lambda i: f"plan {i}"):
+            time.sleep(0.08)
+    shares = [int(share) for share in re.findall(r"(\d+)%", to.getvalue())]
+    assert "prune 4 of 5, plan 3" in to.getvalue()
+    assert shares == sorted(shares)
+    assert shares[-1] > 50
+    assert "\n" not in to.getvalue()
+    assert to.getvalue().rpartition("\r")[0].rpartition("\r")[2].strip() == "", "the bar is wiped out"
+
+
+def test_a_line_of_the_log_does_not_end_up_inside_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(showing, "REDRAWN", 0.02)
+    to = Terminal()
+    monkeypatch.setattr(sys, "stderr", to)
+    handler = logging.StreamHandler(to)
+    logging.getLogger().addHandler(handler)
+    try:
+        with shown(), doing("ablate on sort", stages=STAGES):
+            time.sleep(0.1)
+            logging.getLogger("mhaprune").warning("trained: taken from the cache")
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert re.search(r"\r *\r?trained: taken from the cache\n", to.getvalue())
+
+
+@pytest.mark.slow
+def test_a_run_at_a_terminal_shows_the_bar_and_ends_in_its_findings(tmp_path: Path) -> None:
+    """In a terminal of its own."""
+    command = [sys.executable, str(ROOT / "scripts" / "run.py"), "experiment=ablate", *TINY, "training.steps=300"]
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
+    process = subprocess.Popen(
+        [*command, f"cache={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"], stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    text = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        text += part
+    os.close(ours)
+    assert process.wait() == 0
+    said = text.decode()
+    assert re.search(r"%\|.*ablate on sort, about \d+ s left: model: training \d+ of 300", said)
+    assert said.endswith("start with report.html\r\n")
+    lines = [each.rpartition("\r")[2] for each in said.replace("\r\n", "\n").split("\n")]
+    assert not [each for each in lines if "%|" in each], "a bar is left standing"

@@ -1,0 +1,136 @@
+"""`--cfg job`: every setting with a comment, from the dataclasses, read without importing them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+import typing
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conftest import ROOT, run_here
+from mhaprune.command_line import main
+from mhaprune.explained import explained
+from mhaprune.ranges import expected
+from mhaprune.sources import Sources
+
+OURS = Sources(frozenset(["mhaprune"]))
+TARGETS = sorted(
+    {
+        found
+        for path in (ROOT / "conf").glob("*/*.yaml")
+        for found in re.findall(r"_target_: (mhaprune\S+)", path.read_text())
+    }
+    | {"mhaprune.running.Run", "mhaprune.storage.sweeps.Orders"}
+)
+
+
+def uncommented(text: str) -> list[str]:
+    """The keys above which no comment stands."""
+    lines = text.splitlines()
+    keys = [(i, line.strip()) for i, line in enumerate(lines) if re.match(r"\s*\w+:", line)]
+    return [key for i, key in keys if not key.startswith("_target_") and not lines[i - 1].lstrip().startswith("#")]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.removeprefix("mhaprune."))
+def test_what_a_source_says_is_what_its_class_checks(target: str) -> None:
+    module, _, name = target.rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    found, kinds = OURS.settings(target), typing.get_type_hints(cls, include_extras=True)
+    assert OURS.about(target)
+    for field in fields(cls):
+        assert found[field.name].doc, f"{field.name} has no docstring"
+        plain = not re.search(r"[A-Z]\w+", str(field.type).replace("Annotated", "").replace("Literal", "")) or (
+            "Annotated" in field.type
+        )
+        if found[field.name].allowed or plain:
+            assert found[field.name].allowed == expected(kinds[field.name])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["experiment=prune", "schedule=[greedy_refit,knapsack]", "recovery=[from_scratch,refit]", "task=inflection"],
+        ["experiment=compare", "scorer=[shapley,hard_concrete,taylor_batch]", "gate=none"],
+        ["model=hf", "experiment=speed"],
+    ],
+    ids=" ".join,
+)
+def test_every_key_has_a_comment_and_the_yaml_loads_to_the_same_values(overrides: list[str]) -> None:
+    shown = run_here(main, *overrides, "--cfg", "job").stdout
+    assert not uncommented(shown)
+    bare = "".join(line for line in shown.splitlines(keepends=True) if not line.lstrip().startswith("#"))
+    assert yaml.safe_load(shown) == yaml.safe_load(bare)
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+def test_a_comment_says_meaning_and_range() -> None:
+    shown = run_here(main, "--cfg", "job").stdout
+    assert "  # Number of optimiser steps. Allowed: a whole number, 1 or more.\n  steps: 600\n" in shown
+
+
+def test_a_part_of_the_settings_is_shown_too() -> None:
+    shown = run_here(main, "--cfg", "job", "-p", "training").stdout
+    assert shown.startswith("# @package training\n")
+    assert not uncommented(shown)
+    assert run_here(main, "--cfg", "job", "-p", "seed").stdout == "0\n"
+
+
+def test_of_a_sweep_the_first_job_is_shown_and_what_varies() -> None:
+    shown = run_here(main, "-m", "model.num_heads=2,8", "training=adamw,default", "--cfg", "job").stdout
+    assert re.search(r"In\s+(# )?this\s+(# )?sweep:\s+(# )?2,8\.\n +num_heads: 2\n", shown)
+    assert re.search(r"this\s+(# )?sweep:\s+(# )?adamw,default\.\ntraining:", shown)
+    assert yaml.safe_load(shown)["training"]["optimiser"] == "adamw"
+
+
+def test_what_cannot_be_composed_is_refused_as_ever() -> None:
+    assert "did you mean seed?" in run_here(main, "sped=1", "--cfg", "job").stderr
+
+
+def test_a_plug_in_of_the_user_is_explained_without_being_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_tasks").mkdir()
+    (tmp_path / "my_tasks" / "double.py").write_text(
+        "from typing import Annotated\nfrom mhaprune.ranges import Ge\nfrom mhaprune.tasks.base import SequenceTask\n"
+        'class Double(SequenceTask):\n    """Every symbol twice."""\n'
+        '    times: Annotated[int, Ge(2)] = 2\n    """How often."""\n'
+        "    odd: Own = 1\nraise SystemExit('imported')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "task:\n  _target_: my_tasks.double.Double\n  times: 2\n  odd: 1\n  train: 5\n"
+    shown = explained(text, ["mhaprune", "my_tasks"])
+    assert "Every symbol twice.\ntask:" in shown
+    assert "  # How often. Allowed: a whole number, 2 or more.\n  times: 2\n  odd: 1\n" in shown
+    assert re.search(r"  # .*examples.*\n  train: 5\n", shown), "it inherits this from a class of ours"
+    assert "Every symbol twice" not in explained(text), "a package that was not named is not looked up"
+
+
+@pytest.mark.parametrize("text", ["", "0\n", "a: 1\n", "a:\n  _target_: nowhere.Thing\n  b: 1\n", "a: [1, {b: 2}]\n"])
+def test_what_is_not_known_stays_as_it_is(text: str) -> None:
+    assert explained(text) == text
+
+
+@pytest.mark.slow
+def test_settings_are_shown_and_completed_at_once_and_without_torch() -> None:
+    code = (
+        "import sys, time\nfor name in ('torch', 'pandas', 'matplotlib'): sys.modules[name] = None\n"
+        "from mhaprune.command_line import main\nend = main()\n"
+        "print(time.process_time(), file=sys.stderr)\nsys.exit(end)"
+    )
+    for arguments in (["--cfg", "job"], ["-sc", "query=bash"]):
+        seconds = []
+        for _ in range(3):
+            command = [sys.executable, "-c", code, *arguments]
+            done = subprocess.run(
+                command, capture_output=True, text=True, cwd=ROOT, env={"COMP_LINE": "python scripts/run.py training."}
+            )
+            assert "steps" in done.stdout, done.stderr
+            seconds.append(float(done.stderr))
+        assert min(seconds) < 1
