@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from conftest import ROOT
+from conftest import ROOT, drawing
 
 LAYER, IMPORTANCE, PRUNING = NOTEBOOKS = ("1_the_layer", "2_importance", "3_pruning")
 FIGURES = {LAYER: 7, IMPORTANCE: 5, PRUNING: 2}
@@ -38,7 +38,7 @@ def run(
     names: dict[str, Any] = {}
     printed = {} if printed is None else printed
     ids = [cell["id"] for cell in cells(notebook)]
-    with matplotlib.rc_context({"backend": "Agg"}):
+    with matplotlib.rc_context({"backend": "Agg"}), drawing():
         for cell in cells(notebook)[: len(ids) if until is None else ids.index(until)]:
             with redirect_stdout(io.StringIO()) as words:
                 exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
