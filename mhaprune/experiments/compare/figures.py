@@ -24,12 +24,14 @@ from mhaprune.reporting.plots import (
     number,
     panels,
 )
-from mhaprune.reporting.shared_figures import mean_over_runs
+from mhaprune.reporting.shared_figures import mean_over_runs, setting_names
 from mhaprune.reporting.similarity import similar_order
-from mhaprune.tables import CHOOSE_QUALITY, QUALITY, UNINFORMED, Tables, quality_name
+from mhaprune.tables import CHOOSE_QUALITY, QUALITY, SETTING, UNINFORMED, Tables, quality_name
 
 MOST_LINES = 6
 """More curves in one panel cannot be told apart."""
+MOST_COLUMNS = 3
+"""Panels side by side."""
 MOST_LETTERS = 34
 """Letters of the title of a panel."""
 MOST_NUMBERS = 12
@@ -199,23 +201,33 @@ def compare_methods(tables: Tables) -> Plot | None:
     if "methods" not in tables:
         return None
     methods = tables["methods"].dropna(subset=[REGRET])
-    methods = methods.assign(points=100 * methods[REGRET])
+    methods = methods.assign(points=100 * methods[REGRET], **{SETTING: setting_names(methods)})
     chosen = methods.groupby("scorer", sort=False)[CHOOSE_QUALITY].mean()
     names = list(chosen.sort_values(ascending=False, kind="stable").index)
-    figure = Figure(figsize=(7.5, 1.5 + 0.3 * len(names)))
-    axes = figure.add_subplot()
-    means = mean_over_runs(axes, methods, "scorer", "points", names)
-    end = ceiling(methods["points"], methods["family"])
-    for row, mean in enumerate(means):
-        if mean > end:
-            axes.set_xlim(right=end)
-            axes.annotate(f"{number(mean, 1)} →", (end, row), ha="right", va="center", color="#555555")
-    axes.set_xlabel(f"mean regret in {quality_name(tables)} (percentage points, lower is better)")
-    legend_above(figure, axes)
+    settings = list(methods.groupby(SETTING, sort=False))
+    columns = columns_of(len(settings), MOST_COLUMNS)
+    rows = -(-len(settings) // columns)
+    figure = Figure(figsize=(7.5 if columns == 1 else 1.5 + 3.5 * columns, 1.2 + rows * (0.3 + 0.3 * len(names))))
+    xlabel = f"mean regret in {quality_name(tables)} (percentage points, lower is better)"
+    drawn = panels(figure, len(settings), columns, xlabel if columns == 1 else "mean regret (points)", sharex=True)
+    end, least = ceiling(methods["points"], methods["family"]), min(0.0, methods["points"].min())
+    for axes, (name, own) in zip(drawn, settings, strict=True):
+        if len(settings) > 1:
+            axes.set_title(name)
+            own = own.assign(label="one run")
+        means = mean_over_runs(axes, own, "scorer", "points", names)
+        for row, mean in enumerate(means):
+            if mean > end:
+                axes.set_xlim(right=end)
+                where: Any = {"ha": "right", "va": "center", "zorder": 4, "bbox": {"color": "white", "pad": 1}}
+                axes.annotate(f"{number(mean, 1)} →", (end, row), color="#555555", **where)
+    # Of two or three runs an interval may be so long that nothing else would be seen: it is cut at the panel's edge.
+    drawn[0].set_xlim(left=max(drawn[0].get_xlim()[0], least - 0.25 * (drawn[0].get_xlim()[1] - least)))
+    legend_above(figure, drawn[0])
     caption = (
         f"How much {quality_name(tables)} each scorer's or search's choice of heads loses to the best subset, on"
         " average over the budgets:"
         " a small mark per run, a bar for their mean with its 95 % interval over runs; on top what does best on the"
-        " choose splits. A control far outside is given in words."
+        " choose splits. A control far outside is given in words. Runs with other settings have a panel of their own."
     )
     return Plot("methods", caption, figure)

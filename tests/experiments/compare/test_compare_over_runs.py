@@ -58,6 +58,22 @@ def test_methods_are_compared_over_runs_on_top_what_chooses_best(runs: int, scor
         np.testing.assert_allclose(x[np.argsort(y)], regrets.loc[means.index, f"seed={seed}"])
 
 
+@pytest.mark.parametrize("settings", [2, *slow(5)])
+def test_runs_with_other_settings_have_a_panel_and_a_mean_of_their_own(settings: int) -> None:
+    tables = method_runs(2 * settings, ("gate", "ablation", "random"))
+    for frame in tables.values():
+        heads = frame["label"].str.removeprefix("seed=").astype(int) // 2
+        frame["setting"] = [f"num_heads={count}" for count in heads]
+    plot = named(tables)["methods"]
+    check_legible(plot)
+    assert [axes.get_title() for axes in plot.figure.axes] == [f"num_heads={count}" for count in range(settings)]
+    for axes, (_, own) in zip(plot.figure.axes, tables["methods"].groupby("setting"), strict=True):
+        means = 100 * own.groupby("scorer")["regret_quality"].mean()
+        order = [text.get_text() for text in plot.figure.axes[0].get_yticklabels()]
+        np.testing.assert_allclose(axes.collections[0].get_offsets()[:, 0], means[order])
+    assert [text.get_text() for text in plot.figure.legends[0].get_texts()][1:] == ["one run"]
+
+
 def test_a_control_far_outside_is_said_in_words_and_one_that_is_not_is_named() -> None:
     tables = method_runs(2, ("gate", "random"))
     axes = next(over_runs(tables)).figure.axes[0]
