@@ -80,6 +80,18 @@ def test_a_file_gets_a_line_each_time_and_also_of_a_stage_that_calls_nothing(mon
     assert not [thread for thread in threading.enumerate() if thread.name == "progress line"]
 
 
+def test_within_another_there_is_one_line_and_without_a_stderr_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    outer, inner = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(showing, "EVERY", 0.02)
+    with shown("", outer), doing("a sweep", 2), shown("", inner), doing("ablate on sort"):
+        time.sleep(0.2)
+    assert "a sweep 1 of 2: ablate on sort\n" in outer.getvalue()
+    assert inner.getvalue() == ""
+    monkeypatch.setattr(sys, "stderr", None)  # as in a process that was started with 2>&-
+    with shown(), doing("ablate on sort"):
+        pass
+
+
 def test_lines_come_often_enough() -> None:
     assert showing.EVERY < 10
 
