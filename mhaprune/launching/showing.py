@@ -112,7 +112,8 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
 
 
 def _share(steps: Sequence[Step]) -> float:
-    """How much of the first step is done, by its items; 0 where their number is not known."""
+    """How much of the first step is done of what it had to do, by its items; 0 where their number is not known."""
     if not steps or not steps[0].total:
         return 0.0
-    return min(1.0, (steps[0].done + _share(steps[1:])) / steps[0].total)
+    step, to_do = steps[0], steps[0].total - steps[0].before
+    return min(1.0, (step.done - step.before + _share(steps[1:])) / to_do) if to_do > 0 else 1.0

@@ -61,6 +61,17 @@ def test_the_time_left_is_that_of_the_stages_to_come(monkeypatch: pytest.MonkeyP
         assert ", about 10 s left" in line(under_way())
 
 
+def test_what_an_earlier_run_has_done_makes_this_one_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with doing("run", stages={"model": 30}), doing("model", 1), doing("training", 100, done=80) as training:
+        now += 6
+        training.advance(5)
+        assert seconds_left(under_way()) == 18, "15 steps, 5 of which have taken 6 s"
+    with doing("run", stages={"best subset": 30}), doing("best subset", 1), doing("subsets", 9, done=9):
+        assert seconds_left(under_way()) == 0
+
+
 def test_nothing_is_promised_where_no_stages_are_known() -> None:
     with doing("train again"):
         assert seconds_left(under_way()) is None
