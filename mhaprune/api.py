@@ -36,6 +36,7 @@ def run(*overrides: str, folder: str | Path | None = None) -> Results:
             return described_run(recorded)
 
 
+@shown()
 def study(*overrides: str) -> Study:
     """What the experiment of such a run is given: the trained model as `subject`, the examples as `splits`, `scorers`
     by name, and more. The model comes from the cache where it was trained before. Raises ValueError as `run` does."""

@@ -42,6 +42,7 @@ OmegaConf.register_new_resolver("pid", os.getpid, use_cache=True, replace=True)
 OmegaConf.register_new_resolver("results", lambda name: str(results_folder() / name), replace=True)
 
 MULTIRUN = ("-m", "--multirun")
+COMPLETION = ("-sc", "--shell-completion")
 BROUGHT = ("task", "model", "gate", "training")
 """The settings that a `model_file` brings with it."""
 
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if any(argument.partition("=")[0] in ("--cfg", "-c") for argument in arguments):
             _show_settings(arguments)
-        elif any(argument.startswith("query=") for argument in arguments):
+        elif any(each in COMPLETION for each in arguments) and any(each.startswith("query=") for each in arguments):
             _complete(arguments)
         else:
             with _as_hydra_needs_it(arguments):
@@ -130,9 +131,11 @@ def _show_settings(arguments: Sequence[str]) -> None:
     from mhaprune.plugins import installed, listed
 
     first, varying, swept = list[str](), dict[str, str](), any(each in MULTIRUN for each in arguments)
+    with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())  # it knows the options for glob(*)
     for argument in (each for each in arguments if each not in MULTIRUN):
         if swept and not argument.startswith("-") and "=" in argument and _parses(argument):
-            override = OverridesParser.create().parse_override(argument)
+            [override] = parser.parse_overrides([argument])
             if override.is_sweep_override():
                 value: Any = override.value()
                 one = next(override.sweep_string_iterator()) if not override.is_interval_sweep() else value.start

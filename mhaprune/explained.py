@@ -18,12 +18,10 @@ WIDTH = 100
 """Columns of a line of comment."""
 RUN = ("mhaprune.running.Run", "mhaprune.storage.sweeps.Orders")
 """What the settings at the top are fields of."""
+NO_SWEEP: Mapping[str, str] = MappingProxyType({})
 
 
-NOTHING: Mapping[str, str] = MappingProxyType({})
-
-
-def explained(text: str, packages: Iterable[str] = ("mhaprune",), varying: Mapping[str, str] = NOTHING) -> str:
+def explained(text: str, packages: Iterable[str] = ("mhaprune",), varying: Mapping[str, str] = NO_SWEEP) -> str:
     """The YAML with comments, which loads to the same values.
 
     Only classes of these packages are looked up. `varying` holds what keys of a sweep may be, by their whole names.

@@ -34,6 +34,11 @@ class Step:
     spent: dict[str, float] = field(default_factory=dict)
     """The seconds of the stages that are over."""
     begun: float = field(default_factory=lambda: time.monotonic())
+    before: int = field(init=False)
+    """The items that were done when it began, by an earlier run for example."""
+
+    def __post_init__(self) -> None:
+        self.before = self.done
 
     def advance(self, items: int = 1) -> None:
         """Say that so many more items are done."""

@@ -63,7 +63,7 @@ class Sources(NamedTuple):
         fields: dict[str, Setting] = {}
         for base in cls.bases:
             if isinstance(base, ast.Name):
-                fields |= self.settings(f"{module}.{base.id}")
+                fields |= self.settings(self._base(module, cls, base.id))
         for node, after in zip(cls.body, [*cls.body[1:], None], strict=True):
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 fields[node.target.id] = Setting(_text(after), self._allowed(module, node.annotation))
@@ -78,13 +78,20 @@ class Sources(NamedTuple):
             return module, here.classes[name]
         return self._class(*here.imported[name]) if name in here.imported else None
 
+    def _base(self, module: str, cls: ast.ClassDef, name: str) -> str:
+        """MODULE.CLASS of a class that another is made from. It may have the name of that, and is then imported."""
+        here = self._module(module)
+        if name == cls.name and here is not None:
+            return ".".join(here.imported.get(name, ("", "")))
+        return f"{module}.{name}"
+
     def _module(self, name: str) -> Module | None:
         return _read(name) if name.partition(".")[0] in self.packages else None
 
     def _allowed(self, module: str, annotation: ast.expr) -> str:
         try:
             return expected(self._kind(module, annotation))
-        except Unknown:
+        except (Unknown, TypeError):  # TypeError: a name in quotes beside "|"
             return ""
 
     def _kind(self, module: str, annotation: ast.expr) -> Any:

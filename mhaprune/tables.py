@@ -171,5 +171,12 @@ def repeated_draws(frame: pd.DataFrame) -> list[str]:
 
 
 def varying(frame: pd.DataFrame) -> list[str]:
-    """The columns in which rows differ; what is missing counts as a value."""
-    return [name for name in frame if frame[name].nunique(dropna=False) > 1]
+    """The columns in which rows differ; what is missing counts as a value. Lists and the like are compared as text."""
+    return [name for name in frame if _distinct(frame[name]) > 1]
+
+
+def _distinct(column: pd.Series) -> int:
+    try:
+        return int(column.nunique(dropna=False))
+    except TypeError:  # values without a hash
+        return int(column.map(str).nunique())

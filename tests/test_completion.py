@@ -55,6 +55,12 @@ def test_plug_ins_that_were_named_are_offered(tmp_path: Path, monkeypatch: pytes
     assert offered("plugins=[my_heads] scorer=[st", monkeypatch) == ["scorer=[steady"]
 
 
+def test_a_setting_that_is_called_query_is_refused_as_every_key_that_there_is_not() -> None:
+    done = run_here(main, "query=3")
+    assert done.returncode == 1
+    assert "query" in done.stderr
+
+
 def test_without_a_list_the_line_is_asked_as_it_is() -> None:
     assert typed("python run.py gate=no").line("seed=1") == "python run.py seed=1 gate=no"
     assert typed("run.py scorer=[a,b").line() == "run.py scorer="

@@ -89,6 +89,12 @@ def test_of_a_sweep_the_first_job_is_shown_and_what_varies() -> None:
     assert yaml.safe_load(shown)["training"]["optimiser"] == "adamw"
 
 
+def test_a_sweep_over_all_options_begins_with_the_first() -> None:
+    done = run_here(main, "-m", "task=glob(*)", "--cfg", "job")
+    assert "this sweep: glob(*)." in " ".join(done.stdout.replace("#", "").split()), done.stderr
+    assert yaml.safe_load(done.stdout)["task"]["_target_"].startswith("mhaprune.tasks.")
+
+
 def test_what_cannot_be_composed_is_refused_as_ever() -> None:
     assert "did you mean seed?" in run_here(main, "sped=1", "--cfg", "job").stderr
 
@@ -110,6 +116,20 @@ def test_a_plug_in_of_the_user_is_explained_without_being_imported(
     assert "  # How often. Allowed: a whole number, 2 or more.\n  times: 2\n  odd: 1\n" in shown
     assert re.search(r"  # .*examples.*\n  train: 5\n", shown), "it inherits this from a class of ours"
     assert "Every symbol twice" not in explained(text), "a package that was not named is not looked up"
+
+
+def test_a_plug_in_may_have_the_name_of_the_class_that_it_is_made_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_sums").mkdir()
+    (tmp_path / "my_sums" / "sort.py").write_text(
+        "from mhaprune.tasks.sort import Sort\nclass Own: ...\n"
+        'class Sort(Sort):\n    of: "Own" | None = None\n    """In quotes."""\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    shown = explained("task:\n  _target_: my_sums.sort.Sort\n  num_symbols: 2\n  of: 1\n", ["mhaprune", "my_sums"])
+    assert re.search(r"  # Number of different symbols.*\n(  #.*\n)*  num_symbols: 2\n", shown)
+    assert "  # In quotes.\n  of: 1\n" in shown
 
 
 @pytest.mark.parametrize("text", ["", "0\n", "a: 1\n", "a:\n  _target_: nowhere.Thing\n  b: 1\n", "a: [1, {b: 2}]\n"])

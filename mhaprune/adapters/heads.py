@@ -79,6 +79,7 @@ class Heads:
         """The heads by name, in the order of the flat axis N."""
         return self.subject.grid
 
+    @shown()
     def score(self, *scorers: str | Scorer) -> pd.DataFrame:
         """The importance of every head by each scorer, on the *score* split, as a tidy table.
 
@@ -100,6 +101,7 @@ class Heads:
         """
         return self.masks([keep], by, rescore_every)[0]
 
+    @shown()
     def masks(
         self, keep: Sequence[float | int], by: By = "ablation", rescore_every: int | None = None
     ) -> list[HeadMask]:
@@ -143,6 +145,7 @@ class Heads:
         make_plain(model)
         return model
 
+    @shown()
     def without(self, mask: HeadMask, refit: bool = False) -> WrappedModel:
         """The model without these heads as a subject, to be measured further. It is proved first."""
         self._removable()
@@ -150,6 +153,7 @@ class Heads:
         smaller = self.subject.without(mask)
         return self._refitted(smaller) if refit else smaller
 
+    @shown()
     def report(
         self,
         path: str | Path | None = None,
@@ -170,7 +174,7 @@ class Heads:
         recoveries: dict[str, Recover] = {}
         if refit:
             recoveries["refit"] = lambda mask: (self._refitted(self.subject.without(mask)), "")
-        with shown(), doing(f"the heads of {type(self.subject.model).__name__}", stages=Ablate.stages):
+        with doing(f"the heads of {type(self.subject.model).__name__}", stages=Ablate.stages):
             found = experiment.study(self.scoring, splits, self._scorers(by), OneShot(), recoveries)
         named = {QUALITY_NAME: self.quality_name, TIMED_NAME: "a forward pass", LOSS_UNIT: unit_of(self.subject.loss)}
         tables = {name: table.assign(**named) for name, table in found.tables.items()}
@@ -187,6 +191,7 @@ class Heads:
             write_bytes(Path(path), results.page({"heads": repr(self)}).encode())
         return results
 
+    @shown()
     def speed(
         self,
         keep: float | int | Sequence[float | int] = (0.75, 0.5, 0.25),

@@ -18,6 +18,8 @@ EVERY = 9.0
 REDRAWN = 0.5
 """Seconds between two looks of a bar."""
 BAR = "{percentage:3.0f}%|{bar:16}| {desc}"
+_at_work = threading.Lock()
+"""Held while a line is shown."""
 SLOWEST = 0.2
 """No machine is taken for more than 1 / this times as fast as the one on which stages were timed."""
 
@@ -28,9 +30,14 @@ def shown(label: str = "", stream: TextIO | None = None) -> Iterator[None]:
 
     A thread looks and writes, so no loop pauses for it. Looking from the loops alone would not do: torch.compile, a
     call into another library and the wait for a process that trains the same model come by no loop for minutes.
+    Within another body of this kind, which shows all, and without a stderr nothing more is shown.
     """
-    to = stream or sys.stderr
+    to: TextIO | None = stream or sys.stderr
+    if to is None or not _at_work.acquire(blocking=False):
+        yield
+        return
     with ExitStack() as stack:
+        stack.callback(_at_work.release)
         if to.isatty():
             bar = tqdm(total=1.0, file=to, bar_format=BAR, leave=False, dynamic_ncols=True)
             stack.enter_context(bar)
@@ -88,15 +95,15 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
     The stages to come take what they usually take, on a machine as fast as this one has been in those that are over.
     The first does not tell: the model may have come from the cache.
     """
-    whole, stages = steps[0], list(steps[0].stages)
+    whole, stages, spent = steps[0], list(steps[0].stages), dict(steps[0].spent)  # a copy: the run goes on meanwhile
     if not stages:
         return None
     now = steps[1].what if len(steps) > 1 and steps[1].what in stages else None
-    begun = [name for name in stages if name in whole.spent or name == now]
+    begun = [name for name in stages if name in spent or name == now]
     to_come = stages[stages.index(begun[-1]) + 1 :] if begun else stages
-    told = [name for name in whole.spent if name != stages[0]]
+    told = [name for name in spent if name != stages[0]]
     usual = sum(whole.stages[name] for name in told)
-    speed = max(SLOWEST, sum(whole.spent[name] for name in told) / usual) if usual else 1.0
+    speed = max(SLOWEST, sum(spent[name] for name in told) / usual) if usual else 1.0
     left = speed * sum(whole.stages[name] for name in to_come)
     if now is not None:
         gone, share = steps[1].seconds, _share(steps[1:])
@@ -105,7 +112,8 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
 
 
 def _share(steps: Sequence[Step]) -> float:
-    """How much of the first step is done, by its items; 0 where their number is not known."""
+    """How much of the first step is done of what it had to do, by its items; 0 where their number is not known."""
     if not steps or not steps[0].total:
         return 0.0
-    return min(1.0, (steps[0].done + _share(steps[1:])) / steps[0].total)
+    step, to_do = steps[0], steps[0].total - steps[0].before
+    return min(1.0, (step.done - step.before + _share(steps[1:])) / to_do) if to_do > 0 else 1.0

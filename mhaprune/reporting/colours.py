@@ -4,8 +4,14 @@ All maps grow darker from white, so a figure is read in grey print too. Signed o
 figure writes the sign, or says it at its colour bar.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 MATTERS = "Blues"
 """The darker, the more: how much a head matters, or how much it attends."""
+WEIGHTS: Any = {"cmap": MATTERS, "vmin": 0, "vmax": 1}
+"""Attention weights, on one scale in all figures."""
 LOST = "Reds"
 """The darker, the more is lost: accuracy that a choice, a group or a mistake costs."""
 EXTRA_COST = "RdBu_r"

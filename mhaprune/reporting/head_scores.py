@@ -77,7 +77,9 @@ def _maps(heads: pd.DataFrame, names: list[str]) -> Plot:
 
 def _matrix(heads: pd.DataFrame, names: list[str]) -> Plot:
     """One row per head, one column per scorer; scorers with similar columns stand side by side."""
-    depths = heads.pivot_table(index=HEAD, columns="scorer", values="depth", sort=False).reindex(columns=names)
+    depths = heads.pivot_table(index=HEAD, columns="scorer", values="depth", sort=False)
+    every = pd.MultiIndex.from_frame(heads[HEAD].drop_duplicates())  # also a head that no scorer has a number for
+    depths = depths.reindex(index=every, columns=names)
     depths = depths[[names[i] for i in similar_order(depths.corr().to_numpy())]]
     blocks = [block_label(site, layer) for site, layer, _ in depths.index]
     height = max(min(0.19 * len(depths), TALLEST), 1.8)

@@ -83,7 +83,8 @@ def agreement(tables: Tables) -> Plot | None:
         if scores.abs().max() > PILED * scores.abs().median() > 0:
             linear = _scale_logarithmic(axes.xaxis, scores.dropna())
             if not isnan(linear):
-                axes.set_xlim(1.5 * min(scores.min(), 0.0) - 0.4 * linear, 1.6 * scores.max())
+                margin = 0.4 * linear
+                axes.set_xlim(1.6 * min(scores.min(), 0.0) - margin, 1.6 * max(scores.max(), 0.0) + margin)
         axes.tick_params(labelbottom=True)
     legend_above(figure, grid[0])
     caption = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mhaprune.adapters.losses import Drift
 from mhaprune.adapters.wrap import wrap
 from mhaprune.command_line import option_named
 from mhaprune.heads import HeadMask
+from mhaprune.launching import showing
 from mhaprune.measure import measure
 from mhaprune.pruning.removal import ProofFailed
 from mhaprune.pruning.search import Search
@@ -42,6 +44,16 @@ def test_scores_are_a_tidy_table_with_intervals_and_costs(heads: Heads) -> None:
     assert sorted(ablation["rank"]) == list(range(1, 9))
     assert (ablation["forward_passes"] == 9).all()
     assert (ablation["site"] == "attention").all()
+
+
+@pytest.mark.parametrize("what", ["score", "mask", "report"])
+def test_what_takes_long_says_how_far_it_is(
+    what: str, heads: Heads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(showing, "EVERY", 0.001)
+    heads.__dict__.pop("scoring", None)
+    {"score": heads.score, "mask": heads.mask, "report": partial(heads.report, rounds=2, refit=False)}[what]()
+    assert "ablation" in capsys.readouterr().err
 
 
 def test_pruning_leaves_a_smaller_model_of_the_same_class(heads: Heads) -> None:

@@ -11,9 +11,11 @@ import pytest
 
 from legible import check_legible
 from made_tables import answers_table, summary
+from mhaprune.experiments.ablate.figures import latency_curves
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.base import figures_of
 from mhaprune.reporting.plots import Plot
+from mhaprune.reporting.shared_figures import agreement
 from mhaprune.tables import Tables
 
 Frames = dict[str, pd.DataFrame]
@@ -91,6 +93,27 @@ def test_every_figure_is_drawn_and_can_be_read(case: str) -> None:
             check_legible(plot)
         assert plot.png.startswith(b"\x89PNG") or case == "a large model"
         assert (plot.figure.get_size_inches() < 40).all()
+
+
+def test_every_mark_of_the_agreement_is_within_its_axes_also_where_all_scores_are_negative() -> None:
+    tables = tables_of(24, [0, 12])
+    heads = tables["heads"]
+    negative = heads["score"].where(heads["scorer"] != "gate", -heads["score"])
+    plot = agreement({**tables, "heads": heads.assign(score=negative)})
+    assert plot is not None
+    axes = plot.figure.axes[0]
+    low, high = axes.get_xlim()
+    own = negative[heads["scorer"] == "gate"]
+    assert axes.get_xscale() == "symlog"
+    assert own.between(low, high).all()
+
+
+def test_a_model_that_is_far_slower_stays_in_the_figure_of_times() -> None:
+    tables = tables_of(24, [0, 12])
+    slow = tables["pruning"].assign(speedup=0.2, speedup_q1=0.01, speedup_q3=0.25)
+    plot = latency_curves({**tables, "pruning": slow})
+    assert plot is not None
+    assert 5 < plot.figure.axes[0].get_ylim()[1] < 6, "5 times as slow; the bar of 100 leaves the figure"
 
 
 def test_the_name_is_long() -> None:

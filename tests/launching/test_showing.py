@@ -61,6 +61,17 @@ def test_the_time_left_is_that_of_the_stages_to_come(monkeypatch: pytest.MonkeyP
         assert ", about 10 s left" in line(under_way())
 
 
+def test_what_an_earlier_run_has_done_makes_this_one_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with doing("run", stages={"model": 30}), doing("model", 1), doing("training", 100, done=80) as training:
+        now += 6
+        training.advance(5)
+        assert seconds_left(under_way()) == 18, "15 steps, 5 of which have taken 6 s"
+    with doing("run", stages={"best subset": 30}), doing("best subset", 1), doing("subsets", 9, done=9):
+        assert seconds_left(under_way()) == 0
+
+
 def test_nothing_is_promised_where_no_stages_are_known() -> None:
     with doing("train again"):
         assert seconds_left(under_way()) is None
@@ -78,6 +89,18 @@ def test_a_file_gets_a_line_each_time_and_also_of_a_stage_that_calls_nothing(mon
     assert len(lines) >= 3
     assert all(each.startswith("seed=1: ablate on sort, about 20 s left: prune") for each in lines)
     assert not [thread for thread in threading.enumerate() if thread.name == "progress line"]
+
+
+def test_within_another_there_is_one_line_and_without_a_stderr_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    outer, inner = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(showing, "EVERY", 0.02)
+    with shown("", outer), doing("a sweep", 2), shown("", inner), doing("ablate on sort"):
+        time.sleep(0.2)
+    assert "a sweep 1 of 2: ablate on sort\n" in outer.getvalue()
+    assert inner.getvalue() == ""
+    monkeypatch.setattr(sys, "stderr", None)  # as in a process that was started with 2>&-
+    with shown(), doing("ablate on sort"):
+        pass
 
 
 def test_lines_come_often_enough() -> None:

@@ -94,6 +94,12 @@ def test_many_scorers_are_one_matrix_with_similar_ones_side_by_side() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cross 0", "cross 1"]
 
 
+@pytest.mark.parametrize("scores", [[1.0, np.nan, 3.0, 2.0], [np.nan] * 4])
+def test_a_matrix_has_a_grey_row_for_a_head_without_any_score(scores: list[float]) -> None:
+    axes, _ = drawn(table(dict.fromkeys(names(MOST_PANELS + 1), scores))).figure.axes
+    assert np.array_equal(np.isnan(depths(axes)).all(axis=1), np.isnan(scores))
+
+
 @pytest.mark.parametrize("width", [1, 12, 64, 768])
 @pytest.mark.parametrize("scorers", [1, 3, MOST_PANELS + 1])
 def test_768_heads_fit_a_page(width: int, scorers: int) -> None:

@@ -52,6 +52,12 @@ MADE = pd.DataFrame(
 )
 
 
+def test_a_table_of_a_plug_in_may_hold_lists() -> None:
+    page = render("t", [], [], {"made": pd.DataFrame({"heads": [[1], [1, 2]], "layers": [[0], [0]]})}, {})
+    assert re.findall("<button>(.*?)</button>", page) == ["heads"]
+    assert "<dt>layers</dt><dd>[0]</dd>" in page
+
+
 def test_columns_that_never_vary_are_folded_away_with_their_value() -> None:
     page = render("t", [], [], {"made": MADE, "one": MADE[:1], "empty": MADE[:0]}, {})
     made, one, empty = page.split('<div class="scroll"')[1:]

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
-from mhaprune.reporting.colours import MATTERS, MISSING, VALUES
-from mhaprune.reporting.heat_map import heat_map, write_cells
+from mhaprune.reporting.colours import MISSING, VALUES, WEIGHTS
+from mhaprune.reporting.heat_map import frame, heat_map, write_cells
 from mhaprune.reporting.labels import SIGNS
 from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, legend_above, number
 from mhaprune.tables import HEAD, HeadName, Tables, block_label
@@ -29,8 +29,8 @@ LAYOUT = (
 """The steps of a call as rows of a figure, in the order of their making."""
 SAME_SCALE = (("scores", "scaled scores", "masked scores"), ("gated outputs", "head outputs"))
 """Steps whose pictures share the colours of the first, so that what is divided or gated can be seen."""
-WEIGHTS: Any = {"cmap": MATTERS, "vmin": 0, "vmax": 1}
-"""As in the attention maps of other figures."""
+FORBIDDEN: Any = {"facecolor": MISSING, "edgecolor": "#888888", "hatch": "////", "linewidth": 0}
+"""Where attention is forbidden."""
 
 
 def life_of_the_tensors(tables: Tables) -> Plot | None:
@@ -89,12 +89,11 @@ def _picture(axes: Axes, matrix: np.ndarray, colours: dict[str, Any]) -> AxesIma
     if (hidden := ~np.isfinite(matrix)).any():
         first = int(hidden.any(axis=0).argmax()) - 0.5
         place = (first, -0.5), matrix.shape[1] - 0.5 - first, len(matrix)
-        axes.add_patch(Rectangle(*place, facecolor=MISSING, edgecolor="#888888", hatch="////", linewidth=0, zorder=0))
+        axes.add_patch(Rectangle(*place, zorder=0, **FORBIDDEN))
     image = heat_map(axes, np.where(hidden, np.nan, matrix), **colours)
     if matrix.size == 1:
         write_cells(axes, image, matrix, partial(number, decimals=2), 14)
-    axes.set(xticks=[], yticks=[])
-    axes.spines[:].set(visible=True, color="#999999", linewidth=0.6)
+    frame(axes)
     return image
 
 
@@ -113,7 +112,7 @@ def _explain_colours(axes: Axes, images: Mapping[str, AxesImage]) -> None:
         bar.set_ticks([low, (low + high) / 2, high], labels=labels)
         bar.ax.set_title(title, fontsize=9, loc="left")
         bar.ax.tick_params(length=0, labelsize=9)
-    axes.add_patch(Rectangle((0.8, 0.2), 0.08, 0.12, facecolor=MISSING, edgecolor="#888888", hatch="////", linewidth=0))
+    axes.add_patch(Rectangle((0.8, 0.2), 0.08, 0.12, **FORBIDDEN))
     axes.text(0.9, 0.26, "forbidden", fontsize=9, va="center")
 
 

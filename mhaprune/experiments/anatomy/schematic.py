@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from mhaprune.experiments.anatomy.figures import around_zero
-from mhaprune.reporting.colours import MATTERS, MISSING, VALUES
+from mhaprune.reporting.colours import MATTERS, VALUES, WEIGHTS
+from mhaprune.reporting.heat_map import frame, heat_map
 from mhaprune.reporting.plots import COLOURS, Plot, number
 from mhaprune.tables import Tables, block_label
 
@@ -57,7 +58,7 @@ def schematic(tables: Tables) -> Plot | None:
         split, attend, gate, out = row
         _picture(split, _beside(*(wide[name][:, part] for name in WIDE)))
         weights = own.pivot(index="query", columns="key", values="weight").to_numpy(float)
-        _picture(attend, weights, {"cmap": MATTERS, "vmin": 0, "vmax": 1})
+        _picture(attend, weights, WEIGHTS)
         opened = float(own["gate_value"].iloc[0])
         _gate(gate, opened, opened / highest)
         _picture(out, wide["merged heads"][:, part])
@@ -86,13 +87,11 @@ def schematic(tables: Tables) -> Plot | None:
 
 
 def _picture(axes: Axes, matrix: np.ndarray, colours: dict[str, Any] | None = None) -> None:
-    hidden = not np.isfinite(matrix).all()
-    axes.set_facecolor(MISSING if colours and hidden else "white")
     look: Any = colours or {"cmap": VALUES, **around_zero(matrix)}
-    axes.imshow(np.ma.masked_invalid(matrix), aspect="auto", interpolation="nearest", **look)
-    axes.set(xticks=[], yticks=[])
-    axes.grid(visible=False)
-    axes.spines[:].set(visible=True, color="#999999", linewidth=0.6)
+    heat_map(axes, np.where(np.isfinite(matrix), matrix, np.nan), **look)
+    if colours is None:
+        axes.set_facecolor("white")  # between matrices that stand side by side
+    frame(axes)
 
 
 def _gate(axes: Axes, gate: float, share: float) -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.explain.figures import PANEL, name_tokens
-from mhaprune.reporting.colours import MATTERS
+from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.plots import Plot, number
 from mhaprune.tables import HEAD, HeadName, Tables, named
 
@@ -34,8 +34,7 @@ def before_and_after(tables: Tables) -> Plot | None:
         for j, (cells, head) in enumerate(zip(row, heads, strict=True)):
             axes = grid[i, j]
             weights = cells.pivot_table(index="query", columns="key", values="weight", sort=True).to_numpy(float)
-            colours: Any = {"cmap": MATTERS, "vmin": 0, "vmax": darkest, "aspect": "auto", "interpolation": "nearest"}
-            image = axes.imshow(weights, **colours)
+            image = heat_map(axes, weights, vmin=0, vmax=darkest)
             name_tokens(axes, cells, head.site, left=True, below=True, sizes=(1.7, PANEL))
             if i == 0:
                 axes.set_title(f"{head.label}\n{scorer} {number(scores[head], 3)}", fontsize=10)

@@ -12,14 +12,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.reporting.colours import MATTERS, MISSING
-from mhaprune.reporting.heat_map import heat_map
+from mhaprune.reporting.colours import MISSING, WEIGHTS
+from mhaprune.reporting.heat_map import frame, heat_map
 from mhaprune.reporting.labels import SIGNS
 from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, columns_of, legend_above, number, panels
 from mhaprune.tables import HEAD, QUALITY, SITES, Tables, block_label, blocks_in, in_unit, named, quality_name
 
-WEIGHTS: Any = {"cmap": MATTERS, "vmin": 0, "vmax": 1}
-"""One scale for all attention weights; the darker, the more, also without colour."""
 ACROSS = 4
 """Panels in a row."""
 PANEL = 2.2
@@ -66,7 +64,7 @@ def _maps_of(
                 _leave_out(axes, REMOVED if head["removed"] else "not asked for")
                 continue
             table = weights.pivot_table(index="query", columns="key", values="weight", sort=True)
-            image = axes.imshow(table.to_numpy(float), **WEIGHTS, aspect="auto", interpolation="nearest")
+            image = heat_map(axes, table.to_numpy(float), **WEIGHTS)
             name_tokens(axes, weights, site, left=j == 0, below=i == len(lines) - 1, sizes=(height, width))
             if j == 0:
                 axes.set_ylabel(f"layer {head['layer']}\n{_queries(site)}", fontsize=9.5)
@@ -117,9 +115,8 @@ def _name_and_place(head: pd.Series) -> str:
 
 
 def _leave_out(axes: Axes, why: str) -> None:
-    axes.set(xticks=[], yticks=[], facecolor=MISSING if why == REMOVED else "white")
-    axes.grid(visible=False)
-    axes.spines[:].set(visible=True, color="#999999", linewidth=0.6)
+    axes.set_facecolor(MISSING if why == REMOVED else "white")
+    frame(axes)
     axes.text(0.5, 0.5, why, ha="center", va="center", fontsize=9.5, transform=axes.transAxes)
 
 
