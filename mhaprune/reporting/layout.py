@@ -65,6 +65,8 @@ def _remember_ticks(axis: Axis) -> None:
 def _freeze(axis: Axis, renderer: Any) -> None:
     hidden: Any = axis
     if axis.label.get_text() and hidden._autolabelpos:
+        if (locator := axis.axes.get_axes_locator()) is not None:  # a colour bar takes its place as it is drawn
+            axis.axes.apply_aspect(locator(axis.axes, renderer))
         hidden._update_label_position(renderer)
         at = axis.axes.transAxes.inverted().transform(axis.label.get_transform().transform(axis.label.get_position()))
         axis.set_label_coords(*at)
