@@ -127,8 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _show_settings(arguments: Sequence[str]) -> None:
     """What Hydra shows for --cfg, with a comment on every setting; of a sweep those of the first job."""
-    from mhaprune.explained import explained
     from mhaprune.plugins import installed, listed
+    from mhaprune.settings.explained import explained
 
     first, varying, swept = list[str](), dict[str, str](), any(each in MULTIRUN for each in arguments)
     with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -151,7 +151,7 @@ def _show_settings(arguments: Sequence[str]) -> None:
 
 def _complete(arguments: list[str]) -> None:
     """Print what can follow what was typed. A shell wants no error in the middle of a line."""
-    from mhaprune.completion import typed
+    from mhaprune.settings.completion import typed
 
     line, found = typed(os.environ.get("COMP_LINE", "")), io.StringIO()
     with suppress(Exception), redirect_stdout(found), redirect_stderr(io.StringIO()), _as_hydra_needs_it(arguments):

@@ -24,7 +24,7 @@ from mhaprune.storage.store import option_name
 from mhaprune.tasks.base import Task
 
 HOUSE = """
-    places refusals plugins ranges sources explained completion interrupts progress heads data statistics
+    places refusals plugins settings interrupts progress heads data statistics
     rankings tables timing storage subject measure model training tasks evaluation scorers schedules recoveries
     pruning reporting studies experiments running config collecting launching command_line adapters pretrained
     api __main__

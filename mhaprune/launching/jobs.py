@@ -91,7 +91,7 @@ def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], ordered: O
 
 
 def _done_meanwhile(output: Path, start: int) -> bool:
-    """A queue may hold a job twice: wait for whoever does it now, and say whether it is done then."""
+    """Wait until no other process does this job, which a queue may hold twice. Returns whether it is done then."""
     with locked(make_folder("hydra.run.dir", output) / RUN_LOCK):
         status = read_status(output)
         return status.get("status") == "done" and status.get("start") == start

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,13 +145,12 @@ def _said(value: Any, distribution: BaseDistribution) -> str:
 
 def _read(key: str, text: str, distribution: BaseDistribution) -> Any:
     """The value of an earlier job. Raises ValueError where it could not be chosen now."""
-    kind = type(distribution).__name__
-    try:
-        value = float(text) if kind == "FloatDistribution" else int(text) if kind == "IntDistribution" else text
+    make: Any = {"FloatDistribution": float, "IntDistribution": int}.get(type(distribution).__name__, str)
+    value: Any = None
+    with suppress(ValueError):  # a text that is no number, or none of the choices
+        value = make(text)
         if distribution._contains(distribution.to_internal_repr(value)):
             return value
-    except ValueError:
-        pass
     raise ValueError(
         f"{key}: an earlier job of this search has {text}, which may not be chosen now; name another sweep"
     )

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from mhaprune.ranges import Checked, Ge
+from mhaprune.settings.ranges import Checked, Ge
 
 
 class HeadGate(nn.Module, ABC):

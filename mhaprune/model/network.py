@@ -30,7 +30,7 @@ from mhaprune.model.layers import (
     project_memory,
     sinusoids,
 )
-from mhaprune.ranges import Checked, Ge, Lt, Within
+from mhaprune.settings.ranges import Checked, Ge, Lt, Within
 from mhaprune.subject import Answered, Fallback, Gates
 
 

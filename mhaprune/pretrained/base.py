@@ -9,7 +9,7 @@ from typing import Annotated
 
 from mhaprune.pretrained.borrowed import Borrowed
 from mhaprune.pretrained.material import Material
-from mhaprune.ranges import Ge
+from mhaprune.settings.ranges import Ge
 from mhaprune.storage.store import option_name
 from mhaprune.studies.study import ModelOfOthers
 from mhaprune.tasks.base import SplitSize

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 import pandas as pd
 
 from mhaprune.measure import Diverged
-from mhaprune.ranges import Checked
+from mhaprune.settings.ranges import Checked
 from mhaprune.storage.cache import Remember, source_digests, weights_digest
 from mhaprune.storage.store import describe, modules_of
 from mhaprune.tables import VALID_QUALITY

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mhaprune.data import PAD, Examples
 from mhaprune.model.network import EncoderDecoder
-from mhaprune.ranges import Ge, Gt, Within
 from mhaprune.recoveries.base import Lesson, Recovery, State, left_digest
+from mhaprune.settings.ranges import Ge, Gt, Within
 
 if TYPE_CHECKING:
     from mhaprune.model.transformer import Seq2Seq

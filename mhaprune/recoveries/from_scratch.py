@@ -10,8 +10,8 @@ import pandas as pd
 import torch
 
 from mhaprune.heads import HeadGrid, HeadId
-from mhaprune.ranges import Ge
 from mhaprune.recoveries.base import Lesson, Recovery, State
+from mhaprune.settings.ranges import Ge
 
 if TYPE_CHECKING:
     from mhaprune.model.transformer import Seq2Seq

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pandas as pd
 
-from mhaprune.ranges import Ge
 from mhaprune.recoveries.base import HISTORY, Lesson, Recovery, State, left_digest
 from mhaprune.recoveries.refitting import refit, show
+from mhaprune.settings.ranges import Ge
 
 if TYPE_CHECKING:
     from mhaprune.model.transformer import Seq2Seq

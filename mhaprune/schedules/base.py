@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.progress import track
-from mhaprune.ranges import Checked, Ge
 from mhaprune.schedules.budgets import Budget
+from mhaprune.settings.ranges import Checked, Ge
 from mhaprune.subject import Subject
 
 

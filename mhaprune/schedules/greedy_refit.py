@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from mhaprune.heads import Block, HeadId, HeadMask
-from mhaprune.ranges import Ge
 from mhaprune.schedules.base import Evidence, Stepwise
+from mhaprune.settings.ranges import Ge
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from mhaprune.heads import HeadMask
-from mhaprune.ranges import Ge
 from mhaprune.schedules.base import Evidence, Stepwise
+from mhaprune.settings.ranges import Ge
 
 
 @dataclass(frozen=True)

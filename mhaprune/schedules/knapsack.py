@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 import numpy as np
 
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
-from mhaprune.ranges import Ge
 from mhaprune.schedules.base import Evidence, Schedule, all_but
 from mhaprune.schedules.budgets import Budget
+from mhaprune.settings.ranges import Ge
 
 
 @dataclass(frozen=True)

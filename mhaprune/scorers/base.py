@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.ranges import Checked, Ge, Gt
+from mhaprune.settings.ranges import Checked, Ge, Gt
 from mhaprune.subject import Subject
 
 TokenValues = Sequence[tuple[Tensor, Tensor]]

@@ -10,8 +10,8 @@ import torch
 from mhaprune.data import Data
 from mhaprune.measure import all_open, gate_gradients
 from mhaprune.progress import track
-from mhaprune.ranges import Ge
 from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.settings.ranges import Ge
 from mhaprune.subject import Subject
 
 

@@ -9,8 +9,8 @@ import torch
 
 from mhaprune.data import Data
 from mhaprune.measure import BATCH_SIZE
-from mhaprune.ranges import Gt, Lt
 from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.settings.ranges import Gt, Lt
 from mhaprune.subject import CarriesRelevance, Subject
 
 

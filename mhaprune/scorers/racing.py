@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mhaprune.data import Data
 from mhaprune.measure import all_open, measure_masks
-from mhaprune.ranges import Ge, Gt, Lt
 from mhaprune.scorers.base import Budgeted, Scores
+from mhaprune.settings.ranges import Ge, Gt, Lt
 from mhaprune.subject import Subject
 
 

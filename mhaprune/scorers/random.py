@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 import torch
 
 from mhaprune.data import Data
-from mhaprune.ranges import Ge
 from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.settings.ranges import Ge
 from mhaprune.subject import Subject
 
 

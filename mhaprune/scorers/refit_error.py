@@ -9,9 +9,9 @@ import torch
 
 from mhaprune.data import Data
 from mhaprune.measure import BATCH_SIZE
-from mhaprune.ranges import Gt
 from mhaprune.scorers.base import Scorer, Scores, TokenValues
 from mhaprune.scorers.prediction import PASSES, Prediction
+from mhaprune.settings.ranges import Gt
 from mhaprune.subject import Batch, Subject
 
 

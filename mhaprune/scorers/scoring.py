@@ -15,8 +15,8 @@ import torch
 from mhaprune.data import Data
 from mhaprune.heads import HeadId
 from mhaprune.progress import doing
-from mhaprune.ranges import Checked
 from mhaprune.scorers.base import Budgeted, Scorer, Scores, TrainedGates
+from mhaprune.settings.ranges import Checked
 from mhaprune.storage.cache import Remember, data_digest, source_digests
 from mhaprune.storage.store import describe
 from mhaprune.subject import Subject

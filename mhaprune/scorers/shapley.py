@@ -16,8 +16,8 @@ from torch import Tensor
 from mhaprune.data import Data
 from mhaprune.measure import all_open, measure_masks
 from mhaprune.progress import doing, track
-from mhaprune.ranges import Ge, Gt, Lt, Within
 from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.settings.ranges import Ge, Gt, Lt, Within
 from mhaprune.statistics import bernstein_bound
 from mhaprune.subject import Subject
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.ranges import Gt
 from mhaprune.scorers.base import Scores, TrainedGates
 from mhaprune.scorers.gate_training import train_gates
+from mhaprune.settings.ranges import Gt
 from mhaprune.subject import Subject
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mhaprune.data import Data
 from mhaprune.measure import BATCH_SIZE, all_open, by_length, gate_gradients
-from mhaprune.ranges import Ge
 from mhaprune.scorers.base import Scorer, Scores
+from mhaprune.settings.ranges import Ge
 from mhaprune.subject import Subject
 
 

@@ -99,7 +99,7 @@ NOT_HASHED = {
     "mhaprune.storage.store": "names and writes files",
     "mhaprune.interrupts": "decides when a training stops, not what it ends in",
     "mhaprune.progress": "says how far a loop is",
-    "mhaprune.ranges": "refuses settings; those that it lets pass are part of the recipe",
+    "mhaprune.settings.ranges": "refuses settings; those that it lets pass are part of the recipe",
     "mhaprune.tasks.base": "decides the examples, whose contents are part of the recipe",
     "mhaprune.timing": "only tells the name of the device",
     "mhaprune.model.decoding": "decodes, which training does not",

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mhaprune.ranges import Checked, Gt, Within
+from mhaprune.settings.ranges import Checked, Gt, Within
 from mhaprune.storage.store import fingerprint, make_folder, write_json
 
 FILE = "sweep.json"

@@ -12,10 +12,10 @@ import pandas as pd
 from mhaprune.data import HeldOut
 from mhaprune.heads import HeadGrid
 from mhaprune.model.gates import GateConfig
-from mhaprune.ranges import Checked
 from mhaprune.recoveries.base import Lesson, Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
+from mhaprune.settings.ranges import Checked
 from mhaprune.storage.cache import Remember
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits, Task

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, ClassVar
 
 from mhaprune.data import Examples, Vocabulary, pad
-from mhaprune.ranges import Checked, Ge, Within
+from mhaprune.settings.ranges import Checked, Ge, Within
 
 Pair = tuple[Sequence[str], Sequence[str]]
 SplitSize = Annotated[int, Ge(2)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from mhaprune.data import Vocabulary
-from mhaprune.ranges import Ge
+from mhaprune.settings.ranges import Ge
 from mhaprune.tasks.base import Pair, Splits, SplitSize, Task
 
 MEANINGS = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from mhaprune.ranges import Within
+from mhaprune.settings.ranges import Within
 from mhaprune.tasks.base import ALPHABET, SequenceTask
 
 

@@ -25,7 +25,7 @@ from mhaprune.measure import Diverged, measure
 from mhaprune.model.gates import GateConfig, HeadGate
 from mhaprune.model.network import EncoderDecoder
 from mhaprune.progress import doing
-from mhaprune.ranges import Checked, Ge, Gt, Lt
+from mhaprune.settings.ranges import Checked, Ge, Gt, Lt
 from mhaprune.training.optimisers import Muon, stacked, unstack
 
 Objective = Callable[[EncoderDecoder, Examples], Tensor]

@@ -13,8 +13,8 @@ from mhaprune.experiments.learn import words
 from mhaprune.experiments.learn.figures import last_accuracy, learning_curve, learning_curves, time_to_accuracy
 from mhaprune.heads import HeadGrid
 from mhaprune.measure import measure
-from mhaprune.ranges import Within
 from mhaprune.reporting.plots import Figures
+from mhaprune.settings.ranges import Within
 from mhaprune.studies.study import Study
 from mhaprune.tables import GATE, VALID_QUALITY
 

@@ -21,10 +21,10 @@ from mhaprune.model.network import Transformer
 from mhaprune.progress import Stages, doing
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.removal import proofs, prune, time_removed
-from mhaprune.ranges import Ge, Sizes, Within
 from mhaprune.reporting.plots import Figures
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.scoring import Scoring
+from mhaprune.settings.ranges import Ge, Sizes, Within
 from mhaprune.studies.study import Study, Trained
 from mhaprune.subject import Subject
 from mhaprune.tables import CHOOSE_QUALITY, DENSE_AGAIN, QUARTILES

@@ -15,9 +15,9 @@ import yaml
 
 from conftest import ROOT, run_here
 from mhaprune.command_line import main
-from mhaprune.explained import explained
-from mhaprune.ranges import expected
-from mhaprune.sources import Sources
+from mhaprune.settings.explained import explained
+from mhaprune.settings.ranges import expected
+from mhaprune.settings.sources import Sources
 
 OURS = Sources(frozenset(["mhaprune"]))
 TARGETS = sorted(
@@ -99,17 +99,22 @@ def test_what_cannot_be_composed_is_refused_as_ever() -> None:
     assert "did you mean seed?" in run_here(main, "sped=1", "--cfg", "job").stderr
 
 
-def test_a_plug_in_of_the_user_is_explained_without_being_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a package of the user's own, `my_tasks`."""
     (tmp_path / "my_tasks").mkdir()
-    (tmp_path / "my_tasks" / "double.py").write_text(
-        "from typing import Annotated\nfrom mhaprune.ranges import Ge\nfrom mhaprune.tasks.base import SequenceTask\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path / "my_tasks"
+
+
+def test_a_plug_in_of_the_user_is_explained_without_being_imported(own: Path) -> None:
+    (own / "double.py").write_text(
+        "from typing import Annotated\nfrom mhaprune.settings.ranges import Ge\n"
+        "from mhaprune.tasks.base import SequenceTask\n"
         'class Double(SequenceTask):\n    """Every symbol twice."""\n'
         '    times: Annotated[int, Ge(2)] = 2\n    """How often."""\n'
         "    odd: Own = 1\nraise SystemExit('imported')\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
     text = "task:\n  _target_: my_tasks.double.Double\n  times: 2\n  odd: 1\n  train: 5\n"
     shown = explained(text, ["mhaprune", "my_tasks"])
     assert "Every symbol twice.\ntask:" in shown
@@ -118,16 +123,12 @@ def test_a_plug_in_of_the_user_is_explained_without_being_imported(
     assert "Every symbol twice" not in explained(text), "a package that was not named is not looked up"
 
 
-def test_a_plug_in_may_have_the_name_of_the_class_that_it_is_made_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_sums").mkdir()
-    (tmp_path / "my_sums" / "sort.py").write_text(
+def test_a_plug_in_may_have_the_name_of_the_class_that_it_is_made_from(own: Path) -> None:
+    (own / "sort.py").write_text(
         "from mhaprune.tasks.sort import Sort\nclass Own: ...\n"
         'class Sort(Sort):\n    of: "Own" | None = None\n    """In quotes."""\n'
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    shown = explained("task:\n  _target_: my_sums.sort.Sort\n  num_symbols: 2\n  of: 1\n", ["mhaprune", "my_sums"])
+    shown = explained("task:\n  _target_: my_tasks.sort.Sort\n  num_symbols: 2\n  of: 1\n", ["mhaprune", "my_tasks"])
     assert re.search(r"  # Number of different symbols.*\n(  #.*\n)*  num_symbols: 2\n", shown)
     assert "  # In quotes.\n  of: 1\n" in shown
 

@@ -18,8 +18,8 @@ import pytest
 import mhaprune
 from conftest import compose
 from mhaprune.config import build
-from mhaprune.ranges import Checked, Distinct, Ge, Gt, Lt, Within
 from mhaprune.running import Run
+from mhaprune.settings.ranges import Checked, Distinct, Ge, Gt, Lt, Within
 
 
 @dataclass(frozen=True)

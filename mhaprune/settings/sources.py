@@ -8,14 +8,13 @@ import ast
 import builtins
 import inspect
 import typing
-from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mhaprune import ranges
-from mhaprune.ranges import expected
+from mhaprune.settings import ranges
+from mhaprune.settings.ranges import expected
 
 
 class Setting(NamedTuple):
@@ -96,7 +95,8 @@ class Sources(NamedTuple):
 
     def _kind(self, module: str, annotation: ast.expr) -> Any:
         """What an annotation stands for. Its names are looked up in the source of the module."""
-        return eval(compile(ast.Expression(annotation), module, "eval"), {"__builtins__": {}}, Names(self, module))
+        names: Any = Names(self, module)
+        return eval(compile(ast.Expression(annotation), module, "eval"), {"__builtins__": {}}, names)
 
     def value(self, module: str, name: str) -> Any:
         """What a name stands for in a type: types of Python, ranges, and names for these. Raises `Unknown`."""
@@ -113,20 +113,14 @@ class Sources(NamedTuple):
         return getattr(builtins, name)
 
 
-class Names(Mapping[str, Any]):
-    """The names of a module, for the types in it."""
+class Names:
+    """The names of a module, for the types in it: all of a mapping that `eval` asks for."""
 
     def __init__(self, sources: Sources, module: str) -> None:
         self.sources, self.module = sources, module
 
     def __getitem__(self, name: str) -> Any:
         return self.sources.value(self.module, name)
-
-    def __iter__(self) -> Iterator[str]:
-        raise NotImplementedError
-
-    def __len__(self) -> int:
-        raise NotImplementedError
 
 
 @cache

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import yaml
 
-from mhaprune.sources import Sources
+from mhaprune.settings.sources import Sources
 
 WIDTH = 100
 """Columns of a line of comment."""

@@ -1,0 +1,1 @@
+"""What settings mean, which values they take, and how a person is told."""
