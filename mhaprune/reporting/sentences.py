@@ -24,12 +24,12 @@ def share(value: float) -> str:
 
 def if_noise(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:
     """What to add to a speed-up whose quartiles overlap those of the dense model timed against itself:
-    `; not beyond dense against itself: 0.98–1.02`. Nothing for any other, or where that was not timed."""
+    `; no clear gain, dense against itself: 0.98–1.02`. Nothing for any other, or where that was not timed."""
     latency = tables.get("latency", pd.DataFrame())
     for again in latency[latency.eq(DENSE_AGAIN).any(axis=1)].to_dict("records"):
         low, high = again["speedup_q1"], again["speedup_q3"]
         if low <= row["speedup_q3"] and row["speedup_q1"] <= high:
-            return f"; not beyond dense against itself: {low:.2f}–{high:.2f}"
+            return f"; no clear gain, dense against itself: {low:.2f}–{high:.2f}"
     return ""
 
 

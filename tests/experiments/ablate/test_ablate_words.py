@@ -32,7 +32,7 @@ def test_a_speed_up_within_the_noise_is_said_to_be_that() -> None:
         rows = [("ablation", 1.3, 0.1, 9.0), ("dense", 1.0, 1.0, 1.0), ("dense again", 1.0, low, high)]
         latency = pd.DataFrame(rows, columns=["scorer", "speedup", "speedup_q1", "speedup_q3"])
         line = said(tables | {"latency": latency})[0]
-        noise = f"; not beyond dense against itself: {low:.2f}–{high:.2f})"
+        noise = f"; no clear gain, dense against itself: {low:.2f}–{high:.2f})"
         assert (f"1.21× as fast (quartiles 1.20–1.22{noise}" in line) == best
         assert (f"(1.40× as fast{noise}" in line) == refit
         assert line.replace(noise, ")") == plain

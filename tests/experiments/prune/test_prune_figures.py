@@ -211,7 +211,7 @@ def test_the_answer_names_the_fewest_heads_and_the_control(tables: Tables) -> No
     assert "4 with nothing done afterwards (at 0.900, one_shot with ablation), 4 after tune" in ways
     latency = pd.DataFrame({"model": ["dense", "dense again"], "speedup_q1": [0.0, 0.9], "speedup_q3": [9.0, 1.41]})
     assert next(Prune.say({**tables, "latency": latency})) == first.replace(
-        "1.40–1.60)", "1.40–1.60; not beyond dense against itself: 0.90–1.41)"
+        "1.40–1.60)", "1.40–1.60; no clear gain, dense against itself: 0.90–1.41)"
     )
     assert next(Prune.say({**tables, "latency": latency.assign(speedup_q3=1.39)})) == first
     unsure = {**tables, "smallest": tables["smallest"].assign(heads_removed_sure=1)}
