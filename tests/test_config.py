@@ -114,6 +114,7 @@ def plain() -> dict[str, Any]:
             {"experiment.budgets": 0.5},
             r"experiment.budgets=0.5: must be a list in brackets, each a whole number or",
         ),
+        ({"experiment.budgets": []}, r"experiment.budgets=\[\]: must name at least one"),
         ({"experiment.budgets": [1.5]}, r"experiment.budgets=1.5: a fraction must be from 0.0 to 1.0"),
         ({"experiment.budgets": [25]}, r"experiment.budgets=25: the model has 24 heads, allowed are 0 to 24"),
         ({"scorer.ablation.replace": "one"}, "scorer.ablation.replace='one': must be zero or mean or resample"),

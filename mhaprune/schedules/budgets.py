@@ -77,13 +77,20 @@ def removing(counts: Iterable[int], grid: HeadGrid) -> list[Budget]:
 
 
 def check_budgets(budgets: Sequence[int | float | str]) -> None:
-    """Raise ValueError unless every budget is a fraction from 0.0 to 1.0, a whole number of heads to remove, or a text
-    such as `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms`, the most that the smaller model may cost."""
+    """Raise ValueError unless there is a budget and every one is a fraction from 0.0 to 1.0, a whole number of heads to
+    remove, or a text such as `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms`, the most that the smaller model
+    may cost."""
+    if not len(budgets):
+        raise ValueError("budgets=[]: must name at least one, for example budgets=[0.25,0.5]")
     for budget in budgets:
-        if isinstance(budget, str):
-            _amount(budget)
-        elif not 0 <= budget <= (1 if isinstance(budget, float) else math.inf):
-            raise ValueError(f"budgets={budget}: a fraction must be from 0.0 to 1.0, a number of heads 0 or more")
+        _check(budget)
+
+
+def _check(budget: int | float | str) -> None:
+    if isinstance(budget, str):
+        _amount(budget)
+    elif not 0 <= budget <= (1 if isinstance(budget, float) else math.inf):
+        raise ValueError(f"budgets={budget}: a fraction must be from 0.0 to 1.0, a number of heads 0 or more")
 
 
 def heads_to_remove(budgets: Sequence[int | float], num_heads: int, most: int | None = None) -> list[int]:
@@ -92,7 +99,8 @@ def heads_to_remove(budgets: Sequence[int | float], num_heads: int, most: int | 
     A fraction becomes the nearest whole number of heads. Raises ValueError for more heads than there are, or more than
     `most`.
     """
-    check_budgets(budgets)
+    for budget in budgets:
+        _check(budget)
     counts = {round(budget * num_heads) if isinstance(budget, float) else budget for budget in budgets}
     if max(counts, default=0) > num_heads:
         raise ValueError(
