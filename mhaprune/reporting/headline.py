@@ -86,7 +86,7 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
 
 
 def _lacking(numbers: pd.DataFrame) -> pd.Series:
-    """Which rows are about a number that some run lacks. A mean of the other runs would be that of the lucky ones."""
+    """True for rows of a number that is missing in some runs. Its mean would be over the successful runs only."""
     return numbers["value"].isna().groupby([numbers["what"], numbers["after"]]).transform("any")
 
 

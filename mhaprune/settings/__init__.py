@@ -1,1 +1,1 @@
-"""What settings mean, which values they take, and how a person is told."""
+"""Settings: their meaning, their allowed values, and how the command line shows both."""

@@ -148,6 +148,12 @@ def test_decoding_is_the_loop_over_full_passes(model: Seq2Seq, batch: Examples) 
     assert torch.equal(model.decode_greedily(batch.source, 7), expected.masked_fill(after_end, PAD))
 
 
+def test_what_is_predicted_is_an_ordinary_tensor(model: Seq2Seq, batch: Examples) -> None:
+    said = model.predict(batch)
+    assert torch.equal(said, model.decode_greedily(batch.source, batch.target.shape[1]))
+    assert not said.is_inference(), "autograd could not save it"
+
+
 def test_padding_is_not_seen(model: Seq2Seq, batch: Examples) -> None:
     """Each example alone, without any padding, has the loss it has in the batch."""
     together = model.evaluate(batch)

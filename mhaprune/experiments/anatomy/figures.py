@@ -121,7 +121,7 @@ def _scale(matrix: np.ndarray) -> np.ndarray:
 
 
 def around_zero(matrix: np.ndarray) -> dict[str, float]:
-    """Ends of a scale in whose middle is 0, so that a colour has a sign."""
+    """The ends of a colour scale with 0 in its middle, so that the colour shows the sign."""
     largest = float(np.abs(_scale(matrix)).max(initial=0.0)) or 1.0
     largest *= 3 if matrix.size == 1 else 1  # a number alone is read, not seen
     return {"vmin": -largest, "vmax": largest}
