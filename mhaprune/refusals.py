@@ -45,6 +45,10 @@ FOREIGN = {
 """Arguments that could bring in code of others, and what is said about them."""
 
 
+EXTENDED = ("scorer", "task", "schedule", "recovery", "experiment")
+"""The groups of options to which users add their own."""
+
+
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raise ValueError for a setting that is written like an option of other programs, and for what is `FOREIGN`.
 
@@ -90,7 +94,10 @@ def composition_error(
         return _plug_in_of_hydra(found[1], found[2], conf)
     if found := re.search(r"Could not (?:load|find) '(.+)/(.+?)'", text):
         options = sorted(path.stem for path in (conf / found[1]).glob("*.yaml"))
-        return f"{found[1]}={found[2]}: no such option, {did_you_mean(found[2], options)}"
+        hint = did_you_mean(found[2], options)
+        meant = hint.startswith("did you") or any(argument.startswith("plugins=") for argument in arguments)
+        own = "; one of your own needs plugins=[PACKAGE]" if found[1] in EXTENDED and not meant else ""
+        return f"{found[1]}={found[2]}: no such option, {hint}{own}"
     if found := re.search(r"Ambiguous value for argument '(.+?)'", text):
         return f"{found[1]}: commas ask for a sweep, which needs -m; a list stands in brackets, a text in quotes"
     if found := re.search(r"Could not override '(.+?)'", text):

@@ -20,6 +20,7 @@ from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.curves import check_tensorboard, event_files
 from mhaprune.reporting.page import proof_sentences, render
 from mhaprune.reporting.plots import Plot
+from mhaprune.reporting.sentences import if_poor
 from mhaprune.reporting.verdict import SmallMap, in_small
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
@@ -34,6 +35,8 @@ from mhaprune.training.loop import Training
 
 MODEL, SHOW = "model", "figures and page"
 """The first stage of every run and the last."""
+SECONDS_A_STEP = 0.05
+"""What a training step usually takes; for the time left, which soon goes by what this machine takes."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -201,7 +204,8 @@ class Run(Checked):
     def _whole(self) -> AbstractContextManager[Step]:
         """The run as a step with its stages, for the progress line."""
         stages = self.experiment.stages or {option_name(self.experiment): 5}
-        return doing(self._title, stages={MODEL: 30, **stages, SHOW: 3})
+        model = 30.0 if self.training is None else SECONDS_A_STEP * self.training.steps
+        return doing(self._title, stages={MODEL: model, **stages, SHOW: 3})
 
     def _results(self) -> Results:
         with doing(MODEL, 1):
@@ -223,7 +227,7 @@ class Run(Checked):
             title=self._title,
             tables={name: self._identified(frame) for name, frame in found.items()},
             figures={plot.name: plot for plot in figures_of(type(self.experiment), found)},
-            sentences=list(self.experiment.say(found)),
+            sentences=[*self.experiment.say(found), *if_poor(found)],
             checks=findings.checks,
             files=findings.files,
             found=found,

@@ -114,6 +114,14 @@ def join_names(heads: Iterable[object]) -> str:
     return " ".join(map(str, heads))
 
 
+def by_block(heads: Iterable[HeadName]) -> str:
+    """Heads in a sentence, those of a block together: `encoder_self.0: 1 2, cross.1: 0`."""
+    found: dict[str, list[str]] = {}
+    for head in heads:
+        found.setdefault(f"{head.site}.{head.layer}", []).append(str(head.head))
+    return ", ".join(f"{block}: {' '.join(each)}" for block, each in found.items())
+
+
 def named(heads: pd.DataFrame) -> list[HeadName]:
     """The heads of the rows of a table, in their order."""
     return [HeadName(str(site), int(layer), int(head)) for site, layer, head in heads[HEAD].itertuples(index=False)]

@@ -16,10 +16,15 @@ from mhaprune.storage.locks import locked
 from mhaprune.storage.store import read_status
 
 PLAIN = "d_model=64, num_heads=4, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=128"
+RECOVERIES = ", ".join(sorted(path.stem for path in Path("conf/recovery").glob("*.yaml")))
 REFUSED = [
     (["sped=1"], "sped=1: no such key, did you mean seed? allowed are seed, device, num_threads, cache"),
     (["experiment=ablat"], "experiment=ablat: no such option, did you mean ablate? allowed are ablate, anatomy"),
     (["scorer=[gate,magic]"], "scorer=magic: no such option, allowed are ablation, ablation_mean,"),
+    (
+        ["recovery=[mine]"],
+        f"recovery=mine: no such option, allowed are {RECOVERIES}; one of your own needs plugins=[PACKAGE]",
+    ),
     (["task=sorted"], "task=sorted: no such option, did you mean sort? allowed are copy, inflection, mirror"),
     (["task=null"], "task=null: must name one of copy, inflection, mirror_difference, reverse, running_sum, sort"),
     (["gate=null"], "gate=null: must name one of none, softmax"),

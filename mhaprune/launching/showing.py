@@ -93,7 +93,7 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
     """How long the outermost step will still take; None where it has no stages.
 
     The stages to come take what they usually take, on a machine as fast as this one has been in those that are over.
-    The first does not tell: the model may have come from the cache.
+    A stage that took next to nothing does not tell: the model has come from the cache.
     """
     whole, stages, spent = steps[0], list(steps[0].stages), dict(steps[0].spent)  # a copy: the run goes on meanwhile
     if not stages:
@@ -101,7 +101,7 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
     now = steps[1].what if len(steps) > 1 and steps[1].what in stages else None
     begun = [name for name in stages if name in spent or name == now]
     to_come = stages[stages.index(begun[-1]) + 1 :] if begun else stages
-    told = [name for name in spent if name != stages[0]]
+    told = [name for name in spent if spent[name] > SLOWEST * whole.stages[name]]
     usual = sum(whole.stages[name] for name in told)
     speed = max(SLOWEST, sum(spent[name] for name in told) / usual) if usual else 1.0
     left = speed * sum(whole.stages[name] for name in to_come)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
 from mhaprune.statistics import student_interval
-from mhaprune.tables import DENSE_AGAIN, QUALITY, Tables
+from mhaprune.tables import DENSE_AGAIN, QUALITY, VALID_QUALITY, Tables, quality_name
+
+POOR = 0.5
+"""A model that does less of its task than this is poor."""
 
 
 def points_over_runs(points: pd.Series) -> str:
@@ -31,6 +34,17 @@ def if_noise(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:
         if low <= row["speedup_q3"] and row["speedup_q1"] <= high:
             return f"; no clear gain, dense against itself: {low:.2f}–{high:.2f}"
     return ""
+
+
+def if_poor(tables: Tables) -> Iterator[str]:
+    """A warning, where the model was trained here and cannot do its task: what is said of its heads is noise."""
+    if VALID_QUALITY in (training := tables.get("training", pd.DataFrame())):
+        reached = float(training[VALID_QUALITY].iloc[-1])
+        if reached < POOR:
+            yield (
+                f"Beware: the model itself is poor, {share(reached)} {quality_name(tables)} at the end of its training."
+                " What is said of its heads means little. Larger training.steps and task.train make it better."
+            )
 
 
 def say_accuracy(accuracy: pd.DataFrame) -> str:

@@ -61,6 +61,18 @@ def test_the_time_left_is_that_of_the_stages_to_come(monkeypatch: pytest.MonkeyP
         assert ", about 10 s left" in line(under_way())
 
 
+@pytest.mark.parametrize(("took", "left"), [(60, 68), (0.1, 34)], ids=["trained", "from the cache"])
+def test_a_slow_training_makes_what_follows_slow_and_a_cached_one_no_faster(
+    took: float, left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with doing("run", stages=STAGES):
+        with doing("model", 1):
+            now += took
+        assert seconds_left(under_way()) == left
+
+
 def test_what_an_earlier_run_has_done_makes_this_one_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

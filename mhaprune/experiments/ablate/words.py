@@ -18,6 +18,7 @@ from mhaprune.tables import (
     QUALITY,
     REFERENCE,
     Tables,
+    by_block,
     head_names,
     loss_unit,
     named,
@@ -127,10 +128,10 @@ def _details(tables: Tables) -> Iterator[str]:
     rows = plain.to_dict("records")
     best = largest_budget(plain)
     if best["heads_removed"] > 0:
-        names = ", ".join(map(str, head_names(best["removed"])))
-        yield f"They are (site.layer.head, counted from 0): {names}. All others are kept."
+        names = by_block(head_names(best["removed"]))
+        yield f"They are (site.layer: heads, counted from 0) {names}. All others are kept."
     for row in tables["summary"].drop(plain.index).query("heads_removed > 0").to_dict("records"):
-        names = ", ".join(map(str, head_names(row["removed"])))
+        names = by_block(head_names(row["removed"]))
         yield f"After {row['recovery']} these can go, as chosen by {row['scorer']}: {names}."
     parts = [
         f"{int(row['heads_removed'])}{_surely(row)} by {row['scorer']} (at {share(row[QUALITY])})"

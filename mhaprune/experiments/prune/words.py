@@ -19,6 +19,7 @@ from mhaprune.tables import (
     QUALITY,
     Tables,
     block_order,
+    by_block,
     head_names,
     quality_name,
     timed_name,
@@ -64,7 +65,7 @@ def _details(tables: Tables) -> Iterator[str]:
     smallest, noted = tables["smallest"], tables["recovery"].query("note != ''")
     best = _best(smallest)
     if 0 < best["heads_kept"] < best["heads_total"]:
-        yield f"They are (site.layer.head, counted from 0): {', '.join(map(str, head_names(best['kept'])))}."
+        yield f"They are (site.layer: heads, counted from 0) {by_block(head_names(best['kept']))}."
     parts = []
     for _, rows in smallest.groupby("recovery", sort=False):
         row = fewest_heads(rows)

@@ -15,7 +15,7 @@ def test_the_first_sentence_answers_the_question() -> None:
     lines = said({"summary": summary()})
     assert lines[0].startswith("9 of 24 heads can go at 0.99 exact match (1.00 with all), as chosen by ablation;")
     assert "1.21× as fast (quartiles 1.20–1.22)" in lines[0]
-    assert lines[1].startswith("They are (site.layer.head, counted from 0): cross.1.0, cross.1.1, cross.1.2,")
+    assert lines[1].startswith("They are (site.layer: heads, counted from 0) cross.1: 0 1 2 3 ")
     assert lines[2] == (
         "The largest budget within 0.01 of exact match on the choose split, scorer by scorer: 3 by gate (at 1.00), 9 by"
         " ablation (at 0.99)."
@@ -65,7 +65,7 @@ def test_what_goes_after_a_recovery_is_said_beside_what_goes_without() -> None:
     both = pd.concat([summary().assign(recovery="nothing"), after], ignore_index=True)
     plain, lines = said({"summary": summary()}), said({"summary": both})
     assert lines[0] == plain[0].removesuffix(".") + "; after refit 15 can go at 0.98 (1.40× as fast)."
-    assert lines[2] == f"After refit these can go, as chosen by ablation: {gone.replace(' ', ', ')}."
+    assert lines[2] == f"After refit these can go, as chosen by ablation: cross.1: {' '.join(map(str, range(15)))}."
     assert lines[1:2] + lines[3:] == plain[1:], "the rest is about models as they are"
     none = both.assign(heads_removed=0)
     assert said({"summary": none})[0].endswith(" exact match; after refit none can.")
