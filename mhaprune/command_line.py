@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 OmegaConf.register_new_resolver("pid", os.getpid, use_cache=True, replace=True)
 OmegaConf.register_new_resolver("results", lambda name: str(results_folder() / name), replace=True)
 
+HELP = ("-h", "--help")
 MULTIRUN = ("-m", "--multirun")
 COMPLETION = ("-sc", "--shell-completion")
 BROUGHT = ("task", "model", "gate", "training")
@@ -97,6 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     traceback_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
     failure: BaseException | None = None
+    if any(each in HELP for each in arguments):  # it is the same for all settings; Hydra refuses those of a sweep
+        arguments = [each for each in arguments if each in HELP or each.startswith("plugins=")]
     try:
         check_arguments(arguments)
     except ValueError as error:

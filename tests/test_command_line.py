@@ -189,7 +189,8 @@ def test_help_and_typing_errors_need_no_torch(tmp_path: Path) -> None:
         "import sys\nfor name in ('torch', 'pandas', 'matplotlib'): sys.modules[name] = None\n"
         "from mhaprune.command_line import main\nsys.exit(main())"
     )
-    for arguments, said in ((["--help"], "experiment=ablate"), (["sped=1"], "did you mean seed?")):
+    sweep = ["-m", "model.num_heads=1,2", "--help"]
+    for arguments, said in ((sweep, "experiment=ablate  "), (["sped=1"], "did you mean seed?")):
         command = [sys.executable, "-c", code, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         assert said in done.stdout + done.stderr
