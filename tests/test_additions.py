@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,35 +10,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from conftest import TINY, compose
+from conftest import ROOT, TINY, compose
 from mhaprune import plugins
 from mhaprune.config import ConfigError, build
 from mhaprune.storage.store import RunFolder, read_status
 from tiny import small
 
+EXTEND = (ROOT / "README.md").read_text().split("\n## Extend\n")[1]
+[SCORE, SCORE_YAML] = re.findall(r"^```\n(.*?)^```", EXTEND, flags=re.M | re.S)[:2]
+"""The addition that the README shows."""
 MODULES = {
-    "spread": '''
-"""How unlike each other the rows of the head's part of W_O are."""
-
-from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-
-from mhaprune.scorers.base import Scorer, Scores
-
-
-@dataclass(frozen=True)
-class Spread(Scorer):
-    family: ClassVar[str] = "weights"
-    reads_examples: ClassVar[bool] = False
-
-    power: float = 1.0
-
-    def __call__(self, subject, examples, seed):
-        weights = torch.cat([weight.double().std(dim=(1, 2)) for weight in subject.output_weights().values()])
-        return Scores(weights.detach()[None] ** self.power)
-''',
+    "peak": SCORE,
     "double": '''
 """Say every symbol twice."""
 
@@ -144,7 +127,7 @@ class Census(Experiment):
 
 SIZES = {"num_symbols": 6, "max_length": 4, "train": 200, "valid": 16, "score": 16, "choose": 16, "report": 16}
 YAMLS = {
-    "scorer/spread": "# @package scorer.spread\n_target_: stranger.spread.Spread\npower: 1.0\n",
+    "scorer/mine": SCORE_YAML.replace("mhaprune.scorers.", "stranger.").replace("scorer.peak\n", "scorer.mine\n"),
     "task/double": "_target_: stranger.double.Double\n"
     + "".join(f"{name}: {value}\n" for name, value in SIZES.items()),
     "schedule/bottom_up": "# @package schedule.bottom_up\n_target_: stranger.bottom_up.BottomUp\nkeep_at_least: 0\n",
@@ -184,15 +167,15 @@ def run(conf: Path, *overrides: str) -> tuple[Path, list[str]]:
 @pytest.mark.figures
 def test_an_experiment_a_scorer_and_a_task_end_in_a_table_a_figure_and_a_sentence(conf: Path) -> None:
     plugins.allow(["stranger"])
-    path, lines = run(conf, "experiment=census", "task=double", "scorer=[spread,ablation]", "scorer.spread.power=2.0")
+    path, lines = run(conf, "experiment=census", "task=double", "scorer=[mine,ablation]", "scorer.mine.power=2.0")
     assert lines == ["6 heads in 3 blocks."]
     assert read_status(path)["findings"] == lines
     assert read_status(path)["checks"] == {"blocks": 3.0}
     assert read_status(path)["identity"]["task"] == "double"
     census, heads = (pd.read_csv(path / f"{name}.csv") for name in ("census", "heads"))
     assert list(census["heads"]) == [2, 2, 2]
-    assert set(heads["scorer"]) == {"spread", "ablation"}
-    assert set(heads.loc[heads["scorer"] == "spread", "settings"]) == {"power=2.0"}
+    assert set(heads["scorer"]) == {"mine", "ablation"}
+    assert set(heads.loc[heads["scorer"] == "mine", "settings"]) == {"power=2.0"}
     for name in ("blocks.png", "blocks.svg"):
         assert (path / "figures" / name).stat().st_size > 0
     page = (path / "report.html").read_text()
@@ -204,7 +187,7 @@ def test_an_experiment_a_scorer_and_a_task_end_in_a_table_a_figure_and_a_sentenc
 def test_a_schedule_and_a_recovery_compete_with_those_of_the_package(conf: Path) -> None:
     plugins.allow(["stranger"])
     settings = [*small("task", "sort"), *small("experiment", "prune"), "experiment.budgets=[2,4]"]
-    ways = ["schedule=[bottom_up,one_shot]", "recovery=[noise]", "scorer=[spread]"]
+    ways = ["schedule=[bottom_up,one_shot]", "recovery=[noise]", "scorer=[mine]"]
     path, lines = run(conf, "experiment=prune", *settings, *ways)
     assert lines
     table = pd.read_csv(path / "recovery.csv")
@@ -217,11 +200,11 @@ def test_a_schedule_and_a_recovery_compete_with_those_of_the_package(conf: Path)
 
 
 def test_what_is_not_listed_is_refused_and_not_imported(conf: Path) -> None:
-    with pytest.raises(ConfigError, match="^scorer.spread._target_=stranger.spread.Spread: must name .*plugins="):
-        run(conf, "scorer=[spread]")
+    with pytest.raises(ConfigError, match="^scorer.mine._target_=stranger.peak.Peak: must name .*plugins="):
+        run(conf, "scorer=[mine]")
     assert "stranger" not in sys.modules
     plugins.allow(["stranger"])
-    with pytest.raises(ConfigError, match="scorer.spread.power='much': must be a finite number"):
-        run(conf, "scorer=[spread]", "scorer.spread.power=much")
-    with pytest.raises(ConfigError, match="scorer.spread.extent=1: no such setting, allowed are power"):
-        run(conf, "scorer=[spread]", "+scorer.spread.extent=1")
+    with pytest.raises(ConfigError, match="scorer.mine.power='much': must be a finite number"):
+        run(conf, "scorer=[mine]", "scorer.mine.power=much")
+    with pytest.raises(ConfigError, match="scorer.mine.extent=1: no such setting, allowed are power"):
+        run(conf, "scorer=[mine]", "+scorer.mine.extent=1")
