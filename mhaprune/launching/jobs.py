@@ -66,13 +66,14 @@ def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], ordered: O
     if holder(root / LOCK) == os.getppid():
         end_with_parent()  # a worker of joblib would outlive it
     label = sweep.job(output.name).label
+    beside_others = holder(root / LOCK) != os.getpid()
 
     def work() -> None:
         _prefix(label)
         try:
             if _done_meanwhile(output, start):
                 return
-            with shown(label):
+            with shown(label, lines=beside_others):
                 results = _recorded(build, output, overrides, orders, wait=True, start=start)
         except BaseException:
             _log_traceback()

@@ -25,8 +25,9 @@ SLOWEST = 0.2
 
 
 @contextmanager
-def shown(label: str = "", stream: TextIO | None = None) -> Iterator[None]:
+def shown(label: str = "", stream: TextIO | None = None, lines: bool = False) -> Iterator[None]:
     """Say on the stream, stderr by default, what the body is doing. A job of a sweep has its label before each line.
+    `lines` says it in lines at a terminal too: the bars of jobs that run side by side would overwrite each other.
 
     A thread looks and writes, so no loop pauses for it. Looking from the loops alone would not do: torch.compile, a
     call into another library and the wait for a process that trains the same model come by no loop for minutes.
@@ -38,7 +39,7 @@ def shown(label: str = "", stream: TextIO | None = None) -> Iterator[None]:
         return
     with ExitStack() as stack:
         stack.callback(_at_work.release)
-        if to.isatty():
+        if to.isatty() and not lines:
             bar = tqdm(total=1.0, file=to, bar_format=BAR, leave=False, dynamic_ncols=True)
             stack.enter_context(bar)
             stack.enter_context(logging_redirect_tqdm())  # else a line of the log would end up inside the bar

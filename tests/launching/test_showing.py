@@ -159,15 +159,21 @@ def test_a_line_of_the_log_does_not_end_up_inside_the_bar(monkeypatch: pytest.Mo
     assert re.search(r"\r *\r?trained: taken from the cache\n", to.getvalue())
 
 
-@pytest.mark.slow
-def test_a_run_at_a_terminal_shows_the_bar_and_ends_in_its_findings(tmp_path: Path) -> None:
-    """In a terminal of its own."""
-    command = [sys.executable, str(ROOT / "scripts" / "run.py"), "experiment=ablate", *TINY, "training.steps=300"]
+def test_jobs_side_by_side_write_lines_at_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(showing, "EVERY", 0.02)
+    to = Terminal()
+    with shown("seed=1", to, lines=True), doing("ablate on sort", stages=STAGES):
+        time.sleep(0.1)
+    assert "\r" not in to.getvalue()
+    assert to.getvalue().startswith("seed=1: ablate on sort, about 60 s left\n")
+
+
+def at_a_terminal(*arguments: str) -> tuple[int, str]:
+    """The exit code and what is said, in a terminal of its own."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 120))
-    process = subprocess.Popen(
-        [*command, f"cache={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"], stdout=theirs, stderr=theirs
-    )
+    command = [sys.executable, str(ROOT / "scripts" / "run.py"), *arguments]
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs)
     os.close(theirs)
     text = b""
     while True:
@@ -179,9 +185,22 @@ def test_a_run_at_a_terminal_shows_the_bar_and_ends_in_its_findings(tmp_path: Pa
             break
         text += part
     os.close(ours)
-    assert process.wait() == 0
-    said = text.decode()
+    return process.wait(), text.decode()
+
+
+@pytest.mark.slow
+def test_a_run_at_a_terminal_shows_the_bar_and_ends_in_its_findings(tmp_path: Path) -> None:
+    where = [f"cache={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"]
+    code, said = at_a_terminal("experiment=ablate", *TINY, "training.steps=300", *where)
+    assert code == 0
     assert re.search(r"%\|.*ablate on sort, about \d+ s left: model: training \d+ of 300", said)
     assert said.endswith("start with report.html\r\n")
-    lines = [each.rpartition("\r")[2] for each in said.replace("\r\n", "\n").split("\n")]
-    assert not [each for each in lines if "%|" in each], "a bar is left standing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "bars"), [("basic", True), ("joblib", False)])
+def test_jobs_of_a_sweep_share_a_terminal(launcher: str, bars: bool, tmp_path: Path) -> None:
+    where = [f"cache={tmp_path / 'cache'}", f"hydra.sweep.dir={tmp_path / 'sweep'}", f"launch={launcher}"]
+    code, said = at_a_terminal("-m", "experiment=train", "seed=0,1", *TINY, "training.steps=1000", *where)
+    assert code == 0
+    assert bool(re.search(r"%\|.*seed=\d: train on sort", said)) == bars
