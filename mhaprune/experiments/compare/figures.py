@@ -26,6 +26,8 @@ from mhaprune.reporting.plots import (
 )
 from mhaprune.reporting.shared_figures import mean_over_runs, setting_names
 from mhaprune.reporting.similarity import similar_order
+from mhaprune.reporting.whiskers import room_for
+from mhaprune.statistics import student_interval
 from mhaprune.tables import CHOOSE_QUALITY, QUALITY, SETTING, UNINFORMED, Tables, quality_name
 
 MOST_LINES = 6
@@ -210,24 +212,24 @@ def compare_methods(tables: Tables) -> Plot | None:
     figure = Figure(figsize=(7.5 if columns == 1 else 1.5 + 3.5 * columns, 1.2 + rows * (0.3 + 0.3 * len(names))))
     xlabel = f"mean regret in {quality_name(tables)} (percentage points, lower is better)"
     drawn = panels(figure, len(settings), columns, xlabel if columns == 1 else "mean regret (points)", sharex=True)
-    end, least = ceiling(methods["points"], methods["family"]), min(0.0, methods["points"].min())
+    shown = methods[methods["points"] <= ceiling(methods["points"], methods["family"])]
+    ends = [end for _, runs in shown.groupby([SETTING, "scorer"])["points"] for end in student_interval(runs)]
+    limits = room_for(pd.concat([shown["points"], pd.Series([0.0])]), ends)
     for axes, (name, own) in zip(drawn, settings, strict=True):
         if len(settings) > 1:
             axes.set_title(name)
             own = own.assign(label="one run")
-        means = mean_over_runs(axes, own, "scorer", "points", names)
+        means = mean_over_runs(axes, own, "scorer", "points", names, limits)
         for row, mean in enumerate(means):
-            if mean > end:
-                axes.set_xlim(right=end)
+            if mean > limits[1]:
                 where: Any = {"ha": "right", "va": "center", "zorder": 4, "bbox": {"color": "white", "pad": 1}}
-                axes.annotate(f"{number(mean, 1)} →", (end, row), color="#555555", **where)
-    # Of two or three runs an interval may be so long that nothing else would be seen: it is cut at the panel's edge.
-    drawn[0].set_xlim(left=max(drawn[0].get_xlim()[0], least - 0.25 * (drawn[0].get_xlim()[1] - least)))
+                axes.annotate(f"{number(mean, 1)} →", (limits[1], row), color="#555555", **where)
     legend_above(figure, drawn[0])
     caption = (
         f"How much {quality_name(tables)} each scorer's or search's choice of heads loses to the best subset, on"
         " average over the budgets:"
-        " a small mark per run, a bar for their mean with its 95 % interval over runs; on top what does best on the"
-        " choose splits. A control far outside is given in words. Runs with other settings have a panel of their own."
+        " a small mark per run, a bar for their mean with its 95 % interval over runs, which ends in an arrow where"
+        " it leaves the panel; on top what does best on the choose splits. A control far outside is given in words."
+        " Runs with other settings have a panel of their own."
     )
     return Plot("methods", caption, figure)
