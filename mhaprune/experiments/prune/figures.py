@@ -144,9 +144,10 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
     figure = Figure(
         figsize=(
             2.2 + max(0.5 + 0.42 * len(sizes), 2.4) * columns,
-            0.7 + (0.7 + 0.3 * len(kinds)) * -(-len(names) // columns),
+            1.0 + (0.7 + 0.3 * len(kinds)) * -(-len(names) // columns),
         )
     )
+    figure.suptitle(f"{quality_name(tables)} in %, by kind of example", fontsize=11)
     grid = panels(figure, len(names), columns, SIZES)
     for axes, name in zip(grid, names, strict=True):
         rows = groups[groups["recovery"] == name]
@@ -156,9 +157,9 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
         heat_map(axes, values, rows=labels, columns=sizes, write=partial(number, decimals=0), **colours)
         axes.set_title(_title(name))
     caption = (
-        f"Exact match in percent on every kind of example of the report split, heads chosen by {_way_of(best)}: what"
-        " suffers first, and what each recovery brings back. The darker the red, the more is lost; n is how many"
-        " examples a kind has."
+        f"{quality_name(tables).capitalize()} in percent on every kind of example of the report split, heads"
+        f" chosen by {_way_of(best)}: what suffers first, and what each recovery brings back. The"
+        " darker the red, the more is lost; n is how many examples a kind has."
     )
     return Plot("groups", caption, figure)
 
