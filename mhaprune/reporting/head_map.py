@@ -39,6 +39,8 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     heads = heads.assign(digits=_digits(heads))
     rows = blocks_in(heads)
     columns = int(heads["head"].max()) + 1
+    if 0.55 * len(rows) > TALLEST:  # lower rows have no room for a second line
+        heads["name"] = heads["name"].where(heads["name"] == REMOVED, "")
     named = (heads["name"] != "").any()
     width = max(1.5 + (1.8 if named else 0.95) * columns, min(LETTER * len(title), LONGEST))
     words = textwrap.fill(title, int(width / LETTER))

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mhaprune.reporting.heat_map import bar_in_words, heat_map, thinned
-from mhaprune.reporting.plots import Plot, columns_of, panels, short, wrapped
+from mhaprune.reporting.plots import Plot, columns_of, elided, panels, short, wrapped
 from mhaprune.reporting.similarity import similar_order
 from mhaprune.tables import BLOCK, HEAD, Tables, block_label, blocks_in, candidates
 
@@ -86,7 +86,7 @@ def _matrix(heads: pd.DataFrame, names: list[str]) -> Plot:
     figure = Figure(figsize=(3.2 + 0.27 * len(names), 1.5 + height))
     axes = figure.add_subplot()
     first = [i for i, block in enumerate(blocks) if i == 0 or blocks[i - 1] != block]
-    image = heat_map(axes, depths.to_numpy(float), columns=[wrapped(name, 1.6) for name in depths], **COLOURS)
+    image = heat_map(axes, depths.to_numpy(float), columns=[elided(str(name)) for name in depths], **COLOURS)
     axes.tick_params(axis="x", rotation=90)
     named = thinned([blocks[i] for i in first], int(height / 0.16))
     axes.set_yticks(np.add(first, [*first[1:], len(blocks)]) / 2 - 0.5, named)

@@ -18,6 +18,7 @@ from mhaprune.reporting.plots import (
     ceiling,
     columns_of,
     draw_band,
+    elided,
     errors,
     legend_above,
     line_style,
@@ -65,7 +66,7 @@ def method_curves(tables: Tables) -> Plot | None:
             curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
             style: Any = {"elinewidth": 0.8, "linewidth": 1.2, "markersize": 4, **line_style(i)}
             bars = errors(curve, QUALITY)
-            lines.append(axes.errorbar(curve["heads_removed"], curve[QUALITY], bars, label=name, **style))
+            lines.append(axes.errorbar(curve["heads_removed"], curve[QUALITY], bars, label=elided(name, 24), **style))
         axes.set(ylim=(-0.03, 1.03))
         if len(budgets) <= 10:
             axes.set_xticks(budgets)
@@ -102,7 +103,7 @@ def regret_map(tables: Tables) -> Plot | None:
     worst = np.nanmax(judged, initial=1.0)
     winners = tables.get("winner", pd.DataFrame(columns=["winner", "most_passes"]))
     chosen = set(winners["winner"])
-    rows_named = [f"▸ {name}" if name in chosen else name for name in regrets.index]
+    rows_named = [f"▸ {elided(name)}" if name in chosen else elided(name) for name in regrets.index]
     names: Any = {"rows": rows_named, "columns": regrets.columns}
     heat_map(left, values, **names, write=partial(number, decimals=0), cmap=LOST, vmin=0, vmax=worst)
     left.set(xlabel=f"heads removed, of {total}", title=f"regret in {quality_name(tables)} (points)")
@@ -156,7 +157,8 @@ def agreement_matrix(tables: Tables) -> Plot | None:
     numbers = np.where(np.eye(len(names)) == 1, np.nan, values)
     colours: Any = {"cmap": ALIKE, "vmin": -1, "vmax": 1}
     write = _correlation if fits else None
-    image = heat_map(axes, values, rows=names, columns=names, write=write, written=numbers, **colours)
+    shown_names = [elided(name) for name in names]
+    image = heat_map(axes, values, rows=shown_names, columns=shown_names, write=write, written=numbers, **colours)
     axes.tick_params(axis="x", rotation=90)
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, ticks=[-1, -0.5, 0, 0.5, 1])
     bar.set_label("Spearman ρ: −1 opposite, 1 alike")

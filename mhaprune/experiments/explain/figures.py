@@ -26,6 +26,7 @@ from mhaprune.reporting.plots import (
 )
 from mhaprune.reporting.verdict import REMOVED
 from mhaprune.tables import (
+    BLOCK,
     HEAD,
     SITES,
     Tables,
@@ -42,6 +43,8 @@ CELL, LABEL = 0.21, 0.135
 """Inches: the largest size of a token, and the size that its name needs."""
 LEAST_TOP = 0.3
 """The least end of a colour scale: small differences between even weights should not look like large ones."""
+MOST_BLOCKS = 24
+"""Panels of gates in one figure. More take minutes to draw."""
 NO_PATTERN = "no clear pattern"
 WRITING = ("decoder_self", "cross")
 """The sites of our own model at which a token is written."""
@@ -188,7 +191,8 @@ def gates_from_other_starts(tables: Tables) -> Plot | None:
     if "starts" not in tables:
         return None
     starts, agreement = tables["starts"], tables["gates"].set_index("gates")
-    blocks = blocks_in(starts)
+    every = blocks_in(starts)
+    blocks = _that_differ_most(starts, every)
     columns = columns_of(len(blocks), 3)
     lines = -(-len(blocks) // columns)
     figure = Figure(figsize=(1 + 2.6 * columns, 0.9 + 1.9 * lines))
@@ -214,4 +218,13 @@ def gates_from_other_starts(tables: Tables) -> Plot | None:
         " to the filled ones; black bars are those of the model. The gates of a block keep their sum. Rank correlation"
         f" of the ends with the model's own over all heads: {', '.join(rhos)}."
     )
+    if len(blocks) < len(every):
+        caption += f" Shown are the {len(blocks)} of {len(every)} blocks whose gates of the model differ most."
     return Plot("gates", caption, figure)
+
+
+def _that_differ_most(starts: pd.DataFrame, blocks: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The blocks of one figure, in the order of the model: those whose own gates are farthest apart."""
+    own = starts.groupby(BLOCK)["gate_own"]
+    widest = (own.max() - own.min()).sort_values(ascending=False, kind="stable").index[:MOST_BLOCKS]
+    return [block for block in blocks if block in set(widest)]

@@ -28,7 +28,7 @@ def costs_by_budget(tables: Tables) -> Plot | None:
     names: Any = {"rows": costs.index, "columns": [*sorted(costs), "mean"]}
     values = np.column_stack([costs[sorted(costs)], costs.mean(axis=1)])
     largest = max(float(np.abs(values).max()), 1.0)
-    figure = Figure(figsize=(2.6 + 0.6 * values.shape[1], 1.2 + 0.36 * len(values)))
+    figure = Figure(figsize=(max(2.6 + 0.6 * values.shape[1], 6.0), 1.2 + 0.36 * len(values)))
     axes = figure.add_subplot()
     colours: Any = {"cmap": EXTRA_COST, "vmin": -largest, "vmax": largest}
     heat_map(axes, values, **names, write=partial(number, decimals=1), **colours)
