@@ -37,6 +37,8 @@ MOST_COLUMNS = 3
 """Panels side by side."""
 MOST_LETTERS = 34
 """Letters of the title of a panel."""
+LONG_NAME = 22
+"""Letters. Two columns of longer names are wider than their panel."""
 MOST_NUMBERS = 12
 """Rows and columns of a matrix with a number in every cell."""
 REGRET = "regret_quality"
@@ -72,7 +74,8 @@ def method_curves(tables: Tables) -> Plot | None:
             axes.set_xticks(budgets)
         # above the curves, which may fill every corner
         place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "alignment": "left", "borderaxespad": 0.2}
-        axes.legend(handles=lines, title=title, ncols=2, columnspacing=1, **place)
+        long = sum(len(name) > LONG_NAME for name in names)
+        axes.legend(handles=lines, title=title, ncols=1 if long > 1 else 2, columnspacing=1, **place)
     shared = [line for line in grid[0].get_lines() if line.get_label() in limits]
     legend_above(figure, shared)
     beside = ["the best choice of heads in yellow"] if len(oracle) else []
