@@ -119,7 +119,7 @@ def survivors(tables: Tables) -> Plot | None:
             style |= {"label": block_label(*block)}
             axes.bar(x, counts, 0.85, bottom, **style)
             bottom += counts
-        axes.set_title(wrapped(way, 2.7))
+        axes.set_title("\n".join(wrapped(line, 2.7) for line in way.splitlines()))
         axes.set(xticks=range(len(place)), xticklabels=list(place))
         axes.grid(visible=False, axis="x")
     legend_above(figure, grid[0])
