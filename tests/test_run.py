@@ -90,6 +90,20 @@ def test_a_run_leaves_what_the_house_promises(first: Path) -> None:
     assert [len(row) for row in status["head_map"]["rows"]] == [2, 2, 2]
 
 
+def test_a_report_is_small_enough_to_be_sent(first: Path) -> None:
+    """That of the tiny run has 328 KB, nearly all of it figures as drawn lines. A table that is not cut, or text that
+    is written as outlines, goes beyond the bar."""
+    assert 100_000 < (first / "run" / "report.html").stat().st_size <= 350_000
+
+
+@pytest.mark.slow
+@pytest.mark.figures
+def test_the_report_of_the_first_command_of_the_readme_is_small_enough_to_be_sent(tmp_path: Path) -> None:
+    """At its true size, with a model of 24 heads that was trained for 600 steps."""
+    tables_of(tmp_path / "run", "experiment=ablate", f"cache={tmp_path / 'cache'}")
+    assert (tmp_path / "run" / "report.html").stat().st_size <= 600_000
+
+
 @pytest.mark.slow
 @pytest.mark.figures
 def test_the_same_seed_draws_the_same_figures_twice(tmp_path: Path) -> None:

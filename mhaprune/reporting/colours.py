@@ -11,7 +11,7 @@ from typing import Any
 MATTERS = "Blues"
 """The darker, the more: how much a head matters, or how much it attends."""
 WEIGHTS: Any = {"cmap": MATTERS, "vmin": 0, "vmax": 1}
-"""Attention weights, on one scale in all figures."""
+"""Attention weights from 0 to 1, beside other numbers; maps of attention alone end at their largest weight."""
 LOST = "Reds"
 """The darker, the more is lost: accuracy that a choice, a group or a mistake costs."""
 EXTRA_COST = "RdBu_r"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from math import isnan
 from typing import Any
@@ -16,13 +17,17 @@ from matplotlib.patches import FancyBboxPatch
 from mhaprune.reporting.colours import MATTERS
 from mhaprune.reporting.heat_map import write_inside
 from mhaprune.reporting.plots import Plot, number
-from mhaprune.reporting.verdict import Verdict
+from mhaprune.reporting.verdict import REMOVED, Verdict
 from mhaprune.tables import REFERENCE, block_label, blocks_in, named
 
 LIGHTEST = 0.3
 """The palest colour of a tile that stays, so that it never looks like a tile that can go."""
 TALLEST = 14.0
 """Inches of all rows; beyond, they are lower."""
+LETTER = 0.112
+"""Inches of a letter of the title."""
+LONGEST = 8.0
+"""Inches of a line of the title; a figure may be wider for its tiles."""
 MOST_DECIMALS = 7
 """More do not fit into a tile."""
 
@@ -34,14 +39,13 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     heads = heads.assign(digits=_digits(heads))
     rows = blocks_in(heads)
     columns = int(heads["head"].max()) + 1
+    if 0.55 * len(rows) > TALLEST:  # lower rows have no room for a second line
+        heads["name"] = heads["name"].where(heads["name"] == REMOVED, "")
     named = (heads["name"] != "").any()
-    width = 1.8 if named else 0.95
-    figure = Figure(
-        figsize=(
-            max(1.5 + width * columns, 0.112 * len(title)),
-            1.15 + min(0.55 * len(rows), max(TALLEST, 0.26 * len(rows))),
-        )
-    )
+    width = max(1.5 + (1.8 if named else 0.95) * columns, min(LETTER * len(title), LONGEST))
+    words = textwrap.fill(title, int(width / LETTER))
+    height = 1.15 + 0.2 * words.count("\n") + min(0.55 * len(rows), max(TALLEST, 0.26 * len(rows)))
+    figure = Figure(figsize=(width, height))
     axes = figure.add_subplot()
     highest = heads["score"].max()
     shade = PowerNorm(0.5, 0, highest if highest > 0 else 1.0)
@@ -53,15 +57,17 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     axes.tick_params(length=0)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    figure.suptitle(title, fontsize=12.5, fontweight="bold")
+    figure.suptitle(words, fontsize=12.5, fontweight="bold")
     stays, goes = (heads[heads["stays"] == flag] for flag in (True, False))
     caption = meaning
     rise = f" (rise of the loss{f' in {unit}' if unit else ''})" if scorer == REFERENCE else ""
     if scorer:
         caption += f" The numbers are scores by {scorer}{rise}, the darker the higher"
-        caption += ", the words what the head looks at." if named else "."
-    can_go = "Can go" if together else "Can go one at a time"
-    alt = f"{title}. Stay: {_list(stays) or 'none'}. {can_go}: {_list(goes) or 'none'}."
+        caption += ", the words what the head looks at, if that is clear." if named else "."
+    can_go = "Can go" if together else "Cost next to nothing alone"
+    gone = goes["name"] == REMOVED
+    alt = f"{title}. Stay: {_list(stays) or 'none'}. {can_go}: {_list(goes[~gone]) or 'none'}."
+    alt += f" Removed already: {_list(goes[gone])}." if gone.any() else ""
     return Plot("matter", caption, figure, alt)
 
 

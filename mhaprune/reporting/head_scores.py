@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mhaprune.reporting.heat_map import bar_in_words, heat_map, thinned
-from mhaprune.reporting.plots import Plot, columns_of, panels, short, wrapped
+from mhaprune.reporting.plots import Plot, columns_of, elided, panels, short, wrapped
 from mhaprune.reporting.similarity import similar_order
 from mhaprune.tables import BLOCK, HEAD, Tables, block_label, blocks_in, candidates
 
@@ -83,10 +83,11 @@ def _matrix(heads: pd.DataFrame, names: list[str]) -> Plot:
     depths = depths[[names[i] for i in similar_order(depths.corr().to_numpy())]]
     blocks = [block_label(site, layer) for site, layer, _ in depths.index]
     height = max(min(0.19 * len(depths), TALLEST), 1.8)
-    figure = Figure(figsize=(3.2 + 0.27 * len(names), 1.5 + height))
+    shown = [elided(str(name), 24) for name in depths]
+    figure = Figure(figsize=(3.2 + 0.27 * len(names), 1.5 + height + 0.085 * max(0, max(map(len, shown)) - 18)))
     axes = figure.add_subplot()
     first = [i for i, block in enumerate(blocks) if i == 0 or blocks[i - 1] != block]
-    image = heat_map(axes, depths.to_numpy(float), columns=[wrapped(name, 1.6) for name in depths], **COLOURS)
+    image = heat_map(axes, depths.to_numpy(float), columns=shown, **COLOURS)
     axes.tick_params(axis="x", rotation=90)
     named = thinned([blocks[i] for i in first], int(height / 0.16))
     axes.set_yticks(np.add(first, [*first[1:], len(blocks)]) / 2 - 0.5, named)

@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 
 from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above
 from mhaprune.reporting.settings import ALL_RUNS, Setting
+from mhaprune.reporting.whiskers import ARROWS, Whisker, arrows_beyond, room_for
 from mhaprune.statistics import student_interval
 from mhaprune.tables import LABEL
 
@@ -76,11 +77,12 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
             if panel.empty:
                 axes.remove()
                 continue
-            ends = _draw(axes, panel, across, colours)
+            whiskers = _draw(axes, panel, across, colours)
             across.draw_axis(axes)
             axes.set_title("\n".join([what, *(f"after {after}" for after in key[:1] if after), *key[1:]]))
             axes.set_xlabel(across.name if i == len(rows) - 1 else "")
-            leaves |= _scale(axes, numbers[numbers["what"] == what], ends)
+            _scale(axes, numbers[numbers["what"] == what], [end for each in whiskers for end in each[1:3]])
+            leaves |= arrows_beyond(axes, whiskers, vertical=True)
     legend_above(figure, list(_legend(numbers, colours)))
     return Plot("headline", _caption(numbers, settings, leaves), figure)
 
@@ -90,11 +92,11 @@ def _lacking(numbers: pd.DataFrame) -> pd.Series:
     return numbers["value"].isna().groupby([numbers["what"], numbers["after"]]).transform("any")
 
 
-def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) -> list[float]:
-    """A small mark per run; where there are several, a large one for their mean, with its interval. Returns the ends of
-    the intervals."""
+def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) -> list[Whisker]:
+    """A small mark per run; where there are several, a large one for their mean, with its interval. Returns the
+    intervals."""
     dodge = 0.7 / len(colours.values)
-    ends: list[float] = []
+    whiskers: list[Whisker] = []
     for i, colour in enumerate(colours.values):
         own = panel[panel[colours.name] == colour]
         style = {"color": COLOURS[0], "marker": "o"} if colours is ALL_RUNS else colours.styles[colour]
@@ -105,14 +107,14 @@ def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) ->
                 place = across.places[value] + dodge * (i - (len(colours.values) - 1) / 2)
                 means[place] = runs["value"].mean()
                 axes.hlines(runs["whole"].mean(), place - dodge / 2, place + dodge / 2, zorder=1, **WHOLE)
-                ends += _draw_runs(axes, runs, place, dodge, style)
+                whiskers += _draw_runs(axes, runs, place, dodge, style)
         if across.numbers is not None:
             axes.plot(list(means), list(means.values()), color=style["color"], linewidth=1.1, zorder=1.5)
-    return ends
+    return whiskers
 
 
-def _draw_runs(axes: Axes, runs: pd.DataFrame, place: float, width: float, style: dict[str, Any]) -> list[float]:
-    """Runs that differ only in their seed. Returns the ends of the interval of their mean; none for a single one."""
+def _draw_runs(axes: Axes, runs: pd.DataFrame, place: float, width: float, style: dict[str, Any]) -> list[Whisker]:
+    """Runs that differ only in their seed. Returns the interval of their mean; none for a single one."""
     if len(runs) == 1:
         axes.scatter([place], runs["value"], s=34, linewidth=0, zorder=3, **style)
         return []
@@ -121,7 +123,7 @@ def _draw_runs(axes: Axes, runs: pd.DataFrame, place: float, width: float, style
     low, high = mean_interval(runs)
     axes.vlines(place, low, high, color=style["color"], linewidth=1.4, zorder=3)
     axes.scatter([place], [runs["value"].mean()], s=46, edgecolor="white", linewidth=0.7, zorder=4, **style)
-    return [low, high]
+    return [Whisker(place, low, high, style["color"])]
 
 
 def mean_interval(runs: pd.DataFrame) -> tuple[float, float]:
@@ -130,18 +132,12 @@ def mean_interval(runs: pd.DataFrame) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _scale(axes: Axes, numbers: pd.DataFrame, ends: Sequence[float]) -> bool:
-    """Give the y axis room for all runs, and for intervals that are not far wider. Begin it at 0 where that is near.
-    Returns whether an interval leaves the panel."""
-    seen = pd.concat([numbers["value"], numbers["whole"]]).dropna()
-    low, high = seen.min(), seen.max()
-    span = max(high - low, 0.02 * max(abs(high), abs(low))) or 1.0
-    lowest, highest = max(min([low, *ends]), low - span), min(max([high, *ends]), high + span)
-    if numbers["least"].min() == 0 and lowest < 0.5 * highest:
-        lowest = 0.0
-    room = 0.06 * (highest - lowest or span)
-    axes.set_ylim(lowest - room, highest + room)
-    return any(end < lowest - room or end > highest + room for end in ends)
+def _scale(axes: Axes, numbers: pd.DataFrame, ends: Sequence[float]) -> None:
+    """Give the y axis room for all runs, and for intervals that are not far wider. Begin it at 0 where that is near."""
+    low, high = room_for(pd.concat([numbers["value"], numbers["whole"]]).dropna(), ends)
+    if numbers["least"].min() == 0 and low < 0.5 * high:
+        low = -0.06 * high
+    axes.set_ylim(low, high)
 
 
 def _legend(numbers: pd.DataFrame, colours: Setting) -> Iterator[Line2D]:
@@ -160,7 +156,7 @@ def _caption(numbers: pd.DataFrame, settings: Sequence[Setting], leaves: bool) -
         caption += f" against {settings[0].name}"
     if _repeated(numbers, settings):
         caption += ": a small mark per run, a large one for the mean of runs that differ only in their seed, with its"
-        caption += " 95 % interval" + (", which may leave the panel" if leaves else "")
+        caption += " 95 % interval" + (ARROWS if leaves else "")
     return caption + ("." if numbers["whole"].isna().all() else "; grey is the whole model.")
 
 

@@ -26,6 +26,8 @@ def label_points(axes: Axes, names: list[str], x: np.ndarray, y: np.ndarray, y_e
 
     Call it last: it fixes the layout, because free space is known only for a fixed layout.
     """
+    if not names:
+        return
     figure = axes.figure.get_figure(root=True)
     assert figure is not None
     lay_out(figure)

@@ -152,9 +152,10 @@ def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist]) -> Non
     handles = of.get_legend_handles_labels()[0] if isinstance(of, Axes) else list(of)
     if not handles:
         return
-    labels = [str(handle.get_label()) for handle in handles]
-    width = 0.6 + 0.085 * max(map(len, labels))  # inches
-    columns = max(1, int(figure.bbox.width / figure.dpi / width))
+    room = figure.bbox.width / figure.dpi  # inches
+    labels = [wrapped(str(handle.get_label()), room - 1.0) for handle in handles]
+    width = 0.6 + 0.085 * max(len(line) for label in labels for line in label.splitlines() or [""])
+    columns = max(1, int(room / width))
     figure.legend(handles, labels, loc="outside upper center", ncols=columns_of(len(labels), columns))
 
 
@@ -166,6 +167,11 @@ def number(value: float, decimals: int) -> str:
 def wrapped(words: str, inches: float) -> str:
     """The words in lines that are no longer than that, at the size of a title; a word that is too long is cut."""
     return textwrap.fill(words, max(int(inches / 0.085), 6), break_on_hyphens=False)
+
+
+def elided(name: str, most: int = 28) -> str:
+    """A name that is too long for its place, without its middle: the ends of long names tell them apart."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"
 
 
 def short(value: float) -> str:

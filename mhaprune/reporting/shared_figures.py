@@ -25,6 +25,7 @@ from mhaprune.reporting.plots import (
     wrapped,
 )
 from mhaprune.reporting.settings import styles_of
+from mhaprune.reporting.whiskers import Whisker, arrows_beyond, room_for
 from mhaprune.scorers.agreement import with_reference
 from mhaprune.statistics import skewed_ends, student_interval
 from mhaprune.tables import (
@@ -78,7 +79,7 @@ def agreement(tables: Tables) -> Plot | None:
                 bars = [y["score"] - low, high - y["score"]]
                 axes.errorbar(x, y["score"], bars, label=SITES.get(site, site), **style)
         rho = with_reference(pairs, name)["spearman"]
-        axes.set(title=f"Spearman ρ = {rho:.2f}", xlabel=wrapped(f"{name} score", 3.2))
+        axes.set(title=_rank_correlation(rho, scores), xlabel=wrapped(f"{name} score", 3.2))
         _scale_logarithmic(axes.yaxis, reference["score"].dropna())
         if scores.abs().max() > PILED * scores.abs().median() > 0:
             linear = _scale_logarithmic(axes.xaxis, scores.dropna())
@@ -92,6 +93,15 @@ def agreement(tables: Tables) -> Plot | None:
         " (axes with powers of ten are linear near 0; bars are 95 % intervals)."
     )
     return Plot("agreement", caption, figure)
+
+
+def _rank_correlation(rho: float, scores: pd.Series) -> str:
+    """Spearman's correlation with ablation, or why there is none."""
+    if not isnan(rho):
+        return f"Spearman ρ = {rho:.2f}"
+    if len(scores) < 2:
+        return "one head: no ranks to compare"
+    return "all scores equal: no ranks to compare" if scores.nunique() == 1 else "no rank correlation"
 
 
 def _scale_logarithmic(axis: XAxis | YAxis, values: pd.Series) -> float:
@@ -160,10 +170,18 @@ def setting_names(frame: pd.DataFrame) -> pd.Series:
     return frame[SETTING].fillna("").replace("", "all runs")
 
 
-def mean_over_runs(axes: Axes, frame: pd.DataFrame, row: str, value: str, names: Sequence[str]) -> pd.Series:
+def mean_over_runs(
+    axes: Axes,
+    frame: pd.DataFrame,
+    row: str,
+    value: str,
+    names: Sequence[str],
+    limits: tuple[float, float] | None = None,
+) -> pd.Series:
     """Draw a row for each of `names`: a mark per run, a bar for their mean with its 95 % interval; returns the means.
 
-    `frame` holds a `value` for every run, its column `label`, and name, its column `row`.
+    `frame` holds a `value` for every run, its column `label`, and name, its column `row`. `limits` are the ends of the
+    x axis, by default those with room for all runs. An interval that leaves the panel ends in an arrow.
     """
     labels = list(frame["label"].unique())
     means = frame.groupby(row)[value].mean().reindex(names)
@@ -181,4 +199,6 @@ def mean_over_runs(axes: Axes, frame: pd.DataFrame, row: str, value: str, names:
         axes.scatter(run[value], places, s=24, linewidth=0, zorder=3, label=name, **style)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set(yticks=rows, yticklabels=names, ylim=(len(names) - 0.4, -0.6))
+    axes.set_xlim(limits or room_for(pd.concat([frame[value], pd.Series([0.0])]), intervals.flat))
+    arrows_beyond(axes, [Whisker(i, low, high, "black") for i, (low, high) in enumerate(intervals)], vertical=False)
     return means

@@ -9,6 +9,9 @@ import pandas as pd
 
 from mhaprune.tables import HEAD, Tables, in_unit, loss_unit, quality_name
 
+REMOVED = "removed"
+"""The name of a head that was gone already, before the run."""
+
 
 class Verdict(NamedTuple):
     """A row per head in the order of the model, and what the rows mean."""
@@ -52,20 +55,36 @@ def scored(heads: pd.DataFrame, scorer: str) -> pd.DataFrame:
     return rows[[*HEAD, "score"]].assign(name="").reset_index(drop=True)
 
 
+class Together(NamedTuple):
+    """What closing all prunable heads at once does to the quality."""
+
+    whole: float
+    """The quality with all heads open."""
+    left: float
+    """The quality with all prunable heads closed."""
+
+
 def prunable_alone(
-    heads: pd.DataFrame, scorer: str, tolerance: float, tables: Tables, left: float | None = None
+    heads: pd.DataFrame, scorer: str, tolerance: float, tables: Tables, together: Together | None = None
 ) -> Verdict:
-    """The verdict that takes one head at a time; `left` is the quality with all prunable heads closed at once, None
-    where it was not measured. `tables` name the quality and the unit of the loss."""
-    count = int((~heads["stays"]).sum())
-    title = f"{count} of {len(heads)} heads are prunable, one at a time"
+    """The verdict that takes one head at a time; `together` is None where it was not measured. `tables` name the
+    quality and the unit of the loss."""
+    count, total = int((~heads["stays"]).sum()), len(heads)
     meaning = (
         f"Empty tiles with a whole line are heads whose ablation costs less than {tolerance:g}{in_unit(tables)}, each"
         " alone, at 95 % confidence for all of these claims, on the score split; for the blue ones there is no such"
         " confidence."
     )
-    if count and left is not None:
-        title += f"; {left:.2f} {quality_name(tables)} is left without all of them"
+    if not count:
+        title = f"None of {total} heads surely costs next to nothing when it is closed"
+    else:
+        some = f"any one of {count} heads" if count > 1 else "one head"
+        title = f"Closing {some} (of {total}) costs next to nothing"
+    if count and together is not None:
+        closed = f"with all {count} closed" if count > 1 else "without it"
+        whole, left = (f"{share:.2f}" for share in together)
+        change = f"still {left}" if whole == left else f"{left} instead of {whole}"
+        title += f"; {closed}, {quality_name(tables)} is {change}"
     elif count:
         meaning += " What is left without all of them at once was not measured."
     return Verdict(heads, scorer, title, meaning, together=False, unit=loss_unit(tables))

@@ -63,7 +63,7 @@ SMALLEST = {
 
 def looks() -> pd.DataFrame:
     table = scored("ablation").assign(rank=[2, 5, 3, 1, 4], removed=[False] * 4 + [True])
-    table = table.assign(tolerance=0.01, without_prunable=0.4)
+    table = table.assign(tolerance=0.01, without_prunable=0.4, open_quality=0.9)
     table.loc[4, "score"] = nan
     return table.assign(prunable=[False, True, False, False, False], name=["everywhere", "", None, "itself", None])
 
@@ -102,13 +102,13 @@ CASES: dict[str, tuple[type[Experiment], Tables, str, set[int]]] = {
     "explain": (
         Explain,
         {"looks": looks()},
-        "1 of 4 heads are prunable, one at a time; 0.40 exact match is left without all of them",
+        "Closing one head (of 4) costs next to nothing; without it, exact match is 0.40 instead of 0.90",
         {0, 2, 3},
     ),
     "compare": (
         Compare,
         {"winner": pd.DataFrame({"prunable_tolerance": [0.01]}), "heads": scored("gate", "ablation")},
-        "2 of 5 heads are prunable, one at a time",
+        "Closing any one of 2 heads (of 5) costs next to nothing",
         {0, 2, 3},
     ),
 }
@@ -131,7 +131,7 @@ def test_what_stays_is_filled_and_what_can_go_is_empty(case: str) -> None:
     alone = kind in (Explain, Compare)
     gone = [tile for i, tile in enumerate(tiles) if i not in stay]
     assert {tile.get_linestyle() in ("-", "solid") for tile in gone} <= {alone}
-    before, mark, after = plot.alt.partition("Can go one at a time:" if alone else "Can go:")
+    before, mark, after = plot.alt.partition("Cost next to nothing alone:" if alone else "Can go:")
     assert mark
     for i, (site, layer, head) in enumerate(HEADS):
         name = f"{site.replace('_', ' ')} {layer}.{head}"
@@ -156,7 +156,28 @@ def test_what_all_together_would_leave_is_said_or_said_to_be_unknown() -> None:
     _, tables, *_ = CASES["explain"]
     none = Explain.head_map({"looks": tables["looks"].assign(prunable=False)})
     assert none is not None
-    assert none.title == "0 of 4 heads are prunable, one at a time"
+    assert none.title == "None of 4 heads surely costs next to nothing when it is closed"
+
+
+def test_closing_all_at_once_is_told_apart_from_closing_any_one() -> None:
+    """What each head costs alone says little about all of them together."""
+    two = looks().assign(prunable=[False, True, True, False, False])
+    titles = []
+    for left in (0.4, 0.9):
+        verdict = Explain.head_map({"looks": two.assign(without_prunable=left)})
+        assert verdict is not None
+        titles.append(verdict.title)
+    alone = "Closing any one of 2 heads (of 4) costs next to nothing; with all 2 closed, exact match is "
+    assert titles == [f"{alone}0.40 instead of 0.90", f"{alone}still 0.90"]
+
+
+def test_a_long_title_is_broken_and_widens_the_figure_only_so_far() -> None:
+    verdict = Explain.head_map({"looks": looks()})
+    assert verdict is not None
+    with matplotlib.rc_context(STYLE):
+        long = heads_that_matter(verdict._replace(title="nothing is left at all " * 12, heads=verdict.heads[:2]))
+    check_legible(long)
+    assert long.figure.get_figwidth() <= 8
 
 
 def test_a_number_is_never_shown_both_as_kept_and_as_removed() -> None:

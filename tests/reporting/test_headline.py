@@ -111,6 +111,18 @@ def test_seeds_alone_are_drawn_too() -> None:
     assert heads == f"Heads that can go: 3 ({low:.3g} to {high:.3g}) (means over 3 runs, 95 % intervals)."
 
 
+@pytest.mark.parametrize(("spread", "leaves"), [(4.0, True), (0.01, False)])
+def test_an_interval_that_leaves_its_panel_ends_in_an_arrow(spread: float, leaves: bool) -> None:
+    frame = numbers(2).query("what == 'heads that can go'").assign(least=-math.inf, most=math.inf, whole=1.0)
+    value = frame["num_heads"].astype(float) + spread * frame["label"].str.endswith("1")
+    plot = drawn(frame.assign(value=value), "num_heads")
+    assert plot is not None
+    (axes,) = plot.figure.axes
+    marks = [line.get_marker() for line in axes.get_lines() if line.get_marker() in ("^", "v")]
+    assert sorted(set(marks)) == (["^", "v"] if leaves else [])
+    assert ("an arrow at the edge of a panel" in plot.caption) == leaves
+
+
 def test_the_means_are_said() -> None:
     frame = numbers(widths=WIDTHS, after=("refit",))
     heads, exact = means_in_words(frame, settings_of(frame, "num_heads", "d_model"))

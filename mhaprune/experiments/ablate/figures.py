@@ -21,6 +21,7 @@ from mhaprune.reporting.plots import (
 )
 from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.shared_figures import setting_names
+from mhaprune.reporting.whiskers import ARROWS, Whisker, arrows_beyond, room_for
 from mhaprune.statistics import student_interval
 from mhaprune.tables import (
     DENSE_AGAIN,
@@ -35,6 +36,9 @@ from mhaprune.tables import (
     timed_name,
 )
 
+SHARE, AGREEMENT = "heads that can go (share)", "Spearman ρ with ablation"
+ENDS_OF: dict[str, tuple[float, float]] = {SHARE: (0, 1), AGREEMENT: (-1, 1)}
+"""The least and the most that a number can be."""
 MOST_ROWS = 30
 """Settings of one figure."""
 
@@ -179,9 +183,9 @@ def compare_runs(tables: Tables) -> Plot | None:
     recovered = recoveries(summary)
     summary = summary.assign(scorer=summary["scorer"].where(recovered == NOTHING, "after " + recovered))
     measures = {
-        "heads that can go (share)": summary["heads_removed"] / summary["heads_total"],
+        SHARE: summary["heads_removed"] / summary["heads_total"],
         "speed-up there": summary["speedup"],
-        "Spearman ρ with ablation": summary["spearman_with_ablation"].where(recovered == NOTHING),
+        AGREEMENT: summary["spearman_with_ablation"].where(recovered == NOTHING),
     }
     measures = {title: values for title, values in measures.items() if values.notna().any()}
     names = list(summary["scorer"].unique())
@@ -191,17 +195,22 @@ def compare_runs(tables: Tables) -> Plot | None:
     )
     looks |= {name: {"color": CONTROL_COLOUR, "marker": "o"} for name in controls}
     figure = Figure(figsize=(0.8 + 2.9 * len(measures), 1.4 + len(settings) * max(0.4, 0.13 * len(names))))
-    grid = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
+    grid, leaves = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0], False
     for axes, (title, values) in zip(grid, measures.items(), strict=True):
         rows = {name: summary.assign(value=values)[summary["scorer"] == name].dropna(subset="value") for name in names}
         shifts = {name: 0.8 * ((i + 0.5) / len(names) - 0.5) for i, name in enumerate(names)}
         for name in names:
             _draw_means(axes, rows[name], settings, shifts[name], looks[name] | {"label": name})
-        axes.set_xlim(axes.get_xlim())  # few runs have intervals many times as wide
-        for name in names:
-            for label, runs in rows[name].groupby(SETTING, sort=False)["value"]:
-                bar: Any = {"color": looks[name]["color"], "linewidth": 0.9}
-                axes.hlines(settings.index(label) + shifts[name], *student_interval(runs), **bar)
+        whiskers = [
+            _interval(runs, title, settings.index(label) + shifts[name], looks[name]["color"])
+            for name in names
+            for label, runs in rows[name].groupby(SETTING, sort=False)["value"]
+        ]
+        for place, low, high, colour in whiskers:
+            axes.hlines(place, low, high, color=colour, linewidth=0.9)
+        seen = pd.concat([own["value"] for own in rows.values()])
+        axes.set_xlim(room_for(seen, [end for each in whiskers for end in each[1:3]]))
+        leaves |= arrows_beyond(axes, whiskers, vertical=False)
         axes.set(title=title, yticks=range(len(settings)), ylim=(len(settings) - 0.5, -0.5))
         axes.set_yticklabels(settings)
         for row in range(1, len(settings)):
@@ -214,11 +223,17 @@ def compare_runs(tables: Tables) -> Plot | None:
     caption = f"The largest budget that loses at most {tolerance:g} of {quality} on the choose split, by scorer"
     if summary.duplicated([SETTING, "scorer"]).any():
         caption += ": a small mark per run, a large one for the mean of runs that differ only in their seed, with its"
-        caption += " 95 % interval, which may leave the panel"
+        caption += " 95 % interval" + (ARROWS if leaves else "")
     caption += "."
     if (recovered != NOTHING).any():
         caption += " Recovered are the models of the scorer that can remove the most heads without."
     return Plot("runs", caption, figure)
+
+
+def _interval(runs: pd.Series, measure: str, place: float, colour: str) -> Whisker:
+    """That of the mean of the runs, as far as the measure can go."""
+    low, high = np.clip(student_interval(runs), *ENDS_OF.get(measure, (-np.inf, np.inf)))
+    return Whisker(place, float(low), float(high), colour)
 
 
 def _draw_means(axes: Axes, rows: pd.DataFrame, settings: Sequence[str], shift: float, style: dict[str, Any]) -> None:

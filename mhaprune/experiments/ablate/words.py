@@ -19,6 +19,7 @@ from mhaprune.tables import (
     REFERENCE,
     Tables,
     by_block,
+    candidates,
     head_names,
     loss_unit,
     named,
@@ -109,6 +110,13 @@ def _headline(tables: Tables) -> str:
     )
 
 
+def _scoring_alike(tables: Tables) -> list[str]:
+    """The scorers that give all heads the same score, as gates do that cannot differ: those of one head per layer."""
+    heads = tables.get("heads", pd.DataFrame(columns=["scorer", "draw", "score"]))
+    scores = heads[heads["scorer"].isin(candidates(heads))].groupby("scorer", sort=False)["score"]
+    return [str(name) for name, own in scores if len(own) > 1 and own.nunique() == 1]
+
+
 def _after(row: Mapping[str, Any], tables: Tables) -> str:
     """The same after a recovery, as a part of the sentence."""
     if not row["heads_removed"]:
@@ -151,6 +159,8 @@ def _details(tables: Tables) -> Iterator[str]:
     ]
     if rhos:
         yield f"Agreement with ablation over the heads (Spearman): {', '.join(rhos)}."
+    for name in _scoring_alike(tables):
+        yield f"{name} scores all heads alike, so it ranks none of them and agrees with no other score."
     for (name, note), failed in tables.get("recovered", NO_NOTES).dropna(subset="note").groupby(["recovery", "note"]):
         if note:
             yield f"{name} failed for {len(failed)} of the models ({note})."

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from mhaprune.experiments.compare.figures import REGRET, best_subset
+from mhaprune.experiments.compare.figures import LONG_NAME, REGRET, best_subset
 from mhaprune.experiments.compare.limits import passes
 from mhaprune.reporting.labels import label_points
-from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, ceiling, errors, line_style, number, power_of_ten
+from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, ceiling, elided, errors, line_style, number, power_of_ten
 from mhaprune.tables import UNINFORMED, Tables, quality_name
 
 
@@ -27,9 +27,8 @@ def quality_cost(tables: Tables) -> Plot | None:
     y, bars = 100 * methods[REGRET].to_numpy(), 100 * errors(methods, REGRET)
     top = ceiling(100 * methods[f"{REGRET}_high"], methods["family"])
     above = y > top
-    names = [
-        f"{name} (↑ {number(at, 1)})" if up else name for name, at, up in zip(methods["scorer"], y, above, strict=True)
-    ]
+    short = methods["scorer"].map(lambda name: elided(name, 14) if len(name) > LONG_NAME + 2 else name)
+    names = [f"{name} (↑ {number(at, 1)})" if up else name for name, at, up in zip(short, y, above, strict=True)]
     y, bars = np.where(above, top, y), np.where(above, 0.0, bars)
     axes.axhline(0, color="black", linewidth=1.2, label=best_subset(tables.get("oracle", pd.DataFrame())))
     for limit in _limits(tables):

@@ -18,6 +18,7 @@ from mhaprune.reporting.plots import (
     ceiling,
     columns_of,
     draw_band,
+    elided,
     errors,
     legend_above,
     line_style,
@@ -26,6 +27,8 @@ from mhaprune.reporting.plots import (
 )
 from mhaprune.reporting.shared_figures import mean_over_runs, setting_names
 from mhaprune.reporting.similarity import similar_order
+from mhaprune.reporting.whiskers import room_for
+from mhaprune.statistics import student_interval
 from mhaprune.tables import CHOOSE_QUALITY, QUALITY, SETTING, UNINFORMED, Tables, quality_name
 
 MOST_LINES = 6
@@ -34,6 +37,8 @@ MOST_COLUMNS = 3
 """Panels side by side."""
 MOST_LETTERS = 34
 """Letters of the title of a panel."""
+LONG_NAME = 22
+"""Letters. Two columns of longer names are wider than their panel."""
 MOST_NUMBERS = 12
 """Rows and columns of a matrix with a number in every cell."""
 REGRET = "regret_quality"
@@ -63,13 +68,14 @@ def method_curves(tables: Tables) -> Plot | None:
             curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
             style: Any = {"elinewidth": 0.8, "linewidth": 1.2, "markersize": 4, **line_style(i)}
             bars = errors(curve, QUALITY)
-            lines.append(axes.errorbar(curve["heads_removed"], curve[QUALITY], bars, label=name, **style))
+            lines.append(axes.errorbar(curve["heads_removed"], curve[QUALITY], bars, label=elided(name, 24), **style))
         axes.set(ylim=(-0.03, 1.03))
         if len(budgets) <= 10:
             axes.set_xticks(budgets)
         # above the curves, which may fill every corner
         place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "alignment": "left", "borderaxespad": 0.2}
-        axes.legend(handles=lines, title=title, ncols=2, columnspacing=1, **place)
+        long = sum(len(name) > LONG_NAME for name in names)
+        axes.legend(handles=lines, title=title, ncols=1 if long > 1 else 2, columnspacing=1, **place)
     shared = [line for line in grid[0].get_lines() if line.get_label() in limits]
     legend_above(figure, shared)
     beside = ["the best choice of heads in yellow"] if len(oracle) else []
@@ -100,7 +106,7 @@ def regret_map(tables: Tables) -> Plot | None:
     worst = np.nanmax(judged, initial=1.0)
     winners = tables.get("winner", pd.DataFrame(columns=["winner", "most_passes"]))
     chosen = set(winners["winner"])
-    rows_named = [f"▸ {name}" if name in chosen else name for name in regrets.index]
+    rows_named = [f"▸ {elided(name)}" if name in chosen else elided(name) for name in regrets.index]
     names: Any = {"rows": rows_named, "columns": regrets.columns}
     heat_map(left, values, **names, write=partial(number, decimals=0), cmap=LOST, vmin=0, vmax=worst)
     left.set(xlabel=f"heads removed, of {total}", title=f"regret in {quality_name(tables)} (points)")
@@ -154,7 +160,8 @@ def agreement_matrix(tables: Tables) -> Plot | None:
     numbers = np.where(np.eye(len(names)) == 1, np.nan, values)
     colours: Any = {"cmap": ALIKE, "vmin": -1, "vmax": 1}
     write = _correlation if fits else None
-    image = heat_map(axes, values, rows=names, columns=names, write=write, written=numbers, **colours)
+    shown_names = [elided(name) for name in names]
+    image = heat_map(axes, values, rows=shown_names, columns=shown_names, write=write, written=numbers, **colours)
     axes.tick_params(axis="x", rotation=90)
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, ticks=[-1, -0.5, 0, 0.5, 1])
     bar.set_label("Spearman ρ: −1 opposite, 1 alike")
@@ -210,24 +217,24 @@ def compare_methods(tables: Tables) -> Plot | None:
     figure = Figure(figsize=(7.5 if columns == 1 else 1.5 + 3.5 * columns, 1.2 + rows * (0.3 + 0.3 * len(names))))
     xlabel = f"mean regret in {quality_name(tables)} (percentage points, lower is better)"
     drawn = panels(figure, len(settings), columns, xlabel if columns == 1 else "mean regret (points)", sharex=True)
-    end, least = ceiling(methods["points"], methods["family"]), min(0.0, methods["points"].min())
+    shown = methods[methods["points"] <= ceiling(methods["points"], methods["family"])]
+    ends = [end for _, runs in shown.groupby([SETTING, "scorer"])["points"] for end in student_interval(runs)]
+    limits = room_for(pd.concat([shown["points"], pd.Series([0.0])]), ends)
     for axes, (name, own) in zip(drawn, settings, strict=True):
         if len(settings) > 1:
             axes.set_title(name)
             own = own.assign(label="one run")
-        means = mean_over_runs(axes, own, "scorer", "points", names)
+        means = mean_over_runs(axes, own, "scorer", "points", names, limits)
         for row, mean in enumerate(means):
-            if mean > end:
-                axes.set_xlim(right=end)
+            if mean > limits[1]:
                 where: Any = {"ha": "right", "va": "center", "zorder": 4, "bbox": {"color": "white", "pad": 1}}
-                axes.annotate(f"{number(mean, 1)} →", (end, row), color="#555555", **where)
-    # Of two or three runs an interval may be so long that nothing else would be seen: it is cut at the panel's edge.
-    drawn[0].set_xlim(left=max(drawn[0].get_xlim()[0], least - 0.25 * (drawn[0].get_xlim()[1] - least)))
+                axes.annotate(f"{number(mean, 1)} →", (limits[1], row), color="#555555", **where)
     legend_above(figure, drawn[0])
     caption = (
         f"How much {quality_name(tables)} each scorer's or search's choice of heads loses to the best subset, on"
         " average over the budgets:"
-        " a small mark per run, a bar for their mean with its 95 % interval over runs; on top what does best on the"
-        " choose splits. A control far outside is given in words. Runs with other settings have a panel of their own."
+        " a small mark per run, a bar for their mean with its 95 % interval over runs, which ends in an arrow where"
+        " it leaves the panel; on top what does best on the choose splits. A control far outside is given in words."
+        " Runs with other settings have a panel of their own."
     )
     return Plot("methods", caption, figure)

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from mhaprune.experiments.explain.figures import PANEL, name_tokens
+from mhaprune.experiments.explain.figures import PANEL, name_tokens, scale_of, weight_bar
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.plots import Plot, number
 from mhaprune.tables import HEAD, HeadName, Tables, named
@@ -27,22 +27,21 @@ def before_and_after(tables: Tables) -> Plot | None:
     scores, scorer = tables["looks"].set_index(HEAD)["score"], tables["looks"]["scorer"].iloc[0]
     heads = sorted(shown, key=lambda head: -scores[head])
     maps = [[_of(table, head) for head in heads] for table in (before, after)]
-    darkest = max(float(cells["weight"].max()) for row in maps for cells in row)
+    shown_weights = pd.concat([cells for row in maps for cells in row])
+    scale = scale_of(shown_weights)
     figure = Figure(figsize=(1.9 + (PANEL + 0.3) * len(heads), 5.9))
     grid: Any = figure.subplots(2, len(heads), squeeze=False)
     for i, (row, when) in enumerate(zip(maps, ("before training", "after training"), strict=True)):
         for j, (cells, head) in enumerate(zip(row, heads, strict=True)):
             axes = grid[i, j]
             weights = cells.pivot_table(index="query", columns="key", values="weight", sort=True).to_numpy(float)
-            image = heat_map(axes, weights, vmin=0, vmax=darkest)
+            image = heat_map(axes, weights, **scale)
             name_tokens(axes, cells, head.site, left=True, below=True, sizes=(1.7, PANEL))
             if i == 0:
                 axes.set_title(f"{head.label}\n{scorer} {number(scores[head], 3)}", fontsize=10)
         grid[i, 0].set_ylabel(when, fontsize=11, fontweight="bold")
     figure.supxlabel("it looks at", fontsize=9.5)
-    bar = figure.colorbar(image, ax=list(grid.flat), fraction=0.03)
-    bar.set_label("attention weight")
-    bar.outline.set_visible(False)
+    weight_bar(image, figure, shown_weights["weight"].max())
     row = tables["examples"].set_index("example").loc[example]
     caption = (
         f"Where the {len(heads)} heads that matter most look while the model writes {row['answer']} for"

@@ -1,22 +1,39 @@
-"""What heads look at: the attention maps of an example, and the profile of every head over many."""
+"""What heads look at while the model answers an example, and where the gates go from other starts."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from math import ceil
+from math import ceil, isnan
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
-from mhaprune.reporting.colours import MISSING, WEIGHTS
+from mhaprune.reporting.colours import MATTERS, MISSING
 from mhaprune.reporting.heat_map import frame, heat_map
 from mhaprune.reporting.labels import SIGNS
-from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, columns_of, legend_above, number, panels
-from mhaprune.tables import HEAD, QUALITY, SITES, Tables, block_label, blocks_in, in_unit, named, quality_name
+from mhaprune.reporting.plots import (
+    COLOURS,
+    MARKERS,
+    Plot,
+    columns_of,
+    legend_above,
+    number,
+    panels,
+)
+from mhaprune.reporting.verdict import REMOVED
+from mhaprune.tables import (
+    BLOCK,
+    HEAD,
+    SITES,
+    Tables,
+    block_label,
+    blocks_in,
+    in_unit,
+)
 
 ACROSS = 4
 """Panels in a row."""
@@ -24,7 +41,11 @@ PANEL = 2.2
 """The largest width of a panel in inches: four panels and the words beside them fit a page."""
 CELL, LABEL = 0.21, 0.135
 """Inches: the largest size of a token, and the size that its name needs."""
-REMOVED = "removed"
+LEAST_TOP = 0.3
+"""The least end of a colour scale: small differences between even weights should not look like large ones."""
+MOST_BLOCKS = 24
+"""Panels of gates in one figure. More take minutes to draw."""
+NO_PATTERN = "no clear pattern"
 WRITING = ("decoder_self", "cross")
 """The sites of our own model at which a token is written."""
 
@@ -51,7 +72,7 @@ def _maps_of(
     height, width = max(height, 0.6), max(width, 1.85)
     figure = Figure(figsize=(1.6 + columns * (width + 0.15), 0.9 + len(lines) * (height + 0.62)))
     grid: Any = figure.subplots(len(lines), columns, squeeze=False)
-    image = None
+    scale, image = scale_of(attention), None
     for i, rows in enumerate(lines):
         for j, axes in enumerate(grid[i]):
             if j >= len(rows):
@@ -64,17 +85,14 @@ def _maps_of(
                 _leave_out(axes, REMOVED if head["removed"] else "not asked for")
                 continue
             table = weights.pivot_table(index="query", columns="key", values="weight", sort=True)
-            image = heat_map(axes, table.to_numpy(float), **WEIGHTS)
+            image = heat_map(axes, table.to_numpy(float), **scale)
             name_tokens(axes, weights, site, left=j == 0, below=i == len(lines) - 1, sizes=(height, width))
             if j == 0:
                 axes.set_ylabel(f"layer {head['layer']}\n{_queries(site)}", fontsize=9.5)
     figure.supxlabel("it looks at", fontsize=9.5)
     if image is not None:
-        bar = figure.colorbar(
-            image, ax=list(figure.axes), fraction=0.03, shrink=min(1.0, 1.6 / len(lines) / height + 0.3)
-        )
-        bar.set_label("attention weight")
-        bar.outline.set_visible(False)
+        shrink = min(1.0, 1.6 / len(lines) / height + 0.3)
+        weight_bar(image, figure, attention["weight"].max(), shrink)
     answered = "answer" in example
     named_site = f"{SITES[site]} attention" if site in SITES else site
     said = f"{example['source']} → {example['answer']}" if answered else str(example["source"])
@@ -83,15 +101,41 @@ def _maps_of(
     wrong = answered and isinstance(example["right_answer"], str) and example["answer"] != example["right_answer"]
     caption = (
         f"Where every head of {named_site} looks while the model {'answers' if answered else 'reads'} {said}"
-        f"{' (wrong: it is ' + str(example['right_answer']) + ')' if wrong else ''}. One colour scale from 0 to 1 for"
-        f" all; a row is {'the token that is written there' if site in WRITING else 'a token that is read'},"
-        f" and its weights add up to 1. Above each its score and the pattern, if any, that it follows on the score"
-        f" split. {_bold(looks, unit)}"
+        f"{' (wrong: it is ' + str(example['right_answer']) + ')' if wrong else ''}. The darker a cell, the larger"
+        f" the attention weight, on one scale for all of the figure{_beyond(attention)}; a row is"
+        f" {'the token that is written there' if site in WRITING else 'a token that is read'},"
+        f" and its weights add up to 1. Above each its score and the pattern that it follows on the score"
+        f" split, if one is clear. {bold(looks, unit)}"
     )
     return Plot(f"attention-{number_}-{site}", caption, figure)
 
 
-def _bold(looks: pd.DataFrame, unit: str) -> str:
+def scale_of(attention: pd.DataFrame) -> dict[str, Any]:
+    """Colours of attention weights from 0 to the largest one where there is a choice. A query that can look at a single
+    key has a weight of 1 there, which says nothing; beside it all others would be pale."""
+    weights = attention[attention["weight"] > 0]
+    keys = weights.groupby(["example", *HEAD, "query"])["key"].transform("nunique")
+    largest = weights.loc[keys > 1, "weight"].max()
+    top = 1.0 if isnan(largest) else min(max(ceil(20 * largest - 1e-6) / 20, LEAST_TOP), 1.0)
+    return {"cmap": MATTERS, "vmin": 0, "vmax": top}
+
+
+def weight_bar(image: AxesImage, figure: Figure, largest: float, shrink: float = 1.0) -> None:
+    """The colour bar of attention weights; it ends in a point where there are weights beyond its end."""
+    beyond = largest > image.get_clim()[1]
+    bar = figure.colorbar(
+        image, ax=list(figure.axes), fraction=0.03, shrink=shrink, extend="max" if beyond else "neither"
+    )
+    bar.set_label("attention weight")
+    bar.outline.set_visible(False)
+
+
+def _beyond(attention: pd.DataFrame) -> str:
+    top = scale_of(attention)["vmax"]
+    return f" (darkest: {top:g} or more)" if attention["weight"].max() > top else ""
+
+
+def bold(looks: pd.DataFrame, unit: str) -> str:
     return f"Bold: heads that matter, whose closing alone costs {looks['tolerance'].iloc[0]:g}{unit} or may do so."
 
 
@@ -102,16 +146,11 @@ def _idle(head: pd.Series) -> bool:
 def _title(head: pd.Series) -> str:
     if head["removed"]:
         return f"head {head['head']}\n "
-    return f"head {head['head']}, {head['scorer']} {number(head['score'], 3)}\n{_name(head)}"
+    return f"head {head['head']}, {head['scorer']} {number(head['score'], 3)}\n{name_of(head)}"
 
 
-def _name(head: pd.Series) -> str:
-    return head["name"] if isinstance(head["name"], str) else ""
-
-
-def _name_and_place(head: pd.Series) -> str:
-    """The name with the column that it is taken from."""
-    return f"{_name(head)} ({head['pattern']})" if isinstance(head["pattern"], str) and head["pattern"] else _name(head)
+def name_of(head: pd.Series) -> str:
+    return head["name"] if isinstance(head["name"], str) and head["name"] else NO_PATTERN
 
 
 def _leave_out(axes: Axes, why: str) -> None:
@@ -147,76 +186,13 @@ def name_tokens(
         spine.set(visible=True, color="#999999", linewidth=0.6)
 
 
-def head_profiles(tables: Tables) -> Plot | None:
-    """Every head's attention by the patterns of its site, the most important head first."""
-    if "patterns" not in tables:
-        return None
-    looks = tables["looks"].query("not removed").sort_values("rank")
-    patterns = tables["patterns"].set_index(HEAD)
-    columns = [name for name in COLUMNS if name in set(patterns["pattern"])]
-    masses = np.full((2, len(looks), len(columns)), np.nan)
-    for i, head in enumerate(looks[HEAD].itertuples(index=False, name=None)):
-        for pattern in patterns.loc[[head]].itertuples():
-            masses[:, i, columns.index(pattern.pattern)] = pattern.mass, pattern.chance
-    width = 6.4 + 0.46 * len(columns)
-    signs = textwrap.fill(f"Signs: {OF_OUR_OWN if 'end' in columns else OF_OTHERS}.", int(12.5 * width))
-    figure = Figure(figsize=(width, 1.15 + 0.17 * signs.count("\n") + 0.235 * len(looks)))
-    figure.supxlabel(signs, x=0.01, ha="left", fontsize=9)
-    axes, words = figure.subplots(1, 2, sharey=True, width_ratios=[0.46 * len(columns), 4.9])
-    mass, chance = masses
-    names: Any = {"rows": [head.label for head in named(looks)], "columns": columns}
-    beyond = np.maximum(mass - chance, 0)
-    names |= {"vmin": 0, "vmax": max(0.3, float(np.nanmax(beyond, initial=0.0)))}
-    heat_map(axes, beyond, **names, write=lambda share: f"{100 * share:.0f}", written=mass)
-    axes.set_facecolor("white")
-    axes.tick_params(labelsize=9)
-    for side in (axes, words):
-        side.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
-        side.grid(visible=False)
-        side.spines[:].set_visible(False)
-    words.tick_params(labelleft=False)
-    scorer = looks["scorer"].iloc[0]
-    facts = {
-        scorer: [number(score, 3) for score in looks["score"]],
-        "without it": [number(share, 2) for share in looks[QUALITY]],
-        "entropy": [number(value, 2) for value in looks["entropy"]],
-        "looks at": [_name_and_place(head) for _, head in looks.iterrows()],
-    }
-    words.set(xlim=(0, 4.9), xticks=PLACES, xticklabels=list(facts))
-    for (name, cells), place in zip(facts.items(), PLACES, strict=True):
-        for row, (cell, idle) in enumerate(zip(cells, looks["prunable"], strict=True)):
-            weight = "normal" if idle else "bold"
-            side = "left" if name == "looks at" else "center"
-            words.text(place - 0.3 * (side == "left"), row, cell, ha=side, va="center", fontsize=9, fontweight=weight)
-    axes.set_title("share of its attention, in %", fontsize=10, loc="left")
-    caption = (
-        "What every head does, the most important first: the share of its attention on the score split that falls on"
-        " each pattern, in colour as far as it exceeds that of a head that looks everywhere alike; without a number"
-        " where its site has no such pattern. Patterns overlap. Then its score, the"
-        f" {quality_name(tables)} on the report split without it, the mean entropy of its weights (nats), and what it"
-        " is named after: of the patterns on which most of its largest weights fall, and 20 points more of its"
-        " attention than by chance, the one that exceeds chance most; or “everywhere”."
-        f" {_bold(looks, in_unit(tables))}"
-    )
-    return Plot("patterns", caption, figure)
-
-
-AT = "the query is at place i, and i−1 is the share of its attention on the key before; "
-OF_OUR_OWN = (
-    f"{AT}n is the place of the last symbol, so n−i mirrors i; “end” is the mark after it; “=read” are keys with the"
-    " symbol that stands at the query, “=write” keys with the symbol that the decoder writes there"
-)
-OF_OTHERS = f"{AT}“first” and “last” are the ends of the text, where many tokenizers put a mark"
-COLUMNS = ("i−2", "i−1", "i", "i+1", "i+2", "n−i−1", "n−i", "n−i+1", "first", "last", "end", "=read", "=write")
-PLACES = (0.4, 1.2, 2.0, 2.9)
-
-
 def gates_from_other_starts(tables: Tables) -> Plot | None:
     """The gates of each block after training from other starts, beside those of the model."""
     if "starts" not in tables:
         return None
     starts, agreement = tables["starts"], tables["gates"].set_index("gates")
-    blocks = blocks_in(starts)
+    every = blocks_in(starts)
+    blocks = _that_differ_most(starts, every)
     columns = columns_of(len(blocks), 3)
     lines = -(-len(blocks) // columns)
     figure = Figure(figsize=(1 + 2.6 * columns, 0.9 + 1.9 * lines))
@@ -242,4 +218,13 @@ def gates_from_other_starts(tables: Tables) -> Plot | None:
         " to the filled ones; black bars are those of the model. The gates of a block keep their sum. Rank correlation"
         f" of the ends with the model's own over all heads: {', '.join(rhos)}."
     )
+    if len(blocks) < len(every):
+        caption += f" Shown are the {len(blocks)} of {len(every)} blocks whose gates of the model differ most."
     return Plot("gates", caption, figure)
+
+
+def _that_differ_most(starts: pd.DataFrame, blocks: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The blocks of one figure, in the order of the model: those whose own gates are farthest apart."""
+    own = starts.groupby(BLOCK)["gate_own"]
+    widest = (own.max() - own.min()).sort_values(ascending=False, kind="stable").index[:MOST_BLOCKS]
+    return [block for block in blocks if block in set(widest)]

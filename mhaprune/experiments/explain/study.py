@@ -17,9 +17,10 @@ from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.examples import attention_table, check_examples, examples_table, heads_named, show, sources
 from mhaprune.experiments.explain import words
 from mhaprune.experiments.explain.before_after import MOST_HEADS, before_and_after
-from mhaprune.experiments.explain.figures import attention_maps, gates_from_other_starts, head_profiles
+from mhaprune.experiments.explain.figures import attention_maps, gates_from_other_starts
 from mhaprune.experiments.explain.gate_starts import from_other_starts
 from mhaprune.experiments.explain.patterns import observe
+from mhaprune.experiments.explain.profiles_figure import head_profiles
 from mhaprune.experiments.explain.texts import text_tables
 from mhaprune.experiments.explain.without_each import close_each, closed_table, turned_wrong
 from mhaprune.heads import HeadGrid, HeadId, HeadMask

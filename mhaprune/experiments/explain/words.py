@@ -9,7 +9,7 @@ import pandas as pd
 
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import number
-from mhaprune.reporting.verdict import Verdict, prunable_alone
+from mhaprune.reporting.verdict import REMOVED, Together, Verdict, prunable_alone
 from mhaprune.tables import HEAD, QUALITY, HeadName, Tables, in_unit, quality_name
 
 NAMED = 3
@@ -66,11 +66,10 @@ def head_map(tables: Tables) -> Verdict:
     looks = tables["looks"]
     heads = looks[[*HEAD, "score", "name"]].assign(stays=~(looks["removed"] | looks["prunable"]))
     scorer = looks["scorer"].dropna().iloc[0]
-    heads["name"] = heads["name"].astype(object).fillna("").mask(looks["removed"], "removed")
+    heads["name"] = heads["name"].astype(object).fillna("").mask(looks["removed"], REMOVED)
     there = ~looks["removed"]
-    verdict = prunable_alone(
-        heads[there], scorer, looks["tolerance"].iloc[0], tables, looks["without_prunable"].iloc[0]
-    )
+    together = Together(looks.loc[there, "open_quality"].iloc[0], looks["without_prunable"].iloc[0])
+    verdict = prunable_alone(heads[there], scorer, looks["tolerance"].iloc[0], tables, together)
     return verdict._replace(heads=heads)  # with the tiles of heads that are gone already
 
 

@@ -28,23 +28,25 @@ from mhaprune.tables import (
     named,
 )
 
+LARGEST = 18.0
+"""Inches of the matrix. With more heads than fit, cells shrink and lose the numbers of their heads."""
 SMALL = 0.01
 """Nats up to which the colours of the matrix are in proportion; beyond, they follow the logarithm."""
 
 
 def interactions(tables: Tables) -> Plot | None:
     """The matrix of second differences, head by head."""
-    if "pairs" not in tables:
+    if "pairs" not in tables or tables["pairs"].empty:
         return None
     pairs, heads = tables["pairs"], named(tables["alone"])
     values = _matrix(pairs, INTERACTION, heads)
     sure = _matrix(((pairs[LOW] > 0) | (pairs[HIGH] < 0)).to_frame("sure").join(pairs), "sure", heads) == 1
-    side = max(0.24 * len(heads), 2.2)
+    side = min(max(0.24 * len(heads), 2.2), LARGEST)
     figure = Figure(figsize=(3.4 + side, 1.6 + side))
     axes = figure.add_subplot()
     largest = max(float(np.nanmax(np.abs(values))), 2 * SMALL)
     norm = SymLogNorm(SMALL, vmin=-largest, vmax=largest)
-    numbers = [head.head for head in heads]
+    numbers = [head.head for head in heads] if side > 0.2 * len(heads) else []
     image = heat_map(axes, values, rows=numbers, columns=numbers, cmap=EXTRA_COST, norm=norm, aspect="equal")
     rows, columns = (~sure & ~np.isnan(values)).nonzero()
     axes.plot(columns, rows, linestyle="", marker=".", markersize=2, color="black")

@@ -16,6 +16,7 @@ from mhaprune.experiments.learn.words import LAST, by_task, plain
 from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, panels
 from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.shared_figures import MOST_LINES, mean_over_runs
+from mhaprune.reporting.whiskers import Whisker, arrows_beyond
 from mhaprune.statistics import geometric_mean
 from mhaprune.tables import LABEL, SETTING, VALID_QUALITY, Tables
 
@@ -145,7 +146,8 @@ def time_to_accuracy(tables: Tables) -> Plot | None:
     caption = (
         "Steps and seconds of training until exact match on the valid split reaches the target and stays there, on"
         " logarithmic axes: a circle per run and, where all runs of a setting get there, a bar for their geometric mean"
-        " with its 95 % interval, which may leave the panel. An open circle with an arrow is the end of a training that"
+        " with its 95 % interval, which ends in an arrow where it leaves the panel. An open circle with an arrow is the"
+        " end of a training that"
         " does not get there, so it would take longer; beside it, how many runs of the setting do."
     )
     return Plot("time_to_accuracy", caption, figure)
@@ -164,23 +166,24 @@ def last_accuracy(tables: Tables) -> Plot | None:
     figure = Figure(figsize=(6.2 + 0.08 * _widest(names), 1.4 + sum(0.45 + height for height in heights)))
     grid = panels(figure, len(tasks), 1, "exact match at the end (valid split)", sharex=True, height_ratios=heights)
     for axes, (task, runs), own in zip(grid, tasks, names, strict=True):
-        mean_over_runs(axes, runs, SETTING, LAST, own)
+        mean_over_runs(axes, runs, SETTING, LAST, own, (-0.03, 1.03))
         axes.set_yticklabels(list(map(_wrapped, own)))
         target = runs["target"].iloc[0]
         axes.axvline(target, label=f"target: {target:g}", **TARGET)
-        axes.set(xlim=(-0.03, 1.03), title=task)
+        axes.set_title(task)
         axes.tick_params(axis="y", length=0)
     legend_above(figure, grid[0])
     caption = (
         "Exact match on the valid split when training ends: a mark per run, a bar for their mean with its 95 % interval"
-        " over runs. Tasks in which every run reaches the target, the dashed line, are left out."
+        " over runs, which ends in an arrow where it leaves the panel. Tasks in which every run reaches the target, the"
+        " dashed line, are left out."
     )
     return Plot("last_accuracy", caption, figure)
 
 
 def _draw_times(axes: Axes, runs: pd.DataFrame, time: str) -> None:
     """A row per setting: a circle per run and, if all of them reach the target, their mean with its interval."""
-    ends = []
+    whiskers = []
     for row, (_, own) in enumerate(runs.groupby(SETTING, sort=False)):
         places = row + np.linspace(-0.22, 0.22, len(own) + 2)[1:-1]  # equal runs would hide each other
         for x, y, reached in zip(own[time], places, own["reached"], strict=True):
@@ -191,8 +194,9 @@ def _draw_times(axes: Axes, runs: pd.DataFrame, time: str) -> None:
             mean, low, high = geometric_mean(own[time])
             axes.hlines(row, low, high, color="black", linewidth=1.2)
             axes.plot([mean], [row], **MEAN)
-            ends += [low, high]
-    _scale(axes, runs[time], ends)
+            whiskers.append(Whisker(row, low, high, "black"))
+    _scale(axes, runs[time], [end for each in whiskers for end in each[1:3]])
+    arrows_beyond(axes, whiskers, vertical=False)
 
 
 def _point_right(axes: Axes, x: float, y: float) -> None:

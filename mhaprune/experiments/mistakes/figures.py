@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from mhaprune.experiments.mistakes.words import IN_SHORT
 from mhaprune.reporting.colours import EXTRA_COST
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.plots import Plot, legend_above, number, panels
@@ -26,7 +28,7 @@ def costs_by_budget(tables: Tables) -> Plot | None:
     names: Any = {"rows": costs.index, "columns": [*sorted(costs), "mean"]}
     values = np.column_stack([costs[sorted(costs)], costs.mean(axis=1)])
     largest = max(float(np.abs(values).max()), 1.0)
-    figure = Figure(figsize=(2.6 + 0.6 * values.shape[1], 1.2 + 0.36 * len(values)))
+    figure = Figure(figsize=(max(2.6 + 0.6 * values.shape[1], 6.0), 1.2 + 0.36 * len(values)))
     axes = figure.add_subplot()
     colours: Any = {"cmap": EXTRA_COST, "vmin": -largest, "vmax": largest}
     heat_map(axes, values, **names, write=partial(number, decimals=1), **colours)
@@ -35,6 +37,7 @@ def costs_by_budget(tables: Tables) -> Plot | None:
     caption = (
         "Exact match on the report split after pruning by the right score minus that after pruning by the mistake, in"
         " percentage points, for every budget and on average. Red: the mistake costs; blue: it gains."
+        f" {_explained(costs.index)}"
     )
     return Plot("mistakes", caption, figure)
 
@@ -54,6 +57,12 @@ def compare_costs(tables: Tables) -> Plot | None:
     legend_above(figure, figure.axes[0])
     caption = (
         "What each mistake costs in exact match on the report split, on average over the budgets: a small mark per"
-        " model, a bar for their mean with its 95 % interval over models. Right of 0 the right way is better."
+        " model, a bar for their mean with its 95 % interval over models, which ends in an arrow where it leaves the"
+        f" panel. Right of 0 the right way is better. {_explained(names)}"
     )
     return Plot("mistakes", caption, figure)
+
+
+def _explained(names: Iterable[str]) -> str:
+    """What the mistakes of these names are."""
+    return f"The mistakes: {'; '.join(f'{name}: {IN_SHORT[name]}' for name in names)}."

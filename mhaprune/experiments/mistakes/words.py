@@ -11,6 +11,15 @@ from mhaprune.tables import Tables
 
 RANDOM_GATES = "random_gate_init"
 """The mistake that is made before training, so it takes a second model."""
+IN_SHORT = {
+    "per_batch": "absolute values of the gradients of batches, not of examples",
+    "whole_split": "the absolute value of one gradient for all examples",
+    "not_zeroed": "gradients not set to zero between batches",
+    "not_zeroed_per_example": "gradients not set to zero between examples",
+    "normalised_by_layer": "right scores, divided by the norm of their block",
+    RANDOM_GATES: "gates that start training at random values",
+}
+"""What each mistake is, in a clause."""
 
 
 def say(tables: Tables) -> Iterator[str]:
@@ -24,10 +33,13 @@ def say(tables: Tables) -> Iterator[str]:
         )
     else:
         yield f"None of {len(mistakes)} mistakes costs exact match, mean over {worst['budgets']} budgets."
-    costs = [f"{row.mistake} {row.cost_points:.1f} (ρ = {row.spearman:.2f})" for row in mistakes.itertuples()]
+    costs = [
+        f"{row.mistake} ({IN_SHORT[row.mistake]}) {row.cost_points:.1f}, ρ = {row.spearman:.2f}"
+        for row in mistakes.itertuples()
+    ]
     yield (
-        "The cost of every mistake in points, and Spearman's correlation of its scores with the right ones:"
-        f" {', '.join(costs)}."
+        "What every mistake costs in points, and Spearman's correlation ρ of its scores with the right ones:"
+        f" {'; '.join(costs)}."
     )
     if RANDOM_GATES not in set(mistakes["mistake"]):
         yield f"{RANDOM_GATES} was not made: no second model was trained."

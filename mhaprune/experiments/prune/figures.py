@@ -25,6 +25,7 @@ from mhaprune.reporting.plots import (
     line_style,
     number,
     panels,
+    wrapped,
 )
 from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.shared_figures import MOST_LINES, setting_names
@@ -70,7 +71,9 @@ def recovery_curves(tables: Tables) -> Plot | None:
             x = np.array([place[kept] for kept in curve["heads_kept"]]) + 0.08 * (i - (len(ways) - 1) / 2)
             bars = errors(curve, QUALITY)
             axes.errorbar(x, curve[QUALITY], bars, label=way, capsize=2, elinewidth=1, **line_style(i))
-        axes.set(title=_title(name), ylim=(-0.03, 1.03), xticks=range(len(place)), xticklabels=list(place))
+        axes.set(
+            title=wrapped(_title(name), 3.4), ylim=(-0.03, 1.03), xticks=range(len(place)), xticklabels=list(place)
+        )
     legend_above(figure, grid[0])
     caption = (
         f"{quality_name(tables).capitalize()} on the report split against heads left, one panel for each"
@@ -116,7 +119,7 @@ def survivors(tables: Tables) -> Plot | None:
             style |= {"label": block_label(*block)}
             axes.bar(x, counts, 0.85, bottom, **style)
             bottom += counts
-        axes.set_title(way)
+        axes.set_title("\n".join(wrapped(line, 2.7) for line in way.splitlines()))
         axes.set(xticks=range(len(place)), xticklabels=list(place))
         axes.grid(visible=False, axis="x")
     legend_above(figure, grid[0])
@@ -144,9 +147,10 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
     figure = Figure(
         figsize=(
             2.2 + max(0.5 + 0.42 * len(sizes), 2.4) * columns,
-            0.7 + (0.7 + 0.3 * len(kinds)) * -(-len(names) // columns),
+            1.0 + (0.7 + 0.3 * len(kinds)) * -(-len(names) // columns),
         )
     )
+    figure.suptitle(f"{quality_name(tables)} in %, by kind of example", fontsize=11)
     grid = panels(figure, len(names), columns, SIZES)
     for axes, name in zip(grid, names, strict=True):
         rows = groups[groups["recovery"] == name]
@@ -154,11 +158,11 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
         values = 100 * values.reindex(index=kinds, columns=sizes).to_numpy(float)
         colours: Any = {"cmap": f"{LOST}_r", "vmin": 0, "vmax": 100}
         heat_map(axes, values, rows=labels, columns=sizes, write=partial(number, decimals=0), **colours)
-        axes.set_title(_title(name))
+        axes.set_title(wrapped(_title(name), 0.5 + 0.42 * max(len(sizes), 5)))
     caption = (
-        f"Exact match in percent on every kind of example of the report split, heads chosen by {_way_of(best)}: what"
-        " suffers first, and what each recovery brings back. The darker the red, the more is lost; n is how many"
-        " examples a kind has."
+        f"{quality_name(tables).capitalize()} in percent on every kind of example of the report split, heads"
+        f" chosen by {_way_of(best)}: what suffers first, and what each recovery brings back. The"
+        " darker the red, the more is lost; n is how many examples a kind has."
     )
     return Plot("groups", caption, figure)
 

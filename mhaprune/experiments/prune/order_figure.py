@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from mhaprune.experiments.prune.figures import ways_of
 from mhaprune.reporting.heat_map import bar_in_words, heat_map
-from mhaprune.reporting.plots import Plot, columns_of, number, panels
+from mhaprune.reporting.plots import Plot, columns_of, number, panels, wrapped
 from mhaprune.tables import BLOCK, Tables, block_label, block_order, blocks_in, head_names
 
 
@@ -24,7 +24,8 @@ def order_of_removal(tables: Tables) -> Plot | None:
     heads, ways = sorted(order["head"].unique()), list(ways_of(order).unique())
     columns = columns_of(len(ways), 4)
     width = max(0.42 * len(heads), 1.9)
-    figure = Figure(figsize=(2.2 + width * columns, 0.6 + (0.6 + 0.32 * len(rows)) * -(-len(ways) // columns)))
+    height = 0.6 + (0.6 + 0.32 * len(rows)) * -(-len(ways) // columns)
+    figure = Figure(figsize=(2.2 + width * columns, max(height, 2.0)))  # the bar needs room for its words
     grid = panels(figure, len(ways), columns, "head")
     most = int(order["step"].max())
     for axes, way in zip(grid, ways, strict=True):
@@ -35,7 +36,7 @@ def order_of_removal(tables: Tables) -> Plot | None:
         shown = np.where(staying, most + 1.0, values)
         write = partial(_step, last=most)
         image = heat_map(axes, shown, **names, write=write, vmin=0, vmax=most + bool(staying.any()))
-        axes.set_title(way)
+        axes.set_title(wrapped(way, width))
     bar_in_words(image, grid, "step at which it goes", "first", "last")
     caption = (
         "The order of removal: the step at which each head goes, 1 first; the darker, the later, and so the more it"

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from mhaprune.experiments.speed.words import judged
 from mhaprune.reporting.labels import label_points
 from mhaprune.reporting.plots import (
     COLOURS,
@@ -88,7 +89,7 @@ def accuracy_milliseconds(tables: Tables) -> Plot | None:
     """Exact match against milliseconds of a greedy decoding, with the Pareto front."""
     if "tradeoff" not in tables:
         return None
-    tradeoff = tables["tradeoff"]
+    tradeoff = judged(tables["tradeoff"], tables)
     batches, names = list(tradeoff["batch_size"].unique()), candidates(tables.get("pruning", tradeoff))
     columns = columns_of(len(batches), 2)
     figure = Figure(figsize=(0.8 + 4.4 * columns, 0.7 + 3.5 * -(-len(batches) // columns)))

@@ -15,6 +15,7 @@ from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
 from mhaprune.experiments.speed import words
 from mhaprune.experiments.speed.figures import accuracy_milliseconds, speedup_curves, time_by_part
 from mhaprune.experiments.speed.matchup import PRECISIONS, Matchup
+from mhaprune.experiments.speed.words import judged
 from mhaprune.experiments.speed.workloads import Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
 from mhaprune.model.network import Transformer
@@ -160,7 +161,8 @@ class Speed(Experiment):
             latency = time_removed(cast, first, report[:batch_size], self.rounds)
             floor = latency[latency["scorer"] == DENSE_AGAIN].iloc[0]
             both = pruning.merge(latency, on=[name for name in latency if name in pruning])
-            both["on_front"] = on_front(both["latency_ms"], both[CHOOSE_QUALITY])
+            own = judged(both, {"pruning": pruning})
+            both["on_front"] = on_front(own["latency_ms"], own[CHOOSE_QUALITY]).reindex(both.index, fill_value=False)
             both[["aa_ratio", "aa_ratio_q1", "aa_ratio_q3"]] = floor[["speedup", "speedup_q1", "speedup_q3"]].tolist()
             parts.append(both.assign(batch_size=batch_size))
         return pruning, pd.concat(parts, ignore_index=True), difference

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 
 from made_tables import all_tables, pruning_table, refitted, text_of
@@ -57,6 +58,20 @@ def test_a_recovery_is_drawn_beside_the_curve_of_its_scorer() -> None:
     assert plain.get_linestyle() != after.get_linestyle()
     np.testing.assert_allclose(np.asarray(after.get_ydata(), dtype=float), 0.9)
     assert plot.caption.endswith("what is left recovered.")
+
+
+def test_a_score_that_is_the_same_for_all_heads_has_no_rank_correlation_and_the_figure_says_so() -> None:
+    """As the gates of a model with one head per layer: never `nan`, and not left out in silence."""
+    tables = all_tables()
+    heads = tables["heads"]
+    tables["heads"] = heads.assign(score=heads["score"].where(heads["scorer"] != "gate", 1.0))
+    tables["agreement"] = tables["agreement"].assign(spearman=np.nan)
+    plot = next(plot for plot in drawn(tables) if plot.name == "agreement")
+    assert "all scores equal: no ranks to compare" in text_of(plot)
+    assert "nan" not in text_of(plot)
+    tables["heads"] = heads[(heads["site"] == "cross") & (heads["head"] == 0)]
+    one = next(plot for plot in drawn(tables) if plot.name == "agreement")
+    assert "one head: no ranks to compare" in text_of(one)
 
 
 def test_a_ring_marks_what_can_go_surely() -> None:
@@ -216,6 +231,30 @@ def test_runs_that_differ_in_their_seed_are_one_line_with_an_interval() -> None:
     assert set(heights[heights[:, 0] == 0.5, 1].round(9)) == set(np.round(student_interval(own), 9))
     assert "95 % intervals" in plots["comparison"].caption
     assert "a small mark per run" in plots["runs"].caption
+
+
+@pytest.mark.parametrize(("spread", "leaves"), [(0.4, True), (0.0, False)])
+def test_an_interval_that_leaves_its_panel_ends_in_an_arrow(spread: float, leaves: bool) -> None:
+    """Of two runs it is 13 times as wide as their distance; the marks keep the panel to themselves."""
+    summary = comparison_tables()["summary"]
+    runs = [summary.assign(label=summary["label"] + f", seed={i}", speedup=1.1 + spread * i) for i in range(2)]
+    plot = over_runs({"summary": pd.concat(runs, ignore_index=True)})["runs"]
+    axes = next(axes for axes in plot.figure.axes if axes.get_title() == "speed-up there")
+    arrows = [line for line in axes.get_lines() if line.get_marker() in ("<", ">")]
+    assert len(arrows) == (2 * 4 if leaves else 0)
+    assert {float(np.asarray(line.get_xdata()).item()) for line in arrows} <= set(axes.get_xlim())
+    low, high = axes.get_xlim()
+    assert high - low < 3.5 * max(spread, 0.2)
+    assert ("an arrow at the edge" in plot.caption) == leaves
+
+
+def test_the_interval_of_a_share_ends_where_a_share_does() -> None:
+    summary = comparison_tables()["summary"]
+    runs = [summary.assign(label=summary["label"] + f", seed={i}", heads_removed=4 * i) for i in range(2)]
+    plot = over_runs({"summary": pd.concat(runs, ignore_index=True)})["runs"]
+    shares = plot.figure.axes[0]
+    bars = [np.asarray(each.get_segments()) for each in shares.collections if isinstance(each, LineCollection)]
+    assert {(bar[..., 0].min(), bar[..., 0].max()) for bar in bars} == {(0.0, 1.0)}
 
 
 def test_more_settings_than_can_be_told_apart_are_not_drawn() -> None:

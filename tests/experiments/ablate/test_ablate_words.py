@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from made_tables import refitted, said_over_runs, summary
+from made_tables import all_tables, refitted, said_over_runs, summary
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.tables import INITIAL_GATE, Tables
 
@@ -51,6 +51,15 @@ def test_what_surely_can_go_is_said_wherever_a_number_of_heads_is() -> None:
     old = said({"summary": both.assign(heads_removed_sure=float("nan"))})
     assert old == said({"summary": both.drop(columns="heads_removed_sure")})
     assert not any("surely" in line.lower() for line in old)
+
+
+def test_a_score_that_ranks_nothing_is_named() -> None:
+    """Gates of one head per layer are all 1; that they agree with nothing should not be left out in silence."""
+    tables = all_tables()
+    alike = tables["heads"]["score"].where(tables["heads"]["scorer"] != "gate", 1.0)
+    line = "gate scores all heads alike, so it ranks none of them and agrees with no other score."
+    assert line in said({"summary": summary(), "heads": tables["heads"].assign(score=alike)})
+    assert line not in said({"summary": summary(), "heads": tables["heads"]})
 
 
 def test_that_nothing_can_go_is_said_plainly() -> None:

@@ -8,6 +8,7 @@ from legible import check_legible
 from made_tables import said_over_runs, text_of
 from mhaprune.experiments.mistakes.mistakes import WHAT
 from mhaprune.experiments.mistakes.study import Mistakes
+from mhaprune.experiments.mistakes.words import IN_SHORT
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.statistics import student_interval
 from mhaprune.tables import Tables
@@ -98,3 +99,15 @@ def test_one_model_of_a_task_has_no_interval_and_no_sentence_over_runs() -> None
         "task=sort, seed=0",
         "task=reverse, seed=0",
     ]
+
+
+def test_every_name_of_a_mistake_is_explained_where_it_stands() -> None:
+    """On the terminal and below the figures, in a clause."""
+    assert set(IN_SHORT) == set(WHAT)
+    tables = one_run()
+    _, costs, *_ = Mistakes.say(tables)
+    [plot] = draw(Mistakes.figures, tables)
+    for name, clause in IN_SHORT.items():
+        assert f"{name} ({clause}) " in costs
+        for caption in (plot.caption, plot_over_runs(runs(2, "sort")).caption):
+            assert f"{name}: {clause}" in caption

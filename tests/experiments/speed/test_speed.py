@@ -108,8 +108,10 @@ def test_the_tradeoff_has_accuracy_and_time_of_every_plan_once_per_batch_size(ta
     first = pruning[pruning["draw"] == 0]
     for _, mine in tradeoff.groupby("batch_size"):
         np.testing.assert_array_equal(mine["quality"], first["quality"])
-        np.testing.assert_array_equal(mine["on_front"], on_front(mine["latency_ms"], mine["choose_quality"]))
-        assert mine["on_front"].any()
+        own = mine[mine["scorer"] != "random"]
+        np.testing.assert_array_equal(own["on_front"], on_front(own["latency_ms"], own["choose_quality"]))
+        assert own["on_front"].any()
+        assert not mine.loc[mine["scorer"] == "random", "on_front"].any(), "one draw of a control is noise"
 
 
 def test_the_front_holds_what_nothing_beats() -> None:
@@ -202,6 +204,37 @@ def test_figures_are_labelled_and_mark_the_front() -> None:
         assert words in text_of(plots["parts"])
     again = {plot.name: plot for plot in figures_of(Speed, made_up())}
     assert all(again[name].svg == plot.svg for name, plot in plots.items())
+
+
+def with_a_control(tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """One draw of a control that happens to be fast and right, of several."""
+    lucky = tables["tradeoff"].assign(scorer="random", latency_ms=1.0, speedup=8.0, speedup_q1=8.0, quality=1.0)
+    draws = [{"scorer": "gate", "draw": 0}, *({"scorer": "random", "draw": draw} for draw in range(3))]
+    both = pd.concat([tables["tradeoff"], lucky.assign(on_front=False)], ignore_index=True)
+    return {**tables, "tradeoff": both, "pruning": pd.DataFrame(draws)}
+
+
+def test_one_draw_of_a_control_is_neither_drawn_nor_the_fastest() -> None:
+    tables = made_up()
+    plain, both = (
+        {plot.name: plot for plot in figures_of(Speed, found)}["tradeoff"] for found in (tables, with_a_control(tables))
+    )
+    assert "random" not in text_of(both)
+    assert both.figure.axes[0].get_xlim() == plain.figure.axes[0].get_xlim()
+    assert list(Speed.say(with_a_control(tables))) == list(Speed.say(tables))
+    alone = {**tables, "tradeoff": tables["tradeoff"].assign(scorer="random")}
+    assert "heads removed by random" in list(Speed.say(alone))[-1], "where there is nothing else"
+
+
+def test_a_model_that_nothing_makes_faster_is_not_called_the_fastest_without_heads() -> None:
+    tables = made_up()
+    slower = tables["tradeoff"]["heads_removed"].between(1, 5)
+    tables["tradeoff"].loc[slower, "speedup_q1"] = 0.9
+    tables["tradeoff"].loc[~slower, "speedup_q1"] = 1.0
+    assert list(Speed.say(tables))[-1] == (
+        "Of the trained model at batch 3, within 0.01 of exact match on the choose split, none is surely faster than"
+        " the whole one: the lower quartile of no speed-up is above 1."
+    )
 
 
 def test_bars_stay_in_their_panels_or_an_arrow_says_that_they_do_not() -> None:

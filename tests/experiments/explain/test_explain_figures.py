@@ -1,0 +1,120 @@
+"""What the figures of `experiment=explain` show of a made-up model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_hex
+
+from legible import check_legible
+from made_tables import text_of
+from mhaprune.experiments.explain.figures import NO_PATTERN, attention_maps, scale_of
+from mhaprune.experiments.explain.profiles_figure import head_profiles
+from mhaprune.reporting.colours import MISSING
+from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, draw
+from mhaprune.tables import HEAD, Tables
+
+HEADS = [("decoder_self", 0, 0), ("cross", 0, 0), ("cross", 0, 1)]
+NAMES = [("symbol to write", "=write"), ("", ""), ("everywhere", "")]
+SHARES = {
+    "decoder_self": {"i": (0.5, 0.3), "=write": (0.9, 0.2)},
+    "cross": {"i": (0.31, 0.3), "i+1": (0.1, 0.2), "=write": (0.2, 0.2)},
+}
+"""By site and pattern: the share of the attention, and that of a head that looks everywhere alike."""
+
+
+def tables() -> Tables:
+    looks = pd.DataFrame(HEADS, columns=HEAD).assign(
+        removed=False, scorer="ablation", score=[0.5, 0.1, 0.0], rank=[1, 2, 3], prunable=[False, False, True]
+    )
+    looks = looks.assign(quality=0.5, open_quality=1.0, entropy=1.0, tolerance=0.01, without_prunable=1.0)
+    looks["name"], looks["pattern"] = zip(*NAMES, strict=True)
+    patterns = [
+        dict(zip(HEAD, head, strict=True)) | {"pattern": name, "mass": mass, "chance": chance}
+        for head in HEADS
+        for name, (mass, chance) in SHARES[head[0]].items()
+    ]
+    examples = pd.DataFrame([{"example": 0, "source": "3 1", "answer": "1 3", "right_answer": "1 3"}])
+    attention = pd.concat([attention_of(head) for head in HEADS], ignore_index=True)
+    return {"looks": looks, "patterns": pd.DataFrame(patterns), "attention": attention, "examples": examples}
+
+
+def attention_of(head: tuple[str, int, int], largest: float = 0.4, size: int = 4) -> pd.DataFrame:
+    """Every query has its `largest` weight on the first key; the decoder sees what was written before."""
+    rows = []
+    for query in range(size):
+        keys = query + 1 if head[0] == "decoder_self" else size
+        weights = [1.0] if keys == 1 else [largest, *([(1 - largest) / (keys - 1)] * (keys - 1))]
+        for key in range(size):
+            weight = weights[key] if key < keys else 0.0
+            rows.append({"query": query, "key": key, "reads": "1", "writes": "3", "looks_at": "1", "weight": weight})
+    return pd.DataFrame(rows).assign(example=0, **dict(zip(HEAD, head, strict=True)))
+
+
+@pytest.fixture(scope="module")
+def profiles() -> Plot:
+    (plot,) = draw((head_profiles,), tables())
+    return plot
+
+
+def test_a_profile_shows_what_a_head_does_more_than_an_even_one(profiles: Plot) -> None:
+    axes = profiles.figure.axes[0]
+    columns = [label.get_text() for label in axes.get_xticklabels()]
+    assert columns == ["i", "i+1", "=write"]
+    written = {tuple(map(int, text.get_position()[::-1])): text.get_text() for text in axes.texts}
+    assert written == {(0, 0): "+20", (0, 2): "+70", (1, 1): "−10", (2, 1): "−10"}, "1 point more is not worth a number"
+    colours = np.ma.filled(axes.images[0].get_array(), np.nan)
+    np.testing.assert_allclose(colours, [[0.2, np.nan, 0.7], [0.01, 0, 0], [0.01, 0, 0]], atol=1e-9)
+    assert to_hex(axes.get_facecolor()) == MISSING, "a decoder has nothing to look at after the symbol before"
+
+
+def test_a_profile_says_so_where_a_head_has_no_name_and_what_its_numbers_are(profiles: Plot) -> None:
+    check_legible(profiles)
+    texts = profiles.figure.axes[1].texts
+    words = [text.get_text() for text in texts][-3:]
+    assert words == ["symbol to write (=write)", NO_PATTERN, "everywhere"]
+    assert {text.get_color() for text in texts if text.get_text() == NO_PATTERN} == {CONTROL_COLOUR}
+    heads = [label.get_text() for label in profiles.figure.axes[1].get_xticklabels()]
+    assert heads == ["ablation\n(nats)", "exact match\nwithout it", "entropy\n(nats)", "looks at"]
+    assert "19 percentage points more" in " ".join(text_of(profiles).split())
+
+
+def test_a_profile_of_a_large_model_shows_the_heads_that_matter_most_and_says_so() -> None:
+    many = dict(tables())
+    for name, frame in many.items():
+        if "layer" in frame:
+            many[name] = pd.concat([frame.assign(layer=layer) for layer in range(256)], ignore_index=True)
+    many["looks"] = many["looks"].assign(rank=range(768, 0, -1))
+    (plot,) = draw((head_profiles,), many)
+    assert plot.figure.get_figheight() < 22
+    assert plot.figure.axes[0].get_yticklabels()[0].get_text() == "cross 255.1"
+    assert plot.caption.startswith("What the first 72 of 768 heads do")
+
+
+def test_the_darkest_weight_is_the_largest_one_where_there_is_a_choice() -> None:
+    """The first query of a decoder sees one key, so that its weight is 1 and says nothing."""
+    for largest, top in ((0.42, 0.45), (0.6, 0.6), (1.0, 1.0)):
+        shown = pd.concat([attention_of(HEADS[1], largest), attention_of(HEADS[1], 0.3)])
+        assert scale_of(shown)["vmax"] == pytest.approx(top)
+    even = attention_of(HEADS[1], 0.1, size=10)
+    assert scale_of(even)["vmax"] == 0.3, "or a difference of a point would look large"
+    assert scale_of(attention_of(HEADS[0], size=1))["vmax"] == 1, "no choice at all"
+    decoder = attention_of(HEADS[0], 0.55)
+    assert decoder["weight"].max() == 1
+    assert scale_of(decoder)["vmax"] == pytest.approx(0.55)
+
+
+def test_the_maps_of_a_site_share_a_scale_and_say_where_it_is_cut() -> None:
+    plots = {plot.name: plot for plot in draw((attention_maps,), tables())}
+    cut, whole = plots["attention-0-decoder_self"], plots["attention-0-cross"]
+    assert "(darkest: 0.6 or more)" in cut.caption
+    assert "darkest" not in whole.caption
+    for plot, top, extend in ((cut, 0.6, "max"), (whole, 0.4, "neither")):
+        images = [axes.images[0] for axes in plot.figure.axes if axes.images]
+        assert {image.get_clim() for image in images} == {(0, top)}
+        bar = images[-1].colorbar
+        assert bar is not None
+        assert bar.extend == extend
+        check_legible(plot)
+    assert NO_PATTERN in text_of(whole)
