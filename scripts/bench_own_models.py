@@ -113,7 +113,7 @@ def real_models(texts: int) -> Iterator[Pair]:
 
 def wrapping(small: bool) -> tuple[Heads, pd.DataFrame]:
     """A model of base size with its heads found and proved, and the seconds of both."""
-    model, batch = bert(**SMALL if small else {}), text(4, 128)
+    model, batch = bert(**SMALL if small else {}), text(4, 32)
     begin = time.perf_counter()
     heads = mhaprune.wrap(model, losses.drift, score=[batch])
     wrapped = time.perf_counter()
