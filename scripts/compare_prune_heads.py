@@ -12,6 +12,7 @@ import copy
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -46,7 +47,8 @@ GONE = {
     "0 to 11 of a layer": {layer: list(range(layer)) for layer in range(12)},
 }
 """The heads that go, by layer."""
-Prune = Callable[[nn.Module, dict[int, list[int]]], nn.Module]
+Gone = dict[int, list[int]]
+Prune = Callable[[Gone], nn.Module]
 """Makes a copy of a model without some heads."""
 Outputs = dict[tuple[str, str], Tensor]
 """The last hidden states of real tokens, by family and by what is gone."""
@@ -60,38 +62,48 @@ def text(batch_size: int, length: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def by_us(model: nn.Module, gone: dict[int, list[int]]) -> nn.Module:
+def by_us(model: nn.Module) -> Prune:
     heads = mhaprune.wrap(model, losses.drift, score=[text(2, 16)])
-    removed = frozenset(head for head in heads.grid if head.head in gone.get(head.layer, []))
-    return heads.subject.without(HeadMask(heads.grid, removed)).model
+
+    def without(gone: Gone) -> nn.Module:
+        removed = frozenset(head for head in heads.grid if head.head in gone.get(head.layer, []))
+        return heads.subject.without(HeadMask(heads.grid, removed)).model
+
+    return without
 
 
-def by_transformers(model: nn.Module, gone: dict[int, list[int]]) -> nn.Module:
-    pruned: Any = copy.deepcopy(model)
-    pruned.prune_heads(gone)
-    return pruned
+def by_transformers(model: nn.Module) -> Prune:
+    def without(gone: Gone) -> nn.Module:
+        pruned: Any = copy.deepcopy(model)
+        pruned.prune_heads(gone)
+        return pruned
+
+    return without
 
 
 @torch.no_grad()
-def measured(prune: Prune, folder: Path, pairs: int, small: bool) -> tuple[Outputs, pd.DataFrame]:
+def measured(
+    pruner: Callable[[nn.Module], Prune], folder: Path, pairs: int, small: bool, clock: Callable[[], float]
+) -> tuple[Outputs, pd.DataFrame]:
     """What the models of one side put out, and the ratios of their times; the weights are in the folder."""
     outputs: Outputs = {}
     rows: list[dict[str, Any]] = []
     for family, make in FAMILIES.items():
         model = make(small).eval()
         model.load_state_dict(torch.load(folder / f"{family}.pt"))
-        made = {name: prune(model, gone) for name, gone in GONE.items()}
+        prune = pruner(model)
+        made = {name: prune(gone) for name, gone in GONE.items()}
         batch = text(2, 32)
         for name, pruned in made.items():
             outputs[family, name] = pruned(**batch).last_hidden_state[batch["attention_mask"] == 1]
-        for batch_size in (1, 8):
+        for batch_size in (1, 4):
             makers = {"pruned": partial(copy.deepcopy, made[HALF]), "whole": partial(copy.deepcopy, model)}
             batch = text(batch_size, 128)
             calls = {
                 name: taking_turns([partial(each, **batch) for each in every])
                 for name, every in copies(makers, number=2).items()
             }
-            rows += timed([(f"{family}, batch {batch_size}", calls["pruned"], calls["whole"])], pairs)
+            rows += timed([(f"{family}, batch {batch_size}", calls["pruned"], calls["whole"])], pairs, clock)
     return outputs, pd.DataFrame(rows)
 
 
@@ -117,19 +129,21 @@ def difference(one: Tensor, other: Tensor) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=40, help="how often each is run, in turn, default 40")
+    parser.add_argument("--processor-time", action="store_true", help="for a machine with other work on it")
     parser.add_argument("--small", action="store_true", help="narrow models, to try the script")
     parser.add_argument("--environment", type=Path, help=f"a folder with {VERSION}, by pip install --target")
     parser.add_argument("--theirs", type=Path, help=argparse.SUPPRESS)  # what the process with the old version is given
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    clock = time.process_time if chosen.processor_time else time.perf_counter
     if chosen.theirs:
         if transformers.__version__ != VERSION:
             parser.error(f"--environment: holds transformers {transformers.__version__}, must hold {VERSION}")
-        outputs, times = measured(by_transformers, chosen.theirs, chosen.pairs, chosen.small)
+        outputs, times = measured(by_transformers, chosen.theirs, chosen.pairs, chosen.small, clock)
         torch.save(outputs, chosen.theirs / "outputs.pt")
         times.to_csv(chosen.theirs / "times.csv", index=False)
         return 0
-    arguments = ["--pairs", str(chosen.pairs), *(["--small"] if chosen.small else [])]
+    flags = [f"--{name}" for name in ("small", "processor-time") if getattr(chosen, name.replace("-", "_"))]
     with TemporaryDirectory() as name:
         folder = Path(name)
         environment = chosen.environment or folder / "environment"
@@ -138,8 +152,8 @@ def main() -> int:
         torch.manual_seed(0)
         for family, make in FAMILIES.items():
             torch.save(make(chosen.small).state_dict(), folder / f"{family}.pt")
-        ours, our_times = measured(by_us, folder, chosen.pairs, chosen.small)
-        theirs, their_times = by_the_old_version(folder, environment, arguments)
+        ours, our_times = measured(by_us, folder, chosen.pairs, chosen.small, clock)
+        theirs, their_times = by_the_old_version(folder, environment, ["--pairs", str(chosen.pairs), *flags])
     rows = [
         {
             "model": family,
