@@ -31,27 +31,34 @@ Model = TypeVar("Model")
 
 @torch.no_grad()
 def in_turn(
-    calls: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2, device: Device = "cpu"
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warmup: int = 2,
+    device: Device = "cpu",
+    clock: Callable[[], float] = time.perf_counter,
 ) -> pd.DataFrame:
     """Milliseconds of every call (columns) in every round (rows), after `warmup` rounds that do not count.
 
-    A round makes each call once, in a new random order, so that no call always follows the same neighbour.
+    A round makes each call once, in a new random order, so that no call always follows the same neighbour. On a machine
+    with other work `time.process_time` as the `clock` counts only the seconds that the processor gave to this process.
     """
     names, draw = list(calls), random.Random(0)
     rows: list[dict[str, float]] = []
     for turn in track(range(-warmup, rounds), "round"):
-        row = {name: milliseconds(calls[name], device) for name in draw.sample(names, len(names))}
+        row = {name: milliseconds(calls[name], device, clock) for name in draw.sample(names, len(names))}
         if turn >= 0:
             rows.append(row)
     return pd.DataFrame(rows, columns=names)
 
 
-def milliseconds(call: Callable[[], object], device: Device = "cpu") -> float:
-    """How long one call takes: on a GPU between two of its own events, else by the clock of torch's benchmarks."""
+def milliseconds(
+    call: Callable[[], object], device: Device = "cpu", clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """How long one call takes: on a GPU between two of its own events, else by the clock."""
     if torch.device(device).type != "cuda":
-        begin = time.perf_counter()
+        begin = clock()
         call()
-        return 1000 * (time.perf_counter() - begin)
+        return 1000 * (clock() - begin)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize(device)  # or the first event would wait for earlier calls
     start.record()

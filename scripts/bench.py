@@ -8,6 +8,7 @@ import copy
 import math
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -392,13 +393,13 @@ COUNTED = {bench.__name__: bench for bench in (racing, sweep)}
 BENCHES = (*TIMED, *COUNTED)
 
 
-def timed(pairs: list[Pair], rounds: int) -> list[Row]:
+def timed(pairs: list[Pair], rounds: int, clock: Callable[[], float] = time.perf_counter) -> list[Row]:
     """Two rows per pair: the ratio, and the peer against itself."""
     rows: list[Row] = []
     for name, ours, peer in pairs:
         # Both sides are called twice in a round: what is called more often would find more of itself in the caches.
         calls = {"ours": ours, "peer": peer, "ours again": ours, "peer again": peer}
-        times = in_turn(calls, rounds)
+        times = in_turn(calls, rounds, clock=clock)
         rows.append({"name": name, **ratios(times, "ours", "peer")})
         rows.append({"name": f"{name}, A/A", **ratios(times, "peer again", "peer")})
     return rows

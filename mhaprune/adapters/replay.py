@@ -9,22 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import count
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from itertools import count, takewhile
+from typing import Any
 
 from torch import nn
 
 from mhaprune.adapters.returned import tensors_in
 
 
-class _Call(NamedTuple):
+@dataclass
+class _Call:
     """One call of a module: when it began and ended, what it returned, and the versions of those tensors then."""
 
     module: nn.Module
     begin: int
     end: int
     output: Any
-    versions: list[int]
+    versions: list[int] | None
+
+    @property
+    def intact(self) -> bool:
+        """Whether the output is still here, and was not written to in place."""
+        return self.versions == _versions(self.output)
+
+    def forget(self) -> None:
+        self.output = self.versions = None
+
+
+_COMPUTE = object()
+"""Stands for an output that is computed again."""
 
 
 class Replay:
@@ -33,12 +47,13 @@ class Replay:
     def __init__(self, model: nn.Module, outs: Sequence[str]) -> None:
         self.model, self.outs = model, {model.get_submodule(path): path for path in outs}
         self.calls: list[_Call] = []
+        """In the order in which they ended."""
         self.called: dict[str, int] = {}
         """When an output projection was first called."""
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Keep what is computed while this lasts."""
+        """Keep what is computed while this lasts, as far as it can be replayed."""
         self.calls, self.called = [], {}
         clock, begun = count(), dict[nn.Module, list[int]]()
 
@@ -49,7 +64,12 @@ class Replay:
                 self.called.setdefault(self.outs[module], now)
 
         def leave(module: nn.Module, inputs: Any, output: Any) -> None:
-            self.calls.append(_Call(module, begun[module].pop(), next(clock), output, _versions(output)))
+            begin = begun[module].pop()
+            # Of what ran inside, this call covers all that ended after the last output projection.
+            uncovered = max([begin, *self.called.values()])
+            for call in takewhile(lambda call: call.end > uncovered, reversed(self.calls)):
+                call.forget()
+            self.calls.append(_Call(module, begin, next(clock), output, _versions(output)))
 
         with ExitStack() as stack:
             for module in self.model.modules():
@@ -66,9 +86,10 @@ class Replay:
         end = min((self.called[out] for out in outs if out in self.called), default=self._end)
         covered, replayed = -1, dict[nn.Module, list[Any]]()
         for call in sorted(self.calls, key=lambda call: call.begin):
-            if call.end < end and call.begin > covered and _versions(call.output) == call.versions:
-                covered = call.end
-                replayed.setdefault(call.module, []).append(call.output)
+            if call.end < end and call.begin > covered:
+                if call.intact:
+                    covered = call.end
+                replayed.setdefault(call.module, []).append(call.output if call.intact else _COMPUTE)
         with ExitStack() as stack:
             for module, outputs in replayed.items():
                 stack.enter_context(_playing(module, outputs))
@@ -86,9 +107,8 @@ def _playing(module: nn.Module, outputs: Sequence[Any]) -> Iterator[None]:
     own = module.__dict__.get("forward")
 
     def play(*arguments: Any, **named: Any) -> Any:
-        for output in left:
-            return output
-        return compute(*arguments, **named)
+        output = next(left, _COMPUTE)
+        return compute(*arguments, **named) if output is _COMPUTE else output
 
     module.forward = play
     try:
