@@ -114,3 +114,9 @@ def test_copies_take_turns() -> None:
 
 def test_the_processor_has_a_name() -> None:
     assert re.fullmatch(r"cpu \(.+\)", device_name("cpu"))
+
+
+def test_another_clock_counts() -> None:
+    ticks = iter(range(100))
+    times = in_turn({"call": lambda: next(ticks)}, rounds=2, warmup=0, clock=lambda: next(ticks))
+    assert times["call"].tolist() == [2000.0, 2000.0]
