@@ -270,7 +270,7 @@ def _said(error: BaseException, arguments: Sequence[str]) -> str:
         for before, argument in zip(["", *arguments], arguments, strict=False):
             value_of_option = before.startswith("-") and before not in MULTIRUN
             if not (argument.startswith("-") or value_of_option or _parses(argument)):
-                return unreadable(argument, conf_folder())
+                return unreadable(argument, conf_folder(), before)
         said = composition_error(text, arguments, conf_folder(), lambda: _composed(arguments))
         if said is not None:
             return said

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, Self
+from typing import NoReturn, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -77,6 +77,10 @@ class Data(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device: ...
+
+    def __iter__(self) -> NoReturn:
+        """Raises TypeError. Without it, Python would ask for the items 0, 1, 2 and find none."""
+        raise TypeError("examples are read in batches: for batch in examples.batches(128)")
 
     def few(self) -> Self:
         """The first examples: at most `FEW`, and no more tokens than `FEW_TOKENS`, but one example at least."""

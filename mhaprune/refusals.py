@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import errno
 import re
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,19 @@ def one_line(error: BaseException) -> str:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}; hydra.run.dir and cache must name folders that can be written"
     text = " ".join(str(error).split())
-    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text} (HYDRA_FULL_ERROR=1 shows where)"
+    if isinstance(error, ValueError):
+        return text
+    return f"{type(error).__name__}: {text}{_place(error)} (HYDRA_FULL_ERROR=1 shows all)"
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised, or what called the library that raised it: `, in my_heads/loud.py line 17`."""
+    package, libraries = Path(__file__).parent, [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if package in path.parents or not any(library in path.parents for library in libraries):
+            return f", in {'/'.join(path.parts[-2:])} line {frame.lineno}"
+    return ""
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
@@ -65,13 +79,15 @@ def check_arguments(arguments: Sequence[str]) -> None:
             raise ValueError(f"{argument}: no such option, allowed are --{', --'.join(BARE)}")
 
 
-def unreadable(argument: str, conf: Path) -> str:
-    """Why an argument cannot be parsed, and how it must read."""
+def unreadable(argument: str, conf: Path, before: str = "") -> str:
+    """Why an argument cannot be parsed, and how it must read. `before` is the argument before it."""
     if re.match(r"[\w./@+~]+==", argument):
         return f"{argument}: has one = too many, must read KEY=VALUE, for example seed=1"
     if "=" not in argument:
         options = {path.stem: f"{path.parent.name}={path.stem}" for path in conf.glob("*/*.yaml")}
         hint = f"did you mean {options[argument]}? " if argument in options else ""
+        if before.startswith("example=") and '"' not in before:
+            hint = f'blanks stand in quotes, {before.partition("=")[0]}="{before.partition("=")[2]} {argument} ..."; '
         return f"{argument}: is no setting, {hint}it must read KEY=VALUE, for example seed=1"
     return (
         f"{argument}: cannot be read; brackets and quotes must close, and a text with signs stands in quotes, KEY='...'"

@@ -31,6 +31,7 @@ REFUSED = [
     (["scorer=null"], "scorer=null: must name one of ablation, "),
     (["seed==1"], "seed==1: has one = too many, must read KEY=VALUE, for example seed=1"),
     (["seed=[1"], "seed=[1: cannot be read; brackets and quotes must close"),
+    (["example=3", "1", "2"], '1: is no setting, blanks stand in quotes, example="3 1 ..."; it must read KEY=VALUE'),
     (["seed"], "seed: is no setting, it must read KEY=VALUE, for example seed=1"),
     (["ablate"], "ablate: is no setting, did you mean experiment=ablate? it must read KEY=VALUE"),
     (["--experiment=ablate"], "--experiment=ablate: settings have no dashes, write experiment=ablate"),

@@ -33,6 +33,11 @@ def test_batches_are_all_examples_trimmed() -> None:
     assert torch.equal(torch.cat([batch.source for batch in examples.batches(1)][:1]), torch.tensor([[3, 2]]))
 
 
+def test_a_loop_over_examples_is_refused_as_it_would_find_none() -> None:
+    with pytest.raises(TypeError, match=r"for batch in examples.batches\(128\)"):
+        list(Examples(torch.ones(2, 3), torch.ones(2, 3)))
+
+
 def test_a_few_examples_are_limited_by_their_tokens() -> None:
     short, long = (Examples(torch.ones(40, n).long(), torch.ones(40, 1).long()) for n in (9, 99))
     assert len(short.few()) == 16

@@ -24,6 +24,7 @@ from mhaprune.tables import (
     loss_unit,
     named,
     quality_name,
+    repeated_draws,
     timed_name,
 )
 
@@ -141,10 +142,14 @@ def _details(tables: Tables) -> Iterator[str]:
     for row in tables["summary"].drop(plain.index).query("heads_removed > 0").to_dict("records"):
         names = by_block(head_names(row["removed"]))
         yield f"After {row['recovery']} these can go, as chosen by {row['scorer']}: {names}."
+    drawn = repeated_draws(tables["heads"]) if "heads" in tables else []
+    by = {
+        row["scorer"]: f"the first draw of {row['scorer']}" if row["scorer"] in drawn else row["scorer"] for row in rows
+    }
     parts = [
-        f"{int(row['heads_removed'])}{_surely(row)} by {row['scorer']} (at {share(row[QUALITY])})"
+        f"{int(row['heads_removed'])}{_surely(row)} by {by[row['scorer']]} (at {share(row[QUALITY])})"
         if row["heads_removed"]
-        else f"none by {row['scorer']}"
+        else f"none by {by[row['scorer']]}"
         for row in rows
     ]
     yield (

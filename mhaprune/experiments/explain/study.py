@@ -132,10 +132,12 @@ class Explain(Experiment):
             closed = close_each(subject, report)
         worth = closed_table(subject.grid.heads, closed)
         looks = looks_table(whole_grid(study), subject.grid, seen.looks, heads, worth, self.tolerance_nats)
-        looks["without_prunable"] = without_prunable(subject, looks, report)
+        idle = prunable_heads(subject.grid, looks)
+        looks["without_prunable"] = quality_without(subject, idle, report)
         chosen = [head for name in self.heads for head in heads_named(name, subject.grid)] or list(subject.grid)
         equivalence = EquivalenceCheck(subject, report)
-        equivalence.prove(HeadMask(subject.grid).without(*chosen))
+        for mask in (HeadMask(subject.grid).without(*chosen), idle):
+            equivalence.prove(mask)
         most = looks[~looks["removed"]].sort_values("score", ascending=False, kind="stable")
         first = [head for name in named(most) if (head := HeadId(*name)) in chosen][:MOST_HEADS]
         with doing("show"):
@@ -258,9 +260,13 @@ def looks_table(
     return table.assign(tolerance=tolerance)
 
 
-def without_prunable(subject: Subject, looks: pd.DataFrame, report: Data) -> float:
-    """Exact match with all prunable heads closed together."""
-    rows = looks[looks["prunable"] & ~looks["removed"]][HEAD].itertuples(index=False)
-    mask = HeadMask(subject.grid, frozenset(HeadId(site, layer, head) for site, layer, head in rows))
+def prunable_heads(grid: HeadGrid, looks: pd.DataFrame) -> HeadMask:
+    """The heads that are prunable one at a time, all of them closed."""
+    there = looks[looks["prunable"] & ~looks["removed"]]
+    return HeadMask(grid).without(*(HeadId(*name) for name in named(there)))
+
+
+def quality_without(subject: Subject, mask: HeadMask, report: Data) -> float:
+    """The quality under a mask, in exact match for our own models."""
     gates_N = all_open(subject, 1)[0] * mask.gates(report.device)
     return float(measure(subject, report, gates_N).quality.mean())

@@ -23,6 +23,12 @@ def test_the_first_sentence_answers_the_question() -> None:
     assert lines[3] == "Agreement with ablation over the heads (Spearman): gate at ρ = 0.44."
 
 
+def test_what_one_random_order_allows_is_said_to_be_that() -> None:
+    heads = pd.DataFrame({"scorer": ["gate", "gate", "ablation"], "draw": [0, 1, 0], "score": [1.0, 2.0, 3.0]})
+    line = next(line for line in said({"summary": summary(), "heads": heads}) if line.startswith("The largest budget"))
+    assert line.endswith("3 by the first draw of gate (at 1.00), 9 by ablation (at 0.99).")
+
+
 def test_a_speed_up_within_the_noise_is_said_to_be_that() -> None:
     after = refitted(summary(), heads_removed=15, speedup=1.4, speedup_q1=1.38, speedup_q3=1.42)
     tables = {"summary": pd.concat([summary().assign(recovery="nothing"), after], ignore_index=True)}

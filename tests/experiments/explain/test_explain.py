@@ -25,6 +25,7 @@ from mhaprune.experiments.explain.study import Explain
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.gates import Softmax
+from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.rankings import spearman
 from mhaprune.reporting.plots import Plot
 from mhaprune.running import Run
@@ -32,7 +33,7 @@ from mhaprune.scorers.entropy import Entropy
 from mhaprune.statistics import prunable as claimed
 from mhaprune.storage.cache import weights_digest
 from mhaprune.storage.store import RunFolder
-from mhaprune.tables import Tables
+from mhaprune.tables import HEAD, Tables
 from mhaprune.tasks.sort import Sort
 from tiny import chosen, small
 
@@ -68,6 +69,20 @@ def test_everything_is_there_and_can_be_read(tables: Tables, plots: dict[str, Pl
     assert lines[0].endswith(f" 95 %), with all heads {best['open_quality']:.2f}.")
     assert best["quality"] < best["open_quality"]
     assert any(line.startswith("Asked 3 1 2 the model says ") for line in lines)
+
+
+def test_the_heads_said_to_be_prunable_are_removed_for_its_proof(
+    run: Run, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removing all heads, which is proved too, proves little: masked and removed then compute the very same."""
+    proved: list[HeadMask] = []
+    monkeypatch.setattr(EquivalenceCheck, "prove", lambda self, mask: proved.append(mask))
+    study = run.study()
+    tolerant = Explain(tolerance_nats=float(tables["looks"]["score"].median()), starts=0)
+    looks = tolerant(study).tables["looks"]
+    names = {tuple(name) for name in looks.loc[looks["prunable"], HEAD].to_numpy().tolist()}
+    assert 0 < len(names) < len(looks)
+    assert names in [{(str(head.site), head.layer, head.head) for head in mask.removed} for mask in proved]
 
 
 def test_heads_are_scored_and_watched_on_the_score_split_and_broken_on_the_report_split(
