@@ -138,7 +138,7 @@ def _source(module: str) -> tuple[str, tuple[str, ...]]:
     tree = _without_docstrings(ast.parse(Path(loaded.__file__).read_text()))
     package = module.split(".")[0]
     imported: dict[str, None] = {}
-    for node in _runtime_nodes(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             imported |= dict.fromkeys(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -149,16 +149,19 @@ def _source(module: str) -> tuple[str, tuple[str, ...]]:
     return fingerprint(ast.dump(tree)), own
 
 
-def _runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those that only a type checker sees."""
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)):
-            yield child
-            yield from _runtime_nodes(child)
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements in a node and in these, but those that only a type checker sees. Expressions, which are most of a
+    tree, hold none."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        children = getattr(node, name, None)
+        for child in children if isinstance(children, list) else ():
+            if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)):
+                yield child
+                yield from _statements(child)
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
+    for node in [tree, *_statements(tree)]:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             node.body = [n for n in body if not _is_docstring(n)]  # type: ignore[attr-defined]
