@@ -29,12 +29,22 @@ class Shown(NamedTuple):
 def show(subject: Seq2Seq, task: Task, source: Sequence[str], right: Sequence[str] | None) -> Shown:
     """Let the model answer a source. An answer without an end runs to the last position of the model."""
     ids = pad([task.vocabulary.encode(source)]).to(subject.positions.device)
-    said = subject.decode_greedily(ids, subject.config.max_length, stop=True)
-    ends = (said[0] == EOS).nonzero()[:1, 0].tolist()
-    target = said[:, : ends[0] + 1] if ends else said
+    target = _answer(subject, ids)
     text, answer = _words(task, ids[0].tolist(), target[0].tolist())
     known = None if right is None else _words(task, ids[0].tolist(), task.vocabulary.encode(right))[1]
     return Shown(Examples(ids, target), text, answer, known)
+
+
+def answer_under(subject: Seq2Seq, task: Task, example: Shown, gates: torch.Tensor) -> str:
+    """What the model answers to the same source under `gates` (N,), in words."""
+    target = _answer(subject, example.batch.source, gates)
+    return _words(task, example.batch.source[0].tolist(), target[0].tolist())[1]
+
+
+def _answer(subject: Seq2Seq, source_1S: torch.Tensor, gates: torch.Tensor | None = None) -> torch.Tensor:
+    said_1T = subject.decode_greedily(source_1S, subject.config.max_length, gates, stop=True)
+    ends = (said_1T[0] == EOS).nonzero()[:1, 0].tolist()
+    return said_1T[:, : ends[0] + 1] if ends else said_1T
 
 
 def _words(task: Task, source: Sequence[int], target: Sequence[int]) -> tuple[str, str]:

@@ -165,7 +165,7 @@ class Explain(Experiment):
         network, task, splits = study.trained.network, study.trained.task, study.trained.splits
         shown = [show(network, task, *pair) for pair in sources(study.trained, numbers)]
         return {
-            "wrong": turned_wrong(network, task, splits.report, closed, heads, self.shown),
+            "wrong": turned_wrong(network, task, shown, splits.report, closed, heads, self.shown),
             "examples": examples_table(shown, splits.train),
             "attention": attention_table(network, task, shown, heads),
         }

@@ -12,6 +12,7 @@ import pandas as pd
 
 from mhaprune.data import Data, Examples
 from mhaprune.evaluation import interval_for
+from mhaprune.experiments.examples import Shown, answer_under
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import all_open, measure_masks
 from mhaprune.model.transformer import Seq2Seq
@@ -47,17 +48,31 @@ def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
 
 
 def turned_wrong(
-    subject: Seq2Seq, task: Task, examples: Examples, closed: Outcome, heads: Collection[HeadId], shown: int
+    subject: Seq2Seq,
+    task: Task,
+    asked: Sequence[Shown],
+    examples: Examples,
+    closed: Outcome,
+    heads: Collection[HeadId],
+    shown: int,
 ) -> pd.DataFrame:
-    """For each of the `heads` the first `shown` examples that turn wrong when it is closed, with the model's answer."""
+    """For each of the `heads` what turns wrong when it is closed, with the model's answer: those that it was `asked`,
+    and then the first `shown` of the `examples`."""
     right_E = closed.quality[0] == 1
     rows: list[dict[str, Any]] = []
     for n, head in enumerate(track(subject.grid, "heads", name=str)):
+        if head not in heads:
+            continue
+        gates_N = HeadMask(subject.grid).without(head).gates(examples.device).to(subject.positions.dtype)
+        for one in asked:
+            without_it = answer_under(subject, task, one, gates_N)
+            if one.answer == one.right != without_it:
+                example = f"{one.source} -> {one.right}"
+                rows.append(head_columns(head) | {"example": example, "said_without_it": without_it})
         at = (right_E & (closed.quality[n + 1] == 0)).nonzero()[:shown, 0]
-        if head not in heads or not len(at):
+        if not len(at):
             continue
         some = examples[at]
-        gates_N = HeadMask(subject.grid).without(head).gates(some.source.device).to(subject.positions.dtype)
         said = subject.decode_greedily(some.source, examples.target.shape[1], gates_N)
         for source, target, answer in zip(some.source.tolist(), some.target.tolist(), said.tolist(), strict=True):
             words = task.show(source, answer).rpartition(" -> ")[2]

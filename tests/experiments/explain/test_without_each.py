@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from mhaprune.data import PAD, Examples
+from mhaprune.experiments.examples import show
 from mhaprune.experiments.explain.without_each import close_each, closed_table, turned_wrong
 from mhaprune.heads import HeadId, HeadMask, Site
 from mhaprune.measure import measure
@@ -44,7 +45,7 @@ def test_examples_that_turn_wrong_are_shown_with_what_is_said_then(model: Seq2Se
     closed = close_each(model, right)
     assert (closed.quality[0] == 1).all()
     chosen = list(model.grid)[:7]
-    table = turned_wrong(model, task, right, closed, chosen, shown=2)
+    table = turned_wrong(model, task, [], right, closed, chosen, shown=2)
     assert len(table), "closing a head of this model changes an answer"
     for (site, layer, number), rows in table.groupby(["site", "layer", "head"]):
         head = next(h for h in model.grid if (h.site, h.layer, h.head) == (site, layer, number))
@@ -58,3 +59,18 @@ def test_examples_that_turn_wrong_are_shown_with_what_is_said_then(model: Seq2Se
         }
         for row in rows.itertuples():
             assert shown[row.example] == row.said_without_it != row.example.split(" -> ")[1]
+
+
+def test_what_was_asked_comes_first_where_the_model_knew_it(model: Seq2Seq, task: Sort, batch: Examples) -> None:
+    right = own_answers(model, batch)
+    closed, symbols = close_each(model, right), [task.vocabulary.decode(ids) for ids in right.source[:2].tolist()]
+    asked = show(model, task, symbols[0], task.vocabulary.decode(right.target[0].tolist()))
+    unknown, missed = show(model, task, symbols[1], None), asked._replace(right="9 9 9")
+    table = turned_wrong(model, task, [missed, unknown, asked], right, closed, list(model.grid), shown=0)
+    without = {head: model.without(HeadMask(model.grid).without(head)) for head in model.grid}
+    answers = {head: show(smaller, task, symbols[0], None).answer for head, smaller in without.items()}
+    turned = {head: answer for head, answer in answers.items() if answer != asked.answer}
+    assert turned, "closing a head of this model changes this answer"
+    found = zip(table["site"], table["layer"], table["head"], table["said_without_it"], strict=True)
+    assert {HeadId(Site(site), layer, head): said for site, layer, head, said in found} == turned
+    assert set(table["example"]) == {f"{asked.source} -> {asked.right}"}
