@@ -65,7 +65,7 @@ class Replay:
 
         def leave(module: nn.Module, inputs: Any, output: Any) -> None:
             begin = begun[module].pop()
-            # Of what ran inside, this call covers all that ended after the last output projection.
+            # This call covers what ended in it after the last output projection.
             uncovered = max([begin, *self.called.values()])
             for call in takewhile(lambda call: call.end > uncovered, reversed(self.calls)):
                 call.forget()

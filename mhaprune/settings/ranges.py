@@ -6,43 +6,40 @@ A range is anything that answers `value in range` and whose text completes the s
 from __future__ import annotations
 
 import math
+import operator
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
-class Ge:
+class Bound:
+    """A range with one end."""
+
     bound: float
 
-    def __contains__(self, value: float) -> bool:
-        return value >= self.bound
-
-    def __str__(self) -> str:
-        return f"{self.bound} or more"
-
-
-@dataclass(frozen=True)
-class Gt:
-    bound: float
+    allows: ClassVar[Callable[[float, float], bool]]
+    words: ClassVar[str]
 
     def __contains__(self, value: float) -> bool:
-        return value > self.bound
+        return type(self).allows(value, self.bound)
 
     def __str__(self) -> str:
-        return f"above {self.bound}"
+        return self.words.format(self.bound)
 
 
-@dataclass(frozen=True)
-class Lt:
-    bound: float
+class Ge(Bound):
+    allows, words = operator.ge, "{} or more"
 
-    def __contains__(self, value: float) -> bool:
-        return value < self.bound
 
-    def __str__(self) -> str:
-        return f"below {self.bound}"
+class Gt(Bound):
+    allows, words = operator.gt, "above {}"
+
+
+class Lt(Bound):
+    allows, words = operator.lt, "below {}"
 
 
 @dataclass(frozen=True)

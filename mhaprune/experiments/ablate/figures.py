@@ -231,7 +231,7 @@ def compare_runs(tables: Tables) -> Plot | None:
 
 
 def _interval(runs: pd.Series, measure: str, place: float, colour: str) -> Whisker:
-    """That of the mean of the runs, as far as the measure can go."""
+    """The interval of the mean over the runs, cut at the least and the most that the measure can be."""
     low, high = np.clip(student_interval(runs), *ENDS_OF.get(measure, (-np.inf, np.inf)))
     return Whisker(place, float(low), float(high), colour)
 

@@ -112,7 +112,7 @@ def _headline(tables: Tables) -> str:
 
 
 def _scoring_alike(tables: Tables) -> list[str]:
-    """The scorers that give all heads the same score, as gates do that cannot differ: those of one head per layer."""
+    """The scorers whose scores are all equal. The gates of a model with one head per layer are: they cannot differ."""
     heads = tables.get("heads", pd.DataFrame(columns=["scorer", "draw", "score"]))
     scores = heads[heads["scorer"].isin(candidates(heads))].groupby("scorer", sort=False)["score"]
     return [str(name) for name, own in scores if len(own) > 1 and own.nunique() == 1]

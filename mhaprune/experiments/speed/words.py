@@ -76,8 +76,8 @@ def _details(tables: Tables) -> list[str]:
 
 
 def judged(tradeoff: pd.DataFrame, tables: Tables) -> pd.DataFrame:
-    """The rows of scorers with one order of the heads. One draw of a control would be noise; it counts only where there
-    is nothing else."""
+    """The rows of scorers with one order of the heads; all rows if there is no such scorer. A single draw of a control
+    is noise."""
     own = tradeoff[tradeoff["scorer"].isin(candidates(tables.get("pruning", tradeoff)))]
     return own if len(own) else tradeoff
 
