@@ -30,8 +30,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mhaprune.interrupts import interruptible
-from mhaprune.places import conf_folder, results_folder
-from mhaprune.refusals import RunFailed, check_arguments, composition_error, one_line, unreadable
+from mhaprune.settings.places import conf_folder, results_folder
+from mhaprune.settings.refusals import RunFailed, check_arguments, composition_error, one_line, unreadable
 
 if TYPE_CHECKING:
     from mhaprune.running import Run
@@ -130,8 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _show_settings(arguments: Sequence[str]) -> None:
     """What Hydra shows for --cfg, with a comment on every setting; of a sweep those of the first job."""
-    from mhaprune.plugins import installed, listed
     from mhaprune.settings.explained import explained
+    from mhaprune.settings.plugins import installed, listed
 
     first, varying, swept = list[str](), dict[str, str](), any(each in MULTIRUN for each in arguments)
     with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -257,7 +257,7 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
 
 def _search_path(arguments: Iterable[str]) -> list[str]:
     """Where Hydra finds the YAML files of plug-ins: in the folder `conf` of their packages."""
-    from mhaprune.plugins import conf_folders
+    from mhaprune.settings.plugins import conf_folders
 
     folders = conf_folders(argument.partition("=")[2] for argument in arguments if argument.startswith("plugins="))
     return [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"] if folders else []

@@ -16,10 +16,10 @@ from mhaprune.model.checkpoint import SavedModel, load, restore
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.plugins import allow, allowed, find_class
 from mhaprune.running import Run
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
+from mhaprune.settings.plugins import allow, allowed, find_class
 from mhaprune.settings.ranges import expected
 from mhaprune.storage.sweeps import ORDERS, Orders
 from mhaprune.studies.study import ModelOfOthers

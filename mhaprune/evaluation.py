@@ -10,7 +10,7 @@ import torch
 
 from mhaprune.data import PAD, Data, Examples
 from mhaprune.measure import measure
-from mhaprune.statistics import mean_interval, paired_interval, share_interval, wilson_interval, with_interval
+from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval, with_interval
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import CHOOSE_DROP, ENDS, QUALITY, VALID_QUALITY, join_names
 from mhaprune.tasks.base import Task

@@ -14,7 +14,6 @@ import torch
 from mhaprune.experiments.base import Experiment, Findings, Setup, figures_of
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
-from mhaprune.places import results_folder
 from mhaprune.progress import Step, doing, track
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.curves import check_tensorboard, event_files
@@ -25,6 +24,7 @@ from mhaprune.reporting.verdict import SmallMap, in_small
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
+from mhaprune.settings.places import results_folder
 from mhaprune.settings.ranges import Checked, Within
 from mhaprune.storage.cache import code_of, source_digests
 from mhaprune.storage.store import RunFolder, describe, fingerprint, modules_of, option_name, target

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from conftest import ROOT, TINY, compose
-from mhaprune import plugins
 from mhaprune.config import ConfigError, build
+from mhaprune.settings import plugins
 from mhaprune.storage.store import RunFolder, read_status
 from tiny import small
 

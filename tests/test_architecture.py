@@ -24,8 +24,8 @@ from mhaprune.storage.store import option_name
 from mhaprune.tasks.base import Task
 
 HOUSE = """
-    places refusals plugins settings interrupts progress heads data statistics
-    rankings tables timing storage subject measure model training tasks evaluation scorers schedules recoveries
+    settings interrupts progress heads data statistics tables timing storage subject measure model training tasks
+    evaluation scorers schedules recoveries
     pruning reporting studies experiments running config collecting launching command_line adapters pretrained
     api __main__
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)

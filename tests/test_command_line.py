@@ -239,7 +239,7 @@ def test_a_package_in_the_working_folder_brings_its_plug_ins(
     (tmp_path / "my_heads" / "conf" / "scorer" / "steady.yaml").write_text(yaml)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
-    monkeypatch.setattr("mhaprune.plugins._allowed", {"mhaprune"})
+    monkeypatch.setattr("mhaprune.settings.plugins._allowed", {"mhaprune"})
     run = described("plugins=[my_heads]", "scorer=[steady,ablation]")
     assert list(run.scorer) == ["steady", "ablation"]
     assert run.scorer["steady"].family == "other"

@@ -10,7 +10,7 @@ import torch
 from mhaprune.adapters.judging import Judged
 from mhaprune.data import PAD
 from mhaprune.evaluation import accuracy_columns, choose_columns, nothing_learnt
-from mhaprune.statistics import mean_interval, paired_interval, share_interval, wilson_interval
+from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval
 from mhaprune.tasks.base import Splits
 from mhaprune.training.loop import Training
 

@@ -35,7 +35,7 @@ from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table, naming
-from mhaprune.statistics import skewed_ends
+from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.storage.store import write_bytes
 from mhaprune.tables import LOSS_UNIT, MOMENTS, QUALITY_NAME, TIMED_NAME
 

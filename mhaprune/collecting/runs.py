@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mhaprune.experiments.base import Experiment
-from mhaprune.plugins import find_class
+from mhaprune.settings.plugins import find_class
 from mhaprune.storage.seals import Damaged, checksum
 from mhaprune.storage.store import inside, read_status
 from mhaprune.storage.sweeps import FILE, Job, Sweep

@@ -19,8 +19,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from mhaprune.interrupts import keeping_handlers
 from mhaprune.launching.searching import Range, Searching, check_optuna
 from mhaprune.launching.sweeping import Launcher, do_sweep
-from mhaprune.places import conf_folder, results_folder
 from mhaprune.running import Run
+from mhaprune.settings.places import conf_folder, results_folder
 from mhaprune.storage.sweeps import Job, Orders, Sweep
 
 

@@ -13,9 +13,9 @@ from mhaprune.interrupts import limited
 from mhaprune.launching.isolation import end_with_parent, isolated
 from mhaprune.launching.showing import shown
 from mhaprune.launching.watching import progress
-from mhaprune.places import results_folder
-from mhaprune.refusals import RunFailed
 from mhaprune.running import Results, Run
+from mhaprune.settings.places import results_folder
+from mhaprune.settings.refusals import RunFailed
 from mhaprune.storage.locks import holder, locked, whose
 from mhaprune.storage.store import LOCK as RUN_LOCK
 from mhaprune.storage.store import RunFolder, make_folder, read_status, set_failed

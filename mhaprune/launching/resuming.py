@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mhaprune.collecting.runs import read_run
-from mhaprune.plugins import allowed
+from mhaprune.settings.plugins import allowed
 from mhaprune.storage.cache import code_of
 from mhaprune.storage.seals import Damaged
 

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above
 from mhaprune.reporting.settings import ALL_RUNS, Setting
 from mhaprune.reporting.whiskers import ARROWS, Whisker, arrows_beyond, room_for
-from mhaprune.statistics import student_interval
+from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import LABEL
 
 MOST_ROWS = 6

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from mhaprune.statistics import student_interval
+from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import DENSE_AGAIN, QUALITY, VALID_QUALITY, Tables, quality_name
 
 POOR = 0.5

@@ -27,7 +27,7 @@ from mhaprune.reporting.plots import (
 from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.whiskers import Whisker, arrows_beyond, room_for
 from mhaprune.scorers.agreement import with_reference
-from mhaprune.statistics import skewed_ends, student_interval
+from mhaprune.statistics.intervals import skewed_ends, student_interval
 from mhaprune.tables import (
     HEAD,
     LABEL,

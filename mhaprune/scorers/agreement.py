@@ -8,7 +8,14 @@ from typing import Any
 
 import pandas as pd
 
-from mhaprune.rankings import kendall, kendall_interval, overlap, overlap_interval, spearman, spearman_interval
+from mhaprune.statistics.rankings import (
+    kendall,
+    kendall_interval,
+    overlap,
+    overlap_interval,
+    spearman,
+    spearman_interval,
+)
 from mhaprune.tables import REFERENCE
 
 

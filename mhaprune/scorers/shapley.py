@@ -18,7 +18,7 @@ from mhaprune.measure import all_open, measure_masks
 from mhaprune.progress import doing, track
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.settings.ranges import Ge, Gt, Lt, Within
-from mhaprune.statistics import bernstein_bound
+from mhaprune.statistics.intervals import bernstein_bound
 from mhaprune.subject import Subject
 
 PAIRS_AT_ONCE = 8

@@ -1,1 +1,1 @@
-"""Settings: their meaning, their allowed values, and how the command line shows both."""
+"""Settings: their meaning, their allowed values, where their options come from, and what is said of wrong ones."""

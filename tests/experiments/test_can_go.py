@@ -11,7 +11,7 @@ import torch
 
 from mhaprune.evaluation import choose_columns
 from mhaprune.experiments.can_go import sure_count, surely, what_is_sure, within_tolerance
-from mhaprune.statistics import paired_interval
+from mhaprune.statistics.intervals import paired_interval
 from mhaprune.subject import Answered
 
 DENSE = torch.ones(512)

@@ -17,13 +17,14 @@ import mhaprune
 from classifier import batches, classifier
 from conftest import compose
 from legible import check_legible
-from mhaprune import losses, plugins
+from mhaprune import losses
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadMask
 from mhaprune.pretrained.base import Pretrained
 from mhaprune.pretrained.material import Material, Objective
 from mhaprune.running import Results, Run
+from mhaprune.settings import plugins
 from mhaprune.tables import in_brackets, in_unit, loss_unit
 from tiny import chosen, options, slow
 

@@ -15,7 +15,7 @@ from made_tables import text_of
 from mhaprune.reporting.headline import Number, against_settings, means_in_words
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.reporting.settings import Setting, setting
-from mhaprune.statistics import student_interval
+from mhaprune.statistics.intervals import student_interval
 
 HEADS, WIDTHS = ("4", "1", "2"), ("64", "128")
 

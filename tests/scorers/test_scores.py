@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from mhaprune.scorers.base import Scores
-from mhaprune.statistics import moments
+from mhaprune.statistics.intervals import moments
 
 
 def test_a_mean_over_examples_has_the_moments_that_its_interval_needs() -> None:

@@ -22,7 +22,7 @@ from mhaprune.reporting.plots import (
 from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.shared_figures import setting_names
 from mhaprune.reporting.whiskers import ARROWS, Whisker, arrows_beyond, room_for
-from mhaprune.statistics import student_interval
+from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import (
     DENSE_AGAIN,
     NOTHING,

@@ -23,7 +23,6 @@ from mhaprune.measure import measure
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
 from mhaprune.pruning.removal import proofs, prune, time_removed
-from mhaprune.rankings import spearman
 from mhaprune.recoveries.base import recover
 from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import Figures
@@ -34,6 +33,7 @@ from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
 from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table
+from mhaprune.statistics.rankings import spearman
 from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
 from mhaprune.tables import (

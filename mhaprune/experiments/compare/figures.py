@@ -28,7 +28,7 @@ from mhaprune.reporting.plots import (
 from mhaprune.reporting.shared_figures import mean_over_runs, setting_names
 from mhaprune.reporting.similarity import similar_order
 from mhaprune.reporting.whiskers import room_for
-from mhaprune.statistics import student_interval
+from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import CHOOSE_QUALITY, QUALITY, SETTING, UNINFORMED, Tables, quality_name
 
 MOST_LINES = 6

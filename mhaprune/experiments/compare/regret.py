@@ -12,7 +12,13 @@ import numpy as np
 from mhaprune.heads import HeadMask
 from mhaprune.pruning.oracle import OBJECTIVES
 from mhaprune.pruning.plans import Plan
-from mhaprune.statistics import area_weights, difference_interval, mean_interval, share_interval, with_interval
+from mhaprune.statistics.intervals import (
+    area_weights,
+    difference_interval,
+    mean_interval,
+    share_interval,
+    with_interval,
+)
 from mhaprune.subject import Outcome
 from mhaprune.tables import QUALITY
 

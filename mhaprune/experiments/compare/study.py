@@ -29,7 +29,6 @@ from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning.plans import Plan
 from mhaprune.pruning.removal import proofs, prune
 from mhaprune.pruning.search import COSTS
-from mhaprune.rankings import spearman
 from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import compare_curves
@@ -40,7 +39,8 @@ from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.base import TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.settings.ranges import Ge
-from mhaprune.statistics import CONFIDENCE, difference_interval, prunable, sign_flip_p, with_interval
+from mhaprune.statistics.intervals import CONFIDENCE, difference_interval, prunable, sign_flip_p, with_interval
+from mhaprune.statistics.rankings import spearman
 from mhaprune.studies.study import Study
 from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, QUALITY, REFERENCE, UNINFORMED
 

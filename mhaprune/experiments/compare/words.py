@@ -11,7 +11,7 @@ from mhaprune.experiments.compare.limits import limit_words, passes
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.verdict import Verdict, prunable_alone, scored
-from mhaprune.statistics import prunable
+from mhaprune.statistics.intervals import prunable
 from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, REFERENCE, UNINFORMED, Tables, in_unit, quality_name
 
 

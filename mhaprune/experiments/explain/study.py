@@ -28,14 +28,14 @@ from mhaprune.measure import all_open, measure
 from mhaprune.model.gates import Softmax
 from mhaprune.progress import Stages, doing
 from mhaprune.pruning.removal import EquivalenceCheck, proofs
-from mhaprune.rankings import spearman
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import agreement
 from mhaprune.reporting.training_figure import training_curve
 from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.settings.ranges import Ge
-from mhaprune.statistics import prunable
+from mhaprune.statistics.intervals import prunable
+from mhaprune.statistics.rankings import spearman
 from mhaprune.studies.study import Source, Study
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import GATE, HEAD, MOMENTS, REFERENCE, named

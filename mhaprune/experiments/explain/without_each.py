@@ -18,7 +18,7 @@ from mhaprune.measure import all_open, measure_masks
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import track
 from mhaprune.scorers.scoring import head_columns
-from mhaprune.statistics import with_interval
+from mhaprune.statistics.intervals import with_interval
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import HEAD, QUALITY
 from mhaprune.tasks.base import Task

@@ -26,7 +26,7 @@ from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.reporting.plots import Figures
 from mhaprune.schedules.budgets import removing
 from mhaprune.scorers.scoring import Scoring, head_columns
-from mhaprune.statistics import with_interval
+from mhaprune.statistics.intervals import with_interval
 from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
 from mhaprune.tables import INTERACTION, LOSS_RISE, OTHER_HEAD

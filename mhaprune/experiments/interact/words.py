@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from mhaprune.reporting.headline import Number
-from mhaprune.statistics import student_interval
+from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import HEAD, INTERACTION, LABEL, LOSS_RISE, OTHER_HEAD, HeadName, Tables, in_unit, named
 
 LOW, HIGH = f"{INTERACTION}_low", f"{INTERACTION}_high"

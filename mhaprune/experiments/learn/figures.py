@@ -17,7 +17,7 @@ from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above
 from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.shared_figures import MOST_LINES, mean_over_runs
 from mhaprune.reporting.whiskers import Whisker, arrows_beyond
-from mhaprune.statistics import geometric_mean
+from mhaprune.statistics.intervals import geometric_mean
 from mhaprune.tables import LABEL, SETTING, VALID_QUALITY, Tables
 
 

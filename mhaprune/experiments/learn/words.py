@@ -10,7 +10,7 @@ import pandas as pd
 
 from mhaprune.reporting.headline import Number, share_number
 from mhaprune.reporting.sentences import say_accuracy
-from mhaprune.statistics import geometric_mean, student_interval
+from mhaprune.statistics.intervals import geometric_mean, student_interval
 from mhaprune.tables import SETTING, VALID_QUALITY, Tables
 
 TIMES = ("steps", "seconds")

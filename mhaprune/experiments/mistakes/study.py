@@ -19,7 +19,6 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.removal import proofs, prune
-from mhaprune.rankings import spearman
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.training_figure import training_curve
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing, with_a_choice
@@ -27,6 +26,7 @@ from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.scoring import Scoring
+from mhaprune.statistics.rankings import spearman
 from mhaprune.storage.store import option_name
 from mhaprune.studies.study import Study
 from mhaprune.tables import QUALITY, REFERENCE

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.sentences import points_over_runs
-from mhaprune.statistics import student_interval
+from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import Tables
 
 RANDOM_GATES = "random_gate_init"

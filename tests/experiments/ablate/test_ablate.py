@@ -17,7 +17,7 @@ from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import measure
 from mhaprune.recoveries.base import Lesson
 from mhaprune.recoveries.refit import Refit
-from mhaprune.statistics import paired_interval
+from mhaprune.statistics.intervals import paired_interval
 from mhaprune.studies.study import Study
 from tiny import small
 

@@ -14,7 +14,7 @@ from made_tables import all_tables, pruning_table, refitted, text_of
 from mhaprune.experiments.ablate.figures import latency_curves
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, draw
-from mhaprune.statistics import student_interval
+from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import Tables
 
 

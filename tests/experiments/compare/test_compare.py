@@ -26,7 +26,7 @@ from mhaprune.scorers.fisher import Fisher
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.subset import Subset
 from mhaprune.scorers.taylor import Taylor
-from mhaprune.statistics import area, difference_interval, prunable, student_interval
+from mhaprune.statistics.intervals import area, difference_interval, prunable, student_interval
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.subject import Answered
 from mhaprune.tasks.base import Splits

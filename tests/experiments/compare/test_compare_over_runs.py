@@ -10,7 +10,7 @@ import pytest
 
 from mhaprune.experiments.compare.study import Compare
 from mhaprune.reporting.plots import Plot, draw
-from mhaprune.statistics import student_interval
+from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import Tables
 from test_compare_figures import EVERY, check_legible, method_tables
 from tiny import slow

@@ -7,7 +7,7 @@ import torch
 from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.pruning.plans import Plan
-from mhaprune.statistics import difference_interval, mean_interval, share_interval, with_interval
+from mhaprune.statistics.intervals import difference_interval, mean_interval, share_interval, with_interval
 from mhaprune.subject import Answered
 
 GRID = HeadGrid.full([Block(Site.CROSS, 0)], 3)

@@ -26,11 +26,11 @@ from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.gates import Softmax
 from mhaprune.pruning.removal import EquivalenceCheck
-from mhaprune.rankings import spearman
 from mhaprune.reporting.plots import Plot
 from mhaprune.running import Run
 from mhaprune.scorers.entropy import Entropy
-from mhaprune.statistics import prunable as claimed
+from mhaprune.statistics.intervals import prunable as claimed
+from mhaprune.statistics.rankings import spearman
 from mhaprune.storage.cache import weights_digest
 from mhaprune.storage.store import RunFolder
 from mhaprune.tables import HEAD, Tables

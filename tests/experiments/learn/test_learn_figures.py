@@ -14,7 +14,7 @@ from legible import check_legible
 from made_tables import text_of
 from mhaprune.experiments.learn.study import Learn
 from mhaprune.reporting.plots import Plot, draw
-from mhaprune.statistics import geometric_mean
+from mhaprune.statistics.intervals import geometric_mean
 from mhaprune.tables import Tables
 from tiny import slow
 

@@ -9,7 +9,7 @@ import pytest
 from learnt import collected, history, run, sweep, tables
 from mhaprune.experiments.learn.study import Learn
 from mhaprune.experiments.learn.words import paired_ratios
-from mhaprune.statistics import geometric_mean
+from mhaprune.statistics.intervals import geometric_mean
 from mhaprune.tables import Tables
 
 

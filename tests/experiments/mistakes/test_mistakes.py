@@ -14,8 +14,8 @@ from mhaprune.experiments.mistakes.study import Mistakes
 from mhaprune.experiments.mistakes.words import RANDOM_GATES
 from mhaprune.measure import gate_gradients, measure
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.rankings import spearman
 from mhaprune.scorers.taylor import Taylor
+from mhaprune.statistics.rankings import spearman
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.tables import Tables
 from mhaprune.tasks.base import Splits

@@ -10,7 +10,7 @@ from mhaprune.experiments.mistakes.mistakes import WHAT
 from mhaprune.experiments.mistakes.study import Mistakes
 from mhaprune.experiments.mistakes.words import IN_SHORT
 from mhaprune.reporting.plots import Plot, draw
-from mhaprune.statistics import student_interval
+from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import Tables
 
 

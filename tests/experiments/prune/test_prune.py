@@ -35,7 +35,7 @@ from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.scorers.subset import Subset
-from mhaprune.statistics import paired_interval
+from mhaprune.statistics.intervals import paired_interval
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.studies.study import Study
 from mhaprune.subject import Answered

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mhaprune.settings.places import PACKAGE
+
 
 class RunFailed(BaseException):
     """Carries the failure of a run past Hydra, which reports every `Exception` in its own words."""
@@ -31,10 +33,10 @@ def one_line(error: BaseException) -> str:
 
 def _place(error: BaseException) -> str:
     """Where it was raised, or what called the library that raised it: `, in my_heads/loud.py line 17`."""
-    package, libraries = Path(__file__).parent, [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if package in path.parents or not any(library in path.parents for library in libraries):
+        if PACKAGE in path.parents or not any(library in path.parents for library in libraries):
             return f", in {'/'.join(path.parts[-2:])} line {frame.lineno}"
     return ""
 

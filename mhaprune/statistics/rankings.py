@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mhaprune.statistics import CONFIDENCE, quotient
+from mhaprune.statistics.intervals import CONFIDENCE, quotient
 
 RESAMPLES = 1000
 

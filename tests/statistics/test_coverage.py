@@ -1,6 +1,6 @@
 """How often an interval holds the truth, on data like ours: skewed, or of which few examples differ.
 
-`python tests/test_coverage.py` prints the table of every interval in use, beside the percentile bootstrap.
+`python tests/statistics/test_coverage.py` prints the table of every interval in use, beside the percentile bootstrap.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from mhaprune.statistics import (
+from mhaprune.statistics.intervals import (
     difference_interval,
     mean_interval,
     moments,

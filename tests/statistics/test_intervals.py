@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from mhaprune.statistics import (
+from mhaprune.statistics.intervals import (
     area,
     area_weights,
     bernstein_bound,

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from mhaprune.rankings import (
+from mhaprune.statistics.rankings import (
     RESAMPLES,
     kendall,
     kendall_interval,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mhaprune.data import Vocabulary
-from mhaprune.refusals import one_line
+from mhaprune.settings.refusals import one_line
 
 
 def raised_by(*arguments: object) -> str:
@@ -15,7 +15,7 @@ def raised_by(*arguments: object) -> str:
 
 def test_an_unexpected_error_says_where_it_is_and_not_in_which_library() -> None:
     line = raised_by.__code__.co_firstlineno + 2
-    assert raised_by("two").endswith(f", in tests/test_refusals.py line {line} (HYDRA_FULL_ERROR=1 shows all)")
+    assert raised_by("two").endswith(f", in settings/test_refusals.py line {line} (HYDRA_FULL_ERROR=1 shows all)")
     with pytest.raises(TypeError) as inside:
         Vocabulary(("1",)).decode(3)  # type: ignore[arg-type]
     assert ", in mhaprune/data.py line " in one_line(inside.value)
