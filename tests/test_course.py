@@ -126,8 +126,10 @@ def test_what_importance_says_is_so(tmp_path: Path) -> None:
     assert time.monotonic() - start < 400
     for cell in cells(IMPORTANCE):
         kept = ["".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream"]
-        # Differences that are rounding alone are other ones on another machine.
-        assert without_tiny("".join(kept)) == without_tiny(printed[cell["id"]]), cell["id"]
+        (kept_words, kept_numbers), (words, numbers) = map(in_parts, ("".join(kept), printed[cell["id"]]))
+        assert kept_words == words, cell["id"]
+        # Another processor rounds otherwise, so the models that are trained there differ a little.
+        assert numbers == pytest.approx(kept_numbers, rel=0.05, abs=0.02), cell["id"]
     gates = names["rows"]
     assert all(right > 0.98 for _, _, right, *_ in gates)
     naive = [row for row in gates if row[0] == "naively"]
@@ -157,5 +159,11 @@ def test_what_pruning_says_is_so(tmp_path: Path) -> None:
     assert names["right"] > 0.9
 
 
-def without_tiny(text: str) -> str:
-    return re.sub(r"\d\.\de-\d+", "tiny", text)
+def in_parts(text: str) -> tuple[str, list[float]]:
+    """The text without its numbers, and the numbers."""
+    number = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
+    return re.sub(rf"\s*{number}", " #", text), [float(each) for each in re.findall(number, text)]
+
+
+def test_numbers_are_taken_out_of_a_text() -> None:
+    assert in_parts("r:  ['0.774', '-3', '1.2e-05']\n") == ("r:  [' #', ' #', ' #']\n", [0.774, -3.0, 1.2e-05])
