@@ -147,8 +147,8 @@ def panels(figure: Figure, count: int, columns: int, xlabel: str, ylabel: str = 
     return grid[:count]
 
 
-def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist]) -> None:
-    """A legend above all panels, in as many columns as fit the width of the figure."""
+def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist], title: str | None = None) -> None:
+    """A legend above all panels, in as many columns as fit the width of the figure; the title is that of the figure."""
     handles = of.get_legend_handles_labels()[0] if isinstance(of, Axes) else list(of)
     if not handles:
         return
@@ -156,7 +156,8 @@ def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist]) -> Non
     labels = [wrapped(str(handle.get_label()), room - 1.0) for handle in handles]
     width = 0.6 + 0.085 * max(len(line) for label in labels for line in label.splitlines() or [""])
     columns = max(1, int(room / width))
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns_of(len(labels), columns))
+    place: Any = {"loc": "outside upper center", "ncols": columns_of(len(labels), columns)}
+    figure.legend(handles, labels, title=title and wrapped(title, room - 1.0), title_fontsize=11, **place)
 
 
 def number(value: float, decimals: int) -> str:

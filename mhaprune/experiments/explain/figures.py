@@ -211,7 +211,7 @@ def gates_from_other_starts(tables: Tables) -> Plot | None:
             axes.plot(x, run["gate_end"], marker, color=colour, label=f"end {start}")
         axes.set(title=block_label(site, layer), xticks=sorted(rows["head"].unique()))
         axes.margins(x=0.15)
-    legend_above(figure, grid[0])
+    legend_above(figure, grid[0], "Do gates end at those of the model, whatever they start from?")
     rhos = [number(agreement.loc[f"weights held still, start {n}", "spearman_with_own"], 2) for n in numbers]
     caption = (
         "Do learned gates depend on where they start? From other starts (open marks), all weights held still, they go"

@@ -10,7 +10,7 @@ import pandas as pd
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import number
 from mhaprune.reporting.verdict import REMOVED, Together, Verdict, prunable_alone
-from mhaprune.tables import HEAD, QUALITY, HeadName, Tables, in_unit, quality_name
+from mhaprune.tables import HEAD, QUALITY, HeadName, Tables, in_unit, named, quality_name
 
 NAMED = 3
 """Number of the most important heads that get a sentence each."""
@@ -53,9 +53,11 @@ def _details(tables: Tables) -> Iterator[str]:
         yield f"{line}."
     alike = looks[looks["name"] == "everywhere"]
     if len(alike):
-        matter = int((~alike["prunable"]).sum())
-        line = f"{len(alike)} heads look everywhere alike; {matter or 'none'} of them"
-        line += " matters" if matter == 1 else " matter"
+        matter = named(alike[~alike["prunable"]])
+        line = f"{len(alike)} heads look everywhere alike; {len(matter) or 'none'} of them"
+        if 0 < len(matter) <= NAMED:
+            line += f" ({', '.join(map(str, matter))})"
+        line += " matters" if len(matter) == 1 else " matter"
         yield f"{line}: an even mean over the sequence can be what a model needs." if matter else f"{line}."
     if "gates" in tables:
         yield from _gates(tables["gates"])

@@ -117,6 +117,16 @@ def test_heads_are_scored_and_watched_on_the_score_split_and_broken_on_the_repor
     assert tables["looks"]["without_prunable"].unique() == pytest.approx(together)
 
 
+def test_a_head_that_looks_everywhere_and_matters_is_named(tables: Tables) -> None:
+    looks = tables["looks"].assign(name="everywhere", prunable=True)
+    looks.loc[0, "prunable"] = False
+    first = "{site}.{layer}.{head}".format(**looks.iloc[0])
+    lines = list(Explain.say({**tables, "looks": looks}))
+    assert any(line.startswith(f"6 heads look everywhere alike; 1 of them ({first}) matters: ") for line in lines)
+    none = list(Explain.say({**tables, "looks": looks.assign(prunable=True)}))
+    assert "6 heads look everywhere alike; none of them matter." in none
+
+
 def test_a_wrong_answer_is_marked(run: Run, tables: Tables) -> None:
     wrong = dict(tables) | {"examples": tables["examples"].assign(right_answer="9 9 9")}
     assert (
