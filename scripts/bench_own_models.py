@@ -21,11 +21,11 @@ from typing import Any
 
 import pandas as pd
 import torch
-from bench import Pair, timed
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 import mhaprune
+from benches.sides import Pair, timed
 from mhaprune import losses
 from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.heads import Heads

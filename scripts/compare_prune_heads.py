@@ -22,11 +22,11 @@ from typing import Any
 import pandas as pd
 import torch
 import transformers
-from bench import timed
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
 
 import mhaprune
+from benches.sides import timed
 from mhaprune import losses
 from mhaprune.heads import HeadMask
 from mhaprune.timing import copies, taking_turns

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import importlib.util
 import io
 import os
 import re
@@ -14,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import hydra
@@ -341,16 +339,6 @@ def every(group: str) -> dict[str, Any]:
     experiment = "experiment=prune" if group == "recovery" else "experiment=train"
     found: dict[str, Any] = getattr(build(compose(experiment, *chosen(group, *options(group)))), group)
     return found
-
-
-def script(name: str) -> ModuleType:
-    """One of `scripts/` as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Done(NamedTuple):

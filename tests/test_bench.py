@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch.optim import Optimizer
 
-from conftest import run_here, script
+import bench
+from benches import answers, masks, refit, training
+from conftest import run_here
 from mhaprune.data import Examples
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
@@ -15,7 +17,7 @@ from mhaprune.model.transformer import Seq2Seq
 
 @pytest.mark.slow
 def test_a_bench_prints_ratios_with_their_spread_and_the_control() -> None:
-    done = run_here(script("bench").main, "training", "--pairs", "20", "--json")
+    done = run_here(bench.main, "training", "--pairs", "20", "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row["name"] for row in rows] == ["training", "training, A/A"]
@@ -25,7 +27,7 @@ def test_a_bench_prints_ratios_with_their_spread_and_the_control() -> None:
 
 
 def test_bad_names_and_too_few_pairs_are_refused() -> None:
-    main = script("bench").main
+    main = bench.main
     refused = run_here(main, "speed").stderr
     assert (
         "NAME=speed: no such bench, allowed are training, recipes, removal, decode, ablation, pairs_of_heads" in refused
@@ -36,15 +38,14 @@ def test_bad_names_and_too_few_pairs_are_refused() -> None:
 @pytest.mark.slow
 @torch.no_grad()
 def test_the_recipes_train_on_the_batches_of_their_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = script("bench")
     sizes: list[tuple[int, str]] = []
 
     def seen(model: Seq2Seq, batch: Examples, optimisers: Sequence[Optimizer]) -> None:
         assert torch.is_grad_enabled()
         sizes.append((len(batch), "+".join(type(optimiser).__name__ for optimiser in optimisers)))
 
-    monkeypatch.setattr(bench, "training_step", seen)
-    for _, ours, peer in bench.recipes(count=2):
+    monkeypatch.setattr(training, "training_step", seen)
+    for _, ours, peer in training.recipes(count=2):
         ours()
         peer()
     assert sizes == [(64, "AdamW+Muon")] * 2 + [(64, "AdamW")] * 2 + [(128, "AdamW+Muon")] * 2 + [(128, "AdamW")] * 2
@@ -52,20 +53,19 @@ def test_the_recipes_train_on_the_batches_of_their_task(monkeypatch: pytest.Monk
 
 @torch.no_grad()
 def test_both_sides_of_a_pair_do_the_same() -> None:
-    bench = script("bench")
-    encoder, x_BTD = bench.Encoder(num_layers=2, num_heads=3, d_model=12), torch.randn(20, 5, 12)
-    gates_MN = bench.each_closed(6)
-    # Of a pass over many masks the ends come in another order, 16 examples first.
+    encoder, x_BTD = masks.Encoder(num_layers=2, num_heads=3, d_model=12), torch.randn(20, 5, 12)
+    gates_MN = masks.each_closed(6)
+    # A pass over many masks ends in another order, 16 examples first.
     ours = torch.cat([torch.cat(list(part.flatten(1))) for part in encoder.many(x_BTD, gates_MN)])
     plain = torch.cat([encoder(x_BTD, gates_N).flatten() for gates_N in gates_MN])
     torch.testing.assert_close(ours.sort().values, plain.sort().values)
     config = Transformer(d_model=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
-    ((_, shared, one_by_one),) = bench.greedy(config, num_examples=16)
+    ((_, shared, one_by_one),) = masks.greedy(config, num_examples=16)
     assert shared() == one_by_one()
-    for name, cached, uncached in bench.decode(length=12):
+    for name, cached, uncached in answers.decode(length=12):
         assert (cached() == uncached()).double().mean() > 0.99, f"{name}: but for ties that rounding decides"
-    ((_, at_once, pass_by_pass),) = bench.refit(config, num_examples=32)
+    ((_, at_once, pass_by_pass),) = refit.refit(config, num_examples=32)
     for one, other in zip(at_once().parameters(), pass_by_pass().parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    ((_, shared, one_by_one),) = bench.pairs_of_heads(config, num_examples=4)
+    ((_, shared, one_by_one),) = masks.pairs_of_heads(config, num_examples=4)
     torch.testing.assert_close(shared().loss, torch.stack([outcome.loss for outcome in one_by_one()]))

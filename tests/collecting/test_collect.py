@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from conftest import run_here, script
+from collect import main as collect_main
+from conftest import run_here
 from made_tables import pruning_table, summary
 from mhaprune.collecting.collect import collect
 from mhaprune.experiments.ablate.study import Ablate
@@ -198,11 +199,10 @@ def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
 
 def test_the_script_does_the_same(tmp_path: Path) -> None:
     make_run(tmp_path / "a", num_heads=2)
-    main = script("collect").main
-    done = run_here(main, str(tmp_path / "a"), "--out", str(tmp_path / "out"))
+    done = run_here(collect_main, str(tmp_path / "a"), "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert "9 of 24 heads can go" in done.stdout
-    refused = run_here(main, str(tmp_path / "b"), "--out", str(tmp_path / "out"))
+    refused = run_here(collect_main, str(tmp_path / "b"), "--out", str(tmp_path / "out"))
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: folder=")
     assert refused.stderr.count("\n") == 1

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from conftest import run_here, script
+from collect import main as collect_main
+from conftest import run_here
 from mhaprune.launching.watching import watch
 from mhaprune.storage.locks import locked
 from mhaprune.storage.sweeps import LOCK, begin, write
@@ -52,6 +53,6 @@ def test_a_running_sweep_is_followed_to_its_end(tmp_path: Path) -> None:
 def test_what_is_no_sweep_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no sweep, --watch follows one"):
         list(watch(tmp_path))
-    done = run_here(script("collect").main, str(tmp_path), "--watch", "--out", str(tmp_path / "out"))
+    done = run_here(collect_main, str(tmp_path), "--watch", "--out", str(tmp_path / "out"))
     assert done.returncode == 1
     assert done.stderr == f"error: folder={tmp_path}: holds no sweep, --watch follows one that was started with -m\n"

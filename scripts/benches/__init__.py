@@ -1,0 +1,1 @@
+"""Things side by side: what `bench.py` times."""

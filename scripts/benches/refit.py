@@ -1,0 +1,41 @@
+"""A refit in one flowing pass, beside a whole pass for each sublayer."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from benches.sides import DEFAULT, VOCABULARY_SIZE, Pair
+from mhaprune.heads import HeadMask
+from mhaprune.model.gates import Softmax
+from mhaprune.model.network import Transformer
+from mhaprune.model.sublayers import sublayers
+from mhaprune.model.transformer import Seq2Seq
+from mhaprune.recoveries.least_squares import correct
+from mhaprune.recoveries.refitting import refit as refit_all
+from mhaprune.recoveries.refitting import ridges, show
+from mhaprune.tasks.sort import Sort
+
+
+def refit(config: Transformer = DEFAULT, num_examples: int = 1024) -> list[Pair]:
+    """Refit of the default model without half its heads, all sublayers in one pass, against one whole pass for each
+    sublayer. What the dense model shows is there already for both."""
+    dense = Seq2Seq(config, VOCABULARY_SIZE, Softmax())
+    shown = show(dense, Sort(train=num_examples).splits().train)
+    left = dense.without(HeadMask(dense.grid, frozenset(head for head in dense.grid if head.head % 2)))
+
+    @torch.no_grad()
+    def pass_by_pass() -> Seq2Seq:
+        model = copy.deepcopy(left)
+        for i, wanted in enumerate(shown.streams):
+            whole = [list(sublayers(model, batch))[i] for batch in shown.batches]
+            parts = [
+                (one.hidden[one.valid], stream - one.output()[one.valid])
+                for one, stream in zip(whole, wanted, strict=True)
+            ]
+            last, tokens = whole[0].last, sum(len(inputs) for inputs, _ in parts)
+            correct(last.weight, last.bias, parts, ridges(1e-3, tokens, last.in_features))
+        return model
+
+    return [("refit", lambda: refit_all(left, shown, 1e-3), pass_by_pass)]
