@@ -1,0 +1,177 @@
+"""Tables as `experiment=compare` writes them, made up, in all sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mhaprune.experiments.compare import figures
+from mhaprune.experiments.compare.cost_figure import quality_cost
+from mhaprune.experiments.compare.study import Compare
+from mhaprune.reporting.plots import Plot, draw
+
+FAMILIES = {
+    "gate": "gate",
+    "gate_output": "gate",
+    "ablation": "ablation",
+    "ablation_mean": "ablation",
+    "ablation_resample": "ablation",
+    "all_but_one": "ablation",
+    "taylor": "gradient",
+    "taylor_example": "gradient",
+    "taylor_batch": "gradient",
+    "fisher": "gradient",
+    "integrated_gradients": "gradient",
+    "shapley": "game",
+    "magnitude": "weights",
+    "confidence": "attention",
+    "entropy": "attention",
+    "lrp": "attention",
+    "hard_concrete": "trained",
+    "subset": "trained",
+    "racing": "trained",
+    "random": "control",
+}
+PASSES = {
+    "gate": (0, 0),
+    "gate_output": (1, 0),
+    "magnitude": (0, 0),
+    "random": (0, 0),
+    "shapley": (1200, 0),
+    "hard_concrete": (300, 300),
+    "subset": (500, 500),
+    "racing": (180, 0),
+    "integrated_gradients": (20, 20),
+    "confidence": (1, 0),
+    "entropy": (1, 0),
+    "lrp": (1, 1),
+}
+
+
+EVERY = tuple(FAMILIES)
+CASES = {
+    "all": (EVERY, 24),
+    "three": (("gate", "ablation", "random"), 24),
+    "small": ((*EVERY[:9], "random"), 6),
+    "three small": (("gate", "taylor", "ablation"), 6),
+    "one": (("ablation",), 6),
+}
+SMALLER = ("small", "three small")
+"""The first and the second with fewer heads."""
+
+
+def method_tables(scorers: tuple[str, ...] = EVERY, heads: int = 24, seed: int = 0) -> dict[str, pd.DataFrame]:
+    """What experiment=compare writes: `scorers` × budgets on `heads` heads in blocks of `heads // 6`."""
+    chance = np.random.default_rng(seed)
+    budgets = sorted({round(heads * share / 8) for share in range(9)})
+    best = {n: 1 / (1 + np.exp(14 * (n / heads - 0.72))) for n in budgets}
+    pruning = _pruning(scorers, heads, best, chance)
+    training = pd.DataFrame({"step": [1, 2], "loss": [2.0, 1.0], "valid_loss": [2.1, 1.2]})
+    return {
+        "methods": _methods(pruning, scorers, heads),
+        "pruning": pruning,
+        "oracle": _oracle(heads, best),
+        "agreement": _agreement(scorers, chance),
+        "heads": _scores(scorers, heads, chance),
+        "training": training.assign(valid_quality=[0.1, 0.9]),
+    }
+
+
+def _pruning(scorers: tuple[str, ...], heads: int, best: dict[int, Any], chance: np.random.Generator) -> pd.DataFrame:
+    skill = {name: 1.0 if name == "random" else chance.uniform(0.02, 0.5) ** 1.5 for name in scorers}
+    rows = []
+    for name in scorers:
+        for number in range(10 if name == "random" else 1):
+            worse = skill[name] * chance.uniform(0.7, 1.3)
+            for n in best:
+                own = 1 / (1 + np.exp(14 * (n / heads - 0.72 + 0.55 * worse)))
+                own = own if 0 < n < heads else best[n]
+                rows.append(
+                    {"scorer": name, "family": FAMILIES[name], "settings": "", "draw": number, "schedule": "one_shot"}
+                    | {"heads_total": heads, "heads_kept": heads - n, "heads_removed": n, "fraction_removed": n / heads}
+                    | {f"quality{end}": own + by for end, by in (("", 0), ("_low", -0.02), ("_high", 0.02))}
+                    | {"regret_quality": best[n] - own + (chance.normal(0, 0.004) if 0 < n < heads else 0)}
+                )
+    table = pd.DataFrame(rows)
+    table["regret_quality_low"] = table["regret_quality"] - 0.02
+    table["regret_quality_high"] = table["regret_quality"] + 0.02
+    return table
+
+
+def _methods(pruning: pd.DataFrame, scorers: tuple[str, ...], heads: int) -> pd.DataFrame:
+    rows = []
+    for name in scorers:
+        regret = pruning.loc[pruning["scorer"] == name, "regret_quality"].mean()
+        forward, backward = PASSES.get(name, (1, 1) if FAMILIES[name] == "gradient" else (heads, 0))
+        rows.append(
+            {"scorer": name, "family": FAMILIES[name], "settings": "", "area": 0.7}
+            | {"choose_quality": 0.7 - regret, "choose_loss": regret}
+            | {"regret_quality": regret, "spearman_with_ablation": np.nan, "reliability": np.nan}
+            | {"regret_quality_low": regret - 0.012, "regret_quality_high": regret + 0.012}
+            | {"forward_passes": forward, "backward_passes": backward, "seconds": 1.0}
+        )
+    return pd.DataFrame(rows)
+
+
+def _oracle(heads: int, best: dict[int, Any]) -> pd.DataFrame:
+    rows = [
+        {"objective": objective, "kind": "bound", "heads_total": heads, "heads_removed": n}
+        | {"quality": best[n] - shift, "loss": 1 - best[n], "fraction_removed": n / heads}
+        for objective, shift in (("loss", 0.07), ("quality", 0.0))
+        for n in best
+    ]
+    return pd.DataFrame(rows)
+
+
+def _agreement(scorers: tuple[str, ...], chance: np.random.Generator) -> pd.DataFrame:
+    rows = [
+        {"scorer": a, "other": b, "spearman": np.clip(chance.normal(0.6 if "random" not in (a, b) else 0, 0.3), -1, 1)}
+        for i, a in enumerate(scorers)
+        for b in scorers[i + 1 :]
+    ]
+    return pd.DataFrame(rows)
+
+
+def _scores(scorers: tuple[str, ...], heads: int, chance: np.random.Generator) -> pd.DataFrame:
+    rows = [
+        {"scorer": name, "draw": number, "site": site, "layer": layer, "head": head}
+        | {"score": scale * chance.normal(1, 1), "stderr": 0.1 * scale, "skewness": 0.3}
+        for name, scale in zip(scorers, 10.0 ** chance.integers(-6, 4, len(scorers)), strict=True)
+        for number in range(10 if name == "random" else 1)
+        for site in ("encoder_self", "decoder_self", "cross")
+        for layer in range(2)
+        for head in range(heads // 6)
+    ]
+    return pd.DataFrame(rows)
+
+
+def drawn(tables: dict[str, pd.DataFrame]) -> dict[str, Plot]:
+    return {plot.name: plot for plot in draw(Compare.figures, tables)}
+
+
+NAMED = {
+    "accuracy": figures.method_curves,
+    "regret": figures.regret_map,
+    "cost": quality_cost,
+    "agreement": figures.agreement_matrix,
+}
+
+
+def one(tables: dict[str, pd.DataFrame], name: str) -> Plot:
+    (plot,) = draw((NAMED[name],), tables)
+    assert plot.name == name
+    assert NAMED[name] in Compare.figures
+    return plot
+
+
+def crowded(seed: int) -> dict[str, pd.DataFrame]:
+    """Every scorer but the control within three points, and half of them at the same cost."""
+    tables = method_tables(seed=seed)
+    methods = tables["methods"]
+    for end in ("", "_low", "_high"):
+        column = f"regret_quality{end}"
+        methods[column] = methods[column].where(methods["scorer"] == "random", methods[column] / 5)
+    methods.loc[methods["family"].isin(["gradient", "attention"]), ["forward_passes", "backward_passes"]] = (1, 1)
+    return tables
