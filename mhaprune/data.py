@@ -132,9 +132,19 @@ class HeldOut(Protocol):
         """The numbers in tables and figures are measured on these."""
         ...
 
+
+class Learnt(HeldOut, Protocol):
+    """The same, with examples that a recovery may learn from."""
+
     @property
-    def inputs(self) -> Data:
-        """A refit reads the inputs of these, and no label. Nothing is chosen or reported on them."""
+    def train(self) -> Data:
+        """A training lowers the loss of these. A refit reads their inputs, and no label. Nothing is chosen or reported
+        on them."""
+        ...
+
+    @property
+    def valid(self) -> Data:
+        """The quality during training is measured on these."""
         ...
 
 

@@ -65,6 +65,9 @@ class AttentionBlock:
     """Whether keys are made from something else than queries: then other positions are real."""
     names: tuple[int, ...] = ()
     """What each head is called: its number in the whole model."""
+    silent: int = 0
+    """How many of the first input columns of W_O read a head that had to stay in a layer without heads, and says
+    nothing: they are zero, and stay so."""
     whole: bool = field(default=False, repr=False)
     """Whether all of the above is filled in and all names are full ones."""
 

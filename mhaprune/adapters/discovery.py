@@ -87,7 +87,8 @@ def as_named(block: AttentionBlock, cut: Cut) -> AttentionBlock:
     if names is None:
         return block
     if not names:
-        return replace(block, heads=0, columns=(), of_kv=(), query=Rows("", ()), names=())
+        silent = len(block.columns[0])
+        return replace(block, heads=0, columns=(), of_kv=(), query=Rows("", ()), names=(), silent=silent)
     return replace(block, names=tuple(names))
 
 

@@ -6,7 +6,7 @@ heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -25,8 +25,14 @@ def at_rest(model: nn.Module) -> Iterator[None]:
     config = getattr(model, "config", None)
     owners: list[tuple[str, Any]] = [("training", module) for module in model.modules()]
     owners += [("requires_grad", parameter) for parameter in model.parameters()]
-    owners += [("use_cache", config)]
-    changed = [(name, owner) for name, owner in owners if getattr(owner, name, False)]
+    with switched_off([*owners, ("use_cache", config)]):
+        yield
+
+
+@contextmanager
+def switched_off(attributes: Iterable[tuple[str, Any]]) -> Iterator[None]:
+    """These attributes of these objects are False while this lasts; one that is missing, or no flag, stays so."""
+    changed = [(name, owner) for name, owner in attributes if getattr(owner, name, False)]
     try:
         for name, owner in changed:
             setattr(owner, name, False)

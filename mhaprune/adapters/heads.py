@@ -17,6 +17,7 @@ from mhaprune.adapters.losses import unit_of
 from mhaprune.adapters.proof import Proven
 from mhaprune.adapters.saving import make_plain
 from mhaprune.adapters.speed import speed_table, timed_as
+from mhaprune.adapters.training import FINE_TUNING
 from mhaprune.adapters.wrapped import WrappedModel
 from mhaprune.command_line import option_named
 from mhaprune.experiments.ablate.study import Ablate, Recover
@@ -26,6 +27,8 @@ from mhaprune.launching.showing import shown
 from mhaprune.progress import doing
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck
+from mhaprune.recoveries.base import Lesson
+from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refitting import Shown, show
 from mhaprune.recoveries.refitting import refit as fitted
 from mhaprune.running import Results
@@ -47,17 +50,22 @@ By = str | Scorer | Schedule
 """What chooses heads: a scorer, or a schedule that uses no scores; by name or as an object."""
 
 
-class Three(NamedTuple):
-    """The splits of a user, see `HeldOut`."""
+class UserSplits(NamedTuple):
+    """The splits of a user, see `Learnt`."""
 
     score: Batches
     choose: Batches
     report: Batches
+    to_learn: Batches | None = None
+    """None where a recovery learns from the examples that heads are scored on."""
 
     @property
-    def inputs(self) -> Batches:
-        """A refit reads the inputs of these."""
-        return self.score
+    def train(self) -> Batches:
+        return self.score if self.to_learn is None else self.to_learn
+
+    @property
+    def valid(self) -> Batches:
+        return self.choose
 
 
 class Heads:
@@ -135,23 +143,31 @@ class Heads:
         by: By = "ablation",
         rescore_every: int | None = None,
         refit: bool = False,
+        fine_tune: int = 0,
     ) -> nn.Module:
         """A copy of the model with only these heads, see `mask`: smaller, faster, and proved equal to the model with
-        the others masked. `refit` then fits the maps behind them to the whole model, on the *score* split.
+        the others masked. `refit` then fits the maps behind them to the whole model, on the *train* split or,
+        without one, on *score*. `fine_tune` then trains the copy for so many steps of AdamW down the loss, on the same
+        examples; nothing is trained by default, and the copy is an ordinary module for a training of the user's own.
 
         The copy is of the user's own class. Raises ValueError where heads cannot be removed.
         """
-        model = self.without(self.mask(keep, by, rescore_every), refit).model
+        model = self.without(self.mask(keep, by, rescore_every), refit, fine_tune).model
         make_plain(model)
         return model
 
     @shown()
-    def without(self, mask: HeadMask, refit: bool = False) -> WrappedModel:
+    def without(self, mask: HeadMask, refit: bool = False, fine_tune: int = 0) -> WrappedModel:
         """The model without these heads as a subject, to be measured further. It is proved first."""
         self._removable()
         EquivalenceCheck(self.subject, self._split("score")).prove(mask)
         smaller = self.subject.without(mask)
-        return self._refitted(smaller) if refit else smaller
+        if refit:
+            smaller = self._refitted(smaller)
+        if fine_tune:
+            lesson = Lesson(self.subject, FINE_TUNING, self._three, self.seed)
+            smaller, _ = FineTune(steps=fine_tune)(lesson, smaller, 0, None, lambda state: None)
+        return smaller
 
     @shown()
     def report(
@@ -170,7 +186,7 @@ class Heads:
         """
         self._removable()
         experiment = Ablate(budgets=tuple(budgets), tolerance=tolerance, latency_rounds=rounds)
-        splits = Three(self._split("score"), self._split("choose"), self._split("report"))
+        splits = self._three
         recoveries: dict[str, Recover] = {}
         if refit:
             recoveries["refit"] = lambda mask: (self._refitted(self.subject.without(mask)), "")
@@ -226,9 +242,13 @@ class Heads:
         """Scores on the *score* split, each computed once."""
         return Scoring(self.subject, self._split("score"), self.seed)
 
+    @property
+    def _three(self) -> UserSplits:
+        return UserSplits(self._split("score"), self._split("choose"), self._split("report"), self.splits.get("train"))
+
     @cached_property
     def _shown(self) -> Shown:
-        return show(self.subject, self._split("score")[:REFIT_EXAMPLES])
+        return show(self.subject, self.splits.get("train", self._split("score"))[:REFIT_EXAMPLES])
 
     def _refitted(self, left: WrappedModel) -> WrappedModel:
         return fitted(left, self._shown)

@@ -147,6 +147,7 @@ def _block_without(model: nn.Module, block: AttentionBlock, keep: Sequence[int],
         query=moved(block.query, keep),
         key=moved(block.key, kv_left),
         value=moved(block.value, kv_left),
+        silent=K * (len(stay) - len(keep)),
     )
 
 

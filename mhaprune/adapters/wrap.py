@@ -25,6 +25,7 @@ def wrap(
     score: Any,
     choose: Any = None,
     report: Any = None,
+    train: Any = None,
     quality: Judge | None = None,
     blocks: Sequence[AttentionBlock] | None = None,
     call: Callable[[nn.Module, Any], Any] | None = None,
@@ -34,8 +35,9 @@ def wrap(
 
     `loss` takes what the model returns and a batch, and returns one number per example (see `mhaprune.losses`);
     `quality` likewise, the higher the better. Each split is a list of batches: heads are scored on `score`, choices are
-    made on `choose`, numbers are reported on `report`. Batches are dicts, tuples or tensors with a row per example, and
-    the model is called as `model(**batch)`, `model(*batch)` or `model(batch)`; `call` is another way to call it.
+    made on `choose`, numbers are reported on `report`. What is recovered learns from `train` or, without it, from
+    `score`. Batches are dicts, tuples or tensors with a row per example, and the model is called as `model(**batch)`,
+    `model(*batch)` or `model(batch)`; `call` is another way to call it.
 
     `blocks` names the attention layers by hand, where tracing finds none. Raises `Unsupported`, one line, for a model
     that cannot be understood.
@@ -43,7 +45,7 @@ def wrap(
     check_weights(model)
     splits = {
         name: Batches.of(batches, name)
-        for name, batches in (("score", score), ("choose", choose), ("report", report))
+        for name, batches in (("score", score), ("choose", choose), ("report", report), ("train", train))
         if batches is not None or name == "score"
     }
     run = call or call_plainly

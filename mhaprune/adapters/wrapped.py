@@ -181,6 +181,14 @@ class WrappedModel:
         model, blocks = remove_heads(self.model, self.blocks, kept)
         return self.changed(model=model, blocks=tuple(blocks))
 
+    def train(self) -> None:
+        """The model draws what dropout drops from now on, wherever nothing else is promised."""
+        self.model.train()
+
+    def eval(self) -> None:
+        """It does not any more."""
+        self.model.eval()
+
     def state_dict(self) -> dict[str, Tensor]:
         """The weights by name, as those of a module."""
         return self.model.state_dict()
@@ -206,23 +214,26 @@ class WrappedModel:
     def last_maps(self, batches: Sequence[Batches]) -> Iterator[LastMap]:
         """The output projections of the attention, and the last map of every other sublayer that adds to the residual
         stream."""
-        outs = {block.out for block in self.blocks}
+        silent = {block.out: block.silent for block in self.blocks}
         runs = [partial(self.run, self.model, batch.arguments()) for batch in batches]
-        maps = find_maps(self.model, outs, partial(self.run, self.model, batches[0][:1].arguments()))
+        maps = find_maps(self.model, silent, partial(self.run, self.model, batches[0][:1].arguments()))
         for each, found in walk(self.model, maps, runs):
+            # A silent head reads as before, and nobody may listen to it again.
+            from_column = silent.get(each.path, 0)
             valid = [
                 self._real(batch, each.path, stream[..., 0].numel() // len(batch))
                 for batch, (_, stream) in zip(batches, found, strict=True)
             ]
             parts = [
                 (
-                    inputs.reshape(*real.shape, inputs.shape[-1])[real],
+                    inputs.reshape(*real.shape, inputs.shape[-1])[real][:, from_column:],
                     stream.reshape(*real.shape, stream.shape[-1])[real],
                 )
                 for real, (inputs, stream) in zip(valid, found, strict=True)
             ]
             module: Any = self.model.get_submodule(each.path)
-            yield LastMap(each.path, each.path not in outs, weight_of(module), module.bias, parts)
+            weight = weight_of(module)[:, from_column:]
+            yield LastMap(each.path, each.path not in silent, weight, module.bias, parts)
 
     def copied(self) -> Self:
         return self.changed(model=copy.deepcopy(self.model))

@@ -20,11 +20,14 @@ class Pretrained(ModelOfOthers):
     """A model that is trained already, with examples to study it on."""
 
     score: SplitSize = 256
-    """Number of texts that heads are scored on, and that a refit is fitted to."""
+    """Number of texts that heads are scored on."""
     choose: SplitSize = 256
     """Number of texts that choices are made on."""
     report: SplitSize = 256
     """Number of texts that results are reported on."""
+    train: Annotated[int, Ge(0)] = 0
+    """Number of texts that a recovery learns from: fine-tuning reads all, a refit the first. 0 takes those that heads
+    are scored on; they are few, and fine-tuning soon knows them by heart."""
     max_length: Annotated[int, Ge(1)] = 128
     """The largest number of tokens of a text; what is beyond is cut off."""
     save: bool = False
@@ -42,7 +45,8 @@ class Pretrained(ModelOfOthers):
     @property
     def sizes(self) -> dict[str, int]:
         """The number of texts of each split."""
-        return {"score": self.score, "choose": self.choose, "report": self.report}
+        sizes = {"score": self.score, "choose": self.choose, "report": self.report}
+        return sizes | ({"train": self.train} if self.train else {})
 
     def source(
         self, *, data: str | None, objective: str | None, seed: int, device: str, num_threads: int, cache: str

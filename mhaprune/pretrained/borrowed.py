@@ -15,9 +15,10 @@ import torch
 
 from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.blocks import Unsupported
-from mhaprune.adapters.heads import Heads, Three
+from mhaprune.adapters.heads import Heads, UserSplits
 from mhaprune.adapters.losses import unit_of
 from mhaprune.adapters.saving import make_plain, save_folder
+from mhaprune.adapters.training import FINE_TUNING
 from mhaprune.adapters.wrap import wrap
 from mhaprune.adapters.wrapped import WrappedModel
 from mhaprune.heads import HeadGrid
@@ -73,7 +74,7 @@ class Borrowed(Source):
 
     @property
     def facts(self) -> dict[str, Any]:
-        sizes = ", ".join(f"{name} {len(split)}" for name, split in self.splits._asdict().items())
+        sizes = ", ".join(f"{name} {len(split)}" for name, split in self.heads.splits.items())
         return {"weights": self._content["weights"], "heads": repr(self.heads), "examples": sizes}
 
     @property
@@ -81,9 +82,10 @@ class Borrowed(Source):
         return self.heads.grid
 
     @cached_property
-    def splits(self) -> Three:
+    def splits(self) -> UserSplits:
         subject, splits = self.heads.subject, self.heads.splits
-        return Three(*(splits[name].converted(subject.device, subject.dtype) for name in Three._fields))
+        here = {name: split.converted(subject.device, subject.dtype) for name, split in splits.items()}
+        return UserSplits(here["score"], here["choose"], here["report"], here.get("train"))
 
     def sketch(self) -> WrappedModel:
         """The model itself."""
@@ -98,7 +100,7 @@ class Borrowed(Source):
 
     def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
         reasons = {name: reason for name, scorer in scorers.items() if (reason := self._why_not(scorer))}
-        trains = {name: "trains as the model was trained" for name, each in recoveries.items() if each.needs_training}
+        trains = {name: reason for name, each in recoveries.items() if (reason := each.why_only_ours)}
         for group, chosen, refused in (("scorer", scorers, reasons), ("recovery", recoveries, trains)):
             for reason in dict.fromkeys(refused.values()):
                 names = ",".join(name for name in refused if refused[name] == reason)
@@ -138,7 +140,7 @@ class Borrowed(Source):
         weights = fingerprint([weights_digest(subject.model), settings])
         return {
             "weights": weights,
-            "data": [data_digest(split) for split in self.splits],
+            "data": [data_digest(split) for split in self.splits if split is not None],
             "judged_by": dict(self.material.facts),
         }
 
@@ -155,7 +157,7 @@ class Borrowed(Source):
         recipe = {
             **self._content,
             "heads": list(map(str, subject.grid)),
-            "sources": source_digests("mhaprune.adapters.wrapped"),
+            "sources": source_digests("mhaprune.adapters.training"),
             "num_threads": self.num_threads,
             "device": torch.device(self.device).type,
             "torch": str(torch.__version__),
@@ -173,6 +175,7 @@ class Borrowed(Source):
             saved=files_of if self.material.saves else no_files,
             words=named | {LOSS_UNIT: unit_of(subject.loss)},
             tokens=self._tokens,
+            fine_tuning=FINE_TUNING,
         )
 
     def _tokens(self, batch: Batches) -> list[list[str]]:

@@ -26,7 +26,7 @@ class Material(NamedTuple):
 
     model: nn.Module
     splits: Mapping[str, Sequence[Any]]
-    """The batches of `score`, `choose` and `report`."""
+    """The batches of `score`, `choose`, `report` and, if a recovery has texts of its own, `train`."""
     objective: Objective
     facts: Mapping[str, str]
     """What tells its runs apart from those of other models, tasks and objectives."""

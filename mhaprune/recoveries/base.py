@@ -6,20 +6,17 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import pandas as pd
 
+from mhaprune.data import Learnt
 from mhaprune.measure import Diverged
 from mhaprune.settings.ranges import Checked
 from mhaprune.storage.cache import Remember, source_digests, weights_digest
 from mhaprune.storage.store import describe, modules_of
 from mhaprune.tables import VALID_QUALITY
-from mhaprune.tasks.base import Splits
-from mhaprune.training.loop import Training
-
-if TYPE_CHECKING:
-    from mhaprune.model.transformer import Seq2Seq
+from mhaprune.training.descent import Descent
 
 State = dict[str, Any]
 Left = Any
@@ -34,12 +31,12 @@ rows."""
 class Lesson:
     """What a recovery works with: the model before heads were removed, how it was trained, and on what."""
 
-    dense: Seq2Seq
+    dense: Left
     """The model before heads were removed."""
-    training: Training
-    """How the dense model was trained."""
-    splits: Splits
-    """The examples of the task."""
+    training: Descent
+    """How the dense model was trained or, for a model that others made, how it is trained on."""
+    splits: Learnt
+    """The examples."""
     seed: int
     """The seed of the run."""
     extra_steps: int = 0
@@ -58,10 +55,13 @@ class Lesson:
 class Recovery(Checked, ABC):
     """A way to bring back what a removal cost."""
 
-    needs_training: ClassVar[bool] = False
-    """Whether it trains as the dense model was trained, so that a model that others made will not do."""
     kept: ClassVar[bool] = True
     """Whether the cache keeps what it makes; it need not if that takes a second."""
+
+    @property
+    def why_only_ours(self) -> str:
+        """Why it is not for a model that others made, to follow "it"; empty if it is."""
+        return ""
 
     @property
     def extra_steps(self) -> int:
@@ -84,13 +84,13 @@ class Recovery(Checked, ABC):
         return 1
 
     @abstractmethod
-    def starts_from(self, lesson: Lesson, left: Seq2Seq) -> Any:
+    def starts_from(self, lesson: Lesson, left: Left) -> Any:
         """All of what is left that decides its result, as plain values."""
 
     @abstractmethod
     def __call__(
-        self, lesson: Lesson, left: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
-    ) -> tuple[Seq2Seq, pd.DataFrame]:
+        self, lesson: Lesson, left: Left, draw: int, state: State | None, save: Callable[[State], None]
+    ) -> tuple[Left, pd.DataFrame]:
         """A recovered model of the shape of `left`, which stays as it is, and the history of its training (`HISTORY`).
 
         `state` is what an interrupted call gave to `save`. Raises `Diverged` where a number is not finite.

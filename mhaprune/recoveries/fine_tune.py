@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 import torch
@@ -15,34 +15,39 @@ from torch import Tensor
 
 from mhaprune.data import PAD, Examples
 from mhaprune.model.network import EncoderDecoder
-from mhaprune.recoveries.base import Lesson, Recovery, State, left_digest
+from mhaprune.recoveries.base import Left, Lesson, Recovery, State, left_digest
 from mhaprune.settings.ranges import Ge, Gt, Within
-
-if TYPE_CHECKING:
-    from mhaprune.model.transformer import Seq2Seq
 
 
 @dataclass(frozen=True)
 class FineTune(Recovery):
     """The pruned model is trained on, with the settings of the dense model's training except for those below.
 
-    The learning rate warms up and decays to zero again. With `when=after` every pruned model is fine-tuned once. With
-    `when=between` the model of one budget is fine-tuned before the heads for the next budget are chosen on it
-    (Molchanov et al. 2017, figure 1).
+    A model that others made is trained by AdamW down its own loss, on the texts of `model.train` or, without those, on
+    the *score* split. The learning rate warms up and decays to zero again. With `when=after` every pruned model is
+    fine-tuned once. With `when=between` the model of one budget is fine-tuned before the heads for the next budget are
+    chosen on it (Molchanov et al. 2017, figure 1).
     """
-
-    needs_training: ClassVar[bool] = True
 
     steps: Annotated[int, Ge(1)] = 300
     """Number of optimiser steps."""
-    learning_rate: Annotated[float, Gt(0)] = 1e-3
-    """The highest learning rate, after warm-up."""
+    learning_rate: Annotated[float | None, Gt(0)] = None
+    """The highest learning rate, after warm-up. None is 1e-3, for a model that others made 5e-5."""
+    batch_size: Annotated[int | None, Ge(1)] = None
+    """Number of examples per step. None is as many as the dense model was trained with, for a model that others made
+    16."""
     when: Literal["after", "between"] = "after"
     """Whether to fine-tune after all heads are removed, or between two budgets."""
     distillation: Annotated[float, Within(0, 1)] = 0.0
     """The share of `distil` in the objective (Hinton et al. 2015, at temperature 1). 0 trains on the target alone."""
     start: Recovery | None = None
     """A recovery that is done first, whenever this one is. None starts from the weights that pruning left."""
+
+    @property
+    def why_only_ours(self) -> str:
+        if self.distillation:
+            return "distils logits, which other models may not have"
+        return "" if self.start is None else self.start.why_only_ours
 
     @property
     def extra_steps(self) -> int:
@@ -52,17 +57,21 @@ class FineTune(Recovery):
     def between(self) -> bool:
         return self.when == "between"
 
-    def starts_from(self, lesson: Lesson, left: Seq2Seq) -> Any:
+    def starts_from(self, lesson: Lesson, left: Left) -> Any:
         return [left_digest(left), None if self.start is None else self.start.starts_from(lesson, left)]
 
     def __call__(
-        self, lesson: Lesson, left: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
-    ) -> tuple[Seq2Seq, pd.DataFrame]:
+        self, lesson: Lesson, left: Left, draw: int, state: State | None, save: Callable[[State], None]
+    ) -> tuple[Left, pd.DataFrame]:
         started = left if self.start is None else self.start(lesson, left, draw, None, lambda state: None)[0]
         model = copy.deepcopy(started)
-        warmup_steps = min(lesson.training.warmup_steps, self.steps // 10)
+        usual = lesson.training
         training = replace(
-            lesson.training, steps=self.steps, learning_rate=self.learning_rate, warmup_steps=warmup_steps
+            usual,
+            steps=self.steps,
+            learning_rate=self.learning_rate or usual.fine_tuning_rate,
+            batch_size=self.batch_size or usual.batch_size,
+            warmup_steps=min(usual.warmup_steps, self.steps // 10),
         )
         objective = None
         if self.distillation:

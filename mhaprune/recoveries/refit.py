@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
 
-from mhaprune.recoveries.base import HISTORY, Lesson, Recovery, State, left_digest
+from mhaprune.recoveries.base import HISTORY, Left, Lesson, Recovery, State, left_digest
 from mhaprune.recoveries.refitting import refit, show
 from mhaprune.settings.ranges import Ge
-
-if TYPE_CHECKING:
-    from mhaprune.model.transformer import Seq2Seq
 
 
 @dataclass(frozen=True)
@@ -21,9 +18,9 @@ class Refit(Recovery):
     """The last linear map of each sublayer, W_O or W_2, is fitted anew, see `recoveries.refitting`; nothing is trained.
 
     It reads inputs and no label: sources of the *train* split, to which the decoders read what the dense model answers;
-    the *score* split of a model that others made. Kin: Kwon et al. 2022 tune one number per head in this way; K-prune
-    (Park et al. 2024) fits to what the dense sublayer puts out; both follow the optimal brain surgeon (Hassibi & Stork
-    1992), which corrects the weights left when one goes.
+    texts of its own, or the *score* split, for a model that others made. Kin: Kwon et al. 2022 tune one number per head
+    in this way; K-prune (Park et al. 2024) fits to what the dense sublayer puts out; both follow the optimal brain
+    surgeon (Hassibi & Stork 1992), which corrects the weights left when one goes.
     """
 
     kept: ClassVar[bool] = False
@@ -43,12 +40,12 @@ class Refit(Recovery):
     def between(self) -> bool:
         return self.when == "between"
 
-    def starts_from(self, lesson: Lesson, left: Seq2Seq) -> Any:
+    def starts_from(self, lesson: Lesson, left: Left) -> Any:
         return left_digest(left)
 
     def __call__(
-        self, lesson: Lesson, left: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
-    ) -> tuple[Seq2Seq, pd.DataFrame]:
-        shown = lesson.once(("refit", self.examples), lambda: show(lesson.dense, lesson.splits.inputs[: self.examples]))
+        self, lesson: Lesson, left: Left, draw: int, state: State | None, save: Callable[[State], None]
+    ) -> tuple[Left, pd.DataFrame]:
+        shown = lesson.once(("refit", self.examples), lambda: show(lesson.dense, lesson.splits.train[: self.examples]))
         model = refit(left, shown, self.ridge, self.feed_forward)
         return model, pd.DataFrame(columns=HISTORY)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pandas as pd
 
-from mhaprune.data import HeldOut
+from mhaprune.data import HeldOut, Learnt
 from mhaprune.heads import HeadGrid
 from mhaprune.model.gates import GateConfig
 from mhaprune.recoveries.base import Lesson, Recovery
@@ -19,6 +19,7 @@ from mhaprune.settings.ranges import Checked
 from mhaprune.storage.cache import Remember
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits, Task
+from mhaprune.training.descent import Descent
 from mhaprune.training.loop import Training
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Study:
     """What an experiment is given. It exists so that no experiment knows where its model came from."""
 
     subject: Subject
-    splits: HeldOut
+    splits: Learnt
     scorers: Mapping[str, Scorer]
     schedules: Mapping[str, Schedule]
     recoveries: Mapping[str, Recovery]
@@ -82,6 +83,8 @@ class Study:
     """The threads, device and version of torch that trained the model; empty where that is not known."""
     origin: Trained | None = None
     """None for a model that others made."""
+    fine_tuning: Descent | None = None
+    """How a model that others made is trained on."""
 
     @property
     def trained(self) -> Trained:
@@ -90,14 +93,12 @@ class Study:
         return self.origin
 
     def lesson(self, extra_steps: int = 0) -> Lesson:
-        """What recoveries work with. For a model that others made it holds no training and no *train* split; a recovery
-        with `needs_training` is refused for that."""
-        dense: Any = self.subject
-        splits: Any = self.splits
-        training: Any = None
+        """What recoveries work with."""
+        training: Descent | None = self.fine_tuning
         if self.origin is not None:
             training, extra_steps = self.origin.training, self.origin.steps_since + extra_steps
-        return Lesson(dense, training, splits, self.seed, extra_steps)
+        assert training is not None, "a study says how its model is trained on"
+        return Lesson(self.subject, training, self.splits, self.seed, extra_steps)
 
     @property
     def training_table(self) -> dict[str, pd.DataFrame]:

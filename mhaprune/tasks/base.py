@@ -31,11 +31,6 @@ class Splits:
     report: Examples
     """The numbers in tables and figures are measured on these."""
 
-    @property
-    def inputs(self) -> Examples:
-        """A refit reads the inputs of these."""
-        return self.train
-
     def items(self) -> Iterator[tuple[str, Examples]]:
         return ((f.name, getattr(self, f.name)) for f in fields(self))
 

@@ -31,6 +31,11 @@ from tiny import chosen, options, slow
 SPLITS = {name: batches(3, seed) for seed, name in enumerate(("score", "choose", "report"))}
 
 
+def more(count: int) -> list[dict[str, torch.Tensor]]:
+    """So many times three batches that are in no other split."""
+    return [batch for seed in range(3, 3 + count) for batch in batches(3, seed)]
+
+
 @dataclass(frozen=True)
 class Guest(Pretrained):
     """A classifier of eight heads in two blocks, trained outside."""
@@ -44,7 +49,7 @@ class Guest(Pretrained):
             model.output.bias[0] += self.moved
         return Material(
             model=model,
-            splits=SPLITS,
+            splits=SPLITS | ({"train": more(self.train)} if self.train else {}),
             objective=Objective(losses.classification, losses.accuracy),
             facts={"model_task": "guessing", "objective": objective or "classification"},
             packages=(),
@@ -145,6 +150,18 @@ def test_a_refit_is_that_of_wrap(done: Done) -> None:
     assert abs(losses_of[0] - losses_of[1]) > 1e-3
 
 
+def test_fine_tuning_brings_back_what_removal_cost(cache: Path) -> None:
+    settings = ["recovery=fine_tune", "recovery.fine_tune.steps=120", "recovery.fine_tune.learning_rate=0.03"]
+    small = ["schedule=one_shot", "scorer=[gate_output]", "experiment.budgets=[6]", "experiment.latency_rounds=2"]
+    tables = described("prune", cache, *settings, *small, train=60).results().tables
+    rows = tables["recovery"].query("heads_removed == 6").set_index("recovery")
+    assert rows.loc["fine_tune", "loss"] < rows.loc["nothing", "loss"] - 0.02
+    assert rows.loc["fine_tune", "steps"] == 120
+    losses = tables["recovery_training"].groupby("step")["loss"].mean()
+    assert losses[25] > losses[100]
+    assert "training" not in tables
+
+
 def test_what_it_has_not_is_left_out_with_a_notice(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         run = described("compare", cache)
@@ -152,10 +169,10 @@ def test_what_it_has_not_is_left_out_with_a_notice(cache: Path, caplog: pytest.L
     scorers, _ = run.usable
     assert not {"gate", "lrp"} & set(scorers)
     assert set(scorers) == set(run.scorer) - {"gate", "lrp"}
-    assert list(pruning.usable[1]) == ["refit"]
+    assert list(pruning.usable[1]) == ["refit", "fine_tune"]
     assert "scorer=[gate] is left out: it needs learned gates, so it is not for guest" in caplog.text
     assert "scorer=[lrp] is left out: it needs layers that only mhaprune's own model has" in caplog.text
-    assert "recovery=[fine_tune,from_scratch] is left out: it trains as the model was trained" in caplog.text
+    assert "recovery=[from_scratch] is left out: it trains as the model was trained" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -164,6 +181,11 @@ def test_what_it_has_not_is_left_out_with_a_notice(cache: Path, caplog: pytest.L
         ("ablate", ["scorer=[gate]"], r"scorer=\[gate\]: needs learned gates, so it is not for guest; choose another"),
         ("ablate", ["scorer=[lrp]"], r"scorer=\[lrp\]: needs layers that only mhaprune's own model has"),
         ("prune", ["recovery=[from_scratch]"], r"recovery=\[from_scratch\]: trains as the model was trained"),
+        (
+            "prune",
+            ["recovery=fine_tune", "recovery.fine_tune.distillation=0.5"],
+            r"recovery=\[fine_tune\]: distils logits",
+        ),
         ("ablate", ["experiment.budgets=[9]"], "experiment.budgets=9: the model has 8 heads"),
         ("explain", ["example=hello"], "example='hello': only a model that is trained here reads one"),
         ("explain", ["experiment.examples=[99]"], r"experiment.examples=99: the report split has texts 0 to 17"),

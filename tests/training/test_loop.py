@@ -19,7 +19,8 @@ from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from mhaprune.training.loop import Training, Watch, cross_entropy, head_gates, training_step
+from mhaprune.training.descent import Watch
+from mhaprune.training.loop import Training, cross_entropy, head_gates, training_step
 
 GATE = Softmax(learning_rate=0.05, entropy_weight=0.01)
 RECIPE = Training(

@@ -1,0 +1,258 @@
+"""The training loop, in plain sight: what all that is trained has in common."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Protocol
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mhaprune.data import Data
+from mhaprune.heads import HeadGrid
+from mhaprune.interrupts import Held
+from mhaprune.measure import Diverged, measure
+from mhaprune.model.gates import GateConfig
+from mhaprune.progress import doing
+from mhaprune.settings.ranges import Checked, Ge, Gt
+from mhaprune.subject import Batch, Evaluated
+
+Objective = Callable[[Any, Batch], Tensor]
+"""What training lowers: a number for a model and a batch, penalties of the gates aside."""
+
+
+class Learner(Evaluated, Protocol):
+    """What can be trained: our own network, or a model that others made."""
+
+    @property
+    def grid(self) -> HeadGrid: ...
+
+    def learned_gates(self) -> Tensor | None: ...
+
+    def train(self) -> Any:
+        """From now on it draws what dropout drops."""
+        ...
+
+    def eval(self) -> Any:
+        """From now on it does not."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, weights: Mapping[str, Any]) -> Any: ...
+
+
+class Watch:
+    """The seconds since it was made, on top of those given, without its pauses."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.begin = time.perf_counter() - seconds
+
+    @contextmanager
+    def paused(self) -> Iterator[float]:
+        """Stop for the block; gives the seconds so far."""
+        seconds = time.perf_counter() - self.begin
+        yield seconds
+        self.begin = time.perf_counter() - seconds
+
+
+@dataclass(frozen=True)
+class Descent(Checked, ABC):
+    """Steps down the gradient of an objective, with linear warm-up and decay to zero, gradients clipped by norm."""
+
+    fine_tuning_rate: ClassVar[float]
+    """The highest learning rate of a model that is trained already."""
+    quality_name: ClassVar[str]
+    """What the progress line calls the quality."""
+
+    steps: Annotated[int, Ge(1)] = 600
+    """Number of optimiser steps."""
+    batch_size: Annotated[int, Ge(1)] = 64
+    """Number of examples per step."""
+    learning_rate: Annotated[float, Gt(0)] = 4e-3
+    """The highest learning rate of the weights, after warm-up. Gates have their own."""
+    warmup_steps: Annotated[int, Ge(0)] = 50
+    """Number of first steps in which the learning rate rises."""
+    weight_decay: Annotated[float, Ge(0)] = 1.0
+    """The factor λ: a step multiplies the weights by 1 - λ·learning rate, with every optimiser. Gates do not decay."""
+    clip_norm: Annotated[float, Gt(0)] = 1.0
+    """The largest norm of all gradients together. A longer gradient is scaled down to it."""
+    decay: Literal["cosine", "linear"] = "cosine"
+    """How the learning rate falls to zero after warm-up: in half a cosine or in a line."""
+    sorted_batches: Annotated[int, Ge(1)] = 8
+    """Number of batches whose examples are drawn together and then sorted by length. Each batch so holds examples of
+    similar length and little padding. 1 sorts nothing."""
+    evaluate_every: Annotated[int, Ge(1)] = 25
+    """Number of steps between two rows of the history: loss, held-out accuracy, gates."""
+    checkpoint_every: Annotated[int, Ge(1)] = 500
+    """Number of steps between two saved states. A training that is interrupted saves another before it stops. One that
+    is resumed ends in the same bits."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.learning_rate <= 1 < self.weight_decay * self.learning_rate:  # above 1 it is the rate that is wrong
+            raise ValueError(
+                f"weight_decay={self.weight_decay}: a step multiplies the weights by 1 - learning_rate·weight_decay,"
+                f" which must not be negative; allowed are 0 to {1 / self.learning_rate:.6g}"
+            )
+
+    @abstractmethod
+    def optimisers(self, model: Any, gate: GateConfig | None) -> list[Optimizer]:
+        """New optimisers for the weights of the model; each group of parameters has an `initial_lr`."""
+
+    @abstractmethod
+    def objective(self, model: Any, batch: Batch) -> Tensor:
+        """What is lowered if a call names nothing else: the mean loss of the batch."""
+
+    def step(self, model: Any, batch: Batch, optimisers: Sequence[Optimizer], objective: Objective) -> Tensor:
+        """One step down the objective; returns its value before the step, detached."""
+        return descend(objective(model, batch), optimisers, self.clip_norm)
+
+    def while_training(self, model: Any) -> AbstractContextManager[None]:
+        """Around the whole of a training, with what its optimisers did to the model undone at the end."""
+        return nullcontext()
+
+    def __call__(
+        self,
+        model: Learner,
+        train: Data,
+        valid: Data,
+        gate: GateConfig | None,
+        seed: int,
+        state: dict[str, Any] | None = None,
+        save: Callable[[dict[str, Any]], None] | None = None,
+        objective: Objective | None = None,
+    ) -> pd.DataFrame:
+        """Train `model` in place; returns a row for step 0 and one for each evaluation: step, seconds spent on training
+        steps so far, loss, held-out accuracy, gates.
+
+        The loss is the `objective`'s, by default that of this class. `state` is what an earlier call gave to `save`;
+        training goes on from there. Raises `Diverged` where the loss is not finite.
+        """
+        with self.while_training(model):
+            optimisers = self.optimisers(model, gate)
+            try:
+                rows = self._train(model, train, valid, seed, optimisers, objective or self.objective, state, save)
+            finally:
+                model.eval()
+        return pd.DataFrame(rows)
+
+    def _train(
+        self,
+        model: Learner,
+        train: Data,
+        valid: Data,
+        seed: int,
+        optimisers: Sequence[Optimizer],
+        objective: Objective,
+        state: dict[str, Any] | None,
+        save: Callable[[dict[str, Any]], None] | None,
+    ) -> list[dict[str, Any]]:
+        """The loop itself."""
+        order = torch.Generator().manual_seed(seed)
+        device = train.device
+        running = torch.zeros((), device=device)
+        if state is None:
+            rows = [{"step": 0, "seconds": 0.0, "loss": math.nan, **self._held_out(model, valid)}]
+            first, watch = 0, Watch()
+        else:
+            _restore(state, model, optimisers, running)
+            first, watch, rows = int(state["step"]), Watch(state["seconds"]), list(state["rows"])
+        batches = train.shuffled_batches(self.batch_size, order, self.sorted_batches, skip=first)
+        with Held() as held, doing("training", self.steps, done=first) as progress:
+            for step in range(first, self.steps):
+                for group in parameter_groups(optimisers):
+                    group["lr"] = group["initial_lr"] * self.learning_rate_factor(step)
+                model.train()
+                running += self.step(model, next(batches), optimisers, objective)
+                done = progress.done = step + 1
+                if done % self.evaluate_every == 0 or done == self.steps:
+                    mean_loss = running.item() / ((done - 1) % self.evaluate_every + 1)
+                    with watch.paused() as seconds:  # after the loss was read, for which a GPU has to finish
+                        self._check_finite(mean_loss, done, rows)
+                        running.zero_()
+                        row = {"step": done, "seconds": seconds, "loss": mean_loss}
+                        rows.append(row | self._held_out(model, valid))
+                        progress.note = f"loss {mean_loss:.3f}, {self.quality_name} {rows[-1]['valid_quality']:.3f}"
+                asked, due = held.asked, done % self.checkpoint_every == 0 and done < self.steps
+                if save is not None and (due or asked):
+                    with watch.paused() as seconds:
+                        now = {"running": running, "rows": rows, "step": done, "seconds": seconds, "rng": _rng(device)}
+                        save(now | _states(model, optimisers))
+                if asked:
+                    held.stop()
+        return rows
+
+    def _check_finite(self, loss: float, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        if not math.isfinite(loss):
+            raise Diverged(
+                f"training.learning_rate={self.learning_rate}: the loss is {loss} by step {step}, {self.quality_name}"
+                f" had reached {max(row['valid_quality'] for row in rows):.3f}; a lower rate, a longer warm-up or"
+                " a smaller clip_norm keeps it finite"
+            )
+
+    def learning_rate_factor(self, step: int) -> float:
+        """What the learning rate is multiplied by at a step: up in a line, then down to zero."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        progress = min(1.0, progress)
+        return 1 - progress if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+
+    def _held_out(self, model: Learner, valid: Data) -> dict[str, float]:
+        model.eval()
+        outcome = measure(model, valid)
+        gates = model.learned_gates()
+        row = {f"valid_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
+        return row | (
+            {} if gates is None else dict(zip(map("gate_{}".format, model.grid), gates.tolist(), strict=True))
+        )
+
+
+def descend(
+    loss: Tensor, optimisers: Sequence[Optimizer], clip_norm: float, penalties: Iterable[Tensor] = ()
+) -> Tensor:
+    """One step of the optimisers down a loss with its penalties; returns the loss alone, detached."""
+    for optimiser in optimisers:
+        optimiser.zero_grad(set_to_none=False)  # the gradients of the parameters may be slices of these
+    sum(penalties, loss).backward()
+    nn.utils.clip_grad_norm_([each for group in parameter_groups(optimisers) for each in group["params"]], clip_norm)
+    for optimiser in optimisers:
+        optimiser.step()
+    return loss.detach()
+
+
+def parameter_groups(optimisers: Iterable[Optimizer]) -> list[dict[str, Any]]:
+    """The groups of parameters of all optimisers."""
+    return [group for optimiser in optimisers for group in optimiser.param_groups]
+
+
+def _states(model: Learner, optimisers: Sequence[Optimizer]) -> dict[str, Any]:
+    return {"model": model.state_dict(), "optimisers": [optimiser.state_dict() for optimiser in optimisers]}
+
+
+def _restore(state: Mapping[str, Any], model: Learner, optimisers: Sequence[Optimizer], running: Tensor) -> None:
+    """Go back to a saved state: weights, optimisers, the sum of losses since the last evaluation, random draws."""
+    model.load_state_dict(state["model"])
+    for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
+        optimiser.load_state_dict(saved)
+    running.copy_(state["running"])
+    _set_rng(state["rng"], running.device)
+
+
+def _rng(device: torch.device) -> list[Tensor]:
+    """The state of the generators that dropout draws from: the processor's and, where it trains, the accelerator's."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def _set_rng(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)
