@@ -62,13 +62,15 @@ class Budget:
         return self.cost(mask) <= self.most
 
     def heads_kept(self, grid: HeadGrid) -> int:
-        """The number of heads of average cost within the budget; exact if all heads cost the same and blocks
-        nothing."""
-        if not len(grid):
+        """The number of heads of average cost within the budget, each with its share of what blocks cost; exact if all
+        heads cost the same and blocks nothing."""
+        whole = self.cost(HeadMask(grid))
+        if whole <= self.most:
+            return len(grid)
+        average = (whole - self.cost.floor) / len(grid) if len(grid) else 0.0
+        if average <= 0:  # as measured, so that the time of a head was lost in noise
             return 0
-        everything = HeadMask(grid)
-        spare = (self.cost(everything) - self.limit) / (sum(self.cost.head[head.block] for head in grid) / len(grid))
-        return min(len(grid), max(0, len(grid) - math.ceil(spare - 1e-9)))
+        return max(0, len(grid) - math.ceil((whole - self.limit) / average - 1e-9))
 
 
 def removing(counts: Iterable[int], grid: HeadGrid) -> list[Budget]:

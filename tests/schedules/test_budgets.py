@@ -179,3 +179,15 @@ def test_a_scorer_is_told_about_how_many_heads_a_budget_leaves(model: Seq2Seq) -
     mask = HeadMask(model.grid, frozenset(model.grid.heads[:5]))
     assert Budget("some", parameters(mask), parameters).heads_kept(model.grid) == 13
     assert Budget("some", parameters(mask) - 1, parameters).heads_kept(model.grid) == 12
+
+
+def test_heads_whose_time_is_lost_in_noise_are_no_division_by_zero(model: Seq2Seq) -> None:
+    """Milliseconds are measured: the heads of a block may cost nothing beside the block, or nothing at all."""
+    grid = model.grid
+    nothing = dict.fromkeys(grid.blocks, 0.0)
+    free = Cost("ms", 5.0, nothing, nothing)
+    assert Budget("5 ms", 5.0, free).heads_kept(grid) == len(grid)
+    assert Budget("4 ms", 4.0, free).heads_kept(grid) == 0
+    blocks_only = Cost("ms", 5.0, dict.fromkeys(grid.blocks, 1.0), nothing)
+    half = 5.0 + len(grid.blocks) / 2
+    assert Budget("half", half, blocks_only).heads_kept(grid) == len(grid) // 2
