@@ -100,7 +100,6 @@ NOT_HASHED = {
     "mhaprune.interrupts": "decides when a training stops, not what it ends in",
     "mhaprune.progress": "says how far a loop is",
     "mhaprune.settings.ranges": "refuses settings; those that it lets pass are part of the recipe",
-    "mhaprune.tasks.base": "decides the examples, whose contents are part of the recipe",
     "mhaprune.timing": "only tells the name of the device",
     "mhaprune.model.decoding": "decodes, which training does not",
 }
