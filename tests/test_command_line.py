@@ -159,6 +159,15 @@ def test_a_refused_run_leaves_an_earlier_one_alone(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "report.html").exists()
 
 
+def test_a_refused_run_leaves_an_empty_folder_of_the_user_alone(tmp_path: Path) -> None:
+    """Not even that of the shell, in which the next command would find no folder to work in."""
+    (tmp_path / "mine").mkdir()
+    refused = run_here(main, "experiment=train", f"hydra.run.dir={tmp_path / 'mine' / 'run'}", "model.num_heads=5")
+    assert refused.returncode == 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "mine"]
+    assert not list((tmp_path / "mine").iterdir())
+
+
 def test_a_folder_that_another_run_is_in_is_refused_and_left_alone(tmp_path: Path) -> None:
     """What Hydra would write there too."""
     (tmp_path / "run").mkdir()

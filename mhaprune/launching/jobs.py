@@ -127,13 +127,15 @@ def _log_traceback() -> None:
 
 
 def _forget(output: Path) -> None:
-    """Remove the folder that Hydra made for a run that was refused, and the folders above that are empty now."""
+    """Remove the folder that Hydra made for a run that was refused, and the folders above that are empty now, up to that
+    of all results. Above a folder of the user's own, nothing is touched."""
     for handler in logging.getLogger().handlers:
         handler.close()
     for name in (".hydra", "run.log"):
         path = output / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    for folder in (output, *output.parents):
-        if folder == results_folder().resolve() or not folder.is_dir() or any(folder.iterdir()):
+    ours = results_folder().resolve()
+    for folder in (output, *(above for above in output.parents if ours in above.parents)):
+        if folder in (ours, Path.cwd()) or not folder.is_dir() or any(folder.iterdir()):
             return
         folder.rmdir()
