@@ -146,9 +146,10 @@ class Heads:
         fine_tune: int = 0,
     ) -> nn.Module:
         """A copy of the model with only these heads, see `mask`: smaller, faster, and proved equal to the model with
-        the others masked. `refit` then fits the maps behind them to the whole model, on the *train* split or,
-        without one, on *score*. `fine_tune` then trains the copy for so many steps of AdamW down the loss, on the same
-        examples; nothing is trained by default, and the copy is an ordinary module for a training of the user's own.
+        the others masked. The copy is an ordinary module, so users can train it themselves.
+
+        With `refit` the maps behind the heads are fitted to the whole model. `fine_tune` is a number of training steps:
+        AdamW lowers the loss. Both use the *train* split; if there is none, they use *score*.
 
         The copy is of the user's own class. Raises ValueError where heads cannot be removed.
         """
@@ -165,7 +166,7 @@ class Heads:
         if refit:
             smaller = self._refitted(smaller)
         if fine_tune:
-            lesson = Lesson(self.subject, FINE_TUNING, self._three, self.seed)
+            lesson = Lesson(self.subject, FINE_TUNING, self._user_splits, self.seed)
             smaller, _ = FineTune(steps=fine_tune)(lesson, smaller, 0, None, lambda state: None)
         return smaller
 
@@ -186,7 +187,7 @@ class Heads:
         """
         self._removable()
         experiment = Ablate(budgets=tuple(budgets), tolerance=tolerance, latency_rounds=rounds)
-        splits = self._three
+        splits = self._user_splits
         recoveries: dict[str, Recover] = {}
         if refit:
             recoveries["refit"] = lambda mask: (self._refitted(self.subject.without(mask)), "")
@@ -243,7 +244,7 @@ class Heads:
         return Scoring(self.subject, self._split("score"), self.seed)
 
     @property
-    def _three(self) -> UserSplits:
+    def _user_splits(self) -> UserSplits:
         return UserSplits(self._split("score"), self._split("choose"), self._split("report"), self.splits.get("train"))
 
     @cached_property

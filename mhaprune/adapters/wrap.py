@@ -35,7 +35,7 @@ def wrap(
 
     `loss` takes what the model returns and a batch, and returns one number per example (see `mhaprune.losses`);
     `quality` likewise, the higher the better. Each split is a list of batches: heads are scored on `score`, choices are
-    made on `choose`, numbers are reported on `report`. What is recovered learns from `train` or, without it, from
+    made on `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`; if there is none, they use
     `score`. Batches are dicts, tuples or tensors with a row per example, and the model is called as `model(**batch)`,
     `model(*batch)` or `model(batch)`; `call` is another way to call it.
 

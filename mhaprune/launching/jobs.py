@@ -127,8 +127,8 @@ def _log_traceback() -> None:
 
 
 def _forget(output: Path) -> None:
-    """Remove the folder that Hydra made for a run that was refused, and the folders above that are empty now, up to that
-    of all results. Above a folder of the user's own, nothing is touched."""
+    """Remove the folder that Hydra made for a run that was refused. Inside the folder of all results, empty folders
+    above it go too; anywhere else these may be the user's, and stay."""
     for handler in logging.getLogger().handlers:
         handler.close()
     for name in (".hydra", "run.log"):

@@ -23,8 +23,8 @@ from mhaprune.settings.ranges import Ge, Gt, Within
 class FineTune(Recovery):
     """The pruned model is trained on, with the settings of the dense model's training except for those below.
 
-    A model that others made is trained by AdamW down its own loss, on the texts of `model.train` or, without those, on
-    the *score* split. The learning rate warms up and decays to zero again. With `when=after` every pruned model is
+    A model that others made is trained by AdamW down its own loss, on the texts of `model.train`. If that is 0, it
+    uses the *score* split. The learning rate warms up and decays to zero again. With `when=after` every pruned model is
     fine-tuned once. With `when=between` the model of one budget is fine-tuned before the heads for the next budget are
     chosen on it (Molchanov et al. 2017, figure 1).
     """
