@@ -19,6 +19,7 @@ from mhaprune.reporting.plots import (
     legend_above,
     line_style,
 )
+from mhaprune.reporting.scales import scale_in_ratios
 from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.shared_figures import setting_names
 from mhaprune.reporting.whiskers import ARROWS, Whisker, arrows_beyond, room_for
@@ -120,7 +121,7 @@ def limits(pruning: pd.DataFrame) -> dict[str, Any]:
 
 
 def latency_curves(tables: Tables) -> Plot | None:
-    """The measured time relative to the dense model against heads removed: filled where next to nothing is lost."""
+    """The measured speed-up over the dense model against heads removed: filled where next to nothing is lost."""
     if "pruning" not in tables or "speedup" not in tables["pruning"] or "latency" not in tables:
         return None
     names = candidates(tables["pruning"])
@@ -132,28 +133,29 @@ def latency_curves(tables: Tables) -> Plot | None:
     axes = figure.add_subplot()
     control = tables["latency"].set_index("scorer").loc[DENSE_AGAIN]
     axes.axhline(1, color="black", linewidth=0.8)
-    floor = sorted([1 / control["speedup_q3"], 1 / control["speedup_q1"]])
+    floor = control["speedup_q1"], control["speedup_q3"]
     axes.axhspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0, label="dense against itself")
     for i, name in enumerate(names):
         curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
-        time = 1 / curve["speedup"]
-        bars = np.abs(np.stack([time - 1 / curve["speedup_q3"], 1 / curve["speedup_q1"] - time]))
+        speedup = curve["speedup"]
+        bars = np.abs(np.stack([speedup - curve["speedup_q1"], curve["speedup_q3"] - speedup]))
         place = curve["heads_removed"] + 0.012 * curve["heads_total"].max() * (i - (len(names) - 1) / 2)
         look = line_style(i)
         style: Any = {"capsize": 2, "elinewidth": 1, "markersize": 5.5, "markerfacecolor": "white", "label": name}
-        axes.errorbar(place, time, bars, **style, **look)
+        axes.errorbar(place, speedup, bars, **style, **look)
         kept = within(curve, tables)
-        axes.plot(place[kept], time[kept], linestyle="", markersize=5.5, zorder=3, **look)
+        axes.plot(place[kept], speedup[kept], linestyle="", markersize=5.5, zorder=3, **look)
     whole = int(pruning["heads_total"].max())
-    axes.set(xlabel=f"heads removed, of {whole}", ylabel=f"time of {timed_name(tables)}, dense = 1")
+    axes.set(xlabel=f"heads removed, of {whole}", ylabel=f"speed-up of {timed_name(tables)}")
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
-    axes.set_ylim(0, min(axes.get_ylim()[1], max(2.5, 1.05 / pruning["speedup"].min())))  # a bar may leave it, no mark
+    # A bar may leave the figure, no mark may.
+    scale_in_ratios(axes.yaxis, 0.94 * min(1, pruning["speedup"].min()), 1.1 * max(1, pruning["speedup"].max()), 0.05)
     limit = tolerance_of(tables)
     style = {"color": "black", "marker": "o", "linestyle": "", "markersize": 5.5}
     axes.plot([], [], **style, label=f"filled: loses ≤ {limit:g}")
     legend_above(figure, axes)
     caption = (
-        f"The time of {timed_name(tables)} with heads really removed; lower is faster. Filled marks lose at most"
+        f"How many times as fast {timed_name(tables)} is with heads really removed. Filled marks lose at most"
         f" {limit:g} of {quality_name(tables)} on the report split, open ones more. Bars are quartiles over rounds in"
         " turn, the grey strip is the dense model timed against itself: within it there is no difference to be seen."
     )

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from mhaprune.experiments.learn.words import LAST, by_task, plain
 from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, panels
+from mhaprune.reporting.scales import scale_in_ratios
 from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.shared_figures import MOST_LINES, mean_over_runs
 from mhaprune.reporting.whiskers import Whisker, arrows_beyond
@@ -213,20 +213,7 @@ def _scale(axes: Axes, times: pd.Series, ends: Sequence[float]) -> None:
     low, high = max(min([low, *ends]), low / span), min(max([high, *ends]), high * span)
     span = max(high / low, 1.5)
     low, high = low / span**0.05, high * span**0.13
-    axes.set_xscale("log")
-    if high / low < 12:
-        ticks: Sequence[float] = MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)).tick_values(low, high)
-    else:
-        digits = (1, 2, 5) if high / low < 200 else (1,)
-        exponents = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-        ticks = [digit * 10.0**exponent for exponent in exponents for digit in digits]
-    seen: list[float] = []
-    for tick in ticks:
-        if low <= tick <= high and (not seen or tick / seen[-1] > (high / low) ** 0.12):  # else numbers would touch
-            seen.append(tick)
-    axes.set_xticks(seen, [f"{tick:,.6g}" for tick in seen])
-    axes.xaxis.set_minor_locator(FixedLocator([]))
-    axes.set_xlim(low, high)
+    scale_in_ratios(axes.xaxis, low, high)
 
 
 def _colours(tasks: Iterable[pd.Series]) -> dict[str, str]:

@@ -97,7 +97,7 @@ def test_a_ring_marks_what_can_go_surely() -> None:
     assert "surely" not in text_of(none) + none.caption
 
 
-def test_time_is_drawn_against_heads_removed_and_says_what_is_still_good() -> None:
+def test_speed_is_drawn_against_heads_removed_and_says_what_is_still_good() -> None:
     tables = all_tables()
     tables["pruning"]["quality"] = np.where(tables["pruning"]["heads_removed"] < 4, 0.99, 0.2)
     (plot,) = draw((latency_curves,), tables)
@@ -107,7 +107,7 @@ def test_time_is_drawn_against_heads_removed_and_says_what_is_still_good() -> No
     assert set(lines) == {"gate", "ablation"}, "one draw of a control is noise"
     for line in lines.values():
         np.testing.assert_allclose(np.asarray(line.get_xdata(), float), [0, 2, 4], atol=0.1)
-        np.testing.assert_allclose(np.asarray(line.get_ydata(), float), [1, 1 / 1.5, 1 / 2])
+        np.testing.assert_allclose(np.asarray(line.get_ydata(), float), [1, 1.5, 2])
     filled = [
         line for line in axes.get_lines() if line.get_zorder() > max(each.get_zorder() for each in lines.values())
     ]
