@@ -126,6 +126,7 @@ def test_what_cannot_be_is_refused_in_one_line_and_leaves_no_folder(
 def test_commas_without_a_sweep_are_explained() -> None:
     done = run_here(main, "example=3,1")
     assert done.stderr.startswith("error: example=3,1: commas ask for a sweep, which needs -m; a list stands in")
+    assert "in brackets, example=[3,1], and a text in quotes" in done.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_named() -> None:

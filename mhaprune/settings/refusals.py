@@ -117,7 +117,9 @@ def composition_error(
         own = "; one of your own needs plugins=[PACKAGE]" if found[1] in EXTENDED and not meant else ""
         return f"{found[1]}={found[2]}: no such option, {hint}{own}"
     if found := re.search(r"Ambiguous value for argument '(.+?)'", text):
-        return f"{found[1]}: commas ask for a sweep, which needs -m; a list stands in brackets, a text in quotes"
+        key, _, values = found[1].partition("=")
+        ways = f"a list stands in brackets, {key}=[{values}], and a text in quotes"
+        return f"{found[1]}: commas ask for a sweep, which needs -m; {ways}"
     if found := re.search(r"Could not override '(.+?)'", text):
         return _unknown_key(found[1], arguments, composed())
     if found := re.search(r"Interpolation key '(.+?)' not found", text):
