@@ -63,6 +63,7 @@ def render(
                 "alt": plot.alt or plot.caption,
                 "caption": plot.caption,
                 "data": base64.b64encode(plot.svg).decode(),
+                "width": round(96 * plot.figure.get_figwidth()),  # 96 pixels of a page are an inch
             }
             for plot in plots
         ],

@@ -102,7 +102,10 @@ def test_it_fits_its_window_and_takes_the_colours_of_the_system(width: int, dark
         head: light(style('th').backgroundColor),
         card: light(style('figure img').backgroundColor),
         wide: document.documentElement.scrollWidth,
-        images: Math.max(...all('img').map(each => each.getBoundingClientRect().right)),
+        images: Math.max(...all('.picture').map(each => each.getBoundingClientRect().right)),
+        least: Math.min(...all('img').map(each => each.getBoundingClientRect().width / each.naturalWidth)),
+        most: Math.max(...all('img').map(each => each.getBoundingClientRect().width / each.naturalWidth)),
+        across: all('.picture').filter(each => each.scrollWidth > each.clientWidth).length,
         scrolls: all('.scroll').filter(each => each.scrollWidth > each.clientWidth).length,
         drawn: all('img').every(each => each.naturalWidth > 0),
       });
@@ -113,6 +116,8 @@ def test_it_fits_its_window_and_takes_the_colours_of_the_system(width: int, dark
     assert found["wide"] <= width, "the page itself does not scroll sideways"
     assert found["images"] <= width
     assert found["scrolls"] or width > 400, "wide tables do"
+    assert bool(found["across"]) == (width == 400), "so do wide figures"
+    assert 0.53 < found["least"] <= found["most"] < 1.1, "letters of a figure stay more than half as large as they are"
     assert found["card"] == 1, "figures are drawn for white"
     assert abs(found["ground"] - found["ink"]) > 0.6
     assert abs(found["ground"] - found["soft"]) > 0.4
