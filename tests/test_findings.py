@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import findings
+from conftest import TINY, TINY_SEQUENCES, run_here
+from findings import Claim, lines, overlap
+
+
+def frame(task: str, **columns: Any) -> pd.DataFrame:
+    return pd.DataFrame({**columns, "task": task})
+
+
+def said(claims: Any) -> dict[str, list[float]]:
+    return {claim.words: claim.per_model.sort_index().round(9).tolist() for claim in claims}
+
+
+def test_what_can_go_is_read_for_each_task_before_and_after_a_refit() -> None:
+    recovery = ["nothing", "refit"] * 2
+    rows = frame("sort", seed=[1, 1, 0, 0], recovery=recovery, heads_removed=[9, 15, 12, 18])
+    other = frame("reverse", seed=[0, 0], recovery=recovery[:2], heads_removed=[3, 6])
+    assert said(findings.refit({"summary": pd.concat([rows, other])})) == {
+        "sort: heads that can go as they are": [12, 9],
+        "sort: heads that can go after a refit": [18, 15],
+        "reverse: heads that can go as they are": [3],
+        "reverse: heads that can go after a refit": [6],
+    }
+
+
+def test_schedules_are_paired_by_model_and_only_after_a_refit() -> None:
+    schedules = ["one_shot", "greedy_refit"] * 2
+    rows = frame("sort", seed=[0, 0, 1, 1], schedule=schedules, recovery="refit", heads_removed=[10, 13, 12, 11])
+    plain = rows.assign(recovery="nothing", heads_removed=0)
+    found = said(findings.chosen_for_a_refit({"smallest": pd.concat([plain, rows])}))
+    assert list(found.values()) == [[3, -1]]
+
+
+def test_regrets_are_in_points_and_searches_stand_beside_scores() -> None:
+    rows = frame(
+        "sort",
+        seed=[0, 0, 0, 0],
+        scorer=["ablation", "gate", "random", "greedy"],
+        schedule=["one_shot", "one_shot", "one_shot", "greedy"],
+        regret_quality=[0.01, 0.2, 0.6, 0.005],
+    )
+    found = said(findings.regret({"methods": rows}))
+    assert found == {
+        "sort: regret of greedy, points": [0.5],
+        "sort: regret of ablation, points": [1],
+        "sort: regret of gate, points": [20],
+    }
+
+
+def test_the_share_that_costs_make_expect_is_that_of_two_thirds_of_the_heads() -> None:
+    rows = frame(
+        "sort", seed=[0, 0], heads_total=[24, 24], heads_removed=[16, 18], loss_rise=[2.0, 9], expected_alone=[0.5, 9],
+        expected_pairs=[1.0, 9],
+    )  # fmt: skip
+    assert list(said(findings.interactions({"together": rows})).values()) == [[0.25], [0.5]]
+
+
+def test_a_mean_of_ratios_is_geometric_and_equal_models_need_no_interval() -> None:
+    assert str(Claim("", pd.Series([1.0, 2, 3]))) == "2.0 (−0.5 to 4.5)"
+    assert Claim("", pd.Series([0.1, 10]), is_ratio=True).value()[0] == pytest.approx(1)
+    assert str(Claim("", pd.Series([1.0, 1]))) == "1.0 in each"
+
+
+def test_intervals_that_share_a_value_overlap() -> None:
+    low, high = Claim("a", pd.Series([1.0, 1.2, 1.1])), Claim("a", pd.Series([3.0, 3.2, 3.1]))
+    wide = Claim("a", pd.Series([0.0, 2, 4]))
+    assert not overlap(low, high)
+    assert not overlap(high, low)
+    assert overlap(low, wide)
+    assert overlap(wide, low)
+    table = list(lines([low, wide], [high, low]))
+    assert table[0] == "| | claimed, 3 models | found, 3 models | intervals overlap |"
+    assert [line.split(" | ")[-1] for line in table[2:4]] == ["no |", "yes |"]
+    assert table[-1] == "1 of 2 intervals overlap."
+
+
+def test_an_unknown_finding_is_refused() -> None:
+    done = run_here(findings.main, "refitt")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: NAME=refitt: no such finding, allowed are refit, chosen_for_a_refit, regret, interactions\n"
+    )
+
+
+def test_a_sweep_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failed:
+        returncode = 1
+
+    monkeypatch.setattr(findings.subprocess, "run", lambda command: Failed())
+    done = run_here(findings.main, "refit")
+    assert "refit-claimed ended with exit code 1, the same command goes on" in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.slow
+def test_a_finding_is_repeated_on_both_lots_of_models(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    small = [*TINY, *TINY_SEQUENCES, "experiment.budgets=[1,2]", "task=sort", f"cache={tmp_path / 'cache'}"]
+    seeds = ["--claimed", "0,1", "--found", "2,3", "--folder", str(tmp_path / "sweeps")]
+    assert findings.main(["refit", *seeds, *small]) == 0
+    out = capfd.readouterr().out
+    assert "| | claimed, 2 models | found, 2 models | intervals overlap |" in out
+    assert "sort: heads that can go after a refit | " in out
+    assert {path.name for path in (tmp_path / "sweeps").iterdir()} == {"refit-claimed", "refit-found"}
+    assert findings.main(["refit", *seeds, *small]) == 0
+    again = capfd.readouterr()
+    assert again.out.endswith(out[out.index("| |") :])
+    assert "2 of 2 jobs are done and skipped" in again.err + again.out
