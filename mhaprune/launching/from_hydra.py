@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mhaprune.interrupts import keeping_handlers
+from mhaprune.launching.isolation import end_with_parent
 from mhaprune.launching.searching import Range, Searching, check_optuna
 from mhaprune.launching.sweeping import Launcher, do_sweep
 from mhaprune.running import Run
@@ -48,6 +50,8 @@ def launch(
         context = HydraContext(config_loader=loader, callbacks=Callbacks())
         if "ray" in config.hydra.launcher:
             _start_ray(config.hydra.launcher.ray.init)
+        if "n_jobs" in config.hydra.launcher:
+            _end_workers_of_joblib_with_this_process()
         does = Plugins.instance().instantiate_launcher(context, functools.partial(task, start=starts), config)
         does.launch([arguments(job) for job in jobs], 0)
 
@@ -76,6 +80,15 @@ def _start_ray(settings: DictConfig) -> None:
 
     with keeping_handlers():
         start_ray(settings)
+
+
+def _end_workers_of_joblib_with_this_process() -> None:
+    """Also one that begins just when this process is killed. It would wait for the rest of its first job, for ever."""
+    from joblib import register_parallel_backend
+    from joblib.parallel import BACKENDS
+
+    ended = functools.partial(BACKENDS["loky"], initializer=end_with_parent, initargs=(os.getpid(),))
+    register_parallel_backend("loky", ended)
 
 
 def _root(config: DictConfig, orders: Orders) -> Path:

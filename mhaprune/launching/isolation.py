@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import math
 import multiprocessing
+import os
 import signal
 import sys
 import time
@@ -96,7 +97,10 @@ def _child(work: Callable[[], None], imported: Connection) -> None:
             imported.send([name for name in sys.modules if name not in before])
 
 
-def end_with_parent() -> None:
-    """Let this process be killed when its parent ends, also if that is killed itself. Linux only."""
+def end_with_parent(parent: int | None = None) -> None:
+    """Let this process be killed when its parent ends, also if that is killed itself. Linux only. It ends at once if
+    `parent` is given and is not the parent any more."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if parent is not None and os.getppid() != parent:
+        os._exit(0)

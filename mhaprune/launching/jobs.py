@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mhaprune.interrupts import limited
-from mhaprune.launching.isolation import end_with_parent, isolated
+from mhaprune.launching.isolation import isolated
 from mhaprune.launching.showing import shown
 from mhaprune.launching.watching import progress
 from mhaprune.running import Results, Run
@@ -60,11 +60,9 @@ def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], ordered: O
     sweep, owner = Sweep.read(root), whose(root / LOCK)
     assert sweep is not None
     if sweep.starts != start or owner is None:
-        os._exit(0)  # a worker of joblib would wait for ever
+        os._exit(0)  # a worker of a launcher might wait for more
     if (root / STOP).exists():
         return
-    if holder(root / LOCK) == os.getppid():
-        end_with_parent()  # a worker of joblib would outlive it
     label = sweep.job(output.name).label
     beside_others = holder(root / LOCK) != os.getpid()
 

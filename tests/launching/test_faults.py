@@ -70,22 +70,45 @@ def killed(process: subprocess.Popen[str], seconds: float) -> bool:
     return True
 
 
+def test_a_worker_that_just_begins_ends_with_its_sweep(tmp_path: Path) -> None:
+    """A worker of joblib begins to read its first job, of which the sweep, killed then, has sent a part."""
+    process = start(tmp_path, "joblib")
+    deadline = time.monotonic() + 120
+    while not (workers := named("LokyProcess", process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert workers
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    time.sleep(3)  # as much as fits is sent
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    for worker in workers:
+        os.kill(worker, signal.SIGCONT)
+    assert not left_over({process.pid})
+
+
+def named(words: str, session: int) -> list[int]:
+    """The processes of a session with these words in their command."""
+    return [pid for pid, command in members({session}).items() if words in command]
+
+
 def left_over(sessions: set[int]) -> list[str]:
-    """The processes of killed sweeps that stay. A worker of joblib that had not begun ends after five idle minutes."""
-    deadline = time.monotonic() + 400
+    """The processes of killed sweeps that stay."""
+    deadline = time.monotonic() + 10
     while (found := members(sessions)) and time.monotonic() < deadline:
-        time.sleep(1)
-    return found
+        time.sleep(0.2)
+    return list(found.values())
 
 
-def members(sessions: set[int]) -> list[str]:
-    found = []
+def members(sessions: set[int]) -> dict[int, str]:
+    """The commands of the processes in these sessions that run."""
+    found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             *_, after = stat.read_text().rpartition(")")
             state, _, _, its_session = after.split()[:4]
             if int(its_session) in sessions and state != "Z":
-                found.append((stat.parent / "cmdline").read_text())
+                found[int(stat.parent.name)] = (stat.parent / "cmdline").read_text()
     return found
 
 
