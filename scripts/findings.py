@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from mhaprune.interrupts import interruptible_once
 from mhaprune.settings.places import results_folder
 from mhaprune.statistics.intervals import geometric_mean, student_interval
 
@@ -113,10 +114,20 @@ FINDINGS = {
 
 
 def measured(folder: Path, name: str, seeds: str, settings: Sequence[str]) -> Tables:
-    """The tables of the sweep in the folder, which is done or goes on. Raises ValueError if a job of it fails."""
+    """The tables of the sweep in the folder, which is done or goes on. Raises ValueError if a job of it fails, and
+    KeyboardInterrupt if it was interrupted."""
     script = Path(__file__).parent / "run.py"
     overrides = [*FINDINGS[name].overrides, f"seed={seeds}", *settings, f"hydra.sweep.dir={folder}"]
-    if code := subprocess.run([sys.executable, str(script), "-m", *overrides]).returncode:
+    # In a session of its own: a second signal, straight from the terminal, would stop it before its jobs have saved.
+    sweep = subprocess.Popen([sys.executable, str(script), "-m", *overrides], start_new_session=True)
+    with interruptible_once():
+        try:
+            code = sweep.wait()
+        except KeyboardInterrupt:
+            sweep.terminate()
+            sweep.wait()  # its jobs save
+            raise
+    if code:
         raise ValueError(f"{name}: the sweep in {folder} ended with exit code {code}, the same command goes on with it")
     return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
 
@@ -151,6 +162,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [name for name in chosen.names if "=" not in name] or list(FINDINGS)
     if unknown := [name for name in names if name not in FINDINGS]:
         print(f"error: NAME={unknown[0]}: no such finding, allowed are {', '.join(FINDINGS)}", file=sys.stderr)
+        return 1
+    if single := [which for which in SEEDS if "," not in getattr(chosen, which)]:
+        given = f"--{single[0]}={getattr(chosen, single[0])}"
+        print(f"error: {given}: must be two seeds or more, such as 0,1, or there is no interval", file=sys.stderr)
         return 1
     claims: dict[str, list[Claim]] = {which: [] for which in SEEDS}
     try:

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +11,10 @@ import pandas as pd
 import pytest
 
 import findings
-from conftest import TINY, TINY_SEQUENCES, run_here
+from conftest import ROOT, TINY, TINY_SEQUENCES, run_here
 from findings import Claim, lines, overlap
+from mhaprune.storage.store import read_status
+from real_sweeps import hear
 
 
 def frame(task: str, **columns: Any) -> pd.DataFrame:
@@ -90,11 +96,18 @@ def test_an_unknown_finding_is_refused() -> None:
     )
 
 
+def test_one_seed_is_too_few_for_an_interval() -> None:
+    done = run_here(findings.main, "refit", "--found", "7")
+    assert done.stderr == "error: --found=7: must be two seeds or more, such as 0,1, or there is no interval\n"
+    assert done.returncode == 1
+
+
 def test_a_sweep_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failed:
-        returncode = 1
+        def wait(self) -> int:
+            return 1
 
-    monkeypatch.setattr(findings.subprocess, "run", lambda command: Failed())
+    monkeypatch.setattr(findings.subprocess, "Popen", lambda *command, **options: Failed())
     done = run_here(findings.main, "refit")
     assert "refit-claimed ended with exit code 1, the same command goes on" in done.stderr
     assert done.returncode == 1
@@ -113,3 +126,27 @@ def test_a_finding_is_repeated_on_both_lots_of_models(tmp_path: Path, capfd: pyt
     again = capfd.readouterr()
     assert again.out.endswith(out[out.index("| |") :])
     assert "2 of 2 jobs are done and skipped" in again.err + again.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_the_jobs_save(number: signal.Signals, tmp_path: Path) -> None:
+    endless = [one for one in (*TINY, *TINY_SEQUENCES) if not one.startswith("training.")]
+    endless += [
+        "experiment.budgets=[1,2]",
+        "training.steps=100000",
+        "training.checkpoint_every=1000",
+        f"cache={tmp_path / 'cache'}",
+    ]
+    command = [sys.executable, str(ROOT / "scripts" / "findings.py"), "refit", "--folder", str(tmp_path / "sweeps")]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([*command, *endless], stdout=log, stderr=log, preexec_fn=hear)
+    deadline = time.monotonic() + 40
+    while not list((tmp_path / "cache").glob("trained-*.partial.pt")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(0.7)  # in the middle between two states that are saved anyway
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 130
+    assert "the same command goes on from there" in (tmp_path / "log").read_text()
+    reasons = [read_status(path.parent)["reason"] for path in (tmp_path / "sweeps").glob("*/*/status.json")]
+    assert set(reasons) == {"interrupted"}

@@ -83,7 +83,8 @@ def _start_ray(settings: DictConfig) -> None:
 
 
 def _end_workers_of_joblib_with_this_process() -> None:
-    """Also one that begins just when this process is killed. It would wait for the rest of its first job, for ever."""
+    """Without this, a worker that starts just when this process is killed waits for the rest of its first job for
+    ever."""
     from joblib import register_parallel_backend
     from joblib.parallel import BACKENDS
 
