@@ -105,6 +105,20 @@ def gate_gradients(
     return torch.cat(parts)[order.argsort()]
 
 
+def gate_effects(subject: Subject, batch: Batch) -> Tensor:
+    """Return (N,): the derivative of the outputs in every gate, with all gates open, along one random direction.
+
+    It is exactly 0 where a gate changes nothing on this batch. Two passes that are compared may differ by rounding.
+    """
+    gates_N = all_open(subject, 1)[0].requires_grad_()
+    outputs = subject.outputs(batch, gates_N)
+    if not outputs.requires_grad:
+        return torch.zeros_like(gates_N)
+    direction = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)
+    (effects_N,) = torch.autograd.grad((outputs * direction).sum(), gates_N, materialize_grads=True, allow_unused=True)
+    return effects_N
+
+
 @torch.no_grad()
 def head_norms(subject: Subject, batch: Batch) -> list[tuple[Tensor, Tensor]]:
     """For each block ‖c_n O_n‖₂ of every head and token, (B, H, T), and which tokens count, (B, T)."""

@@ -50,7 +50,7 @@ def test_a_model_computes_the_same(single: Seq2Seq, splits: Splits, device: str)
     close(measure_masks(there, batch, torch.stack([mask.gates(device) for mask in masks])).loss, here.loss)
     left = there.without(masks[0])
     close(left.logits(batch), single.logits(splits.report, masks[0].gates()))
-    assert proofs(there, batch)["min_difference_open_closed"] > 0
+    assert proofs(there, batch)["smallest_gate_effect"] > 0
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -74,7 +74,7 @@ def test_a_run_leaves_what_the_house_promises(first: Path) -> None:
     status = read_status(folder)
     assert status["status"] == "done"
     assert status["checks"]["max_difference_masked_removed"] <= 1e-9
-    assert status["checks"]["min_difference_open_closed"] > 0
+    assert status["checks"]["smallest_gate_effect"] > 0
     assert status["checks"]["greedy_decoding_disagreements"] == 0
     figures = {Path(name).stem for name in status["files"] if name.startswith("figures/")}
     assert {f"figures/{name}.{kind}" for name in figures for kind in ("png", "svg")} <= set(status["files"])

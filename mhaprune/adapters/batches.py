@@ -114,12 +114,6 @@ class Batches(Data):
         fields = {k: v.to(device, dtype if v.is_floating_point() else v.dtype) for k, v in self.fields.items()}
         return type(self)(fields, self.widths, self.constants, self.form)
 
-    def repeated(self, times: int) -> Self:
-        """Every example so many times, one after the other."""
-        fields = {key: value.repeat_interleave(times, 0) for key, value in self.fields.items()}
-        widths = {key: value.repeat_interleave(times, 0) for key, value in self.widths.items()}
-        return type(self)(fields, widths, self.constants, self.form)
-
     def with_dense(self, outputs: Tensor) -> Self:
         """With what the whole model said of each example, (E, ...), for a loss to compare with."""
         return type(self)({**self.fields, DENSE: outputs}, self.widths, self.constants, self.form)

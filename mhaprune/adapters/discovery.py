@@ -10,7 +10,7 @@ Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value hea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -92,12 +92,35 @@ def as_named(block: AttentionBlock, cut: Cut) -> AttentionBlock:
     return replace(block, names=tuple(names))
 
 
+def unseen(model: nn.Module, blocks: Sequence[AttentionBlock]) -> list[str]:
+    """Return the paths of the modules that are attention by their name or class and belong to no block."""
+    found = [block.path for block in blocks]
+    left = [path for path, _ in _named_attention(model) if not any(_within(path, f) or _within(f, path) for f in found)]
+    return [path for path in left if not any(other != path and _within(other, path) for other in left)]
+
+
+def _named_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that are attention by their name or class, and hold a matrix in a part of theirs."""
+    for path, module in model.named_modules():
+        matrices = any(parameter.dim() > 1 for part in module.children() for parameter in part.parameters())
+        if matrices and (_is_attention(path.rpartition(".")[-1]) or _is_attention(type(module).__name__)):
+            yield path, module
+
+
+def _is_attention(name: str) -> bool:
+    return any(word in name.lower() for word in ("attn", "attention"))
+
+
+def _within(path: str, other: str) -> bool:
+    return not other or path == other or path.startswith(f"{other}.")
+
+
 def nothing_found(model: nn.Module) -> str:
     """What was seen instead, and how to name the blocks by hand, filled in as far as can be guessed."""
     candidates = [
         (path, linear[-1], module)
-        for path, module in model.named_modules()
-        if any(word in path.lower().rsplit(".", 1)[-1] for word in ("attn", "attention"))
+        for path, module in _named_attention(model)
+        if _is_attention(path.rpartition(".")[-1])
         and (linear := [name for name, part in module.named_modules() if name and is_linear(part)])
     ]
     message = (

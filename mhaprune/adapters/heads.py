@@ -72,15 +72,25 @@ class Heads:
     """The attention heads of a model, with what scores, removes and judges them. Made by `wrap`."""
 
     def __init__(
-        self, subject: WrappedModel, splits: Mapping[str, Batches], quality_name: str, proven: Proven, seed: int
+        self,
+        subject: WrappedModel,
+        splits: Mapping[str, Batches],
+        quality_name: str,
+        proven: Proven,
+        seed: int,
+        unseen: Sequence[str] = (),
     ) -> None:
         self.subject, self.splits, self.quality_name = subject, dict(splits), quality_name
-        self.proven, self.seed = proven, seed
+        self.proven, self.seed, self.unseen = proven, seed, tuple(unseen)
 
     def __repr__(self) -> str:
-        blocks, heads = len(self.subject.blocks), len(self.grid)
-        removable = f"none removable: {self.proven.why_not}" if self.proven.why_not else "all removable"
-        return f"{heads} heads in {blocks} blocks, all gate, {removable}"
+        blocks, idle = len(self.subject.blocks), self.proven.without_effect
+        parts = [
+            f"{len(self.grid)} heads in {blocks} block{'s' * (blocks != 1)}",
+            f"{len(idle)} without effect ({_first(idle)})" if idle else "all gate",
+            f"none removable: {self.proven.why_not}" if self.proven.why_not else "all removable",
+        ]
+        return ", ".join(parts) + (f"; not seen: {_first(self.unseen)}" if self.unseen else "")
 
     @property
     def grid(self) -> HeadGrid:
@@ -200,7 +210,7 @@ class Heads:
             tables=tables,
             figures={plot.name: plot for plot in figures_of(Ablate, tables)},
             sentences=list(Ablate.say(tables)),
-            checks=found.checks | {"min_difference_open_closed": self.proven.smallest_bite},
+            checks=found.checks | {"smallest_gate_effect": self.proven.smallest_effect},
             files={},
             found=found.tables,
         )
@@ -272,3 +282,8 @@ class Heads:
                 made.check(len(self.grid), gated=False)
             chosen[name] = made
         return chosen
+
+
+def _first(names: Sequence[object]) -> str:
+    """The first names of a list."""
+    return ", ".join(map(str, names[:8])) + (", ..." if len(names) > 8 else "")

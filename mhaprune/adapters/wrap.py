@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.blocks import AttentionBlock, Unsupported
-from mhaprune.adapters.discovery import discover
+from mhaprune.adapters.discovery import discover, unseen
 from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.losses import Drift, Judge, name_of, quality_for
 from mhaprune.adapters.proof import prove
@@ -64,7 +64,9 @@ def wrap(
     if drifts:
         splits = {name: with_dense(subject, split, drifts[0]) for name, split in splits.items()}
     subject.evaluate(splits["score"][:2])  # a loss of the wrong shape is refused before anything long
-    return Heads(subject, splits, name_of(quality), prove(subject, splits["score"]), seed)
+    proven = prove(subject, splits["score"])
+    subject = subject.changed(without_effect=frozenset(proven.without_effect))
+    return Heads(subject, splits, name_of(quality), proven, seed, unseen(model, found))
 
 
 def call_plainly(model: nn.Module, arguments: Any) -> Any:

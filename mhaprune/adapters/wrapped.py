@@ -25,7 +25,7 @@ from mhaprune.adapters.judging import Judged, PerExample, flat, judged
 from mhaprune.adapters.last_maps import find_maps, walk
 from mhaprune.adapters.removal import remove_heads
 from mhaprune.adapters.replay import Replay
-from mhaprune.heads import Block, HeadGrid, HeadMask
+from mhaprune.heads import Block, HeadGrid, HeadId, HeadMask
 from mhaprune.subject import AttentionMap, Fallback, Gates, LastMap
 
 
@@ -52,6 +52,8 @@ class WrappedModel:
     quality: PerExample
     run: Callable[[nn.Module, Any], Any]
     """Calls the model with a batch in the user's form."""
+    without_effect: frozenset[HeadId] = frozenset()
+    """The heads whose gates change no output."""
     _last: _Last = field(default_factory=lambda: _Last(), repr=False)
 
     @cached_property
@@ -90,8 +92,7 @@ class WrappedModel:
     def outputs(self, batch: Batches, gates: Gates | None = None) -> Tensor:
         """Every real number that the model returns for the batch, at real positions where these can be told."""
         batch = batch.converted(self.device, self.dtype)
-        with torch.no_grad():
-            return flat(self.run_gated(batch, gates), batch)
+        return flat(self.run_gated(batch, gates), batch)
 
     @torch.no_grad()
     def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> Judged:
@@ -130,8 +131,7 @@ class WrappedModel:
         return found
 
     def unread(self) -> Collection[Block]:
-        """None: that another part of a foreign model reads a block is not known, so each must bite."""
-        return ()
+        return set(self.names) - {head.block for head in self.grid if head not in self.without_effect}
 
     def attention_maps(self, batch: Batches) -> dict[Block, AttentionMap]:
         """Raises ValueError for a model that computes attention in a way that shows no weights."""

@@ -8,12 +8,11 @@ from math import nan
 from typing import Any, NamedTuple
 
 import pandas as pd
-import torch
 
 from mhaprune.data import Data, HeldOut
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
-from mhaprune.heads import Block, HeadMask
-from mhaprune.measure import greedy_disagreements, measure, output_difference
+from mhaprune.heads import HeadMask
+from mhaprune.measure import gate_effects, greedy_disagreements, measure, output_difference
 from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan, plan_columns, plan_words, removed_names
 from mhaprune.subject import DecodesGreedily, Outcome, Subject
@@ -87,36 +86,28 @@ class EquivalenceCheck:
 
 
 def proofs(subject: Subject, report: Data) -> dict[str, float]:
-    """The proofs of every run that closes heads: each block's mask bites and, for a model that decodes, greedy decoding
-    and exact match agree."""
-    checks: dict[str, float] = {"min_difference_open_closed": smallest_bite(subject, report.few())}
+    """Return the proofs of every run that closes heads: the gates of each block have an effect and, for a model that
+    decodes, greedy decoding and exact match agree."""
+    checks: dict[str, float] = {"smallest_gate_effect": smallest_effect(subject, report.few())}
     if isinstance(subject, DecodesGreedily):
         checks["greedy_decoding_disagreements"] = greedy_disagreements(subject, report)
     return checks
 
 
-@torch.no_grad()
-def smallest_bite(subject: Subject, batch: Data) -> float:
-    """How far closing the strongest head of a block moves a logit; the smallest such number over the blocks.
+def smallest_effect(subject: Subject, batch: Data) -> float:
+    """For each block, the largest effect of a gate, see `gate_effects`. Return the smallest of these over all blocks.
 
     It is computed in float64, where even a gate that training has nearly closed leaves a trace. Raises `ProofFailed`
-    for a block in which closing any head moves nothing: its heads would look useless. Blocks that nothing reads do not
-    count.
+    for a block whose gates all have no effect: its heads would look useless. Blocks that nothing reads do not count.
     """
-    precise, everything, device = subject.in_double(), HeadMask(subject.grid), batch.device
-    # Both sides have gates: a pass without any may round differently, which is no bite.
-    opened = precise.outputs(batch, everything.gates(device))
-    bites: dict[Block, float] = {}
-    for head in subject.grid:
-        closed = precise.outputs(batch, everything.without(head).gates(device))
-        bite = float((closed - opened).abs().max())
-        bites[head.block] = max(bite, bites.get(head.block, 0.0))
+    effects = subject.grid.split(gate_effects(subject.in_double(), batch).abs())
+    largest = {block: float(effects_H.max()) for block, effects_H in effects.items() if len(effects_H)}
     for block in subject.unread():
-        bites.pop(block, None)
-    for block, bite in bites.items():
-        if bite == 0:
-            raise ProofFailed(f"closing any head of block {block} changes no logit: its mask is ignored")
-    return min(bites.values(), default=nan)
+        largest.pop(block, None)
+    for block, effect in largest.items():
+        if effect == 0:
+            raise ProofFailed(f"closing any head of block {block} changes no output: its mask is ignored")
+    return min(largest.values(), default=nan)
 
 
 def time_removed(subject: Subject, plans: Sequence[Plan], batch: Data, rounds: int) -> pd.DataFrame:

@@ -27,9 +27,11 @@ def proof_sentences(checks: Mapping[str, float]) -> list[str]:
             "Removed equals masked: computed in float64, no output differs by more than"
             f" {checks['max_difference_masked_removed']:.1e} for any set of heads removed here."
         )
-    if not math.isnan(checks.get("min_difference_open_closed", math.nan)):
-        bite = checks["min_difference_open_closed"]
-        lines.append(f"The mask bites: every block has a head whose closing moves an output by {bite:.2g} or more.")
+    if not math.isnan(checks.get("smallest_gate_effect", math.nan)):
+        lines.append(
+            "Gates have an effect: every block has a gate on which the outputs depend (the derivative is"
+            f" {checks['smallest_gate_effect']:.2g} or more, and exactly 0 for a gate without effect)."
+        )
     if "max_difference_wide_independent" in checks:
         lines.append(
             "One wide projection is an independent one for every head: computed head by head in float64, the output of"

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 
-from families import FAMILIES, GATES_ONLY, UNKNOWN, Family, batch_of, make
+from families import FAMILIES, GATES_ONLY, UNKNOWN, Family, batch_of, make, per_example
 
 from mhaprune.adapters.heads import Heads
-from mhaprune.adapters.proof import per_example
 from mhaprune.adapters.saving import load_folder, make_plain
 from mhaprune.adapters.wrap import wrap
 from mhaprune.heads import HeadGrid, HeadMask
@@ -55,7 +54,9 @@ def masks(grid: HeadGrid) -> dict[str, HeadMask]:
 def test_masked_equals_removed_once_and_twice(name: str, attention: str) -> None:
     heads = heads_of(name, attention)
     assert heads.proven.why_not == ""
-    assert heads.proven.smallest_bite > 1e-6  # every head, in float64
+    assert heads.proven.smallest_effect > 1e-6
+    assert not heads.proven.without_effect
+    assert not heads.unseen
     precise, batch = heads.subject.in_double(), heads.splits["score"]
     for kind, mask in masks(heads.grid).items():
         smaller = precise.without(mask)

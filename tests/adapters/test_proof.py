@@ -1,11 +1,120 @@
+"""What `wrap` proves of a model, and what it says of models that it cannot prove."""
+
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from classifier import Classifier, batches
 from mhaprune import losses
+from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.wrap import wrap
+from mhaprune.heads import HeadId
+from mhaprune.model.attention import MultiHeadAttention
+
+
+def wrapped(model: nn.Module, **given: Any) -> Heads:
+    return wrap(model, losses.classification, score=batches(2), choose=batches(1, 1), report=batches(1, 2), **given)
+
+
+class WithDecoy(Classifier):
+    """A classifier with one attention more, of which the answer is thrown away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoy = MultiHeadAttention(16, 4)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        x = self.embedding(input_ids)
+        self.decoy(x, x, x)
+        return super().forward(input_ids, attention_mask, labels)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_attention_whose_answer_is_thrown_away_is_named(seed: int) -> None:
+    torch.manual_seed(seed)
+    heads = wrapped(WithDecoy())
+    assert heads.proven.without_effect == tuple(HeadId("decoy", 0, n) for n in range(4))
+    assert "12 heads in 3 blocks, 4 without effect (decoy.0.0, decoy.0.1, decoy.0.2, decoy.0.3)" in repr(heads)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_head_whose_output_is_multiplied_by_zeros_is_named(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = Classifier()
+    with torch.no_grad():
+        model.attention[1].out_proj.weight[:, 4:8] = 0
+    heads = wrapped(model)
+    assert heads.proven.without_effect == (HeadId("attention", 1, 1),)
+    assert heads.proven.smallest_effect > 1e-6
+
+
+@pytest.mark.figures
+def test_a_report_needs_an_effect_of_the_other_blocks_only() -> None:
+    heads = wrapped(WithDecoy())
+    assert set(heads.subject.unread()) == {("decoy", 0)}
+    found = heads.report(by=["ablation"], budgets=[4, 6], rounds=2, refit=False)
+    assert found.checks["smallest_gate_effect"] > 1e-6
+
+
+def test_a_model_in_which_no_gate_has_an_effect_is_refused() -> None:
+    """As a classifier is whose last layer starts at zero."""
+    model = Classifier()
+    nn.init.zeros_(model.output.weight)
+    with pytest.raises(ValueError, match="closing a head changes no output.* only zeros") as refused:
+        wrapped(model)
+    assert "\n" not in str(refused.value)
+
+
+class Einsum(nn.Module):
+    """Attention that a trace does not see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (4, 4)) for part in self.qkv(x_BTD).chunk(3, dim=-1))
+        weights = torch.einsum("bthk,buhk->bhtu", q, k).softmax(dim=-1)
+        return self.out(torch.einsum("bhtu,buhk->bthk", weights, v).flatten(2))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("attn", "Einsum"), ("mix", "EinsumAttention")])
+def test_attention_that_was_not_seen_is_named(name: str, kind: str) -> None:
+    """By the name of the module, or by that of its class."""
+
+    class Partly(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.ModuleDict({name: type(kind, (Einsum,), {})()})])
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            said = super().forward(input_ids, attention_mask, labels)
+            return {"logits": said["logits"] + self.layers[0][name](self.embedding(input_ids)).mean(dim=1)[:, :3]}
+
+    heads = wrapped(Partly())
+    assert repr(heads) == f"8 heads in 2 blocks, all gate, all removable; not seen: layers.0.{name}"
+
+
+class Random(Classifier):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        said = super().forward(input_ids, attention_mask, labels)
+        return {"logits": said["logits"] + 3 * torch.rand(())}
+
+
+def test_random_numbers_in_evaluation_are_said_and_can_be_fixed() -> None:
+    with pytest.raises(ValueError, match="draws random numbers in evaluation, two passes .* differ by"):
+        wrapped(Random())
+
+    def call(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
+        torch.manual_seed(0)
+        return model(**batch)
+
+    assert repr(wrapped(Random(), call=call)) == "8 heads in 2 blocks, all gate, all removable"
 
 
 def test_a_model_that_counts_its_heads_is_gated_and_not_pruned() -> None:

@@ -142,7 +142,7 @@ def test_transformers_of_torch_lose_heads_exactly(kind: Any, norm_first: bool, b
     mask[0, 3:] = 0
     heads = wrap(model, square, score=[{"x": torch.randn(B, T, D), "attention_mask": mask}])
     assert heads.proven.why_not == ""
-    assert heads.proven.smallest_bite > 1e-6
+    assert heads.proven.smallest_effect > 1e-6
     batch, precise = heads.splits["score"], heads.subject.in_double()
     torch.testing.assert_close(heads.subject.predict(batch), model(**batch.arguments()), atol=1e-5, rtol=1e-5)
     grid = heads.grid
@@ -223,7 +223,7 @@ class Tower(nn.Module):
 def test_attention_written_out_is_found() -> None:
     model = randomised(Tower(Products))
     heads = wrap(model, square, score=[torch.randn(B, T, D)])
-    assert repr(heads) == "4 heads in 1 blocks, all gate, all removable"
+    assert repr(heads) == "4 heads in 1 block, all gate, all removable"
     assert heads.prune(3).my_attention.num_heads == 3
     (seen,) = heads.subject.attention_maps(heads.splits["score"]).values()
     torch.testing.assert_close(seen.weights.sum(-1), torch.ones(B, H, T))
@@ -236,7 +236,7 @@ def test_blocks_by_hand() -> None:
         wrap(model, square, score=batch)
     gates_only = wrap(model, square, score=batch, blocks=[AttentionBlock("my_attention", out="mix", heads=4)])
     assert repr(gates_only).endswith("none removable: my_attention: it is given without query, key, value")
-    assert gates_only.proven.smallest_bite > 1e-6
+    assert gates_only.proven.smallest_effect > 1e-6
     block = AttentionBlock("my_attention", out="mix", heads=4, query="q", key="k", value="v")
     heads = wrap(model, square, score=batch, blocks=[block])
     assert heads.proven.why_not == ""

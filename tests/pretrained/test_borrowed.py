@@ -99,7 +99,7 @@ def test_every_study_ends_in_sentences_proofs_and_rows_that_name_their_run(name:
     assert found.sentences
     assert all("nan" not in line.split() for line in found.sentences)
     assert found.checks["max_difference_masked_removed"] <= 1e-9
-    assert found.checks["min_difference_open_closed"] > 0
+    assert found.checks["smallest_gate_effect"] > 0
     assert "training" not in found.tables
     for table in found.tables.values():
         assert list(table)[:4] == ["run", "task", "gate", "seed"]

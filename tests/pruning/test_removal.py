@@ -13,7 +13,7 @@ from mhaprune.heads import HeadMask, Site
 from mhaprune.measure import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import Plan, choices, plans_of
-from mhaprune.pruning.removal import ProofFailed, prune, smallest_bite, time_removed
+from mhaprune.pruning.removal import ProofFailed, prune, smallest_effect, time_removed
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Budgeted, Scores
@@ -79,7 +79,7 @@ def test_a_removal_that_is_not_the_mask_fails(model: Seq2Seq, splits: Splits) ->
 
 
 def test_a_mask_that_one_block_ignores_fails(model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert smallest_bite(model, splits.report) > 1e-4
+    assert smallest_effect(model, splits.report) > 1e-4
     plain = Seq2Seq.logits
 
     def deaf(self: Seq2Seq, batch: Examples, gates: Tensor | None = None, fallback: Tensor | None = None) -> Tensor:
@@ -89,15 +89,15 @@ def test_a_mask_that_one_block_ignores_fails(model: Seq2Seq, splits: Splits, mon
         return plain(self, batch, gates, fallback)
 
     monkeypatch.setattr(Seq2Seq, "logits", deaf)
-    with pytest.raises(ProofFailed, match="closing any head of block cross.1 changes no logit: its mask is ignored"):
-        smallest_bite(model, splits.report)
+    with pytest.raises(ProofFailed, match="closing any head of block cross.1 changes no output"):
+        smallest_effect(model, splits.report)
 
 
 def test_a_gate_that_training_has_closed_is_no_fault(model: Seq2Seq, splits: Splits) -> None:
     for sublayer in model.attention_sublayers().values():
         with torch.no_grad():
             sublayer.attention.gate.logits.copy_(torch.tensor([60.0, -900.0, 0.0]))  # type: ignore[union-attr]
-    assert smallest_bite(model, splits.report) > 0
+    assert smallest_effect(model, splits.report) > 0
 
 
 def test_an_encoder_that_nobody_reads_is_no_fault_but_one_that_is_read_must_bite(
@@ -105,9 +105,9 @@ def test_an_encoder_that_nobody_reads_is_no_fault_but_one_that_is_read_must_bite
 ) -> None:
     crosses = [head for head in model.grid if head.site == Site.CROSS]
     deaf = model.without(HeadMask(model.grid, frozenset(crosses)))
-    assert smallest_bite(deaf, splits.report) > 0, "of the blocks that are read"
+    assert smallest_effect(deaf, splits.report) > 0, "of the blocks that are read"
     one_left = model.without(HeadMask(model.grid, frozenset(crosses[1:])))
-    assert smallest_bite(one_left, splits.report) > 0
+    assert smallest_effect(one_left, splits.report) > 0
 
 
 def test_copies_of_each_model_are_timed_and_none_has_gates_left(

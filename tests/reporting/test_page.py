@@ -16,7 +16,7 @@ from mhaprune.reporting.plots import draw
 
 def test_the_proofs_are_said() -> None:
     lines = proof_sentences(
-        {"max_difference_masked_removed": 2e-14, "min_difference_open_closed": 2.5, "greedy_decoding_disagreements": 0}
+        {"max_difference_masked_removed": 2e-14, "smallest_gate_effect": 2.5, "greedy_decoding_disagreements": 0}
     )
     assert len(lines) == 3
     assert "2.0e-14" in lines[0]

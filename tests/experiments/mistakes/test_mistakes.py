@@ -115,7 +115,7 @@ def test_without_a_second_model_random_gates_are_left_out_and_said_to_be(
 def test_the_run_proves_its_removals_and_says_what_it_found(folder: Path, tables: Tables) -> None:
     status = read_status(folder)
     assert status["checks"]["max_difference_masked_removed"] <= 1e-9
-    assert set(status["checks"]) >= {"min_difference_open_closed", "greedy_decoding_disagreements"}
+    assert set(status["checks"]) >= {"smallest_gate_effect", "greedy_decoding_disagreements"}
     assert status["findings"] == list(Mistakes.say(tables))
     for name in EVERY:
         assert name in status["findings"][1]

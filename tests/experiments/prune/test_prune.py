@@ -93,7 +93,7 @@ def test_tables_and_proofs_are_there(folder: Path, tables: Mapping[str, pd.DataF
     assert all(frame["run"].nunique() == 1 for frame in tables.values())
     status = read_status(folder)
     assert status["checks"]["max_difference_masked_removed"] <= 1e-9
-    assert status["checks"]["min_difference_open_closed"] > 0
+    assert status["checks"]["smallest_gate_effect"] > 0
     table = tables["recovery"]
     assert set(table["recovery"]) == {"nothing", "refit", "fine_tune", "fine_tune_between", "from_scratch"}
     ways = table[~table["control"]].groupby(["schedule", "recovery"])["heads_kept"].apply(sorted)
