@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mhaprune.data import Data
 from mhaprune.heads import Block, HeadMask
@@ -26,8 +26,8 @@ Replacement = Callable[[Subject, Batch, Tensor], Fallback]
 split."""
 
 
-class Diverged(RuntimeError):
-    """A loss that is not finite: training cannot go on."""
+class Diverged(ValueError):
+    """A loss, a quality or a weight that is not finite: what follows from it would mean nothing."""
 
 
 @torch.no_grad()
@@ -61,10 +61,23 @@ def measure_masks(subject: Subject, examples: Data, gates: Tensor, replacement: 
 
 
 def _joined(parts: Sequence[Outcome], join: Callable[[list[Tensor]], Tensor]) -> Outcome:
-    """One outcome from several, field by field."""
+    """One outcome from several, field by field. Raises `Diverged` for a value that is not finite."""
     kind: Any = type(parts[0])
     whole: Outcome = kind(*(join(list(values)) for values in zip(*parts, strict=True)))
+    for name, values in whole._asdict().items():
+        if not (finite := values.isfinite()).all():
+            bad = values[~finite]
+            raise Diverged(f"the {name} is {bad[0].item()} for {len(bad)} of {values.numel()} examples")
     return whole
+
+
+def check_weights_finite(model: nn.Module) -> None:
+    """Raise `Diverged` for a weight that is not finite. Fused attention on the CPU turns a NaN in W_Q into zeros, so
+    outputs do not show it."""
+    for name, weight in model.named_parameters():
+        if not (finite := weight.isfinite()).all():
+            bad = weight[~finite]
+            raise Diverged(f"its weight {name} is {bad[0].item()} in {len(bad)} of {weight.numel()} places")
 
 
 def measure_removed(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> Outcome:

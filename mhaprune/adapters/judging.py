@@ -28,17 +28,21 @@ class Judged(NamedTuple):
 def judged(output: Any, given: Any, size: int, loss: PerExample, quality: PerExample) -> Judged:
     """The loss and the quality of every example of a batch of that size, in the user's form.
 
-    Raises ValueError for a loss or a quality that is not one number per example.
+    Raises ValueError for a loss or a quality that is not one real number per example.
     """
-    found = {"loss": loss(output, given), "quality": quality(output, given)}
-    for name, values in found.items():
+    found: list[Tensor] = []
+    for name, judge in (("loss", loss), ("quality", quality)):
+        values = judge(output, given)
         if not isinstance(values, Tensor) or values.shape != (size,):
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(
                 f"{name}: returns {shape} for a batch of {size}, must be one number per example, ({size},); a mean over"
                 f" the batch cannot say how sure it is"
             )
-    return Judged(found["loss"], found["quality"].to(found["loss"].dtype))
+        if name == "loss" and not values.is_floating_point():
+            raise ValueError(f"loss: returns {values.dtype}, must be real numbers, such as torch.float32")
+        found.append(values.to(found[0].dtype if found else values.dtype))
+    return Judged(*found)
 
 
 def flat(output: Any, batch: Batches) -> Tensor:

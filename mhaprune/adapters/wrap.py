@@ -16,6 +16,7 @@ from mhaprune.adapters.losses import Drift, Judge, name_of, quality_for
 from mhaprune.adapters.proof import prove
 from mhaprune.adapters.torch_nn import converted, convertible
 from mhaprune.adapters.wrapped import WrappedModel, wrapped
+from mhaprune.measure import Diverged, check_weights_finite, measure
 
 
 def wrap(
@@ -63,7 +64,7 @@ def wrap(
         raise ValueError("quality: looks at the output in another way than the loss, both must share one `represent`")
     if drifts:
         splits = {name: with_dense(subject, split, drifts[0]) for name, split in splits.items()}
-    subject.evaluate(splits["score"][:2])  # a loss of the wrong shape is refused before anything long
+    measure(subject, splits["score"][:2])  # a loss that cannot be used is refused before anything long
     proven = prove(subject, splits["score"])
     subject = subject.changed(without_effect=frozenset(proven.without_effect))
     return Heads(subject, splits, name_of(quality), proven, seed, unseen(model, found))
@@ -93,6 +94,10 @@ def check_weights(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise Unsupported(f"model: its weight {name} is on the meta device, load the weights first")
+    try:
+        check_weights_finite(model)
+    except Diverged as error:
+        raise Unsupported(f"model: {error}") from None
     placed = getattr(model, "hf_device_map", None) or {}
     if len(set(placed.values())) > 1:
         raise Unsupported(f"model: is spread over {', '.join(map(str, set(placed.values())))}, must be on one device")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mhaprune.data import Examples, shift_right
 from mhaprune.heads import HeadGrid, HeadId, Site
+from mhaprune.measure import Diverged, check_weights_finite
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
@@ -123,6 +124,10 @@ def restore(
         raise ValueError(f"model_file={saved.path}: damaged, its weights do not fit ({reason})") from None
     if weights_digest(model) != saved.digest:
         raise ValueError(f"model_file={saved.path}: damaged, its weights are not those that were saved")
+    try:
+        check_weights_finite(model)
+    except Diverged as error:
+        raise ValueError(f"model_file={saved.path}: {error}") from None
     return model
 
 

@@ -176,10 +176,9 @@ class Descent(Checked, ABC):
                 if done % self.evaluate_every == 0 or done == self.steps:
                     mean_loss = running.item() / ((done - 1) % self.evaluate_every + 1)
                     with watch.paused() as seconds:  # after the loss was read, for which a GPU has to finish
-                        self._check_finite(mean_loss, done, rows)
                         running.zero_()
                         row = {"step": done, "seconds": seconds, "loss": mean_loss}
-                        rows.append(row | self._held_out(model, valid))
+                        rows.append(row | self._finite(mean_loss, model, valid, done, rows))
                         progress.note = f"loss {mean_loss:.3f}, {self.quality_name} {rows[-1]['valid_quality']:.3f}"
                 asked, due = held.asked, done % self.checkpoint_every == 0 and done < self.steps
                 if save is not None and (due or asked):
@@ -190,13 +189,20 @@ class Descent(Checked, ABC):
                     held.stop()
         return rows
 
-    def _check_finite(self, loss: float, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        if not math.isfinite(loss):
+    def _finite(
+        self, loss: float, model: Learner, valid: Data, step: int, rows: Sequence[Mapping[str, Any]]
+    ) -> dict[str, float]:
+        """Return the held-out columns. Raises `Diverged` if these or the training loss are not finite."""
+        try:
+            if not math.isfinite(loss):
+                raise Diverged(f"the loss is {loss}")
+            return self._held_out(model, valid)
+        except Diverged as error:
             raise Diverged(
-                f"training.learning_rate={self.learning_rate}: the loss is {loss} by step {step}, {self.quality_name}"
+                f"training.learning_rate={self.learning_rate}: {error} by step {step}, {self.quality_name}"
                 f" had reached {max(row['valid_quality'] for row in rows):.3f}; a lower rate, a longer warm-up or"
                 " a smaller clip_norm keeps it finite"
-            )
+            ) from None
 
     def learning_rate_factor(self, step: int) -> float:
         """What the learning rate is multiplied by at a step: up in a line, then down to zero."""

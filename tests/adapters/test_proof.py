@@ -134,3 +134,32 @@ def test_a_model_that_counts_its_heads_is_gated_and_not_pruned() -> None:
         heads.mask(keep=6, by="greedy_refit")
     with pytest.raises(ValueError, match="heads of this model can be gated, not removed: masked and removed differ"):
         heads.prune(0.5)
+
+
+class AndInput(nn.Module):
+    """Attention whose output projection reads its heads and, behind them, its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
+        self.out = nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (made(x).unflatten(-1, (-1, 4)).transpose(1, 2) for made in (self.query, self.key, self.value))
+        context = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.out(torch.cat([context, x], dim=-1))
+
+
+def test_columns_that_read_no_head_stay_behind_the_heads() -> None:
+    class Net(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.ModuleList([AndInput()])
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            return {"logits": self.output(self.attention[0](self.embedding(input_ids)).mean(dim=1))}
+
+    heads = wrapped(Net())
+    assert repr(heads) == "4 heads in 1 block, all gate, all removable"
+    assert heads.proven.difference < 1e-12
+    assert heads.prune(keep=1).attention[0].out.weight.shape == (16, 4 + 16)

@@ -254,3 +254,43 @@ def test_gates_that_do_not_fit_are_refused(heads: Heads) -> None:
 def test_a_misspelt_scorer_is_told_the_nearest(heads: Heads) -> None:
     with pytest.raises(ValueError, match="scorer=ablatoin: no such scorer, did you mean ablation"):
         heads.score("ablatoin")
+
+
+@pytest.mark.parametrize("name", ["attention.0.q_proj.weight", "attention.1.k_proj.weight", "output.bias"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_is_named(name: str, value: float) -> None:
+    from mhaprune import losses
+
+    model = Classifier()
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[3 if "weight" in name else 0] = value
+    with pytest.raises(ValueError, match=f"model: its weight {name} is {value} in 1 of "):
+        wrap(model, losses.classification, score=batches(1))
+
+
+@pytest.mark.parametrize("what", ["loss", "quality"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_loss_and_a_quality_that_are_not_finite_are_named(what: str, value: float) -> None:
+    """At once for the first examples, and when the heads are scored for any other."""
+    from mhaprune import losses
+
+    def broken(output: Any, batch: Any) -> Tensor:
+        return torch.where(batch["input_ids"][:, 0] == first, value, losses.classification(output, batch))
+
+    judges: dict[str, Any] = {"loss": losses.classification, "quality": losses.accuracy} | {what: broken}
+    ids = batches(2)[1]["input_ids"][:, 0].tolist()
+    for first in ids[:2]:  # noqa: B007 (`broken` reads it)
+        with pytest.raises(ValueError, match=f"^the {what} is {value} for . of 2 examples"):
+            wrap(Classifier(), score=batches(2)[1:], **judges)
+    first = next(n for n in ids if n not in ids[:2])
+    heads = wrap(Classifier(), score=batches(2)[1:], **judges)
+    with pytest.raises(ValueError, match=f"the {what} is {value} for"):
+        heads.score("ablation")
+
+
+def test_a_loss_of_truths_is_refused() -> None:
+    def wrong(output: Any, batch: Any) -> Tensor:
+        return output["logits"].argmax(dim=-1) != batch["labels"]
+
+    with pytest.raises(ValueError, match="loss: returns torch.bool, must be real numbers"):
+        wrap(Classifier(), wrong, score=batches(1))

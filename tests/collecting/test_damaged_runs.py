@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,11 @@ from test_collect import make_run
 
 from conftest import ROOT
 from made_tables import pruning_table
+from mhaprune.collecting import comparing
 from mhaprune.collecting.collect import collect
+from mhaprune.collecting.parts import Part
+from mhaprune.collecting.runs import FoundRun
+from mhaprune.experiments.evaluate import Evaluate
 from mhaprune.storage.store import RunFolder, inside, read_status
 from tiny import slow
 
@@ -226,3 +230,17 @@ def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
         "died: its process is gone, killed or without power",
         "running",
     ]
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3, 5])
+def test_the_run_that_cannot_be_drawn_is_found_wherever_it_stands(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(kind: Any, parts: Sequence[Part], prefix: str) -> Any:
+        if culprit in {part.label for part in parts}:
+            raise ValueError("cannot be drawn")
+        return {}, [part.label for part in parts], []
+
+    monkeypatch.setattr(comparing, "_in_common", draw)
+    parts = [Part(FoundRun(Path("run"), {}), str(i)) for i in range(runs)]
+    for culprit in map(str, range(runs)):
+        compared = comparing.compare(Evaluate, parts, "")
+        assert set(compared.without) == {culprit}

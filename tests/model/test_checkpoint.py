@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from conftest import LEARNT, compose, run_here, run_script
+from mhaprune import api
 from mhaprune.command_line import main
 from mhaprune.config import ConfigError, build
 from mhaprune.data import shift_right
@@ -215,6 +216,15 @@ def test_anything_else_is_refused_in_one_line(file: Path, tmp_path: Path) -> Non
         build(compose("experiment=evaluate", "model_file=nowhere.pt"))
     with pytest.raises(ConfigError, match="model_file=3: must be a text or null"):
         build(compose("experiment=evaluate", "model_file=3"))
+
+
+def test_weights_that_are_not_finite_are_named(pruned: Seq2Seq, file: Path, tmp_path: Path) -> None:
+    broken, path, saved = pruned.copied(), tmp_path / "model.pt", load(str(file))
+    with torch.no_grad():
+        next(iter(broken.attention_sublayers().values())).attention.q_proj.weight[0, 0] = float("nan")
+    path.write_bytes(to_bytes(broken, saved.settings, saved.history, saved.facts))
+    with pytest.raises(ValueError, match=r"model.pt: its weight encoder.0.*q_proj.weight is nan in 1 of"):
+        api.load(path)
 
 
 def test_a_file_runs_no_code(tmp_path: Path) -> None:

@@ -43,6 +43,13 @@ WINDING: Table = {(0,): 0.1, (0, 1): 0.1, (0, 1, 2): 0.8, (0, 2, 3): 0.5, (1, 2,
 """The best three heads are behind the best exchange of the first three, not behind the first that is better."""
 
 
+@pytest.mark.parametrize("gain", [1e-2, 1e-6])
+def test_an_exchange_is_made_for_the_smallest_gain(gain: float) -> None:
+    game = table_game(6, {(0,): 0.1, (0, 1): 0.2, (1, 2): 0.2 - gain / 2, (2, 3): 0.2 - gain})
+    found = find_best(game, ONE, [2], method="beam", beam_width=1)
+    assert key(found.best(2, "loss")) == (2, 3)
+
+
 @pytest.fixture
 def small(task: Sort) -> Seq2Seq:
     """Six heads: 64 subsets."""

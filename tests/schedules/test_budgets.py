@@ -167,6 +167,20 @@ def test_resolved_budgets_go_from_large_to_small_and_what_cannot_be_met_is_refus
         resolve(["2 ms"], empty, lambda unit: ms)
 
 
+def test_a_budget_has_room_for_rounding(model: Seq2Seq) -> None:
+    """A sum in another order may end a digit higher. The whole model is within a budget of its own cost."""
+    grid = model.grid
+    ms = Cost("ms", 0.1, dict.fromkeys(grid.blocks, 0.1), dict.fromkeys(grid.blocks, 0.1))
+    whole = ms(HeadMask(grid))
+    for limit in (whole, whole * (1 - 1e-12), whole * (1 + 1e-12)):
+        assert Budget("some", limit, ms).met_by(HeadMask(grid))
+        (dense, budget) = resolve([f"{limit!r} ms"], OneShot().smallest(grid), lambda unit: ms)
+        assert dense.heads_kept(grid) == budget.heads_kept(grid) == len(grid)
+    assert not Budget("some", whole * (1 - 1e-6), ms).met_by(HeadMask(grid))
+    with pytest.raises(ValueError, match="the whole model costs"):
+        resolve([f"{whole * (1 + 1e-6)!r} ms"], OneShot().smallest(grid), lambda unit: ms)
+
+
 def costs_of_parameters(model: Seq2Seq) -> Cost:
     return counted("parameters", model, lambda left: left.count_parameters())
 

@@ -4,7 +4,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import pytest
@@ -187,9 +187,44 @@ def test_the_history_has_the_loss_the_accuracy_and_every_gate(task: Sort, splits
     assert not model.training
 
 
+def test_the_loss_of_the_history_is_the_mean_since_the_last_evaluation(task: Sort, splits: Splits) -> None:
+    """Also of the last one, before which there are fewer steps."""
+    losses: list[float] = []
+
+    def objective(model: Any, batch: Examples) -> torch.Tensor:
+        loss = cross_entropy(model, batch)
+        losses.append(loss.item())
+        return loss
+
+    _, rows = train(task, splits, objective=objective)
+    expected = [sum(part) / len(part) for part in (losses[:3], losses[3:6], losses[6:])]
+    assert list(rows["step"]) == [0, 3, 6, 7]
+    assert rows["loss"].tolist()[1:] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_the_gradients_of_all_optimisers_are_clipped_together(
+    task: Sort, splits: Splits, optimiser: Literal["adamw", "muon"]
+) -> None:
+    model = fresh(task)
+    optimisers = Training(optimiser=optimiser).optimisers(model, GATE)
+    for each in optimisers:
+        each.step = lambda: None  # type: ignore[method-assign, assignment, misc]
+    training_step(model, splits.train[:9], optimisers, clip_norm=0.01)
+    stacks = [stack for each in optimisers for group in each.param_groups for stack in group["params"]]
+    assert torch.stack([stack.grad.norm() for stack in stacks]).norm() == pytest.approx(0.01, rel=1e-3)
+
+
 def test_a_loss_that_is_not_finite_ends_the_training(task: Sort, splits: Splits) -> None:
     with pytest.raises(Diverged, match=r"training.learning_rate=1e\+30: the loss is nan by step 3, exact match had"):
         train(task, splits, Training(steps=6, learning_rate=1e30, warmup_steps=0, evaluate_every=3))
+
+
+def test_weights_that_are_not_finite_after_the_last_step_end_it_too(task: Sort, splits: Splits) -> None:
+    with pytest.raises(
+        Diverged, match=r"training.learning_rate=1e\+30: the loss is nan for 16 of 16 examples by step 1"
+    ):
+        train(task, splits, Training(steps=1, learning_rate=1e30, warmup_steps=0, evaluate_every=3))
 
 
 @pytest.mark.parametrize(
