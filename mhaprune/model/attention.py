@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhaprune.model.gates import GateConfig
+from mhaprune.settings.ranges import Ge, Lt, check
 
 
 def padding_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:
@@ -38,7 +39,8 @@ class MultiHeadAttention(nn.Module):
     - `bias`: whether the four projections have a bias.
     - `gate`: makes the learned gate of each head; None for a layer without learned gates.
 
-    Raises ValueError if `num_heads` does not divide `embed_dim` and no `head_dim` is given.
+    Raises ValueError if `num_heads` does not divide `embed_dim` and no `head_dim` is given, and for a size or a dropout
+    that cannot be.
 
     It can take the place of the attention in a layer of `torch.nn` that was made with `batch_first=True`: set
     `self_attn` of an `nn.TransformerEncoderLayer`, and `self_attn` and `multihead_attn` of an
@@ -67,6 +69,16 @@ class MultiHeadAttention(nn.Module):
         gate: GateConfig | None = None,
     ) -> None:
         super().__init__()
+        for name, size in (
+            ("embed_dim", embed_dim),
+            ("head_dim", head_dim),
+            ("qdim", qdim),
+            ("kdim", kdim),
+            ("vdim", vdim),
+        ):
+            check(name, size, Annotated[int, Ge(1)])
+        check("num_heads", num_heads, Annotated[int, Ge(0)])
+        check("dropout", dropout, Annotated[float, Ge(0), Lt(1)])
         if head_dim is None:
             if num_heads < 1 or embed_dim % num_heads:
                 allowed = ", ".join(str(h) for h in range(1, embed_dim + 1) if embed_dim % h == 0)
@@ -99,10 +111,10 @@ class MultiHeadAttention(nn.Module):
         attended to, and a float mask is added to the scores. `attn_mask` is (T, U), (B, T, U), (B·H, T, U) or (B, H,
         T, U). Unlike there, `is_causal` needs no mask; with one, both hold. `gates` is (H,) or (B, H). The weights (B,
         H, T, U) are computed only if `need_weights`, else they are None. A query that may attend to nothing receives
-        zeros from every head. Raises ValueError for a query that is not a batch.
+        zeros from every head. Raises ValueError for a tensor of another shape, and for a mask of whole numbers, which
+        could mean either.
         """
-        if query.dim() != 3:
-            raise ValueError(f"query of shape {tuple(query.shape)}: must be (batch, queries, width)")
+        self._check(query, key, value, key_padding_mask, attn_mask, gates)
         if attn_mask is not None and attn_mask.dim() == 3 and len(attn_mask) != len(query):
             attn_mask = attn_mask.unflatten(0, (len(query), self.num_heads))
         queries_BHTK, keys_BHUK, values_BHUK = self.project(query, key, value)
@@ -111,6 +123,37 @@ class MultiHeadAttention(nn.Module):
             queries_BHTK, keys_BHUK, values_BHUK, bias, is_causal=is_causal, need_weights=need_weights
         )
         return self.merge(context_BHTK, gates), weights_BHTU
+
+    def _check(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        gates: Tensor | None,
+    ) -> None:
+        if query.dim() != 3:
+            raise ValueError(f"query of shape {tuple(query.shape)}: must be (batch, queries, width)")
+        (B, T), U, H = query.shape[:2], key.shape[1] if key.dim() == 3 else 0, self.num_heads
+        allowed: dict[str, tuple[Tensor | None, tuple[tuple[int, ...], ...]]] = {
+            "query": (query, ((B, T, self.q_proj.in_features),)),
+            "key": (key, ((B, U, self.k_proj.in_features),)),
+            "value": (value, ((B, U, self.v_proj.in_features),)),
+            "key_padding_mask": (key_padding_mask, ((B, U),)),
+            "attn_mask": (attn_mask, ((T, U), (B, T, U), (B * H, T, U), (B, H, T, U))),
+            "gates": (gates, ((H,), (B, H))),
+        }
+        for name, (given, shapes) in allowed.items():
+            if given is not None and given.shape not in shapes:
+                named = " or ".join(map(str, dict.fromkeys(shapes)))
+                raise ValueError(f"{name} of shape {tuple(given.shape)}: must be {named}")
+        for name in ("key_padding_mask", "attn_mask"):
+            mask = allowed[name][0]
+            if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
+                raise ValueError(
+                    f"{name} of {mask.dtype}: must be torch.bool, True where attention is forbidden, or real numbers"
+                )
 
     def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The queries (B, H, T, K), keys and values (B, H, U, K) of every head; one product where all three are made

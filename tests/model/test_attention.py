@@ -314,3 +314,47 @@ def test_heads_must_divide_the_width(num_heads: int) -> None:
         ValueError, match=f"num_heads={num_heads}: must divide embed_dim=12, so one of 1, 2, 3, 4, 6, 12"
     ):
         MultiHeadAttention(12, num_heads)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int32])
+@pytest.mark.parametrize("mask", ["key_padding_mask", "attn_mask"])
+def test_a_mask_of_whole_numbers_is_refused_as_by_torch(mask: str, dtype: torch.dtype) -> None:
+    x = torch.randn(1, 3, 8)
+    values = torch.tensor([[0, 0, 1]]).to(dtype)
+    given = {mask: values if mask == "key_padding_mask" else values.expand(3, 3)}
+    with pytest.raises(ValueError, match=f"{mask} of {dtype}: must be torch.bool"):
+        MultiHeadAttention(8, 2)(x, x, x, **given)
+    with pytest.raises(AssertionError):
+        nn.MultiheadAttention(8, 2, batch_first=True)(x, x, x, **given)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key": (1, 4000, 8)}, r"value of shape \(1, 3, 8\): must be \(1, 4000, 8\)"),
+        ({"value": (1, 2, 8)}, r"value of shape \(1, 2, 8\): must be \(1, 3, 8\)"),
+        ({"key": (2, 3, 8)}, r"key of shape \(2, 3, 8\): must be \(1, 3, 8\)"),
+        ({"key": (3, 8)}, r"key of shape \(3, 8\): must be"),
+        ({"query": (1, 5, 4)}, r"query of shape \(1, 5, 4\): must be \(1, 5, 8\)"),
+        ({"key_padding_mask": (3, 3)}, r"key_padding_mask of shape \(3, 3\): must be \(1, 3\)"),
+        ({"attn_mask": (3, 4)}, r"attn_mask of shape \(3, 4\): must be \(5, 3\) or \(1, 5, 3\) or \(2, 5, 3\) or"),
+        ({"gates": (3,)}, r"gates of shape \(3,\): must be \(2,\) or \(1, 2\)"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(
+    change: dict[str, tuple[int, ...]], message: str, need_weights: bool
+) -> None:
+    shapes = {"query": (1, 5, 8), "key": (1, 3, 8), "value": (1, 3, 8)} | change
+    with pytest.raises(ValueError, match=message):
+        MultiHeadAttention(8, 2)(**{name: torch.zeros(s) for name, s in shapes.items()}, need_weights=need_weights)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("dropout", -1), ("dropout", 1), ("dropout", float("nan")), ("head_dim", 0), ("num_heads", -1), ("kdim", 0)],
+)
+def test_sizes_and_dropout_that_cannot_be_are_refused(setting: str, value: float) -> None:
+    settings: Any = {"num_heads": 4, "head_dim": 16, setting: value}
+    with pytest.raises(ValueError, match=f"{setting}={value}: must be "):
+        MultiHeadAttention(64, **settings)
