@@ -84,13 +84,18 @@ class Data(ABC):
 
     def few(self) -> Self:
         """The first examples: at most `FEW`, and no more tokens than `FEW_TOKENS`, but one example at least."""
-        within = int((self[:FEW].lengths().cumsum(dim=0) <= FEW_TOKENS).sum())
+        within = int((self[: self.rows(FEW)].lengths().cumsum(dim=0) <= FEW_TOKENS).sum())
         return self[: max(1, within)]
 
     def batches(self, batch_size: int) -> Iterator[Self]:
-        """All examples in their order; the last batch may be smaller."""
-        for start in range(0, len(self), batch_size):
-            yield self[start : start + batch_size]
+        """All examples in their order, at most `batch_size` at once."""
+        rows = self.rows(batch_size)
+        for start in range(0, len(self), rows):
+            yield self[start : start + rows]
+
+    def rows(self, wanted: int) -> int:
+        """Return how many examples a pass may hold where `wanted` would be usual."""
+        return wanted
 
     def shuffled_batches(
         self, batch_size: int, order: torch.Generator, sorted_batches: int = 1, skip: int = 0

@@ -49,7 +49,7 @@ def measure_masks(subject: Subject, examples: Data, gates: Tensor, replacement: 
     """The outcome of every example under every row of `gates` (M, N): (M, E) each, equal to `measure` up to
     rounding."""
     order, batches = by_length(examples, BATCH_OF_MASKS)
-    parts, total = [], -(-len(examples) // BATCH_OF_MASKS)
+    parts, total = [], -(-len(examples) // examples.rows(BATCH_OF_MASKS))
     for batch, at in track(batches, "batches", total):
         fallback = replacement and replacement(subject, batch, at)
         if isinstance(subject, SharesPrefixes):
@@ -91,10 +91,10 @@ def all_open(subject: Subject, rows: int) -> Tensor:
 
 
 def by_length(examples: Data, batch_size: int) -> tuple[Tensor, Iterator[tuple[Batch, Tensor]]]:
-    """The order (E,) of the examples by length, so that batches hold little padding; and batches in that order, each
-    with the places of its examples in the split."""
+    """The order (E,) of the examples by length, so that batches hold little padding; and batches in that order, at most
+    `batch_size` examples at once, each with the places of its examples in the split."""
     order = examples.by_length()
-    return order, ((examples[at], at) for at in order.split(batch_size))
+    return order, ((examples[at], at) for at in order.split(examples.rows(batch_size)))
 
 
 def gate_gradients(

@@ -5,8 +5,9 @@ Dimensions: E = examples, B = batch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -23,9 +24,22 @@ DENSE = "dense"
 """The name under which a loss finds what the whole model said of a batch."""
 
 
+class Parts(tuple[Any, ...]):
+    """A batch that is a tuple, with what the whole model said of it."""
+
+    dense: Tensor | None
+
+    def __new__(cls, values: Iterable[Any], dense: Tensor | None) -> Parts:
+        parts = super().__new__(cls, values)
+        parts.dense = dense
+        return parts
+
+
 @dataclass(frozen=True, eq=False)
 class Batches(Data):
     """The examples of a list of batches: dicts, tuples or single tensors, in which every tensor has an example per row.
+
+    A tuple is (inputs ..., target), as a loader of torch makes it. No pass holds more examples than the largest batch.
 
     Batches may differ in length. Then they must be dicts with an attention mask, and the shorter ones are filled up on
     the right. That changes nothing, wherever the padding of a batch itself stands: a column is cut off only if it was
@@ -40,6 +54,8 @@ class Batches(Data):
     """What is no tensor, the same for all batches."""
     form: type
     """What a batch was: dict, tuple or Tensor."""
+    largest: int = sys.maxsize
+    """The number of examples of the largest batch."""
 
     @classmethod
     def of(cls, batches: Any, name: str) -> Batches:
@@ -75,7 +91,8 @@ class Batches(Data):
                 widths[key] = torch.cat([torch.full((len(value),), value.shape[1]) for value in values])
                 values = [_filled(value, longest, key) for value in values]
             fields[key] = torch.cat(values)
-        return cls(fields, widths, {k: v for k, v in given[0].items() if k not in fields}, form)
+        largest = max(len(next(iter(part.values()))) for part in parts)
+        return cls(fields, widths, {k: v for k, v in given[0].items() if k not in fields}, form, max(1, largest))
 
     def __len__(self) -> int:
         return len(next(iter(self.fields.values())))
@@ -86,7 +103,7 @@ class Batches(Data):
         fields = {key: value[index] for key, value in self.fields.items()}
         for key, width_E in widths.items():
             fields[key] = fields[key][:, : int(width_E.max()) if len(width_E) else 0]
-        return type(self)(fields, widths, self.constants, self.form)
+        return replace(self, fields=fields, widths=widths)
 
     @cached_property
     def _lengths(self) -> Tensor:
@@ -112,11 +129,14 @@ class Batches(Data):
     def converted(self, device: torch.device, dtype: torch.dtype) -> Self:
         """On this device, and real numbers in this precision."""
         fields = {k: v.to(device, dtype if v.is_floating_point() else v.dtype) for k, v in self.fields.items()}
-        return type(self)(fields, self.widths, self.constants, self.form)
+        return replace(self, fields=fields)
+
+    def rows(self, wanted: int) -> int:
+        return min(wanted, self.largest)
 
     def with_dense(self, outputs: Tensor) -> Self:
         """With what the whole model said of each example, (E, ...), for a loss to compare with."""
-        return type(self)({**self.fields, DENSE: outputs}, self.widths, self.constants, self.form)
+        return replace(self, fields={**self.fields, DENSE: outputs})
 
     def as_given(self) -> Any:
         """A batch in the form that the user's came in, for the user's own functions."""
@@ -124,8 +144,7 @@ class Batches(Data):
         if self.form is dict:
             return values
         dense = values.pop(DENSE, None)
-        parts = tuple(values.values())
-        return (parts if self.form is not Tensor else parts[0]) if dense is None else (*parts, dense)
+        return next(iter(values.values())) if self.form is Tensor and dense is None else Parts(values.values(), dense)
 
     def arguments(self) -> Any:
         """The same without what only the loss reads: what the model is called with."""

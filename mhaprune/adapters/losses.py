@@ -8,14 +8,14 @@ Dimensions: B = batch, T = positions, C = classes or vocabulary, D = width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mhaprune.adapters.batches import DENSE, IGNORED, MASK
+from mhaprune.adapters.batches import DENSE, IGNORED, MASK, Parts
 
 Judge = Callable[[Any, Any], Tensor]
 
@@ -144,10 +144,13 @@ def _logits(output: Any) -> Tensor:
 
 
 def _field(batch: Any, name: str) -> Tensor:
-    """The field of a dict, or the last part of a tuple."""
-    if isinstance(batch, tuple):
-        last: Tensor = batch[-1]
-        return last
+    """The field of a dict, or the last part of a tuple, which is its target."""
+    if isinstance(batch, Parts):
+        part: Tensor | None = batch.dense if name == DENSE else batch[-1]
+        if part is not None:
+            return part
+    if not isinstance(batch, Mapping):
+        raise ValueError(f"loss: needs {name}, so a batch must be a dict with {name} or a tuple (inputs, target)")
     if name not in batch:
         raise ValueError(f"loss: needs {name} in every batch, there are {', '.join(batch)}")
     value: Tensor = batch[name]

@@ -37,8 +37,9 @@ def wrap(
     `loss` takes what the model returns and a batch, and returns one number per example (see `mhaprune.losses`);
     `quality` likewise, the higher the better. Each split is a list of batches: heads are scored on `score`, choices are
     made on `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`; if there is none, they use
-    `score`. Batches are dicts, tuples or tensors with a row per example, and the model is called as `model(**batch)`,
-    `model(*batch)` or `model(batch)`; `call` is another way to call it.
+    `score`. Batches are dicts, tuples or tensors with a row per example. A tuple is (inputs ..., target), as a torch loader
+    makes it. The model is called as `model(**batch)`, `model(*inputs)` or `model(batch)`, and never with the
+    target; `call(model, batch)` is another way to call it. No pass holds more examples than your largest batch.
 
     `blocks` names the attention layers by hand, where tracing finds none. Raises `Unsupported`, one line, for a model
     that cannot be understood.
@@ -62,6 +63,11 @@ def wrap(
     drifts = [judge for judge in (loss, quality) if isinstance(judge, Drift)]
     if len({judge.represent for judge in drifts}) > 1:
         raise ValueError("quality: looks at the output in another way than the loss, both must share one `represent`")
+    if len(drifts) == 2 and call is None and (batches := splits["score"]).form is tuple and len(batches.fields) > 1:
+        raise ValueError(
+            f"score: a batch is a tuple of {len(batches.fields)}, the last of them a target that drift does not read;"
+            " if it is an input, give dicts, or call=lambda model, batch: model(*batch); if not, give the inputs alone"
+        )
     if drifts:
         splits = {name: with_dense(subject, split, drifts[0]) for name, split in splits.items()}
     measure(subject, splits["score"][:2])  # a loss that cannot be used is refused before anything long
@@ -71,10 +77,10 @@ def wrap(
 
 
 def call_plainly(model: nn.Module, arguments: Any) -> Any:
-    """Call a model with a batch in the form that it has."""
+    """Call a model with a batch in the form that it has, and with a tuple without its last part, the target."""
     if isinstance(arguments, Mapping):
         return model(**arguments)
-    return model(*arguments) if isinstance(arguments, tuple) else model(arguments)
+    return model(*(arguments[:-1] or arguments)) if isinstance(arguments, tuple) else model(arguments)
 
 
 def with_dense(subject: WrappedModel, split: Batches, judge: Drift, batch_size: int = 64) -> Batches:

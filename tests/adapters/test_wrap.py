@@ -120,12 +120,12 @@ def test_a_refit_of_the_whole_model_changes_nothing_beyond_rounding(heads: Heads
 
 def test_measuring_gives_the_users_own_loss(heads: Heads) -> None:
     outcome = measure(heads.subject, heads.splits["report"])
-    batch = heads.splits["report"].arguments()
     with torch.no_grad():
-        logits = heads.subject.model.eval()(**batch)["logits"]
-    expected = nn.functional.cross_entropy(logits, batch["labels"], reduction="none")
+        logits = torch.cat([heads.subject.model.eval()(**batch)["logits"] for batch in batches(3, 2)])
+    labels = torch.cat([batch["labels"] for batch in batches(3, 2)])
+    expected = nn.functional.cross_entropy(logits, labels, reduction="none")
     torch.testing.assert_close(outcome.loss, expected, atol=1e-5, rtol=1e-5)
-    assert outcome.quality.tolist() == (logits.argmax(-1) == batch["labels"]).float().tolist()
+    assert outcome.quality.tolist() == (logits.argmax(-1) == labels).float().tolist()
 
 
 @pytest.mark.figures
@@ -294,3 +294,68 @@ def test_a_loss_of_truths_is_refused() -> None:
 
     with pytest.raises(ValueError, match="loss: returns torch.bool, must be real numbers"):
         wrap(Classifier(), wrong, score=batches(1))
+
+
+class TwoInputs(Classifier):
+    """A classifier with the usual signature: a mask may be the second argument."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Any = None) -> dict[str, Tensor]:
+        return super().forward(input_ids, torch.ones_like(input_ids) if attention_mask is None else attention_mask)
+
+
+def test_the_target_of_a_tuple_is_never_an_input() -> None:
+    """Targets that look like a mask, as those of a classifier of tokens, are none."""
+    from mhaprune import losses
+
+    torch.manual_seed(0)
+    model, given = TwoInputs(), batches(1)[0]
+    targets = (given["labels"] == 0).long()
+    pairs = wrap(model, losses.classification, score=[(given["input_ids"], targets)])
+    named = wrap(model, losses.classification, score=[{"input_ids": given["input_ids"], "labels": targets}])
+    both = wrap(
+        model, losses.classification, score=[(given["input_ids"], torch.ones_like(given["input_ids"]), targets)]
+    )
+    wanted = named.score("ablation", "taylor")["score"].tolist()
+    assert pairs.score("ablation", "taylor")["score"].tolist() == wanted
+    assert both.score("ablation", "taylor")["score"].tolist() == wanted
+
+
+def test_the_target_of_a_tuple_is_read_beside_what_the_whole_model_said() -> None:
+    from mhaprune import losses
+
+    given = batches(1)[0]
+    judges = {"loss": losses.classification, "quality": losses.Similarity(lambda output, batch: output["logits"])}
+    heads = wrap(TwoInputs(), score=[(given["input_ids"], given["labels"])], **judges)
+    outcome = measure(heads.subject, heads.splits["score"])
+    torch.testing.assert_close(outcome.quality, torch.ones(6))
+    expected = nn.functional.cross_entropy(heads.subject.model(given["input_ids"])["logits"], given["labels"])
+    torch.testing.assert_close(outcome.loss.mean(), expected.detach())
+
+
+def test_a_tuple_of_which_nothing_reads_the_target_is_refused() -> None:
+    """It may be an attention mask, which would be left out without a word."""
+    from mhaprune import losses
+
+    given, drift = batches(1)[0], losses.Drift(lambda output, batch: output["logits"])
+    pair = [(given["input_ids"], given["attention_mask"])]
+    with pytest.raises(ValueError, match=r"score: a batch is a tuple of 2, the last of them a target .* call="):
+        wrap(TwoInputs(), drift, score=pair)
+    heads = wrap(TwoInputs(), drift, score=pair, call=lambda model, batch: model(*batch))
+    assert heads.score("ablation")["score"].max() > 0
+
+
+def test_no_pass_holds_more_examples_than_a_batch_of_the_user() -> None:
+    from mhaprune import losses
+
+    seen: list[int] = []
+
+    class Counting(Classifier):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Any = None) -> dict[str, Tensor]:
+            seen.append(len(input_ids))
+            return super().forward(input_ids, attention_mask)
+
+    small = [{name: value[i : i + 2] for name, value in batch.items()} for batch in batches(8) for i in (0, 2, 4)]
+    heads = wrap(Counting(), losses.classification, score=small, choose=small[:9], report=small[:3])
+    heads.score("ablation", "gate_output", "taylor", "fisher", "confidence", "refit_error", "redundancy")
+    heads.without(heads.mask(keep=4, by="gate_output"), refit=True)
+    assert set(seen) <= {1, 2}

@@ -21,6 +21,7 @@ from mhaprune import losses
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadMask
+from mhaprune.measure import measure
 from mhaprune.pretrained.base import Pretrained
 from mhaprune.pretrained.material import Material, Objective
 from mhaprune.running import Results, Run
@@ -145,7 +146,7 @@ def test_a_refit_is_that_of_wrap(done: Done) -> None:
     heads = mhaprune.wrap(classifier(), losses.classification, quality=losses.accuracy, **SPLITS)
     mask = HeadMask(heads.grid, frozenset(head for head in heads.grid if str(head) in row["removed"].split()))
     fitted, plain = (heads.without(mask, refit=refit) for refit in (True, False))
-    losses_of = [float(model.evaluate(heads.splits["report"]).loss.mean()) for model in (fitted, plain)]
+    losses_of = [float(measure(model, heads.splits["report"]).loss.mean()) for model in (fitted, plain)]
     assert row["loss"] == pytest.approx(losses_of[0], abs=1e-6)
     assert abs(losses_of[0] - losses_of[1]) > 1e-3
 

@@ -9,7 +9,6 @@ import torch
 
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
-from mhaprune.measure import Diverged
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers import scoring
 from mhaprune.scorers.ablation import Ablation
@@ -64,7 +63,7 @@ def test_a_score_that_is_not_finite_is_named_every_time(model: Seq2Seq, splits: 
 def test_what_is_not_finite_does_not_come_into_the_cache(model: Seq2Seq, splits: Splits, tmp_path: Path) -> None:
     with torch.no_grad():
         model.decoder_norm.weight.fill_(float("nan"))
-    with pytest.raises(Diverged):
+    with pytest.raises(ValueError, match=r"scorer.subset.learning_rate=0.1: the loss of the gates is nan"):
         Scoring(model, splits.score, 0, in_cache(tmp_path))("subset", Subset(steps=2))
     assert not list(tmp_path.glob("*.pt"))
 
