@@ -17,11 +17,13 @@ from mhaprune.launching.showing import shown
 from mhaprune.model.checkpoint import load as read
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.running import Results
+from mhaprune.settings.arguments import checked
 from mhaprune.storage.store import RunFolder
 from mhaprune.studies.study import Study
 from mhaprune.tasks.base import Task
 
 
+@checked
 def run(*overrides: str, folder: str | Path | None = None) -> Results:
     """What `scripts/run.py` does with these arguments, for example `run("experiment=ablate", "task=sort")`.
 
@@ -36,6 +38,7 @@ def run(*overrides: str, folder: str | Path | None = None) -> Results:
             return described_run(recorded)
 
 
+@checked
 @shown()
 def study(*overrides: str) -> Study:
     """What the experiment of such a run is given: the trained model as `subject`, the examples as `splits`, `scorers`
@@ -59,11 +62,14 @@ class Loaded(nn.Module):
         """Logits (B, T, V) of what follows each position of the prefix; `gates` (N,) or (B, N), 1 is open."""
         return self.network(source_BS, prefix_BT, gates)
 
+    @checked
     def decode(self, *sources: str) -> str | list[str]:
         """The model's answer to a source as a person types it (`"3 1 2"`); a list of answers for several sources.
 
         Raises ValueError, one line, for a source that the task cannot read.
         """
+        if not sources:
+            raise ValueError("decode: needs a source, for example decode('3 1 2')")
         words: list[Sequence[str]] = [self.task.read(source) for source in sources]
         ids_BS = pad([self.task.vocabulary.encode(symbols) for symbols in words]).to(self.network.positions.device)
         said = self.network.decode_greedily(ids_BS, self.network.config.max_length, stop=True)
@@ -72,6 +78,7 @@ class Loaded(nn.Module):
         return answers[0] if len(answers) == 1 else answers
 
 
+@checked
 def load(path: str | Path, device: torch.device | str = "cpu") -> nn.Module:
     """A saved model: a file of `experiment=train` or `experiment=prune` as a `Loaded`, or a folder that `save` or the
     `save_pretrained` of a pruned model of transformers wrote. Raises ValueError, one line, for anything else."""
@@ -80,6 +87,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> nn.Module:
     return Loaded(*restored(read(str(path)), device))
 
 
+@checked
 def save(model: nn.Module, path: str | Path) -> None:
     """Write a pruned model of transformers into a folder that is read by `load`, and where mhaprune is not installed by
     `AutoModelFor....from_pretrained(path, trust_remote_code=True)`. Raises ValueError, one line, for other models."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 import torch
 
@@ -20,7 +19,7 @@ from mhaprune.running import Run
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.plugins import allow, allowed, find_class
-from mhaprune.settings.ranges import expected
+from mhaprune.settings.ranges import expected, fits
 from mhaprune.storage.sweeps import ORDERS, Orders
 from mhaprune.studies.study import ModelOfOthers
 from mhaprune.tasks.base import Task
@@ -109,10 +108,10 @@ def _build(kind: Any, value: Any, key: str) -> Any:
         nested = [k for k in arguments if k not in plain]
         if nested and isinstance(value, Mapping):
             target = value.get("_target_")
-            fits = [k for k in nested if isinstance(target, str) and find_class(k, target) is not None]
-            return _build((fits or nested)[0], value, key)
+            suitable = [k for k in nested if isinstance(target, str) and find_class(k, target) is not None]
+            return _build((suitable or nested)[0], value, key)
         for one in plain:
-            if _fits(one, value):
+            if fits(one, value):
                 return _build(one, value, key)
     elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _plug_in(kind, value, key)
@@ -120,21 +119,9 @@ def _build(kind: Any, value: Any, key: str) -> Any:
         return tuple(_build(arguments[0], item, f"{key}[{i}]") for i, item in enumerate(value))
     elif origin is dict and isinstance(value, Mapping):
         return {name: _build(arguments[1], item, f"{key}.{name}") for name, item in value.items()}
-    elif _fits(kind, value):
+    elif fits(kind, value):
         return float(value) if kind is float else value
     raise ConfigError(f"{key}={value!r}: must be {expected(kind)}")
-
-
-def _fits(kind: Any, value: Any) -> bool:
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if kind is types.NoneType:
-        return value is None
-    if isinstance(value, bool):
-        return kind is bool
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
-    return get_origin(kind) is None and isinstance(value, (int, float) if kind is float else kind)
 
 
 def _plug_in(base: type, value: Any, key: str) -> Any:

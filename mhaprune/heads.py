@@ -137,9 +137,13 @@ class HeadMask:
     def kept(self) -> tuple[HeadId, ...]:
         return tuple(head for head in self.grid if head not in self.removed)
 
-    def without(self, *heads: HeadId) -> HeadMask:
-        """This mask with more heads removed."""
-        return HeadMask(self.grid, self.removed | frozenset(heads))
+    def without(self, *heads: HeadId | str) -> HeadMask:
+        """Return this mask with more heads removed, by their names as texts too. Raises ValueError for others.
+
+        >>> HeadMask(HeadGrid.full([Block("cross", 0)], 2)).without("cross.0.1").kept
+        (HeadId(site='cross', layer=0, head=0),)
+        """
+        return HeadMask(self.grid, self.removed | {HeadId.parse(h) if isinstance(h, str) else h for h in heads})
 
     def gates(self, device: torch.device | str | None = None) -> Tensor:
         """(N,): 1 where a head is kept, 0 where it is removed."""

@@ -71,12 +71,15 @@ class Batches(Data):
         form = dict if isinstance(batches[0], Mapping) else tuple if isinstance(batches[0], tuple | list) else Tensor
         parts = [{key: value for key, value in batch.items() if isinstance(value, Tensor)} for batch in given]
         if any(part.keys() != parts[0].keys() for part in parts) or not parts[0]:
-            raise ValueError(f"{name}: every batch must have the same tensors, the first has {', '.join(parts[0])}")
+            has = ", ".join(parts[0]) or "none"
+            raise ValueError(f"{name}: every batch must have the same tensors, one or more; the first has {has}")
         for part in parts:
             rows = {len(value) if value.dim() else None for value in part.values()}
             if len(rows) != 1 or None in rows:
                 shapes = ", ".join(f"{key} {tuple(value.shape)}" for key, value in part.items())
                 raise ValueError(f"{name}: every tensor of a batch must have a row per example, here are {shapes}")
+            if rows == {0}:
+                raise ValueError(f"{name}: a batch holds no example, must hold one or more")
         fields: dict[str, Tensor] = {}
         widths: dict[str, Tensor] = {}
         for key in parts[0]:
@@ -92,7 +95,7 @@ class Batches(Data):
                 values = [_filled(value, longest, key) for value in values]
             fields[key] = torch.cat(values)
         largest = max(len(next(iter(part.values()))) for part in parts)
-        return cls(fields, widths, {k: v for k, v in given[0].items() if k not in fields}, form, max(1, largest))
+        return cls(fields, widths, {k: v for k, v in given[0].items() if k not in fields}, form, largest)
 
     def __len__(self) -> int:
         return len(next(iter(self.fields.values())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -38,6 +38,8 @@ from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table, naming
+from mhaprune.settings.arguments import checked
+from mhaprune.settings.ranges import Ge, Within
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.storage.store import write_bytes
 from mhaprune.tables import LOSS_UNIT, MOMENTS, QUALITY_NAME, TIMED_NAME
@@ -48,6 +50,8 @@ REFIT_EXAMPLES = 1024
 
 By = str | Scorer | Schedule
 """What chooses heads: a scorer, or a schedule that uses no scores; by name or as an object."""
+Every = Annotated[int | None, Ge(1)]
+"""After how many heads the smaller model is scored again. None scores once."""
 
 
 class UserSplits(NamedTuple):
@@ -97,6 +101,7 @@ class Heads:
         """The heads by name, in the order of the flat axis N."""
         return self.subject.grid
 
+    @checked
     @shown()
     def score(self, *scorers: str | Scorer) -> pd.DataFrame:
         """The importance of every head by each scorer, on the *score* split, as a tidy table.
@@ -110,7 +115,8 @@ class Heads:
         table["score_low"], table["score_high"] = skewed_ends(table[MOMENTS].to_numpy(dtype=float).T)
         return table
 
-    def mask(self, keep: float | int = 0.5, by: By = "ablation", rescore_every: int | None = None) -> HeadMask:
+    @checked
+    def mask(self, keep: float | int = 0.5, by: By = "ablation", rescore_every: Every = None) -> HeadMask:
         """Which heads go if `keep` stay, a share of all heads (0.5) or a number (72); nothing is removed.
 
         The heads with the lowest scores go. With `rescore_every=6` the smaller model is scored again after every six
@@ -119,10 +125,9 @@ class Heads:
         """
         return self.masks([keep], by, rescore_every)[0]
 
+    @checked
     @shown()
-    def masks(
-        self, keep: Sequence[float | int], by: By = "ablation", rescore_every: int | None = None
-    ) -> list[HeadMask]:
+    def masks(self, keep: Sequence[float | int], by: By = "ablation", rescore_every: Every = None) -> list[HeadMask]:
         """The same for several sizes, on one way from the whole model to the smallest."""
         total = len(self.grid)
         counts = [total - self._kept(each) for each in keep]
@@ -143,17 +148,18 @@ class Heads:
     def _kept(self, keep: float | int) -> int:
         total = len(self.grid)
         kept = round(keep * total) if isinstance(keep, float) else keep
-        if isinstance(keep, bool) or not 0 <= kept <= total or (isinstance(keep, float) and not 0 <= keep <= 1):
+        if not 0 <= kept <= total or (isinstance(keep, float) and not 0 <= keep <= 1):
             raise ValueError(f"keep={keep}: must be a share of the heads, 0.0 to 1.0, or a number from 0 to {total}")
         return kept
 
+    @checked
     def prune(
         self,
         keep: float | int = 0.5,
         by: By = "ablation",
-        rescore_every: int | None = None,
+        rescore_every: Every = None,
         refit: bool = False,
-        fine_tune: int = 0,
+        fine_tune: Annotated[int, Ge(0)] = 0,
     ) -> nn.Module:
         """A copy of the model with only these heads, see `mask`: smaller, faster, and proved equal to the model with
         the others masked. The copy is an ordinary module, so users can train it themselves.
@@ -167,8 +173,9 @@ class Heads:
         make_plain(model)
         return model
 
+    @checked
     @shown()
-    def without(self, mask: HeadMask, refit: bool = False, fine_tune: int = 0) -> WrappedModel:
+    def without(self, mask: HeadMask, refit: bool = False, fine_tune: Annotated[int, Ge(0)] = 0) -> WrappedModel:
         """The model without these heads as a subject, to be measured further. It is proved first."""
         self._removable()
         EquivalenceCheck(self.subject, self._split("score")).prove(mask)
@@ -180,15 +187,16 @@ class Heads:
             smaller, _ = FineTune(steps=fine_tune)(lesson, smaller, 0, None, lambda state: None)
         return smaller
 
+    @checked
     @shown()
     def report(
         self,
         path: str | Path | None = None,
         by: Sequence[str | Scorer] = ("ablation", "gate_output", "random"),
         budgets: Sequence[float | int] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875),
-        tolerance: float = 0.01,
+        tolerance: Annotated[float, Within(0, 1)] = 0.01,
         refit: bool = True,
-        rounds: int = 20,
+        rounds: Annotated[int, Ge(1)] = 20,
     ) -> Results:
         """How many heads can go, and what that costs and brings: `experiment=ablate` on this model, as one page.
 
@@ -196,6 +204,8 @@ class Heads:
         quality, which decides on the *choose* split. With `refit` the models of the best scorer are refitted, too.
         """
         self._removable()
+        if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+            raise ValueError(f"path={path}: must be a file in a folder that exists")
         experiment = Ablate(budgets=tuple(budgets), tolerance=tolerance, latency_rounds=rounds)
         splits = self._user_splits
         recoveries: dict[str, Recover] = {}
@@ -218,16 +228,17 @@ class Heads:
             write_bytes(Path(path), results.page({"heads": repr(self)}).encode())
         return results
 
+    @checked
     @shown()
     def speed(
         self,
         keep: float | int | Sequence[float | int] = (0.75, 0.5, 0.25),
         by: By = "ablation",
         batch_sizes: int | Sequence[int] = (1, 8),
-        new_tokens: int | None = None,
+        new_tokens: Annotated[int | None, Ge(1)] = None,
         dtype: torch.dtype | None = None,
         compiled: bool = False,
-        rounds: int = 20,
+        rounds: Annotated[int, Ge(1)] = 20,
     ) -> pd.DataFrame:
         """How much faster the model is with fewer heads, see `mask`, on the first examples of the *report* split.
 
@@ -240,9 +251,8 @@ class Heads:
         split = self._split("report")
         keep = [keep] if isinstance(keep, int | float) else keep
         sizes = [batch_sizes] if isinstance(batch_sizes, int) else list(batch_sizes)
-        for name, values in (("batch_sizes", sizes), ("rounds", [rounds])):
-            if not values or min(values) < 1:
-                raise ValueError(f"{name}={min(values) if values else sizes}: must be 1 or more")
+        if min(sizes, default=0) < 1:
+            raise ValueError(f"batch_sizes={min(sizes) if sizes else sizes}: must be 1 or more")
         timed = timed_as(self.subject, new_tokens, dtype, compiled)
         plans = [Plan("removed", 0, "", mask) for mask in self.masks(keep, by)]
         what = "a forward pass" if new_tokens is None else f"{new_tokens} new tokens"

@@ -115,8 +115,8 @@ def quality_for(loss: Judge) -> Judge:
 
 def name_of(quality: Judge) -> str:
     """What figures and sentences call it: the name of the function."""
-    name = getattr(quality, "__name__", type(quality).__name__)
-    return str(name).replace("_", " ").strip().lower() or "quality"
+    name = str(getattr(quality, "__name__", type(quality).__name__)).replace("_", " ").strip().lower()
+    return name if name and name != "<lambda>" else "quality"
 
 
 def unit_of(loss: Judge) -> str:

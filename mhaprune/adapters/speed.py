@@ -40,8 +40,6 @@ def timed_as(
     through `torch.compile`. Raises ValueError for what cannot be timed."""
     model, run = subject.model, subject.run
     if new_tokens is not None:
-        if new_tokens < 1:
-            raise ValueError(f"new_tokens={new_tokens}: must be 1 or more")
         if not (hasattr(model, "can_generate") and model.can_generate()):  # type: ignore[operator]
             raise ValueError(f"new_tokens={new_tokens}: {type(model).__name__} has no generate(), leave it out")
         if compiled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,11 @@ from mhaprune.adapters.proof import prove
 from mhaprune.adapters.torch_nn import converted, convertible
 from mhaprune.adapters.wrapped import WrappedModel, wrapped
 from mhaprune.measure import Diverged, check_weights_finite, measure
+from mhaprune.settings.arguments import checked
+from mhaprune.settings.ranges import Within
 
 
+@checked
 def wrap(
     model: nn.Module,
     loss: Judge,
@@ -30,15 +33,15 @@ def wrap(
     quality: Judge | None = None,
     blocks: Sequence[AttentionBlock] | None = None,
     call: Callable[[nn.Module, Any], Any] | None = None,
-    seed: int = 0,
+    seed: Annotated[int, Within(0, 2**32 - 1)] = 0,
 ) -> Heads:
     """Find the heads of a model, and prove that they can be gated and removed. The model stays as it is.
 
     `loss` takes what the model returns and a batch, and returns one number per example (see `mhaprune.losses`);
     `quality` likewise, the higher the better. Each split is a list of batches: heads are scored on `score`, choices are
     made on `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`; if there is none, they use
-    `score`. Batches are dicts, tuples or tensors with a row per example. A tuple is (inputs ..., target), as a torch loader
-    makes it. The model is called as `model(**batch)`, `model(*inputs)` or `model(batch)`, and never with the
+    `score`. Batches are dicts, tuples or tensors with a row per example. A tuple is (inputs ..., target), as torch loaders
+    make it. The model is called as `model(**batch)`, `model(*inputs)` or `model(batch)`, and never with the
     target; `call(model, batch)` is another way to call it. No pass holds more examples than your largest batch.
 
     `blocks` names the attention layers by hand, where tracing finds none. Raises `Unsupported`, one line, for a model
@@ -58,6 +61,8 @@ def wrap(
     if blocks is None:
         found = discover(model, lambda one: run(one, first.arguments()))
     else:
+        if not blocks:
+            raise ValueError("blocks=[]: must name an attention layer, or be left out")
         found = [block.completed(model) for block in blocks]
     subject = wrapped(model, found, loss, quality, run)
     drifts = [judge for judge in (loss, quality) if isinstance(judge, Drift)]
@@ -95,8 +100,8 @@ def with_dense(subject: WrappedModel, split: Batches, judge: Drift, batch_size: 
 
 def check_weights(model: nn.Module) -> None:
     """Raise `Unsupported` for weights that cannot be read or cut."""
-    if not isinstance(model, nn.Module):
-        raise Unsupported(f"model: is a {type(model).__name__}, must be a torch.nn.Module")
+    if not any(parameter.is_floating_point() for parameter in model.parameters()):
+        raise Unsupported("model: has no weights of real numbers")
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise Unsupported(f"model: its weight {name} is on the meta device, load the weights first")

@@ -14,7 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhaprune.model.gates import GateConfig
-from mhaprune.settings.ranges import Ge, Lt, check
+from mhaprune.settings.arguments import checked
+from mhaprune.settings.ranges import Ge, Lt
+
+Size = Annotated[int, Ge(1)]
 
 
 def padding_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:
@@ -55,30 +58,21 @@ class MultiHeadAttention(nn.Module):
     in_proj_bias: ClassVar[None] = None
     _qkv_same_embed_dim: ClassVar[bool] = False
 
+    @checked
     def __init__(
         self,
-        embed_dim: int,
-        num_heads: int,
+        embed_dim: Size,
+        num_heads: Annotated[int, Ge(0)],
         *,
-        qdim: int | None = None,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        head_dim: int | None = None,
-        dropout: float = 0.0,
+        qdim: Size | None = None,
+        kdim: Size | None = None,
+        vdim: Size | None = None,
+        head_dim: Size | None = None,
+        dropout: Annotated[float, Ge(0), Lt(1)] = 0.0,
         bias: bool = True,
         gate: GateConfig | None = None,
     ) -> None:
         super().__init__()
-        for name, size in (
-            ("embed_dim", embed_dim),
-            ("head_dim", head_dim),
-            ("qdim", qdim),
-            ("kdim", kdim),
-            ("vdim", vdim),
-        ):
-            check(name, size, Annotated[int, Ge(1)])
-        check("num_heads", num_heads, Annotated[int, Ge(0)])
-        check("dropout", dropout, Annotated[float, Ge(0), Lt(1)])
         if head_dim is None:
             if num_heads < 1 or embed_dim % num_heads:
                 allowed = ", ".join(str(h) for h in range(1, embed_dim + 1) if embed_dim % h == 0)

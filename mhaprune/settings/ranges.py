@@ -6,9 +6,10 @@ A range is anything that answers `value in range` and whose text completes the s
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
@@ -92,7 +93,7 @@ def check(name: str, value: Any, hint: Any) -> None:
     None has no range: it is a setting that was left out, where the type allows it.
     """
     if value is None:
-        return
+        return None
     if get_origin(hint) is Annotated:
         hint, *ranges = get_args(hint)
         allowed = " and ".join(map(str, ranges))
@@ -101,14 +102,46 @@ def check(name: str, value: Any, hint: Any) -> None:
             allowed, finite = f"{allowed} and finite", math.isfinite(value)
         if not finite or not all(value in one for one in ranges):
             raise ValueError(f"{name}={list(value) if isinstance(value, tuple) else value}: must be {allowed}")
+    if get_origin(hint) in (Union, types.UnionType):
+        for one in [one for one in get_args(hint) if fits(one, value)][:1]:
+            check(name, value, one)
     if get_origin(hint) is tuple:
         for i, item in enumerate(value):
             check(f"{name}[{i}]", item, get_args(hint)[0])
 
 
+def fits(kind: Any, value: Any) -> bool:
+    """Return whether a value is of a type. A bool is no number, a text is no list, and NaN and infinity fit no type of
+    numbers."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return True
+    if origin is Annotated:
+        return fits(arguments[0], value)
+    if origin in (Union, types.UnionType):
+        return any(fits(one, value) for one in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is Callable:
+        return callable(value)
+    if origin is Sequence:
+        return isinstance(value, Sequence) and not isinstance(value, str) and all(fits(arguments[0], v) for v in value)
+    if kind is types.NoneType:
+        return value is None
+    if isinstance(value, bool):
+        return kind is bool
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    return origin is None and isinstance(value, {float: numbers.Real, int: numbers.Integral}.get(kind, kind))
+
+
 def expected(kind: Any) -> str:
     """Which values fit a type, to complete the sentence "must be ..."."""
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Callable:
+        return "a function"
+    if origin is Sequence:
+        return f"a list, each {expected(arguments[0])}"
     if origin is Annotated:
         return ", ".join([expected(arguments[0]), *map(str, arguments[1:])])
     if origin in (Union, types.UnionType):
@@ -128,7 +161,9 @@ def expected(kind: Any) -> str:
         bool: "true or false",
         types.NoneType: "null",
     }
-    return names.get(kind, getattr(kind, "__name__", str(kind)))
+    if kind in names or not isinstance(kind, type):
+        return names.get(kind, str(kind))
+    return f"a {kind.__name__} of {kind.__module__.partition('.')[0]}"
 
 
 @cache

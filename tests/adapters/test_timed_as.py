@@ -106,7 +106,7 @@ def test_so_many_rounds_are_timed_of_so_many_examples_where_the_model_is(monkeyp
         ({"batch_sizes": (1, 0)}, "batch_sizes=0: must be 1 or more"),
         ({"batch_sizes": ()}, "batch_sizes=[]: must be 1 or more"),
         ({"rounds": 0}, "rounds=0: must be 1 or more"),
-        ({"dtype": "bfloat16"}, "dtype=bfloat16: must be a torch.dtype of real numbers"),
+        ({"dtype": "bfloat16"}, "dtype='bfloat16': must be a dtype of torch"),
         ({"dtype": torch.int8}, "dtype=torch.int8: must be a torch.dtype of real numbers"),
         ({"keep": [1.5]}, "keep=1.5: must be a share of the heads"),
     ],

@@ -214,7 +214,7 @@ def bad_loss(output: Any, batch: Any) -> Tensor:
             },
             "quality: looks at the output in another way than the loss",
         ),
-        ({"model": "bert-base"}, "model: is a str, must be a torch.nn.Module"),
+        ({"model": "bert-base"}, "model='bert-base': must be a Module of torch"),
         ({"model": nn.Linear(2, 2).to("meta")}, "model: its weight weight is on the meta device"),
         (
             {"model": torch.nn.Sequential(nn.Linear(4, 4)), "score": [torch.ones(2, 4)]},
@@ -240,9 +240,19 @@ def test_quantised_weights_are_refused() -> None:
         wrap(small, losses.classification, score=batches(1))
 
 
-@pytest.mark.parametrize(("keep", "allowed"), [(1.5, "0.0 to 1.0"), (9, "0 to 8"), (-1, "0 to 8"), (True, "0 to 8")])
+@pytest.mark.parametrize(
+    ("keep", "allowed"),
+    [
+        (1.5, "0.0 to 1.0"),
+        (9, "0 to 8"),
+        (-1, "0 to 8"),
+        (True, "number"),
+        (float("nan"), "number"),
+        ("half", "number"),
+    ],
+)
 def test_a_number_of_heads_that_cannot_be_is_refused(heads: Heads, keep: Any, allowed: str) -> None:
-    with pytest.raises(ValueError, match=f"keep={keep}: .*{allowed}"):
+    with pytest.raises(ValueError, match=f"keep={keep!r}: .*{allowed}"):
         heads.mask(keep)
 
 
