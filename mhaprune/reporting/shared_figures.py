@@ -90,7 +90,8 @@ def agreement(tables: Tables) -> Plot | None:
     legend_above(figure, grid[0])
     caption = (
         "Each head's score against what closing it really costs"
-        " (axes with powers of ten are linear near 0; bars are 95 % intervals)."
+        " (axes with powers of ten are linear near 0; bars are 95 % intervals over examples; where there is none, too"
+        " few examples make the score to say)."
     )
     return Plot("agreement", caption, figure)
 

@@ -61,6 +61,15 @@ MEANS: dict[str, tuple[Draw, float]] = {
     ),
     "1 % lose a nat": (rare(0.01, lambda draw, n: draw.exponential(size=n)), 0.01),
 }
+RARE: dict[str, tuple[Draw, float]] = {
+    f"{100 * share:g} % lose {what}": (rare(share, values), share)
+    for share in (0.002, 0.003, 0.005, 0.007, 0.01, 0.02)
+    for what, values in (
+        ("a nat", lambda draw, n: np.ones(n)),
+        ("some nats", lambda draw, n: draw.exponential(size=n)),
+    )
+}
+"""A sample may hold one of these examples, or none."""
 DIFFERENCES: dict[str, tuple[Draw, float]] = {
     f"{100 * better:g} % better, {100 * worse:g} % worse": (signs(better, worse), better - worse)
     for better, worse in (
@@ -102,7 +111,8 @@ def resamples(n: int) -> np.ndarray:
 
 
 IN_USE: dict[str, tuple[Interval, Mapping[str, tuple[Draw, float]], int]] = {
-    "mean_interval": (mean_interval, MEANS, EXAMPLES),
+    "mean_interval": (mean_interval, MEANS | RARE, EXAMPLES),
+    "mean_interval of few": (mean_interval, RARE, 128),
     "share_interval": (share_interval, SHARES, EXAMPLES),
     "difference_interval": (difference_interval, DIFFERENCES | OVER_BUDGETS, EXAMPLES),
     "paired_interval": (of_pairs, DIFFERENCES, EXAMPLES),
@@ -113,7 +123,7 @@ CASES = [(name, case) for name, (_, cases, _) in IN_USE.items() for case in case
 
 
 def missed(interval: Interval, draw: Draw, truth: float, n: int, times: int) -> tuple[float, float]:
-    """The shares of intervals that lie above the truth and below it."""
+    """The shares of intervals that lie above the truth and below it. NaN, too little to say, does neither."""
     generator = np.random.default_rng(0)
     ends = np.array([interval(draw(generator, n)) for _ in range(times)])
     return float((ends[:, 0] > truth).mean()), float((ends[:, 1] < truth).mean())
@@ -126,6 +136,23 @@ def test_it_covers_the_truth_nearly_as_often_as_it_says(name: str, case: str, ti
     interval, cases, n = IN_USE[name]
     noise = (0.93 * 0.07 / times) ** 0.5
     assert 1 - sum(missed(interval, *cases[case], n, times)) >= 0.93 - 2 * noise
+
+
+@pytest.mark.parametrize(
+    ("case", "least", "most"),
+    [
+        ("normal, skewness 0", 1, 1),
+        ("exponential, skewness 2", 1, 1),
+        ("lognormal, skewness 6", 0.98, 1),
+        ("2 % lose a nat", 0.98, 1),
+        ("0.2 % lose a nat", 0.15, 0.35),
+        ("0.2 % lose some nats", 0.02, 0.2),
+    ],
+)
+def test_an_interval_is_given_where_enough_examples_make_the_mean(case: str, least: float, most: float) -> None:
+    generator, (draw, _) = np.random.default_rng(0), (MEANS | RARE)[case]
+    given = [np.isfinite(mean_interval(draw(generator, EXAMPLES))).all() for _ in range(300)]
+    assert least <= np.mean(given) <= most
 
 
 def test_a_claim_of_many_heads_is_seldom_wrong_and_often_made() -> None:

@@ -69,13 +69,14 @@ def test_the_mean_is_within_its_interval(interval: IntervalOf) -> None:
             values = (draw.random(n) < share) * draw.uniform(0.5, 1.0, size=n)
             for these in (values, 1 - values):
                 low, high = interval(these)
-                assert low <= these.mean() + 1e-12
-                assert these.mean() - 1e-12 <= high
+                assert not low > these.mean() + 1e-12  # NaN where there is too little to say
+                assert not high < these.mean() - 1e-12
+                assert np.isfinite([low, high]).all() or interval is mean_interval
 
 
 def test_values_that_are_all_equal_have_a_width_only_where_others_are_possible() -> None:
     ones = np.ones(512)
-    assert mean_interval(ones) == (1.0, 1.0)
+    assert np.isnan(mean_interval(ones)).all(), "others may lose more"
     low, high = share_interval(ones)
     assert (low, high) == (pytest.approx(1 - 1.96 * 2**0.5 / 514, abs=1e-4), 1.0)
     assert difference_interval(0 * ones) == pytest.approx((low - 1, 1 - low), abs=1e-6)

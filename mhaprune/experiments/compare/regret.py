@@ -53,11 +53,12 @@ class Regrets:
         return sign * np.mean(differences, axis=0)
 
     def columns(self, plans: Sequence[Plan]) -> dict[str, float]:
-        """`regret_quality` and `regret_loss` with their intervals."""
+        """`regret_quality` and `regret_loss` with their intervals. The loss of the best subset itself is known to be 0."""
         columns: dict[str, float] = {}
         for name in reversed(OBJECTIVES):
-            interval = mean_interval if name == "loss" else difference_interval
-            columns |= with_interval(f"regret_{name}", self.regret(plans, name), interval)
+            regret_E = self.regret(plans, name)
+            loss = mean_interval if regret_E.any() else lambda values_E: (0.0, 0.0)
+            columns |= with_interval(f"regret_{name}", regret_E, loss if name == "loss" else difference_interval)
         return columns
 
     def area_columns(self, scorer: str) -> dict[str, float]:
