@@ -76,7 +76,7 @@ def accuracy_columns(outcome: Outcome) -> dict[str, float]:
 
 def interval_for(name: str, values_E: np.ndarray) -> Callable[[np.ndarray], tuple[float, float]]:
     """The interval that holds for such values: successes, shares or any number."""
-    if name == QUALITY and yes_or_no(values_E):
+    if name in (QUALITY, "loss") and yes_or_no(values_E):
         return wilson_interval
     return share_interval if name != "loss" and values_E.min() >= 0 and values_E.max() <= 1 else mean_interval
 

@@ -106,9 +106,9 @@ class Heads:
     def score(self, *scorers: str | Scorer) -> pd.DataFrame:
         """The importance of every head by each scorer, on the *score* split, as a tidy table.
 
-        One row per scorer and head: `score` with its 95 % interval, which is empty where too few examples make the score
-        to say; `rank` (1 is the most important), and what it cost. A scorer is a name as in `scorer=[...]` of the command line, or an object. Raises ValueError,
-        one line, for one that needs what this model has not.
+        One row per scorer and head: `score` with its 95 % interval, which is empty where too few examples make the
+        score to say; `rank` (1 is the most important), and what it cost. A scorer is a name as in `scorer=[...]` of the
+        command line, or an object. Raises ValueError, one line, for one that needs what this model has not.
         """
         chosen = self._scorers(scorers or ("ablation",))
         table = heads_table(self.scoring, chosen)

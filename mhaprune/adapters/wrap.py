@@ -40,9 +40,11 @@ def wrap(
     `loss` takes what the model returns and a batch, and returns one number per example (see `mhaprune.losses`);
     `quality` likewise, the higher the better. Each split is a list of batches: heads are scored on `score`, choices are
     made on `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`; if there is none, they use
-    `score`. Batches are dicts, tuples or tensors with a row per example. A tuple is (inputs ..., target), as torch loaders
-    make it. The model is called as `model(**batch)`, `model(*inputs)` or `model(batch)`, and never with the
-    target; `call(model, batch)` is another way to call it. No pass holds more examples than your largest batch.
+    `score`.
+
+    Batches are dicts, tuples or tensors with a row per example. A tuple is (inputs ..., target), as torch loaders make
+    it. The model is called as `model(**batch)`, `model(*inputs)` or `model(batch)`, and never with the target;
+    `call(model, batch)` is another way to call it. No pass holds more examples than your largest batch.
 
     `blocks` names the attention layers by hand, where tracing finds none. Raises `Unsupported`, one line, for a model
     that cannot be understood.

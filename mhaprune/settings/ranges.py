@@ -93,7 +93,7 @@ def check(name: str, value: Any, hint: Any) -> None:
     None has no range: it is a setting that was left out, where the type allows it.
     """
     if value is None:
-        return None
+        return
     if get_origin(hint) is Annotated:
         hint, *ranges = get_args(hint)
         allowed = " and ".join(map(str, ranges))

@@ -53,7 +53,7 @@ class Regrets:
         return sign * np.mean(differences, axis=0)
 
     def columns(self, plans: Sequence[Plan]) -> dict[str, float]:
-        """`regret_quality` and `regret_loss` with their intervals. The loss of the best subset itself is known to be 0."""
+        """`regret_quality` and `regret_loss` with their intervals. That of the best subset itself is 0 for certain."""
         columns: dict[str, float] = {}
         for name in reversed(OBJECTIVES):
             regret_E = self.regret(plans, name)
