@@ -71,6 +71,8 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         wrap(score=[{"input_ids": torch.zeros(0, 3, dtype=torch.long)}]),
         wrap(score=[{"input_ids": torch.tensor(3)}]),
         wrap(score=torch.utils.data.TensorDataset(torch.ones(3))),
+        wrap(score=[{"words": torch.ones(2, 3)}]),
+        wrap(score=[torch.full((2, 3), 10_000)]),
     ],
     "choose": [wrap(choose=[]), wrap(choose=7)],
     "blocks": [wrap(blocks=[]), wrap(blocks=["attention"]), wrap(blocks=3)],

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.blocks import AttentionBlock, Unsupported
 from mhaprune.adapters.discovery import discover, unseen
+from mhaprune.adapters.gating import at_rest
 from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.losses import Drift, Judge, name_of, quality_for
 from mhaprune.adapters.proof import prove
@@ -60,6 +61,7 @@ def wrap(
     if convertible(model):
         model = converted(model)
     first = splits["score"][:2].converted(*_place(model))
+    _check_call(model, first, run)
     if blocks is None:
         found = discover(model, lambda one: run(one, first.arguments()))
     else:
@@ -88,6 +90,19 @@ def call_plainly(model: nn.Module, arguments: Any) -> Any:
     if isinstance(arguments, Mapping):
         return model(**arguments)
     return model(*(arguments[:-1] or arguments)) if isinstance(arguments, tuple) else model(arguments)
+
+
+def _check_call(model: nn.Module, first: Batches, run: Callable[[nn.Module, Any], Any]) -> None:
+    """Raise ValueError, one line, for a model that cannot be called with a batch."""
+    try:
+        with torch.no_grad(), at_rest(model):
+            run(model, first.arguments())
+    except Exception as error:  # of a model that may be anybody's
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"score: the model cannot be called with these batches ({type(error).__name__}: {reason}); dicts are given"
+            " by name, tuples without their last part; call= names another way"
+        ) from error
 
 
 def with_dense(subject: WrappedModel, split: Batches, judge: Drift, batch_size: int = 64) -> Batches:
