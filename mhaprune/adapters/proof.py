@@ -65,8 +65,12 @@ def prove(subject: WrappedModel, batch: Batches) -> Proven:
 
 def _comparable(precise: WrappedModel, few: Batches) -> None:
     """Raise `Unsupported` for outputs that are none, not finite, or others in each pass."""
-    with torch.no_grad():
-        first, again = precise.outputs(few), precise.outputs(few)
+    try:
+        with torch.no_grad():
+            first, again = precise.outputs(few), precise.outputs(few)
+    except (RuntimeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise Unsupported(f"model: does not compute in float64, in which proofs are made ({reason})") from None
     if not first.numel():
         raise Unsupported("model: returns no tensor of real numbers, so nothing can be compared")
     if not first.isfinite().all():

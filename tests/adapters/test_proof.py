@@ -100,6 +100,17 @@ def test_attention_that_was_not_seen_is_named(name: str, kind: str) -> None:
     assert repr(heads) == f"8 heads in 2 blocks, all gate, all removable; not seen: layers.0.{name}"
 
 
+def test_a_model_that_has_no_float64_is_refused_in_one_line() -> None:
+    class Single(Classifier):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            if self.output.weight.dtype == torch.double:
+                raise RuntimeError("Expected Float32, got Double\nand more")
+            return super().forward(input_ids, attention_mask, labels)
+
+    with pytest.raises(ValueError, match=r"does not compute in float64, .* \(Expected Float32, got Double\)$"):
+        wrapped(Single())
+
+
 class Random(Classifier):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         said = super().forward(input_ids, attention_mask, labels)
