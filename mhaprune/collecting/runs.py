@@ -11,6 +11,7 @@ from typing import Any
 
 from mhaprune.experiments.base import Experiment
 from mhaprune.settings.plugins import find_class
+from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.seals import Damaged, checksum
 from mhaprune.storage.store import inside, read_status
 from mhaprune.storage.sweeps import FILE, Job, Sweep
@@ -120,7 +121,7 @@ class FoundRun:
         if path is None:
             raise Damaged(f"{name} is not a file of this folder")
         try:
-            data = path.read_bytes()
+            data = read_bytes(path)
         except OSError as error:
             raise Damaged(f"{name}: {error.strerror}") from None
         if expected is not None and checksum(data) != expected:
