@@ -17,6 +17,7 @@ from mhaprune.launching.showing import shown
 from mhaprune.model.checkpoint import load as read
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.running import Results
+from mhaprune.settings.refusals import foreign
 from mhaprune.storage.store import RunFolder
 from mhaprune.studies.study import Study
 from mhaprune.tasks.base import Task
@@ -72,11 +73,16 @@ class Loaded(nn.Module):
         return answers[0] if len(answers) == 1 else answers
 
 
-def load(path: str | Path, device: torch.device | str = "cpu") -> nn.Module:
+def load(path: str | Path, device: torch.device | str = "cpu", trust_remote_code: bool = False) -> nn.Module:
     """A saved model: a file of `experiment=train` or `experiment=prune` as a `Loaded`, or a folder that `save` or the
-    `save_pretrained` of a pruned model of transformers wrote. Raises ValueError, one line, for anything else."""
+    `save_pretrained` of a pruned model of transformers wrote. Raises ValueError, one line, for anything else.
+
+    `trust_remote_code` runs Python code that others laid into a folder. What `save` wrote needs it not.
+    """
+    with foreign(f"device={device}: not to be had on this machine"):
+        torch.empty(0, device=device)
     if is_folder_of_transformers(Path(path)):
-        return load_folder(Path(path)).to(device)
+        return load_folder(Path(path), trust_remote_code).to(device)
     return Loaded(*restored(read(str(path)), device))
 
 

@@ -55,6 +55,10 @@ class Hf(Pretrained):
     hub: bool = False
     """Whether `path` is the name of a model to download. Otherwise nothing is downloaded."""
 
+    trust_remote_code: bool = False
+    """Whether Python code in the folder is run, as a model that transformers does not know needs it. It may do anything
+    that you may do on this machine."""
+
     @property
     def title(self) -> str:
         return Path(self.path or "hf").name
@@ -64,7 +68,7 @@ class Hf(Pretrained):
             raise ValueError("model.path=null: must name the folder of a model, for example model.path=my-bert")
         if data is None:
             raise ValueError("data=null: must name a file of texts, for example data=texts.txt")
-        folder = Folder(self.path, self.hub)
+        folder = Folder(self.path, self.hub, self.trust_remote_code)
         task = folder.task(self.task)
         name, judged_by = chosen(objective, OBJECTIVES[task], f"model.task={task}")
         rows = in_splits(read_rows(data, *needed(task, name)), self.sizes, f"data={data}")
