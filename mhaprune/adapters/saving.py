@@ -76,6 +76,8 @@ def save_folder(model: nn.Module, path: str | Path) -> None:
     if foreign := [path for path, module in model.named_modules() if isinstance(module, TorchAttention)]:
         raise Unsupported(f"model: {foreign[0]} was attention of torch.nn, which no folder can hold; see torch.save")
     folder, writer, name = make_folder("path", Path(path)), cast("Any", model), native.__name__
+    if links := [each.name for each in folder.iterdir() if each.is_symlink()]:
+        raise ValueError(f"path={path}: {links[0]} is a link, through which nothing is written")
     if Cut.of(model) is None:
         writer.save_pretrained(folder)
         _note_checksums(folder)

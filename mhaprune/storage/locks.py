@@ -56,7 +56,7 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
 
     The file stays when the lock is gone: to remove it would let two processes hold locks of one name.
     """
-    with open(path, "ab+", buffering=0, opener=regular) as file:
+    with _lockable(path) as file:
         start, said = time.monotonic(), False
         while not _taken(file, fcntl.LOCK_EX):
             waited = time.monotonic() - start
@@ -68,6 +68,15 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
             time.sleep(PAUSE)
         _sign(file, path)
         yield
+
+
+def _lockable(path: Path) -> IO[bytes]:
+    try:
+        return open(path, "ab+", buffering=0, opener=regular)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EINVAL, errno.EISDIR):
+            raise
+        raise ValueError(f"{path}: {error.strerror}, remove it or name another folder") from None
 
 
 def _sign(file: IO[bytes], path: Path) -> None:
