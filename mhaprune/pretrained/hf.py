@@ -129,7 +129,9 @@ def label_of(row: Row, config: Any) -> int:
     named = {str(name): int(number) for name, number in (getattr(config, "label2id", None) or {}).items()}
     if row.label in named:
         return named[row.label]
-    if row.label.isdecimal() and int(row.label) < config.num_labels:
+    if row.label.isdecimal() and len(row.label) < 20 and int(row.label) < config.num_labels:
         return int(row.label)
     allowed = f"0 to {config.num_labels - 1}" if len(named) > 20 else ", ".join(named)
-    raise ValueError(f"data: the label {row.label!r} of {row.text[:40]!r} is none of the model's, {allowed}")
+    raise ValueError(
+        f"{row.place}: the label {row.label[:40]!r} of {row.text[:40]!r} is none of the model's, {allowed}"
+    )
