@@ -52,7 +52,8 @@ def read_rows(path: str, *needed: str) -> list[Row]:
                         )
                     if not values[name].strip():
                         raise ValueError(f"{place} has an empty {name}")
-                rows.append(Row(*(" ".join(values.get(name, "").split()) for name in COLUMNS), place))
+                read = {name: " ".join(values.get(name, "").split()) for name in COLUMNS}
+                rows.append(Row(**read, place=place))
     except OSError as error:
         raise ValueError(f"data={path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
@@ -123,9 +124,8 @@ def _jsonl(file: Iterable[str]) -> Numbered:
             raise Unreadable(f"line {number} is no JSON ({error})") from None
         for name in COLUMNS:
             if not isinstance(values.get(name, ""), str):
-                raise Unreadable(
-                    f"line {number} has {name}={json.dumps(values[name])[:40]}, must be a text or a number"
-                )
+                given = json.dumps(values[name])[:40]
+                raise Unreadable(f"line {number} has {name}={given}, must be a text or a number")
         yield number, {name: value for name, value in values.items() if isinstance(value, str)}
 
 
