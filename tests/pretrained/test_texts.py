@@ -83,16 +83,17 @@ def test_a_file_that_does_not_fit_is_refused(
 
 CONTROLS = "a\u2028b\u0085c\x0bd\x0ce"
 
+JSON_CONTROLS = CONTROLS.replace("\x0b", "\\u000b").replace("\x0c", "\\f")
+
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("a.txt", f"\ufeff{CONTROLS}\r\nnext\rlast\n"),
         ("a.csv", f'\ufefftext,label\r\n{CONTROLS},0\r\n"next",1\r\nlast,2\n'),
-        ("a.jsonl", f'\ufeff{{"text": "{CONTROLS}"}}\n{{"text": "next"}}\r\n{{"text": "last"}}'.replace("\x0b", "\\u000b")
-            .replace("\x0c", "\\f")),
+        ("a.jsonl", f'\ufeff{{"text": "{JSON_CONTROLS}"}}\n{{"text": "next"}}\r\n{{"text": "last"}}'),
     ],
-)  # fmt: skip
+)
 def test_only_line_breaks_end_a_line_and_a_byte_order_mark_is_no_text(name: str, text: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(text.encode())
