@@ -112,6 +112,9 @@ class Sweep:
             texts += [text for job in sweep.jobs for text in (job.name, job.label, *job.overrides)]
             if not all(isinstance(text, str) for text in texts) or not isinstance(sweep.starts, int):
                 raise TypeError
+            if any(len(job.name.encode()) > 255 or "\0" in job.name for job in sweep.jobs):
+                raise TypeError
+            "".join(texts).encode()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
