@@ -18,6 +18,7 @@ from mhaprune.model.checkpoint import load as read
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.running import Results
 from mhaprune.settings.arguments import checked
+from mhaprune.settings.refusals import foreign
 from mhaprune.storage.store import RunFolder
 from mhaprune.studies.study import Study
 from mhaprune.tasks.base import Task
@@ -79,11 +80,16 @@ class Loaded(nn.Module):
 
 
 @checked
-def load(path: str | Path, device: torch.device | str = "cpu") -> nn.Module:
+def load(path: str | Path, device: torch.device | str = "cpu", trust_remote_code: bool = False) -> nn.Module:
     """A saved model: a file of `experiment=train` or `experiment=prune` as a `Loaded`, or a folder that `save` or the
-    `save_pretrained` of a pruned model of transformers wrote. Raises ValueError, one line, for anything else."""
+    `save_pretrained` of a pruned model of transformers wrote. Raises ValueError, one line, for anything else.
+
+    `trust_remote_code` runs Python code that others laid into a folder. What `save` wrote needs it not.
+    """
+    with foreign(f"device={device}: not to be had on this machine"):
+        torch.empty(0, device=device)
     if is_folder_of_transformers(Path(path)):
-        return load_folder(Path(path)).to(device)
+        return load_folder(Path(path), trust_remote_code).to(device)
     return Loaded(*restored(read(str(path)), device))
 
 

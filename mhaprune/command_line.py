@@ -194,13 +194,18 @@ class HandingOver(Callback):
     """Where Hydra would begin a sweep, it is done by `launching`; and a run is refused before Hydra writes anything."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        from mhaprune.storage.store import refuse_busy
+        from mhaprune.launching.from_hydra import files_of_hydra
+        from mhaprune.storage.store import refuse_busy, refuse_links
 
-        if any(text.startswith("hydra.run.dir=") for text in config.hydra.overrides.hydra):  # else it is a fresh one
-            try:
-                refuse_busy(Path(config.hydra.run.dir))
-            except ValueError as error:
-                raise RunFailed(error) from error
+        typed = any(text.startswith("hydra.run.dir=") for text in config.hydra.overrides.hydra)  # else it is fresh
+        try:
+            if typed and not config.hydra.run.dir:
+                raise ValueError("hydra.run.dir='': must name a folder")
+            folder = Path(config.hydra.run.dir if typed else "new")
+            refuse_busy(folder)
+            refuse_links("hydra.run.dir", folder, files_of_hydra(config))
+        except ValueError as error:
+            raise RunFailed(error) from error
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         raise SweepAsked(config, GlobalHydra.instance().config_loader())

@@ -20,9 +20,11 @@ from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.plugins import allow, allowed, find_class
 from mhaprune.settings.ranges import expected, fits
+from mhaprune.settings.refusals import foreign
 from mhaprune.storage.sweeps import ORDERS, Orders
 from mhaprune.studies.study import ModelOfOthers
 from mhaprune.tasks.base import Task
+from mhaprune.training.loop import Training
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +62,15 @@ def orders_of(config: Mapping[str, Any]) -> Orders:
 
 def restored(saved: SavedModel, device: torch.device | str = "cpu") -> tuple[Seq2Seq, Task]:
     """A saved model as a module, and the task that it was trained on."""
-    parts = {name: _build(kind, saved.settings[name], name) for name, kind in BUILT_FROM.items()}
+    parts = _parts(saved)
     task = parts["task"]
     return restore(saved, parts["model"], len(task.vocabulary), parts["gate"], str(device)), task
+
+
+def _parts(saved: SavedModel) -> dict[str, Any]:
+    """What a file was saved with, built. Raises ValueError that names the file."""
+    with foreign(f"model_file={saved.path}: damaged"):
+        return {name: _build(kind, saved.settings[name], name) for name, kind in BUILT_FROM.items()}
 
 
 BROUGHT_BY_OTHERS = ("task", "training", "gate")
@@ -76,7 +84,7 @@ def is_of_others(config: Mapping[str, Any]) -> bool:
     return isinstance(target, str) and find_class(ModelOfOthers, target) is not None
 
 
-BUILT_FROM = {"task": Task, "model": Transformer, "gate": GateConfig | None}
+BUILT_FROM = {"task": Task, "model": Transformer, "gate": GateConfig | None, "training": Training}
 
 
 def plug_in_of(group: str, name: str, settings: Mapping[str, Any]) -> Any:
@@ -86,6 +94,7 @@ def plug_in_of(group: str, name: str, settings: Mapping[str, Any]) -> Any:
 
 def _with_what_a_file_brings(config: Mapping[str, Any], saved: SavedModel) -> dict[str, Any]:
     """The config with the file's task and model, without scorers that need the gates which a pruned model has lost."""
+    _parts(saved)
     scorers = config.get("scorer", {})
     if saved.settings["gate"] is None and isinstance(scorers, Mapping):
         targets = {

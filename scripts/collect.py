@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mhaprune.collecting.collect import collect
 from mhaprune.launching.watching import watch
+from mhaprune.settings.refusals import one_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(line)
     except KeyboardInterrupt:
         return 130
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
     print(f"all of it is in {chosen.out}, start with report.html")
     return 0

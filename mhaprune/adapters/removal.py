@@ -49,7 +49,12 @@ class Cut:
         version = noted.get("version") if isinstance(noted, dict) else None
         if version != VERSION or set(noted) != {each.name for each in fields(cls)}:
             raise Unsupported(f"config.mhaprune: is of version {version}, this mhaprune reads {VERSION}")
-        return cls(**noted)
+        cut = cls(**noted)
+        values = [value for each in cut.attributes.values() for value in each.values() if value is not None]
+        numbers = [*values, *cut.shapes.values(), *cut.heads.values()]
+        if not all(isinstance(n, int) for each in numbers for n in (each if isinstance(each, list) else [each])):
+            raise Unsupported("config.mhaprune: must hold numbers")
+        return cut
 
     def then(self, later: Cut) -> Cut:
         """This removal and a later one as one."""

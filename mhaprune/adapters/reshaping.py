@@ -27,8 +27,11 @@ def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[
 def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
     """Set attributes of modules, by their paths. Their weights have the new shapes already."""
     for path, values in attributes.items():
+        module = model.get_submodule(path)
         for name, value in values.items():
-            setattr(model.get_submodule(path), name, value)
+            if not isinstance(getattr(module, name, value), int | list | None):
+                raise ValueError(f"config.mhaprune: {path}.{name} counts no heads")
+            setattr(module, name, value)
     if any("kept_of_kv" in values or "kept_heads" in values for values in attributes.values()):
         register()
         model.set_attn_implementation(UNEVEN)

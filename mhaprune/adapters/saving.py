@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ from mhaprune.adapters.blocks import Unsupported
 from mhaprune.adapters.removal import COUNTS, Cut
 from mhaprune.adapters.reshaping import shrink
 from mhaprune.adapters.torch_nn import TorchAttention
+from mhaprune.settings.ranges import Ge, Within
+from mhaprune.settings.refusals import foreign
 from mhaprune.storage.seals import checksum
 from mhaprune.storage.store import make_folder, write_bytes, write_json
 
@@ -33,9 +36,16 @@ WIDTH_OF_HEAD = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 
 def is_folder_of_transformers(path: Path) -> bool:
     """Whether it looks like what `save_pretrained` writes."""
-    return path.is_dir() and (path / "config.json").exists()
+    return os.path.exists(path / "config.json")  # of Path, it would raise for a name that cannot be
 
 
+ALLOWED: dict[str, Any] = {
+    "layers": Within(0, 1000),
+    "n_layer": Within(0, 1000),
+    "head": Ge(0),
+    "dropout": Within(0, 1),
+}
+"""What numbers in a config must be, by a part of their names."""
 CHECKSUMS = "checksums.json"
 """The file of checksums in a folder: of every other file, by its name."""
 CODE = "modeling_mhaprune"
@@ -66,6 +76,8 @@ def save_folder(model: nn.Module, path: str | Path) -> None:
     if foreign := [path for path, module in model.named_modules() if isinstance(module, TorchAttention)]:
         raise Unsupported(f"model: {foreign[0]} was attention of torch.nn, which no folder can hold; see torch.save")
     folder, writer, name = make_folder("path", Path(path)), cast("Any", model), native.__name__
+    if links := [each.name for each in folder.iterdir() if each.is_symlink()]:
+        raise ValueError(f"path={path}: {links[0]} is a link, through which nothing is written")
     if Cut.of(model) is None:
         writer.save_pretrained(folder)
         _note_checksums(folder)
@@ -96,11 +108,9 @@ def _check(folder: Path) -> None:
     """Raise `Unsupported`, one line, if a file has changed since `save_folder`: transformers would not notice."""
     if not (folder / CHECKSUMS).exists():  # written by save_pretrained alone
         return
-    try:
+    with foreign(f"{folder}: damaged, {CHECKSUMS} does not fit"):
         noted = dict(json.loads((folder / CHECKSUMS).read_text()))
         changed = [name for name in noted if checksum((folder / Path(name).name).read_bytes()) != noted[name]]
-    except (OSError, ValueError, TypeError) as error:
-        raise Unsupported(f"{folder}: damaged, {CHECKSUMS} does not fit ({str(error).splitlines()[0]})") from None
     if changed:
         raise Unsupported(
             f"{folder}: damaged, {', '.join(changed)} changed since it was saved; if you changed it yourself, remove"
@@ -134,30 +144,59 @@ def _automatic(kind: type, config: type) -> list[str]:
     return names
 
 
-def load_folder(path: Path, **options: Any) -> nn.Module:
-    """A model that `save_pretrained` wrote, pruned or not. Raises `Unsupported`, one line, for anything else, and for
-    weights that are missing, unexpected or of another shape."""
+def check_folder(path: Path) -> None:
+    """Raise ValueError for a folder that holds a pipe or the like, which would block whoever reads it."""
+    if found := sorted(each.name for each in path.iterdir() if not (each.is_file() or each.is_dir())):
+        raise ValueError(f"{path}: {found[0]} is no regular file")
+
+
+def check_config(config: Any) -> None:
+    """Raise ValueError for numbers that build a model for hours, or one that fails at its first call."""
+    for name, value in vars(config).items():
+        for word, allowed in ALLOWED.items():
+            if word in name and isinstance(value, int | float) and value not in allowed:
+                raise ValueError(f"{name}={value}: must be {allowed}")
+
+
+def class_in(folder: Path | str, config: Any, auto: str) -> Any:
+    """The class that the folder's own code has for an `AutoModel...` class; None for a folder without such code. It
+    runs that code."""
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    named = getattr(config, "auto_map", None) or {}
+    return get_class_from_dynamic_module(named[auto], folder) if auto in named else None
+
+
+def load_folder(path: Path, trust_remote_code: bool = False, **options: Any) -> nn.Module:
+    """A model that `save_pretrained` wrote, pruned or not. Raises ValueError, one line, for anything else, and for
+    weights that are missing, unexpected or of another shape.
+
+    `trust_remote_code` lets Python code in the folder run. What `save_folder` wrote needs it not.
+    """
     try:
         import transformers
     except ImportError:
         raise Unsupported(f"{path}: is a model of transformers, install it: pip install 'mhaprune[hf]'") from None
+    check_folder(path)
     _check(path)
-    try:
+    options = {"local_files_only": True, "trust_remote_code": trust_remote_code} | options
+    with foreign(f"{path}: its config.json cannot be read", "mhaprune.load(..., trust_remote_code=True)"):
         named = json.loads((path / "config.json").read_text()).get("architectures") or [None]
-        config = transformers.AutoConfig.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise Unsupported(f"{path}: its config.json cannot be read ({str(error).splitlines()[0]})") from None
-    kind = getattr(transformers, str(named[0]), None)
-    if kind is None:
-        raise Unsupported(f"{path}: its architecture {named[0]} is none that transformers has")
-    with shrinking(kind):
-        try:
-            model, found = kind.from_pretrained(path, config=config, output_loading_info=True, **options)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise Unsupported(f"{path}: cannot be loaded ({str(error).splitlines()[0]})") from None
+        config = transformers.AutoConfig.from_pretrained(path, **options)
+        check_config(config)
+        kind: Any = getattr(transformers, str(named[0]), None)
+        if kind is None and trust_remote_code:
+            autos = [auto for auto in getattr(config, "auto_map", None) or {} if auto.startswith("AutoModel")]
+            kinds = [class_in(path, config, auto) for auto in autos]
+            kind = next((each for each in kinds if each.__name__ == named[0]), None)
+    known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not known:
+        raise ValueError(f"{path}: its architecture {named[0]} is none that transformers has")
+    with foreign(f"{path}: cannot be loaded"), shrinking(kind):
+        model, found = kind.from_pretrained(path, config=config, output_loading_info=True, **options)
     for what, names in found.items():
         if names:
-            raise Unsupported(f"{path}: damaged, {what.replace('_', ' ')}: {', '.join(sorted(map(str, names))[:3])}")
+            raise ValueError(f"{path}: damaged, {what.replace('_', ' ')}: {', '.join(sorted(map(str, names))[:3])}")
     assert isinstance(model, nn.Module)
     return model
 

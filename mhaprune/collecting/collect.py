@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -18,6 +20,9 @@ from mhaprune.reporting.page import render
 from mhaprune.reporting.plots import Plot
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.storage.sweeps import Sweep
+
+FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$)")
+"""How a text begins that is no number and that a spreadsheet computes."""
 
 
 def collect(folders: Iterable[Path], out: Path) -> list[str]:
@@ -34,7 +39,7 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
         raise ValueError(f"folder={', '.join(map(str, folders))}: holds no run, a run folder has a status.json")
     with RunFolder(out).recorded() as folder:
         folder.note(kind=COLLECTION)
-        called = names([run.folder for run in runs], [run.status for run in runs])
+        called = names([Path(run.place) for run in runs], [run.status for run in runs])
         each = zip(runs, called.labels, called.settings, called.details, slices_of(runs), strict=True)
         parts = [part_of(*found) for found in each]
         tables: dict[str, pd.DataFrame] = {}
@@ -56,14 +61,24 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
         lines += [f"{top} holds no run." for top in folders if not any(_within(part.run, top) for part in parts)]
         tables = {"runs": table_of(parts, called.varying), **tables}
         for name, frame in tables.items():
-            folder.write_table(name, frame)
+            folder.write_table(name, no_formulas(frame))
         folder.write_figures(plots)
         facts = _how_to_repeat(folders, out) | {"runs": str(len(runs))}
         title = title_of(parts, called.varying)
         folder.write("report.html", render(title, lines, plots, tables, facts).encode())
         folder.write("index.html", index_of(title, parts, called.varying, facts, folder.path).encode())
-        folder.note(runs=len(runs), failed=[str(part.run.folder) for part in left_out])
+        folder.note(runs=len(runs), failed=[part.run.place for part in left_out])
     return lines
+
+
+def no_formulas(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same table without a text that a spreadsheet would take for a formula: a quote stands before it."""
+
+    def plain(value: Any) -> Any:
+        return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+    texts = frame.select_dtypes(exclude=["number", "bool"])
+    return frame.assign(**{name: texts[name].map(plain) for name in texts}).rename(columns=plain)
 
 
 def _how_to_repeat(folders: Sequence[Path], out: Path) -> dict[str, str]:

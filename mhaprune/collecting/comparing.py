@@ -90,6 +90,8 @@ def combined(parts: Sequence[Part]) -> dict[str, pd.DataFrame]:
 def _with_labels(parts: Sequence[Part], name: str) -> pd.DataFrame:
     slices = [part.slices[name] for part in parts]
     table, sizes = below_each_other(slices), [each.end - each.start for each in slices]
-    for i, (column, texts) in enumerate({LABEL: [p.label for p in parts], SETTING: [p.setting for p in parts]}.items()):
-        table.insert(i, column, np.repeat(np.array(texts, dtype=object), sizes))
-    return varying_first(table)
+    texts = {LABEL: [part.label for part in parts], SETTING: [part.setting for part in parts]}
+    if taken := [column for column in texts if column in table]:
+        raise ValueError(f"a column is named {taken[0]}")
+    names = pd.DataFrame({column: np.repeat(np.array(own, dtype=object), sizes) for column, own in texts.items()})
+    return varying_first(pd.concat([names, table], axis=1))

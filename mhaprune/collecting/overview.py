@@ -23,7 +23,7 @@ def title_of(parts: Sequence[Part], varying: Sequence[str]) -> str:
     done = ", ".join(kind.__name__.lower() for kind in kinds if kind is not None)
     tasks = _listed(list(dict.fromkeys(part.settings.get("task", "no task") for part in whole)) or ["no task"])
     title = f"{done or 'Runs'} on {tasks}"
-    settings = [name for name in varying if name not in ("task", "seed")]
+    settings = [name for name in varying if name not in ("experiment", "task", "seed")]
     if settings:
         title += f", by {_listed(settings)}"
     seeds = {part.settings["seed"] for part in parts if "seed" in part.settings}
@@ -47,7 +47,7 @@ def table_of(parts: Sequence[Part], varying: Sequence[str]) -> pd.DataFrame:
         ended: dict[str, Any] = {"state": part.why_not or "done"}
         ended |= {name: part.run.status.get(name) for name in ("seconds", "start")}
         own = {LABEL: part.label} | settings | numbers | ended | trained_with(part)
-        rows.append(own | {"folder": str(part.run.folder)})
+        rows.append(own | {"folder": part.run.place})
     return varying_first(pd.DataFrame(rows))
 
 

@@ -37,7 +37,7 @@ class Part:
     why_not: str | None = None
 
     def left_out(self) -> str:
-        return f"{self.label} is not in here, {self.why_not} ({self.run.folder})."
+        return f"{self.label} is not in here, {self.why_not} ({self.run.place})."
 
 
 def part_of(run: FoundRun, label: str, setting: str, settings: Mapping[str, str], slices: Slices | Damaged) -> Part:

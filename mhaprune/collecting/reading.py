@@ -90,7 +90,18 @@ def _together(files: Sequence[bytes]) -> list[Slice] | None:
         table = _parsed(b"\n".join([head, *(body.rstrip(b"\n") for body in bodies if body.strip())]))
     except (ValueError, csv.Error):  # of the parser, or of the encoding
         return None
+    if any(_mixes(table[name], ends) for name in table.select_dtypes(exclude=["number", "bool"])):
+        return None
     return [Slice(table, start, end) for start, end in pairwise(ends)] if len(table) == ends[-1] else None
+
+
+def _mixes(column: pd.Series, ends: Sequence[int]) -> bool:
+    """Whether a column of texts holds only numbers in one file: there it is a column of numbers."""
+    numbers = pd.to_numeric(column, errors="coerce").notna()
+    if not numbers.any():
+        return False
+    fits = (numbers | column.isna()).to_numpy()
+    return any(fits[start:end].all() for start, end in pairwise(ends) if numbers[start:end].any())
 
 
 def _rows(body: bytes) -> int:

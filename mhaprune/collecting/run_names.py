@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mhaprune.storage.sweeps import ORDERS
+from mhaprune.tables import LABEL, SETTING
+
+RESERVED = ("cache", "hydra", LABEL, SETTING, *ORDERS)
+"""Settings that are no names of runs."""
 
 
 class Names(NamedTuple):
@@ -26,6 +30,9 @@ class Names(NamedTuple):
 def names(places: Sequence[Path], statuses: Sequence[Mapping[str, Any]]) -> Names:
     """The names of runs by their folders and statuses."""
     settings = [_settings(status) for status in statuses]
+    if len({mine.get("experiment") for mine in settings}) == 1:
+        for mine in settings:
+            mine.pop("experiment", None)
     varying = _varying(settings, ["identity" in status for status in statuses])
     labels = [_joined(mine, varying) for mine in settings]
     depth = 1
@@ -61,10 +68,11 @@ def _listed(texts: Iterable[str]) -> str:
 def _settings(status: Mapping[str, Any]) -> dict[str, str]:
     """What a run was: its identity, and whatever else its command line set."""
     identity = status.get("identity", {})
-    settings = {name: str(value) for name, value in identity.items() if name != "run"}
+    settings = {"experiment": status["experiment"].rpartition(".")[2].lower()} if "experiment" in status else {}
+    settings |= {name: str(value) for name, value in identity.items() if name not in ("run", LABEL, SETTING)}
     for override in status.get("overrides", []):
         key, _, value = override.partition("=")
         short = key.removeprefix("model.")  # as the identity calls it
-        if short not in identity and key != "experiment" and key.split(".")[0] not in ("cache", "hydra", *ORDERS):
+        if short not in identity and key != "experiment" and key.split(".")[0] not in RESERVED:
             settings[key if identity else short] = value
     return settings

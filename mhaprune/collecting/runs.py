@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from mhaprune.experiments.base import Experiment
 from mhaprune.settings.plugins import find_class
+from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.seals import Damaged, checksum
 from mhaprune.storage.store import inside, read_status
 from mhaprune.storage.sweeps import FILE, Job, Sweep
@@ -19,8 +21,16 @@ RUN, COLLECTION = "run", "collection"
 """What a folder's `status.json` says under `kind`."""
 
 
+MOST = 1000
+"""Of settings of a run and of columns of a table: more would take minutes, and no run has them."""
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e12
 
 
 def _are_texts(value: Any) -> bool:
@@ -28,7 +38,8 @@ def _are_texts(value: Any) -> bool:
 
 
 def _are_plain(value: Any) -> bool:
-    return isinstance(value, dict) and not any(isinstance(item, dict | list) for item in value.values())
+    few = isinstance(value, dict) and len(value) <= MOST
+    return few and not any(isinstance(item, dict | list) for item in value.values())
 
 
 def _is_small_map(value: Any) -> bool:
@@ -44,13 +55,13 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "reason": (lambda value: value is None or _is_text(value), "a text or null"),
     "kind": (_is_text, "a text"),
     "experiment": (_is_text, "a text"),
-    "seconds": (lambda value: value is None or type(value) in (int, float), "a number or null"),
+    "seconds": (lambda value: value is None or _is_number(value), "a number or null"),
     "findings": (_are_texts, "a list of texts"),
     "head_map": (_is_small_map, "a title and rows of 0, 1 and blanks"),
-    "overrides": (_are_texts, "a list of texts"),
-    "start": (lambda value: type(value) is int, "a whole number"),
-    "identity": (_are_plain, "a mapping of plain values"),
-    "trained_with": (_are_plain, "a mapping of plain values"),
+    "overrides": (lambda value: _are_texts(value) and len(value) <= MOST, f"a list of texts, at most {MOST}"),
+    "start": (lambda value: type(value) is int and _is_number(value), "a whole number"),
+    "identity": (_are_plain, f"a mapping of plain values, at most {MOST}"),
+    "trained_with": (_are_plain, f"a mapping of plain values, at most {MOST}"),
     "files": (
         lambda value: _are_texts(value) or (isinstance(value, dict) and _are_texts(list(value.values()))),
         "names with their checksums",
@@ -67,6 +78,11 @@ class FoundRun:
     status: dict[str, Any]
     damage: str | None = None
     """What is wrong with the status itself, which is then empty."""
+
+    @property
+    def place(self) -> str:
+        """Its folder as a text; bytes that are no UTF-8 are replaced."""
+        return os.fsencode(self.folder).decode(errors="replace")
 
     @property
     def done(self) -> bool:
@@ -120,11 +136,13 @@ class FoundRun:
         if path is None:
             raise Damaged(f"{name} is not a file of this folder")
         try:
-            data = path.read_bytes()
+            data = read_bytes(path)
         except OSError as error:
             raise Damaged(f"{name}: {error.strerror}") from None
         if expected is not None and checksum(data) != expected:
             raise Damaged(f"{name} has changed since the run wrote it")
+        if name.endswith(".csv") and data.partition(b"\n")[0].count(b",") >= MOST:
+            raise Damaged(f"{name} has more than {MOST} columns")
         return data
 
 
@@ -141,7 +159,8 @@ def read_run(folder: Path) -> FoundRun:
     for name, (fits, wanted) in FIELDS.items():
         if name in status and not fits(status[name]):
             return FoundRun(folder, {}, f"{name} in {path.name} must be {wanted}")
-    return FoundRun(folder, status)
+    whole = json.dumps(status, ensure_ascii=False).encode(errors="replace")  # half characters can be written nowhere
+    return FoundRun(folder, json.loads(whole))
 
 
 def find_runs(folders: Iterable[Path]) -> list[FoundRun]:

@@ -23,6 +23,7 @@ from mhaprune.launching.searching import Range, Searching, check_optuna
 from mhaprune.launching.sweeping import Launcher, do_sweep
 from mhaprune.running import Run
 from mhaprune.settings.places import conf_folder, results_folder
+from mhaprune.storage.store import LOCK, refuse_links
 from mhaprune.storage.sweeps import Job, Orders, Sweep
 
 
@@ -55,7 +56,11 @@ def launch(
         does = Plugins.instance().instantiate_launcher(context, functools.partial(task, start=starts), config)
         does.launch([arguments(job) for job in jobs], 0)
 
-    launcher = Launcher(lambda job: str(build(composed(job), job.overrides).identity["run"]), composed, start)
+    def check(job: Job) -> None:
+        refuse_links("hydra.sweep.dir", root, [f"{job.name}/{name}" for name in files_of_hydra(config)])
+        composed(job)
+
+    launcher = Launcher(lambda job: str(build(composed(job), job.overrides).identity["run"]), check, start)
     overrides, sources = _overrides(config, loader), _sources(config)
     if orders.search is None:
         for one in overrides:
@@ -72,6 +77,12 @@ def launch(
     finally:
         if (sweep := Sweep.read(root)) is not None:
             print(search.best(sweep.jobs))
+
+
+def files_of_hydra(config: DictConfig) -> list[str]:
+    """The files that Hydra itself writes into the folder of a run, by their names below it, and the lock."""
+    folder, yamls = config.hydra.output_subdir, ("config.yaml", "hydra.yaml", "overrides.yaml")
+    return [LOCK, f"{config.hydra.job.name}.log", *(str(Path(folder, name)) for name in yamls if folder is not None)]
 
 
 def _start_ray(settings: DictConfig) -> None:

@@ -18,7 +18,7 @@ from mhaprune.settings.places import results_folder
 from mhaprune.settings.refusals import RunFailed
 from mhaprune.storage.locks import holder, locked, whose
 from mhaprune.storage.store import LOCK as RUN_LOCK
-from mhaprune.storage.store import RunFolder, make_folder, read_status, set_failed
+from mhaprune.storage.store import RunFolder, make_folder, read_status, set_failed, write_bytes
 from mhaprune.storage.sweeps import LOCK, STOP, Orders, Sweep
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], ordered: O
     if status.get("status") != "done":
         log.error("%s: %s, %s", label, status.get("status"), " ".join(str(status.get("reason")).split()))
         if orders.on_failure == "stop":
-            (root / STOP).touch()
+            write_bytes(root / STOP, b"")
     log.info("%s", progress(root, idle=1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.store import read_status
 from mhaprune.storage.sweeps import Job, Search, Sweep
 
@@ -110,7 +112,7 @@ class Searching:
         tables = {path.stem: path for path in sorted(folder.glob("*.csv"))}
         if table not in tables:
             raise ValueError(f"{self._key}: there is no table {table}, allowed are {', '.join(tables)}")
-        frame = pd.read_csv(tables[table]).select_dtypes("number")
+        frame = pd.read_csv(io.BytesIO(read_bytes(tables[table]))).select_dtypes("number")
         if column not in frame:
             raise ValueError(f"{self._key}: no such column of numbers, allowed are {', '.join(frame)}")
         values = frame[column].dropna()

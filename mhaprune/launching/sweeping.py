@@ -87,6 +87,8 @@ def do_sweep(
                     settings = () if (root / STOP).exists() else more(sweep.jobs)
                     known, sweep = {job.name for job in sweep.jobs}, sweep.and_jobs(settings)
                     todo = [job for job in sweep.jobs if job.name not in known]
+                    for job in todo:
+                        launcher.check(job)
                     write(root, sweep)
         finally:
             for line in collect([root], root):

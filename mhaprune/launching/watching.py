@@ -50,7 +50,8 @@ def progress(folder: Path, idle: int = 0) -> str:
     done, running, failed = states["done"], states["running"], states["failed"] + states["died"]
     to_go = len(statuses) - done - running - failed
     line = f"{len(statuses)} jobs: {done} done, {running} running, {failed} failed, {to_go} to go"
-    seconds = [status["seconds"] for status in statuses if status.get("status") == "done" and status.get("seconds")]
+    done_in = [status.get("seconds") for status in statuses if status.get("status") == "done"]
+    seconds = [float(each) for each in done_in if isinstance(each, int | float) and 0 < each < 1e12]
     if seconds and running + idle and running + to_go:
         # Half of what runs is done, on average.
         left = sum(seconds) / len(seconds) * (running / 2 + to_go) / (running + idle)

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from mhaprune.data import Examples, shift_right
 from mhaprune.heads import HeadGrid, HeadId, Site
-from mhaprune.measure import Diverged, check_weights_finite
+from mhaprune.measure import check_weights_finite
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.settings.refusals import foreign
 from mhaprune.storage.cache import weights_digest
+from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.seals import Damaged, opened, sealed
 
 FORMAT, VERSION = "mhaprune model", 4
@@ -81,9 +83,10 @@ def to_bytes(
 def load(path: str) -> SavedModel:
     """Read a file. Raises ValueError, one line, if it is missing, damaged, of another format or of another version."""
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise ValueError(f"model_file={path}: cannot be read ({error.strerror}), must name a saved model") from None
+        data = read_bytes(Path(path))
+    except (OSError, ValueError) as error:  # ValueError: a zero byte
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"model_file={path[:200]}: cannot be read ({why}), must name a saved model") from None
     try:
         content = opened(data)
     except Damaged as error:
@@ -94,19 +97,18 @@ def load(path: str) -> SavedModel:
         raise ValueError(
             f"model_file={path}: saved in version {content.get('version')} of the format, this mhaprune reads {VERSION}"
         )
-    try:
+    with foreign(f"model_file={path}: damaged"):
+        if missing := [name for name in KINDS if name not in content]:
+            raise ValueError(f"{missing[0]} is missing")
         parts = {name: content[name] for name in KINDS}
         for name, part in parts.items():
             if not isinstance(part, KINDS[name]):
                 raise ValueError(f"{name} is a {type(part).__name__}")
-        missing = set(BROUGHT) - set(content["settings"])
-        if missing or len(content["settings"]) > len(BROUGHT):
-            raise ValueError(f"its settings are {', '.join(content['settings'])}, must be {', '.join(BROUGHT)}")
-        return SavedModel(path, **parts | {"heads": tuple(HeadId.parse(head, list(Site)) for head in content["heads"])})
-    except KeyError as error:
-        raise ValueError(f"model_file={path}: damaged, {error} is missing") from None
-    except ValueError as error:
-        raise ValueError(f"model_file={path}: damaged, {error}") from None
+        if set(content["settings"]) != set(BROUGHT):
+            given = ", ".join(map(str, content["settings"]))
+            raise ValueError(f"its settings are {given}, must be {', '.join(BROUGHT)}")
+        heads = tuple(HeadId.parse(str(head), list(Site)) for head in content["heads"])
+        return SavedModel(path, **parts | {"heads": heads})
 
 
 def restore(
@@ -116,19 +118,22 @@ def restore(
 
     Raises ValueError, one line, if the weights do not fit that model or are not those that were saved.
     """
-    model = Seq2Seq(config, vocabulary_size, gate, HeadGrid(config.blocks, saved.heads)).to(device)
-    try:
+    with foreign(f"model_file={saved.path}: damaged"):
+        with torch.device("meta"):  # its settings may say any size, which takes no memory here
+            sketch = Seq2Seq(config, vocabulary_size, gate, HeadGrid(config.blocks, saved.heads))
+        wanted = {name: value.shape for name, value in sketch.state_dict().items()}
+        if wrong := [name for name in wanted | saved.weights if wanted.get(name) != _shape(saved.weights.get(name))]:
+            raise ValueError(f"its weights do not fit: {', '.join(map(str, wrong[:3]))}")
+        model = Seq2Seq(config, vocabulary_size, gate, HeadGrid(config.blocks, saved.heads)).to(device)
         model.load_state_dict(saved.weights)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"model_file={saved.path}: damaged, its weights do not fit ({reason})") from None
-    if weights_digest(model) != saved.digest:
-        raise ValueError(f"model_file={saved.path}: damaged, its weights are not those that were saved")
-    try:
+        if weights_digest(model) != saved.digest:
+            raise ValueError("its weights are not those that were saved")
         check_weights_finite(model)
-    except Diverged as error:
-        raise ValueError(f"model_file={saved.path}: {error}") from None
-    return model
+        return model
+
+
+def _shape(value: object) -> torch.Size | None:
+    return value.shape if isinstance(value, Tensor) else None
 
 
 def exported(model: Seq2Seq, batch: Examples) -> torch.export.ExportedProgram:

@@ -55,6 +55,10 @@ class Hf(Pretrained):
     hub: bool = False
     """Whether `path` is the name of a model to download. Otherwise nothing is downloaded."""
 
+    trust_remote_code: bool = False
+    """Whether Python code in the folder is run, as a model that transformers does not know needs it. It may do anything
+    that you may do on this machine."""
+
     @property
     def title(self) -> str:
         return Path(self.path or "hf").name
@@ -64,7 +68,7 @@ class Hf(Pretrained):
             raise ValueError("model.path=null: must name the folder of a model, for example model.path=my-bert")
         if data is None:
             raise ValueError("data=null: must name a file of texts, for example data=texts.txt")
-        folder = Folder(self.path, self.hub)
+        folder = Folder(self.path, self.hub, self.trust_remote_code)
         task = folder.task(self.task)
         name, judged_by = chosen(objective, OBJECTIVES[task], f"model.task={task}")
         rows = in_splits(read_rows(data, *needed(task, name)), self.sizes, f"data={data}")
@@ -125,7 +129,9 @@ def label_of(row: Row, config: Any) -> int:
     named = {str(name): int(number) for name, number in (getattr(config, "label2id", None) or {}).items()}
     if row.label in named:
         return named[row.label]
-    if row.label.isdecimal() and int(row.label) < config.num_labels:
+    if row.label.isdecimal() and len(row.label) < 20 and int(row.label) < config.num_labels:
         return int(row.label)
     allowed = f"0 to {config.num_labels - 1}" if len(named) > 20 else ", ".join(named)
-    raise ValueError(f"data: the label {row.label!r} of {row.text[:40]!r} is none of the model's, {allowed}")
+    raise ValueError(
+        f"{row.place}: the label {row.label[:40]!r} of {row.text[:40]!r} is none of the model's, {allowed}"
+    )

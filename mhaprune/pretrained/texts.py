@@ -5,20 +5,26 @@ from __future__ import annotations
 import csv
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-TEXT, LABEL, TARGET = "text", "label", "target"
+from mhaprune.storage.locks import regular
+
+COLUMNS = TEXT, LABEL, TARGET = "text", "label", "target"
 """The columns of a file: what a model reads, its class, and what an encoder-decoder should write."""
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """An example. What a file does not say is empty."""
 
     text: str
     label: str = ""
     target: str = ""
+    place: str = field(default="data", compare=False)
+    """The file and line that it was read from."""
 
 
 def read_rows(path: str, *needed: str) -> list[Row]:
@@ -34,20 +40,26 @@ def read_rows(path: str, *needed: str) -> list[Row]:
         raise ValueError(f"data={path}: must be a file that ends in {', '.join(readers)}")
     rows = []
     try:
-        for number, values in readers[kind](Path(path)):
-            for name in (TEXT, *needed):
-                if name not in values:
-                    raise ValueError(
-                        f"data={path}: line {number} has no {name}, it has {', '.join(values) or 'nothing'}"
-                        f"{'; objective=drift needs none' if name == LABEL else ''}"
-                    )
-                if not values[name].strip():
-                    raise ValueError(f"data={path}: line {number} has an empty {name}")
-            rows.append(Row(*(" ".join(values.get(name, "").split()) for name in Row._fields)))
+        # A byte order mark is no text, and only \n, \r\n and \r end a line.
+        with open(path, encoding="utf-8-sig", newline="" if kind == ".csv" else None, opener=regular) as file:
+            for number, values in readers[kind](file):
+                place = f"data={path}: line {number}"
+                for name in (TEXT, *needed):
+                    if name not in values:
+                        raise ValueError(
+                            f"{place} has no {name}, it has {', '.join(values) or 'nothing'}"
+                            f"{'; objective=drift needs none' if name == LABEL else ''}"
+                        )
+                    if not values[name].strip():
+                        raise ValueError(f"{place} has an empty {name}")
+                read = {name: " ".join(values.get(name, "").split()) for name in COLUMNS}
+                rows.append(Row(**read, place=place))
     except OSError as error:
         raise ValueError(f"data={path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise ValueError(f"data={path}: is no text in UTF-8") from None
+    except Unreadable as error:
+        raise ValueError(f"data={path}: {error}") from None
     if not rows:
         raise ValueError(f"data={path}: is empty, must hold a text in each line")
     random.Random(0).shuffle(rows)
@@ -71,27 +83,53 @@ Numbered = Iterator[tuple[int, Mapping[str, str]]]
 """The number of a line and what it says, by column."""
 
 
-def _lines(path: Path) -> Numbered:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+class Unreadable(ValueError):
+    """What is wrong with a line."""
+
+
+def _lines(file: Iterable[str]) -> Numbered:
+    for number, line in enumerate(file, 1):
         if line.strip():
             yield number, {TEXT: line}
 
 
-def _csv(path: Path) -> Numbered:
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        for values in reader:
-            yield reader.line_num, {name: value for name, value in values.items() if name and isinstance(value, str)}
+def _csv(file: Iterable[str]) -> Numbered:
+    reader = csv.reader(file, strict=True)
+    try:
+        header = next(reader, [])
+        if twice := [name for name in COLUMNS if header.count(name) > 1]:
+            raise Unreadable(f"line 1 has more than one column {twice[0]}")
+        for values in filter(None, reader):
+            if len(values) > len(header):
+                raise Unreadable(
+                    f"line {reader.line_num} has {len(values)} fields, its header {len(header)}; a text with commas"
+                    " stands in quotes"
+                )
+            yield reader.line_num, dict(zip(header, values, strict=False))
+    except csv.Error as error:
+        raise Unreadable(f"line {reader.line_num} is no CSV ({error})") from None
 
 
-def _jsonl(path: Path) -> Numbered:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+def _jsonl(file: Iterable[str]) -> Numbered:
+    for number, line in enumerate(file, 1):
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"data={path}: line {number} is no JSON ({error.msg})") from None
-        if not isinstance(values, dict):
-            raise ValueError(f"data={path}: line {number} must be an object, like {{'text': '...'}}")
-        yield number, {str(name): str(value) for name, value in values.items()}
+            # Numbers stay as they are written.
+            values = json.loads(line, parse_int=str, parse_float=str, object_pairs_hook=_once)
+            "".join(value for value in values.values() if isinstance(value, str)).encode()
+        except AttributeError:
+            raise Unreadable(f"line {number} must be an object, like {{'text': '...'}}") from None
+        except (ValueError, RecursionError) as error:
+            raise Unreadable(f"line {number} is no JSON ({error})") from None
+        for name in COLUMNS:
+            if not isinstance(values.get(name, ""), str):
+                given = json.dumps(values[name])[:40]
+                raise Unreadable(f"line {number} has {name}={given}, must be a text or a number")
+        yield number, {name: value for name, value in values.items() if isinstance(value, str)}
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if twice := [name for name, _ in pairs if name in COLUMNS and [other for other, _ in pairs].count(name) > 1]:
+        raise ValueError(f"more than one {twice[0]}")
+    return dict(pairs)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from mhaprune.adapters.saving import shrinking
+from mhaprune.adapters.saving import check_config, check_folder, class_in, shrinking
+from mhaprune.settings.refusals import foreign
 
 CLASSES = {
     "feature-extraction": "AutoModel",
@@ -20,23 +22,29 @@ INSTALL = "pip install -e '.[hf]'"
 
 
 class Folder:
-    """A folder of transformers or, with `hub`, the name of one to download. Raises ValueError for anything else."""
+    """A folder of transformers or, with `hub`, the name of one to download. Its Python code runs only if it is trusted.
+    Raises ValueError for anything else."""
 
-    def __init__(self, path: str, hub: bool = False) -> None:
+    def __init__(self, path: str, hub: bool = False, trust_remote_code: bool = False) -> None:
         try:
             import transformers
         except ImportError:
             raise ValueError(f"model.path={path}: reading it needs transformers: {INSTALL}") from None
         self.library: Any = transformers
-        self.path, self.options = path, {} if hub else {"local_files_only": True}
-        if not hub and not Path(path).is_dir():
+        self.path, self.options = path, {"local_files_only": not hub, "trust_remote_code": trust_remote_code}
+        if not hub and not os.path.isdir(path):
             raise ValueError(
                 f"model.path={path}: no such folder; name one that save_pretrained wrote, or add model.hub=true to"
                 " download a model of that name"
             )
         if not hub and not (Path(path) / "config.json").is_file():
             raise ValueError(f"model.path={path}: has no config.json, must be a folder that save_pretrained wrote")
+        if not hub:
+            with foreign(f"model.path={path}: cannot be read"):
+                check_folder(Path(path))
         self.config = self._read("config", transformers.AutoConfig.from_pretrained)
+        with foreign(f"model.path={path}: its config cannot be read"):
+            check_config(self.config)
 
     @property
     def tasks(self) -> list[str]:
@@ -85,6 +93,8 @@ class Folder:
 
     def _kind(self, task: str) -> Any:
         auto = getattr(self.library, CLASSES[task])
+        if self.options["trust_remote_code"] and (found := class_in(self.path, self.config, CLASSES[task])) is not None:
+            return found
         made = auto._model_mapping.get(type(self.config), None)
         return made[0] if isinstance(made, tuple | list) else made
 
@@ -95,11 +105,8 @@ class Folder:
         return self._read("model", load)
 
     def _read(self, what: str, read: Any) -> Any:
-        try:
+        with foreign(f"model.path={self.path}: its {what} cannot be read", "model.trust_remote_code=true"):
             return read(self.path, **self.options)
-        except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise ValueError(f"model.path={self.path}: its {what} cannot be read ({reason})") from None
 
 
 def _only_pooler(names: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import quote
@@ -66,7 +67,7 @@ def render_index(
     columns = _columns(rows)
     return fill(
         "index",
-        {"url": quote, "thumbnail": thumbnail},
+        {"url": partial(quote, errors="surrogateescape"), "thumbnail": thumbnail},
         title=title,
         rows=rows,
         states=Counter(row.state for row in rows),

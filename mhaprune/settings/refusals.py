@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import errno
+import pickle
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,25 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, ValueError):
         return text
     return f"{type(error).__name__}: {text}{_place(error)} (HYDRA_FULL_ERROR=1 shows all)"
+
+
+@contextmanager
+def foreign(where: str, code: str = "") -> Iterator[None]:
+    """Turn any error into a ValueError, one line that begins with `where`: what others made may raise anything.
+
+    `code` is the setting that lets transformers run Python code of a folder.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = " ".join(str(error).split())[:500]
+        if "trust_remote_code" in text:
+            text = f"it names Python code to run, auto_map, which only {code} allows"
+        elif "weights_only" in text or isinstance(error, pickle.UnpicklingError):  # torch advises to run its code
+            text = "its weights hold something else than plain content"
+        elif not isinstance(error, ValueError):
+            text = f"{type(error).__name__}: {text}"
+        raise ValueError(f"{where}, {text}") from None
 
 
 def _place(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from mhaprune.data import Data
-from mhaprune.storage.locks import locked
+from mhaprune.storage.locks import locked, read_bytes
 from mhaprune.storage.seals import Damaged, opened, sealed
 from mhaprune.storage.store import fingerprint, make_folder, write_bytes
 
@@ -188,7 +188,7 @@ def _keep(path: Path, recipe: dict[str, Any], content: dict[str, Any]) -> bool:
 
 def _load(path: Path, recipe: dict[str, Any]) -> dict[str, Any]:
     """The content of a file; raises Damaged unless it is whole and made by this recipe."""
-    stored = opened(path.read_bytes())
+    stored = opened(read_bytes(path))
     if not isinstance(stored, dict) or set(stored) != {"recipe", "content"} or stored["recipe"] != recipe:
         raise Damaged("made by another recipe")
     content: dict[str, Any] = stored["content"]
@@ -203,6 +203,7 @@ def _mended(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
         return None
     except (OSError, Damaged) as error:
         aside = path.with_suffix(".damaged")
-        path.replace(aside)
+        with suppress(OSError):  # a folder of that name: the new file takes the place of this one
+            path.replace(aside)
         log.warning("cache file %s is damaged or foreign (%s): set aside as %s, made anew", path, error, aside.name)
         return None

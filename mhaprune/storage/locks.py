@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 import re
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +28,35 @@ class Busy(ValueError):
     """Another process holds the lock; the message says which."""
 
 
+def regular(path: str, flags: int) -> int:
+    """Open a regular file, for `open(path, opener=regular)`. A pipe is refused, so it never blocks, and nothing is
+    written through a link."""
+    links = 0 if flags & os.O_ACCMODE == os.O_RDONLY else os.O_NOFOLLOW
+    try:
+        file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | links, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "is a link, through which nothing is written", path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "is no regular file", path)
+    return file
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the bytes of a regular file. Raises OSError for anything else."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
+
+
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
     """Hold the lock file `path` while the body runs. Where another holds it: wait, or raise Busy.
 
     The file stays when the lock is gone: to remove it would let two processes hold locks of one name.
     """
-    with path.open("a+") as file:
+    with _lockable(path) as file:
         start, said = time.monotonic(), False
         while not _taken(file, fcntl.LOCK_EX):
             waited = time.monotonic() - start
@@ -46,11 +70,20 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
         yield
 
 
-def _sign(file: IO[str], path: Path) -> None:
+def _lockable(path: Path) -> IO[bytes]:
+    try:
+        return open(path, "ab+", buffering=0, opener=regular)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EINVAL, errno.EISDIR):
+            raise
+        raise ValueError(f"{path}: {error.strerror}, remove it or name another folder") from None
+
+
+def _sign(file: IO[bytes], path: Path) -> None:
+    text = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
     try:
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}")
-        file.flush()
+        file.write(text.encode())
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say where
 
@@ -64,7 +97,7 @@ def whose(path: Path) -> str | None:
 def is_held(path: Path) -> bool:
     """Whether some process holds this lock."""
     try:
-        with path.open() as file:
+        with open(path, opener=regular) as file:
             return not _taken(file, fcntl.LOCK_SH)
     except OSError:
         return False
@@ -76,7 +109,7 @@ def refuse_held(path: Path) -> None:
         raise Busy(f"in use by {_holder(path)}")
 
 
-def _taken(file: IO[str], how: int) -> bool:
+def _taken(file: IO[Any], how: int) -> bool:
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -92,6 +125,6 @@ def holder(path: Path) -> int | None:
 
 def _holder(path: Path) -> str:
     try:
-        return path.read_text() or "another process"
-    except OSError:
+        return read_bytes(path).decode() or "another process"
+    except (OSError, ValueError):
         return "another process"

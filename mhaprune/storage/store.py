@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from mhaprune.storage.locks import Busy, is_held, locked, refuse_held
+from mhaprune.storage.locks import Busy, is_held, locked, read_bytes, refuse_held, regular
 from mhaprune.storage.seals import checksum
 
 
@@ -38,7 +38,8 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write to a temporary name beside `path`, then rename: a reader sees the old file or the new one, whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(data)
+        with open(temporary, "wb", opener=regular) as file:
+            file.write(data)
         os.replace(temporary, path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say where
@@ -56,8 +57,9 @@ def make_folder(key: str, path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
-    except OSError as error:
-        raise ValueError(f"{key}={path}: cannot be written ({error.strerror}), name a folder that can") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"{key}={path}: cannot be written ({why}), name a folder that can") from None
     return path
 
 
@@ -110,6 +112,15 @@ def inside(folder: Path, name: str) -> Path | None:
         return folder / name if path.is_relative_to(home) and path != home else None
     except (OSError, ValueError, RuntimeError):  # a zero byte, a loop of links
         return None
+
+
+def refuse_links(key: str, folder: Path, names: Iterable[str]) -> None:
+    """Raise ValueError if a file to be written below the folder lies elsewhere, by a link or `..`, or is a pipe."""
+    home = folder.resolve()
+    for name in names:
+        path = home / name
+        if not path.is_relative_to(home) or path.resolve() != path or (path.exists() and not path.is_file()):
+            raise ValueError(f"{key}={folder}: {name} is a link or no regular file, through which nothing is written")
 
 
 class RunFolder:
@@ -223,7 +234,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     A run that says running and whose process is gone reads as died.
     """
     try:
-        status = json.loads((folder / "status.json").read_text())
+        status = json.loads(read_bytes(folder / "status.json"))
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(status, dict):

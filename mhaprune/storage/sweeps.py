@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from mhaprune.settings.ranges import Checked, Gt, Within
+from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.store import fingerprint, make_folder, write_json
 
 FILE = "sweep.json"
@@ -105,12 +106,15 @@ class Sweep:
     def read(cls, folder: Path) -> Sweep | None:
         """The sweep in a folder, or None. Raises ValueError for a file that holds something else."""
         try:
-            content = json.loads((folder / FILE).read_text())
+            content = json.loads(read_bytes(folder / FILE))
             sweep = cls(**content | {"jobs": [Job(**job) for job in content["jobs"]]})
             texts = [*sweep.varies, sweep.given, sweep.command]
             texts += [text for job in sweep.jobs for text in (job.name, job.label, *job.overrides)]
             if not all(isinstance(text, str) for text in texts) or not isinstance(sweep.starts, int):
                 raise TypeError
+            if any(len(job.name.encode()) > 255 or "\0" in job.name for job in sweep.jobs):
+                raise TypeError
+            "".join(texts).encode()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError, KeyError, RecursionError):

@@ -129,7 +129,7 @@ def test_runs_of_an_older_or_unknown_kind_are_named_in_a_line_each(tmp_path: Pat
         "of an experiment that is not installed, mhaprune.nowhere.Study",
         "too old: its status names no experiment, run it again",
     ]
-    assert compared.startswith("num_heads=2: 9 of 24 heads can go")
+    assert compared.startswith("experiment=ablate, num_heads=2: 9 of 24 heads can go")
     assert "elsewhere" not in sys.modules
 
 
@@ -142,8 +142,9 @@ def test_every_experiment_says_and_draws_what_its_own_runs_found(tmp_path: Path)
         folder.write_table("accuracy", pd.DataFrame([row]))
         folder.write_table("pruning", pd.DataFrame({"steps": [1]}))
     lines = collect([tmp_path], tmp_path / "out")
-    assert lines[0].startswith("num_heads=2: 9 of 24")
-    assert lines[1].startswith("num_heads=4: 0.500 exact match")
+    assert lines[0].startswith("experiment=ablate, num_heads=2: 9 of 24")
+    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["experiment"]) == ["ablate", "train"]
+    assert lines[1].startswith("experiment=train, num_heads=4: 0.500 exact match")
     names = {path.stem for path in (tmp_path / "out").glob("*.csv")}
     assert names == {"runs", "ablate-pruning", "ablate-summary", "train-accuracy", "train-pruning"}
     assert (tmp_path / "out" / "figures" / "ablate-runs.png").exists()

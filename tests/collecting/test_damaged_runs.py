@@ -19,6 +19,7 @@ from mhaprune.collecting.collect import collect
 from mhaprune.collecting.parts import Part
 from mhaprune.collecting.runs import FoundRun
 from mhaprune.experiments.evaluate import Evaluate
+from mhaprune.storage.seals import checksum
 from mhaprune.storage.store import RunFolder, inside, read_status
 from tiny import slow
 
@@ -92,6 +93,25 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "overrides numbers": (status(overrides=[1]), "overrides in status.json must be a list of texts"),
     "experiment a number": (status(experiment=5), "experiment in status.json must be a text"),
     "seconds a text": (status(seconds="long"), "seconds in status.json must be a number or null"),
+    "seconds without end": (status(seconds=int("1" + "0" * 400)), "seconds in status.json must be a number or null"),
+    "seconds infinite": (status(seconds=float("inf")), "seconds in status.json must be a number or null"),
+    "start without end": (status(start=10**400), "start in status.json must be a whole number"),
+    "identity of 10,000 keys": (
+        status(identity={f"key{i}": i for i in range(10_000)}),
+        "identity in status.json must be a mapping of plain values, at most 1000",
+    ),
+    "overrides of 10,000": (
+        status(overrides=[f"key{i}=1" for i in range(10_000)]),
+        "overrides in status.json must be a list of texts, at most 1000",
+    ),
+    "table of 200,000 columns": (
+        replaced("summary.csv", b",".join([b"a"] * 200_000) + b"\n", False),
+        "summary.csv has more than 1000 columns",
+    ),
+    "table with a label": (
+        rewritten(lambda frame: frame.assign(label="x")),
+        "its tables do not fit, ValueError: a column",
+    ),
     "reason a list": (status(reason=[], status="failed"), "reason in status.json must be a text or null"),
     "state a list": (status(status=["done"]), "status in status.json must be a text"),
     "kind a number": (status(kind=3), "kind in status.json must be a text"),
@@ -138,6 +158,69 @@ def test_a_damaged_run_is_named_and_the_others_are_collected_whole(name: str, tm
     assert "\n" not in damaged
     assert list(pd.read_csv(tmp_path / "out" / "pruning.csv")["label"].unique()) == ["num_heads=2", "num_heads=8"]
     assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["state"].str[:7]) == ["done", "damaged", "done"]
+
+
+def sealed_again(run: Path, name: str, data: bytes) -> None:
+    """As one does who changes a table on purpose."""
+    (run / name).write_bytes(data)
+    change_status(run, files=read_status(run)["files"] | {name: checksum(data)})
+
+
+def test_texts_for_numbers_in_one_table_damage_no_other(tmp_path: Path) -> None:
+    for run, heads in (("a", 2), ("b", 4), ("c", 8)):
+        make_run(tmp_path / "runs" / run, num_heads=heads)
+    frame = pd.read_csv(tmp_path / "runs" / "b" / "summary.csv").assign(heads_removed="many")
+    sealed_again(tmp_path / "runs" / "b", "summary.csv", frame.to_csv(index=False).encode())
+    lines = collect([tmp_path / "runs"], tmp_path / "out")
+    assert [line for line in lines if "damaged" in line] == [line for line in lines if str(tmp_path / "runs/b") in line]
+    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["state"].str[:7]) == ["done", "damaged", "done"]
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\ud800"])
+def test_a_job_of_an_impossible_name_ends_no_collection(name: str, tmp_path: Path) -> None:
+    make_run(tmp_path / "sweep" / "1", num_heads=2)
+    job = {"name": name, "label": "seed=1", "overrides": ["seed=1"]}
+    sweep = {"varies": ["seed"], "given": "", "starts": 1, "command": "", "jobs": [job]}
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(sweep))
+    lines = collect([tmp_path / "sweep"], tmp_path / "out")
+    assert any("9 of 24 heads can go" in line for line in lines)
+    assert any("sweep.json: damaged" in line for line in lines)
+
+
+def test_a_folder_whose_name_is_no_text_is_collected(tmp_path: Path) -> None:
+    for name in (b"a\xff", b"b"):
+        make_run(tmp_path / "runs" / os.fsdecode(name))
+    make_run(tmp_path / "runs" / "c", task="\ud800")
+    (tmp_path / "runs" / os.fsdecode(b"a\xff") / "report.html").write_text("here")
+    lines = collect([tmp_path / "runs"], tmp_path / "out")
+    assert "\n".join(lines).encode()
+    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["state"]) == ["done"] * 3
+    assert 'href="../runs/a%FF/report.html"' in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_a_setting_called_label_takes_the_place_of_none(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "a", num_heads=2, label="x", setting="y")
+    make_run(tmp_path / "runs" / "b", num_heads=4)
+    collect([tmp_path / "runs"], tmp_path / "out")
+    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["label"]) == ["num_heads=2", "num_heads=4"]
+
+
+def test_no_cell_is_a_formula(tmp_path: Path) -> None:
+    told = {"=1+1": "=cmd|' /C calc'!A0", "plus": "+1+cmd", "minus": "-2+3", "at": "@SUM(A1)", "number": "-0.5"}
+    make_run(tmp_path / "runs" / "a", **told)
+    collect([tmp_path / "runs"], tmp_path / "out")
+    runs = pd.read_csv(tmp_path / "out" / "runs.csv", dtype=str)
+    cells = [str(cell) for cell in (*runs.columns, *runs.iloc[0])]
+    assert not [cell for cell in cells if cell[0] in "=+@" or cell.startswith("-2")]
+    assert {"'=1+1", "'=cmd|' /C calc'!A0", "'+1+cmd", "'-2+3", "'@SUM(A1)", "-0.5"} <= set(cells)
+
+
+def test_tables_of_many_columns_are_put_together_without_a_warning(tmp_path: Path) -> None:
+    wide = pd.DataFrame({f"c{i}": ["x", 1] for i in range(200)})
+    for run in "ab":
+        make_run(tmp_path / "runs" / run, name=run)
+        sealed_again(tmp_path / "runs" / run, "wide.csv", wide.to_csv(index=False).encode())
+    assert any("9 of 24" in line for line in collect([tmp_path / "runs"], tmp_path / "out"))
 
 
 def test_what_cannot_be_drawn_is_found_among_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

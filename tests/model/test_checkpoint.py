@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
+import mhaprune
 from conftest import LEARNT, compose, run_here, run_script
 from mhaprune import api
 from mhaprune.command_line import main
@@ -189,6 +190,7 @@ def test_anything_else_is_refused_in_one_line(file: Path, tmp_path: Path) -> Non
     content = torch.load(file, weights_only=True)
     weights = content["weights"] | {"output.bias": torch.zeros(3)}
     shifted = content["weights"] | {"output.bias": content["weights"]["output.bias"] + 1}
+    larger = content["settings"]["model"] | {"dim_feedforward": 2**31}
     for data, message in (
         (whole[: len(whole) // 2], "damaged or no saved model at all, no checksum at its end, so truncated"),
         (b"hello", "damaged or no saved model at all, no checksum at its end"),
@@ -201,17 +203,23 @@ def test_anything_else_is_refused_in_one_line(file: Path, tmp_path: Path) -> Non
         (broken(content, heads=["elsewhere.0.0"]), "damaged, head='elsewhere.0.0': has an unknown site"),
         (broken(content, settings=None), "damaged, settings is a NoneType"),
         (broken(content, heads=5), "damaged, heads is a int"),
+        (broken(content, heads=[5]), "damaged, head='5': must read SITE.LAYER.HEAD"),
+        (broken(content, settings=content["settings"] | {5: "x"}), "its settings are task, .* 5, must"),
+        (broken(content, settings=content["settings"] | {"task": 3}), "damaged, task=3: must be settings"),
+        (broken(content, settings=content["settings"] | {"model": larger}), "damaged, its weights do not fit"),
         (
             broken(content, settings=content["settings"] | {"cache": "x"}),
             "its settings are task, .* cache, must",
         ),
-        (broken({name: content[name] for name in ("format", "version", "heads")}), "damaged, 'settings' is missing"),
+        (broken({name: content[name] for name in ("format", "version", "heads")}), "damaged, settings is missing"),
     ):
         path.write_bytes(data)
         with pytest.raises(ValueError, match=message) as raised:
-            build(compose("experiment=evaluate", f"model_file={path}")).study()
+            mhaprune.load(path)
         assert str(path) in str(raised.value)
         assert "\n" not in str(raised.value)
+        with pytest.raises(ValueError, match=f"{message}|the memory of this machine"):
+            build(compose("experiment=evaluate", f"model_file={path}")).study()
     with pytest.raises(ValueError, match="nowhere.pt: cannot be read .No such file"):
         build(compose("experiment=evaluate", "model_file=nowhere.pt"))
     with pytest.raises(ConfigError, match="model_file=3: must be a text or null"):
@@ -223,7 +231,7 @@ def test_weights_that_are_not_finite_are_named(pruned: Seq2Seq, file: Path, tmp_
     with torch.no_grad():
         next(iter(broken.attention_sublayers().values())).attention.q_proj.weight[0, 0] = float("nan")
     path.write_bytes(to_bytes(broken, saved.settings, saved.history, saved.facts))
-    with pytest.raises(ValueError, match=r"model.pt: its weight encoder.0.*q_proj.weight is nan in 1 of"):
+    with pytest.raises(ValueError, match=r"model.pt: damaged, its weight encoder.0.*q_proj.weight is nan in 1 of"):
         api.load(path)
 
 

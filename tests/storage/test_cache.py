@@ -135,12 +135,12 @@ def test_a_folder_that_cannot_be_written_serves_if_it_holds_what_is_wanted(
 def test_a_full_disk_loses_no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """It is said, and once there is room the content is kept."""
 
-    def full(self: Path, data: bytes) -> int:
+    def full(temporary: Path, path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     make = Maker()
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+        patch.setattr("mhaprune.storage.store.os.replace", full)
         assert torch.equal(Cache(tmp_path).get("trained", RECIPE, make)["weights"], torch.arange(4))
     assert re.search(r"trained-\w+\.pt: not kept \(No space left on device\), so it will be made again", caplog.text)
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
