@@ -179,15 +179,31 @@ def prunable(moments_3N: np.ndarray, tolerance: float, confidence: float = CONFI
     At this `confidence` all of these claims hold together (Holm 1979). The p of a claim is that of the test whose
     interval `skewed_ends` returns. A head with a NaN is never prunable, and no claim is made of it.
     """
+    return holm(_p_below(moments_3N, tolerance)) < 1 - confidence
+
+
+def differs_p(moments_3N: np.ndarray) -> np.ndarray:
+    """(N,): two-sided p of each mean against 0, corrected for all N tests (Holm 1979)."""
+    below_N = _p_below(moments_3N, 0.0)
+    return holm(np.minimum(1.0, 2 * np.minimum(below_N, _p_below(moments_3N * [[-1.0], [1.0], [-1.0]], 0.0))))
+
+
+def _p_below(moments_3N: np.ndarray, tolerance: float) -> np.ndarray:
+    """(N,): one-sided p of each mean against `tolerance`: small if it is below."""
     mean_N, stderr_N, a_N = moments_3N
     t_N = quotient(mean_N - tolerance, stderr_N)
     p_N = np.array([NormalDist().cdf(x) for x in t_N + a_N * t_N**2 / 3 + a_N**2 * t_N**3 / 27 + a_N / 6])
     p_N[stderr_N == 0] = mean_N[stderr_N == 0] >= tolerance
+    return p_N
+
+
+def holm(p_N: np.ndarray) -> np.ndarray:
+    """(N,): p values corrected for all N tests (Holm 1979). A NaN is no test, and stays NaN."""
     order = np.argsort(p_N)  # a NaN comes last
     claims = np.count_nonzero(~np.isnan(p_N)) - np.arange(len(p_N))
     together_N = np.empty(len(p_N))
     together_N[order] = np.maximum.accumulate(claims * p_N[order])
-    return together_N < 1 - confidence
+    return np.minimum(1.0, together_N)
 
 
 def area(removed_P: ArrayLike, accuracy_P: ArrayLike) -> float:
