@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from mhaprune.reporting.plots import number
 from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import DENSE_AGAIN, QUALITY, VALID_QUALITY, Tables, quality_name
 
@@ -17,7 +18,7 @@ POOR = 0.5
 def points_over_runs(points: pd.Series) -> str:
     """A mean over runs in percentage points, with its 95 % interval: `1.2 points (0.3 to 2.1)`."""
     low, high = student_interval(points)
-    return f"{points.mean():z.1f} points ({low:z.1f} to {high:z.1f})"
+    return f"{number(points.mean(), 1)} points ({number(low, 1)} to {number(high, 1)})"
 
 
 def share(value: float) -> str:

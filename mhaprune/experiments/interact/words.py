@@ -38,7 +38,7 @@ def say(tables: Tables) -> Iterator[str]:
     if full:
         yield (
             f"{full} of the {less + full} that cost less are saturated: one of the two heads alone already breaks the"
-            f" model, so the loss cannot rise much more. The other {less} work together."
+            f" model, so the loss cannot rise much more. {less} {'pair works' if less == 1 else 'pairs work'} together."
         )
     for scorer, rows in tables["together"].groupby("scorer", sort=False):
         half = rows[rows["heads_removed"] <= rows["heads_total"] / 2].iloc[-1]
