@@ -114,10 +114,11 @@ def _answers(examples: pd.DataFrame) -> Iterator[str]:
 
 
 def _cut(answer: str, example: str) -> str:
-    """Return an answer without its end, which is “…”, if it is longer than the example and than eight symbols."""
+    """Return an answer with “…” after eight symbols if it is much longer than the source of the example."""
+    if len(answer) <= max(16, 4 + len(example.partition("->")[0])):
+        return answer
     blank = " " if " " in answer else ""
-    symbols, most = answer.split() if blank else list(answer), max(8, len(example.split("->")[0].split()))
-    return answer if len(symbols) <= most else f"{blank.join(symbols[:most])}{blank}…"
+    return f"{blank.join((answer.split() if blank else answer)[:8])}{blank}…"
 
 
 def _gates(gates: pd.DataFrame) -> Iterator[str]:

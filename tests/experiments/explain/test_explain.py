@@ -138,6 +138,8 @@ def test_an_answer_that_goes_on_for_ever_is_cut(tables: Tables) -> None:
     assert "it makes eeeeeeee…." in said
     tables["wrong"] = tables["wrong"].assign(said_without_it=" ".join("123456789"), example="9 1 2 3 4 5 6 7 8 -> ?")
     assert "it makes 1 2 3 4 5 6 7 8 9." in " ".join(Explain.say(tables)), "no longer than the right answer"
+    tables["wrong"] = tables["wrong"].assign(said_without_it="dicipherring", example="decipher verb2 -> deciphering")
+    assert "it makes dicipherring." in " ".join(Explain.say(tables))
 
 
 def test_a_wrong_answer_is_marked(run: Run, tables: Tables) -> None:
