@@ -18,6 +18,8 @@ from numpy.typing import ArrayLike
 CONFIDENCE = 0.95
 QUANTILE = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 SIGN_FLIPS = 4999
+LEAST_RUNS = 3
+"""Runs that are needed for an interval over runs."""
 
 
 def mean_interval(values_E: np.ndarray) -> tuple[float, float]:
@@ -139,19 +141,34 @@ def sign_flip_p(differences_E: np.ndarray, seed: int = 0) -> float:
 
 
 def student_interval(values_S: ArrayLike) -> tuple[float, float]:
-    """Interval of the mean over a few seeds (Student 1908), for which the bootstrap is too narrow; NaN for one seed."""
+    """Interval of the mean over a few seeds (Student 1908), for which the bootstrap is too narrow.
+
+    It is NaN for fewer than `LEAST_RUNS`: two that happen to agree would have no width. It supposes values that scatter
+    around one middle. Of ten models it holds the mean in 89 % of cases if these form two groups, and in 65 % if one
+    model in ten fails.
+    """
+    return _student(values_S, 1.0)
+
+
+def prediction_interval(values_S: ArrayLike) -> tuple[float, float]:
+    """Interval for the value of one new seed, mean ± t·s·√(1 + 1/S); it supposes the same as `student_interval`."""
+    return _student(values_S, math.sqrt(len(np.asarray(values_S)) + 1))
+
+
+def _student(values_S: ArrayLike, factor: float) -> tuple[float, float]:
+    """The mean ± Student's t times `factor` standard errors."""
     values_S = np.asarray(values_S, dtype=float)
     n = len(values_S)
-    if n < 2:
+    if n < LEAST_RUNS:
         return math.nan, math.nan
     mean, stderr = float(values_S.mean()), float(values_S.std(ddof=1)) / math.sqrt(n)
-    half = _student_quantile(n - 1) * stderr
+    half = factor * _student_quantile(n - 1) * stderr
     return mean - half, mean + half
 
 
 def geometric_mean(values_S: ArrayLike) -> tuple[float, float, float]:
     """The geometric mean of positive values over a few seeds, and both ends of its interval: Student's for the mean of
-    the logarithms. The ends are NaN for one seed."""
+    the logarithms. The ends are NaN for fewer than `LEAST_RUNS`."""
     logarithms_S = np.log(np.asarray(values_S, dtype=float))
     low, high = student_interval(logarithms_S)
     return math.exp(logarithms_S.mean()), math.exp(low), math.exp(high)

@@ -19,6 +19,7 @@ from mhaprune.statistics.intervals import (
     mean_interval,
     moments,
     paired_interval,
+    prediction_interval,
     prunable,
     share_interval,
     sign_flip_p,
@@ -143,16 +144,19 @@ def test_wilson_is_scipys(n: int) -> None:
         assert wilson_interval(values) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 30, 31])
+@pytest.mark.parametrize("n", [3, 4, 5, 6, 7, 30, 31])
 def test_students_interval_is_scipys(n: int) -> None:
     values = np.random.default_rng(n).normal(0.9, 0.01, size=n)
     expected = stats.t.interval(0.95, n - 1, loc=values.mean(), scale=stats.sem(values))
     assert student_interval(values) == pytest.approx(expected, rel=1e-10)
+    new = stats.t.interval(0.95, n - 1, loc=values.mean(), scale=values.std(ddof=1) * (1 + 1 / n) ** 0.5)
+    assert prediction_interval(values.tolist()) == pytest.approx(new, rel=1e-10)
     assert student_interval(values.tolist()) == student_interval(pd.Series(values)) == student_interval(values)
 
 
-def test_one_seed_has_no_interval_and_equal_seeds_have_no_width() -> None:
-    assert all(map(math.isnan, student_interval([0.9])))
+def test_two_seeds_have_no_interval_and_equal_seeds_have_no_width() -> None:
+    for seeds in ([0.9], [0.9, 0.9]):
+        assert all(map(math.isnan, [*student_interval(seeds), *prediction_interval(seeds)]))
     assert student_interval([0.5, 0.5, 0.5]) == (0.5, 0.5)
 
 

@@ -22,7 +22,7 @@ from mhaprune.reporting.plots import (
 from mhaprune.reporting.scales import scale_in_ratios
 from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.shared_figures import setting_names
-from mhaprune.reporting.whiskers import ARROWS, Whisker, arrows_beyond, room_for
+from mhaprune.reporting.whiskers import Whisker, room_for
 from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import (
     DENSE_AGAIN,
@@ -197,7 +197,7 @@ def compare_runs(tables: Tables) -> Plot | None:
     )
     looks |= {name: {"color": CONTROL_COLOUR, "marker": "o"} for name in controls}
     figure = Figure(figsize=(0.8 + 2.9 * len(measures), 1.4 + len(settings) * max(0.4, 0.13 * len(names))))
-    grid, leaves = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0], False
+    grid = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
     for axes, (title, values) in zip(grid, measures.items(), strict=True):
         rows = {name: summary.assign(value=values)[summary["scorer"] == name].dropna(subset="value") for name in names}
         shifts = {name: 0.8 * ((i + 0.5) / len(names) - 0.5) for i, name in enumerate(names)}
@@ -212,7 +212,6 @@ def compare_runs(tables: Tables) -> Plot | None:
             axes.hlines(place, low, high, color=colour, linewidth=0.9)
         seen = pd.concat([own["value"] for own in rows.values()])
         axes.set_xlim(room_for(seen, [end for each in whiskers for end in each[1:3]]))
-        leaves |= arrows_beyond(axes, whiskers, vertical=False)
         axes.set(title=title, yticks=range(len(settings)), ylim=(len(settings) - 0.5, -0.5))
         axes.set_yticklabels(settings)
         for row in range(1, len(settings)):
@@ -225,7 +224,7 @@ def compare_runs(tables: Tables) -> Plot | None:
     caption = f"The largest budget that loses at most {tolerance:g} of {quality} on the choose split, by scorer"
     if summary.duplicated([SETTING, "scorer"]).any():
         caption += ": a small mark per run, a large one for the mean of runs that differ only in their seed, with its"
-        caption += " 95 % interval" + (ARROWS if leaves else "")
+        caption += " 95 % interval if they are three or more"
     caption += "."
     if (recovered != NOTHING).any():
         caption += " Recovered are the models of the scorer that can remove the most heads without."

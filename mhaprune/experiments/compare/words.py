@@ -12,7 +12,7 @@ from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import number
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.verdict import Verdict, prunable_alone, scored
-from mhaprune.statistics.intervals import prunable, student_interval
+from mhaprune.statistics.intervals import LEAST_RUNS, prunable, student_interval
 from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, REFERENCE, UNINFORMED, Tables, in_unit, quality_name
 
 MOST_NAMES = 6
@@ -39,7 +39,7 @@ def over_runs(tables: Tables) -> Iterator[str]:
                 within.pivot_table(index="label", columns="scorer", values=column, sort=False).dropna(axis="columns")
                 for column in (CHOOSE_QUALITY, "regret_quality")
             )
-            if len(chosen) >= 2 and chosen.shape[1]:
+            if len(chosen) >= LEAST_RUNS and chosen.shape[1]:
                 order = chosen.mean().sort_values(ascending=False, kind="stable").index
                 said = _best_over_runs(100 * regrets[order], limit_words(limit), quality_name(tables))
                 yield f"Over {len(chosen)} runs on {task} {said}."

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from mhaprune.reporting.headline import Number
-from mhaprune.statistics.intervals import student_interval
+from mhaprune.statistics.intervals import LEAST_RUNS, student_interval
 from mhaprune.tables import HEAD, INTERACTION, LABEL, LOSS_RISE, OTHER_HEAD, HeadName, Tables, in_unit, named
 
 STAND_IN, TOGETHER, SATURATED, NEITHER = "stand in for each other", "work together", "saturated", "neither"
@@ -64,7 +64,7 @@ def over_runs(tables: Tables) -> Iterator[str]:
     pairs = tables["pairs"]
     for task, runs in pairs.groupby("task", sort=False):
         models = runs[LABEL].nunique()
-        if models < 2:
+        if models < LEAST_RUNS:
             continue
         shares = [100 * (runs["kind"] == kind).groupby(runs[LABEL]).mean() for kind in (STAND_IN, TOGETHER)]
         more, less = (f"{own.mean():.0f} % ({low:.0f} to {high:.0f})" for own in shares for low, high in [_ends(own)])
