@@ -22,7 +22,7 @@ from mhaprune.reporting.plots import (
 from mhaprune.reporting.scales import scale_in_ratios
 from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.shared_figures import setting_names
-from mhaprune.reporting.whiskers import Whisker, room_for
+from mhaprune.reporting.whiskers import ARROWS, Whisker, arrows_beyond, room_for
 from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import (
     DENSE_AGAIN,
@@ -135,6 +135,7 @@ def latency_curves(tables: Tables) -> Plot | None:
     axes.axhline(1, color="black", linewidth=0.8)
     floor = control["speedup_q1"], control["speedup_q3"]
     axes.axhspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0, label="dense against itself")
+    whiskers: list[Whisker] = []
     for i, name in enumerate(names):
         curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
         speedup = curve["speedup"]
@@ -143,13 +144,19 @@ def latency_curves(tables: Tables) -> Plot | None:
         look = line_style(i)
         style: Any = {"capsize": 2, "elinewidth": 1, "markersize": 5.5, "markerfacecolor": "white", "label": name}
         axes.errorbar(place, speedup, bars, **style, **look)
+        ends = zip(place, curve["speedup_q1"], curve["speedup_q3"], strict=True)
+        whiskers += [Whisker(*end, look["color"]) for end in ends]
         kept = within(curve, tables)
         axes.plot(place[kept], speedup[kept], linestyle="", markersize=5.5, zorder=3, **look)
     whole = int(pruning["heads_total"].max())
     axes.set(xlabel=f"heads removed, of {whole}", ylabel=f"speed-up of {timed_name(tables)}")
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
-    # A bar may leave the figure, no mark may.
-    scale_in_ratios(axes.yaxis, 0.94 * min(1, pruning["speedup"].min()), 1.1 * max(1, pruning["speedup"].max()), 0.05)
+    # A bar may leave the figure; no mark may, nor the strip of noise.
+    seen = pd.concat([pruning["speedup"], pd.Series([1.0, *floor])])
+    low = min(seen.min(), max(0.85 * seen.min(), pruning["speedup_q1"].min()))
+    high = max(seen.max(), min(1.15 * seen.max(), pruning["speedup_q3"].max()))
+    scale_in_ratios(axes.yaxis, 0.97 * low, 1.03 * high, 0.05)
+    leaves = arrows_beyond(axes, whiskers, vertical=True)
     limit = tolerance_of(tables)
     style = {"color": "black", "marker": "o", "linestyle": "", "markersize": 5.5}
     axes.plot([], [], **style, label=f"filled: loses ≤ {limit:g}")
@@ -157,9 +164,9 @@ def latency_curves(tables: Tables) -> Plot | None:
     caption = (
         f"How many times as fast {timed_name(tables)} is with heads really removed. Filled marks lose at most"
         f" {limit:g} of {quality_name(tables)} on the report split, open ones more. Bars are quartiles over rounds in"
-        " turn, the grey strip is the dense model timed against itself: within it there is no difference to be seen."
+        " turn, the grey strip is the dense model timed against itself: within it there is no difference to be seen"
     )
-    return Plot("latency", caption, figure)
+    return Plot("latency", f"{caption}{ARROWS if leaves else ''}.", figure)
 
 
 def tolerance_of(tables: Tables) -> float:

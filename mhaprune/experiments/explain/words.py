@@ -9,6 +9,7 @@ import pandas as pd
 
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import number
+from mhaprune.reporting.sentences import share
 from mhaprune.reporting.verdict import REMOVED, Together, Verdict, prunable_alone
 from mhaprune.tables import HEAD, QUALITY, HeadName, Tables, in_unit, named, quality_name
 
@@ -29,8 +30,8 @@ def _headline(looks: pd.DataFrame, quality: str) -> str:
     best = there.iloc[0]
     return (
         f"{_name(best)} matters most of {len(there)} heads by {best['scorer']}: without it {quality} is"
-        f" {best[QUALITY]:.2f} ({best['quality_low']:.2f}–{best['quality_high']:.2f}, 95 %) on the report split, with"
-        f" all heads {best['open_quality']:.2f}."
+        f" {share(best[QUALITY])} ({share(best['quality_low'])}–{share(best['quality_high'])}, 95 %) on the report"
+        f" split, with all heads {share(best['open_quality'])}."
     )
 
 
@@ -93,7 +94,7 @@ def over_runs(tables: Tables) -> Iterator[str]:
                 best["name"].astype(object).fillna("no clear pattern").replace("", "no clear pattern").value_counts()
             )
             counts = ", ".join(f"“{name}” in {count}" for name, count in names.items())
-            without = " ".join(number(share, 2) for share in best[QUALITY])
+            without = " ".join(map(share, best[QUALITY]))
             line = f"Over {len(best)} runs on {task} the head that matters most follows {counts}"
             yield f"{line}; exact match without it: {without}."
 
@@ -153,7 +154,7 @@ def _look(head: pd.Series, patterns: pd.DataFrame) -> str:
     rows = patterns[patterns["meaning"] == head["name"]]
     if rows.empty:
         return SPREAD
-    mass, largest, chance = (f"{100 * share:.0f} %" for share in rows.iloc[0][["mass", "largest", "chance"]])
+    mass, largest, chance = (f"{100 * part:.0f} %" for part in rows.iloc[0][["mass", "largest", "chance"]])
     return (
         f"follows “{head['name']}”: its largest weight is there in {largest} of the rows, with {mass} of its attention"
         f" ({chance} by chance)"

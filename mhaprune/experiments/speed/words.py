@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pandas as pd
 
 from mhaprune.reporting.headline import Number
+from mhaprune.reporting.sentences import share
 from mhaprune.tables import CHOOSE_QUALITY, QUALITY, Tables, candidates, quality_name
 
 WHAT = {
@@ -106,11 +108,13 @@ def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
     among = f"Of the trained model at batch {int(best['batch_size'])}, within 0.01 of {quality} on the choose split,"
     if best["heads_removed"] == 0:
         return f"{among} none is surely faster than the whole one: the lower quartile of no speed-up is above 1."
+    decimals = max(0, 2 - math.floor(math.log10(best["latency_ms"])))
+    times = [f"{row['latency_ms']:.{decimals}f}" for row in (best, dense)]
     return (
         f"{among} the fastest has {int(best['heads_removed'])} of {int(best['heads_total'])} heads removed by"
-        f" {best['scorer']}: {best['latency_ms']:.3g} ms instead of {dense['latency_ms']:.3g},"
-        f" {best['speedup']:.2f}× as fast ({_quartiles(best, 'speedup')}), at {best[QUALITY]:.3f} {quality}"
-        f" ({dense[QUALITY]:.3f} with all)."
+        f" {best['scorer']}: {times[0]} ms instead of {times[1]},"
+        f" {best['speedup']:.2f}× as fast ({_quartiles(best, 'speedup')}), at {share(best[QUALITY])} {quality}"
+        f" ({share(dense[QUALITY])} with all)."
     )
 
 

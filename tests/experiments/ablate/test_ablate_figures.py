@@ -115,6 +115,22 @@ def test_speed_is_drawn_against_heads_removed_and_says_what_is_still_good() -> N
     assert "filled: loses ≤ 0.01" in text_of(plot)
 
 
+def test_neither_the_noise_nor_a_bar_of_speed_is_cut_in_silence() -> None:
+    tables = all_tables()
+    (plot,) = draw((latency_curves,), tables)
+    assert "an arrow at the edge" not in plot.caption
+    noisy = tables["latency"].assign(speedup_q1=0.7, speedup_q3=9.0)
+    (plot,) = draw((latency_curves,), tables | {"latency": noisy})
+    low, high = plot.figure.axes[0].get_ylim()
+    assert low < 0.7
+    assert high > 9
+    long = tables["pruning"].assign(speedup_q3=20.0)
+    (plot,) = draw((latency_curves,), tables | {"pruning": long})
+    marks = [line.get_marker() for line in plot.figure.axes[0].get_lines()]
+    assert marks.count("^") == 6, "two scorers, three sizes"
+    assert "an arrow at the edge" in plot.caption
+
+
 @pytest.mark.parametrize("name", ["accuracy", "agreement", "latency"])
 def test_the_legend_is_above_the_lines(plots: dict[str, Plot], name: str) -> None:
     figure = plots[name].figure

@@ -64,9 +64,9 @@ def test_everything_is_there_and_can_be_read(tables: Tables, plots: dict[str, Pl
     best = tables["looks"].sort_values("score").iloc[-1]
     name = f"{best['site']}.{best['layer']}.{best['head']}"
     assert lines[0].startswith(
-        f"{name} matters most of 6 heads by ablation: without it exact match is {best['quality']:.2f} ("
+        f"{name} matters most of 6 heads by ablation: without it exact match is {best['quality']:.3f} ("
     )
-    assert lines[0].endswith(f" with all heads {best['open_quality']:.2f}.")
+    assert lines[0].endswith(f" with all heads {best['open_quality']:.3f}.")
     assert "report split" in lines[0]
     assert best["quality"] < best["open_quality"]
     assert any(line.startswith("Asked 3 1 2 the model says ") for line in lines)

@@ -63,6 +63,8 @@ def test_numbers_that_belong_together_agree(tables: Frames) -> None:
     for name in ("speedup", "built_ratio", "aa_ratio"):
         assert (speed[f"{name}_q1"] <= speed[name]).all()
         assert (speed[name] <= speed[f"{name}_q3"]).all()
+    for _, mine in speed.groupby(["what", "timed_d_model", "batch_size"]):
+        np.testing.assert_allclose(mine["latency_ms"] * mine["speedup"], (mine["latency_ms"] * mine["speedup"]).iloc[0])
     np.testing.assert_allclose(speed["sequences_per_s"], 1000 * speed["batch_size"] / speed["latency_ms"])
     tokens = speed["target_length"].where(speed["what"] != "encoder", speed["source_length"])
     np.testing.assert_allclose(speed["tokens_per_s"], speed["sequences_per_s"] * tokens)
@@ -167,8 +169,8 @@ def test_the_first_sentence_says_where_half_of_the_heads_brings_most_and_least()
     assert "2.0 times as fast" in lines[2]
     assert lines[-1] == (
         "Of the trained model at batch 3, within 0.01 of exact match on the choose split, the fastest has 2 of 6 heads"
-        " removed by gate: 6.5 ms instead of 8, 1.23× as fast (quartiles 1.22–1.25), at 0.985 exact match (0.990 with"
-        " all)."
+        " removed by gate: 6.50 ms instead of 8.00, 1.23× as fast (quartiles 1.22–1.25), at 0.985 exact match (0.990"
+        " with all)."
     )
 
 
