@@ -121,6 +121,13 @@ def ratio_columns(name: str, times: pd.DataFrame, ours: str, peer: str) -> dict[
     return {name: ratio["ratio"], f"{name}_q1": ratio["q1"], f"{name}_q3": ratio["q3"]}
 
 
+def speed_columns(times: pd.DataFrame, dense: str, pruned: str) -> dict[str, float]:
+    """The columns of a model that is timed beside the dense one. `speedup` is the median of dense over pruned, round by
+    round, with quartiles; `latency_ms` is the dense model's median divided by it, so that the two always agree."""
+    speed = ratio_columns("speedup", times, dense, pruned)
+    return {"latency_ms": float(times[dense].median() / speed["speedup"]), **speed}
+
+
 def device_name(device: Device) -> str:
     """The name of the GPU, or of the processor if the system tells it."""
     if torch.device(device).type == "cuda":

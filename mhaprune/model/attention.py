@@ -102,11 +102,11 @@ class MultiHeadAttention(nn.Module):
         """Attend from query (B, T, qdim) to key (B, U, kdim) and value (B, U, vdim); returns (B, T, D) and the weights.
 
         As in `torch.nn.MultiheadAttention`, True in `key_padding_mask` (B, U) and in a boolean `attn_mask` means *not*
-        attended to, and a float mask is added to the scores. `attn_mask` is (T, U), (B, T, U), (B·H, T, U) or (B, H,
-        T, U). Unlike there, `is_causal` needs no mask; with one, both hold. `gates` is (H,) or (B, H). The weights (B,
-        H, T, U) are computed only if `need_weights`, else they are None. A query that may attend to nothing receives
-        zeros from every head. Raises ValueError for a tensor of another shape, and for a mask of whole numbers, which
-        could mean either.
+        attended to, and a float mask is added to the scores. `attn_mask` is (T, U), (B, T, U), (B·H, T, U), or (B, H,
+        T, U) in which sizes may be 1. Unlike there, `is_causal` needs no mask; with one, both hold. `gates` is (H,) or
+        (B, H). The weights (B, H, T, U) are computed only if `need_weights`, else they are None. A query that may
+        attend to nothing receives zeros from every head. Raises ValueError for a tensor of another shape, and for a
+        mask of whole numbers, which could mean either.
         """
         self._check(query, key, value, key_padding_mask, attn_mask, gates)
         if attn_mask is not None and attn_mask.dim() == 3 and len(attn_mask) != len(query):
@@ -129,6 +129,11 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         if query.dim() != 3:
             raise ValueError(f"query of shape {tuple(query.shape)}: must be (batch, queries, width)")
+        if attn_mask is not None and attn_mask.dim() == 4:  # any of its sizes may be 1
+            full = (len(query), self.num_heads, query.shape[1], key.shape[1])
+            attn_mask = attn_mask.expand(
+                *(n if size == 1 else size for size, n in zip(attn_mask.shape, full, strict=True))
+            )
         (B, T), U, H = query.shape[:2], key.shape[1] if key.dim() == 3 else 0, self.num_heads
         allowed: dict[str, tuple[Tensor | None, tuple[tuple[int, ...], ...]]] = {
             "query": (query, ((B, T, self.q_proj.in_features),)),

@@ -17,7 +17,7 @@ from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan, plan_columns, plan_words, removed_names
 from mhaprune.subject import DecodesGreedily, Outcome, Subject
 from mhaprune.tables import DENSE, DENSE_AGAIN
-from mhaprune.timing import copies, copies_that_fit, in_turn, ratio_columns, taking_turns
+from mhaprune.timing import copies, copies_that_fit, in_turn, speed_columns, taking_turns
 
 MAX_DIFFERENCE = 1e-9
 """The largest allowed difference, in float64, between logits with heads removed and with the same heads masked.
@@ -113,8 +113,8 @@ def smallest_effect(subject: Subject, batch: Data) -> float:
 def time_removed(subject: Subject, plans: Sequence[Plan], batch: Data, rounds: int) -> pd.DataFrame:
     """Milliseconds of one `predict` of the batch: one row per plan, then the dense model and the same again (A/A).
 
-    All models take turns, and so do copies of each. A speed-up is dense over removed, round by round: median and
-    quartiles. The dense model also has its gates folded into the weights, so that gates do not count as a speed-up.
+    All models take turns, and so do copies of each; the columns are those of `speed_columns`. The dense model also has
+    its gates folded into the weights, so that gates do not count as a speed-up.
     """
     makers = {name: partial(subject.without, HeadMask(subject.grid)) for name in (DENSE, DENSE_AGAIN)}
     makers |= {removed_names(plan.mask): partial(subject.without, plan.mask) for plan in plans if plan.mask.removed}
@@ -124,10 +124,7 @@ def time_removed(subject: Subject, plans: Sequence[Plan], batch: Data, rounds: i
         for name, models in copies(makers, number).items()
     }
     times = in_turn(calls, rounds, warmup=number, device=subject.device)
-    rows = [plan_columns(plan) | _speed(times, removed_names(plan.mask) or DENSE) for plan in plans]
-    rows += [{"scorer": name, "draw": 0, "heads_removed": 0} | _speed(times, name) for name in (DENSE, DENSE_AGAIN)]
+    rows = [plan_columns(plan) | speed_columns(times, DENSE, removed_names(plan.mask) or DENSE) for plan in plans]
+    again = (DENSE, DENSE_AGAIN)
+    rows += [{"scorer": name, "draw": 0, "heads_removed": 0} | speed_columns(times, DENSE, name) for name in again]
     return pd.DataFrame(rows)
-
-
-def _speed(times: pd.DataFrame, name: str) -> dict[str, float]:
-    return {"latency_ms": times[name].median(), **ratio_columns("speedup", times, DENSE, name)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 
 from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above
 from mhaprune.reporting.settings import ALL_RUNS, Setting
-from mhaprune.reporting.whiskers import ARROWS, Whisker, arrows_beyond, room_for
-from mhaprune.statistics.intervals import student_interval
+from mhaprune.reporting.whiskers import room_for
+from mhaprune.statistics.intervals import LEAST_RUNS, prediction_interval, student_interval
 from mhaprune.tables import LABEL
 
 MOST_ROWS = 6
@@ -24,6 +24,11 @@ MOST_COLOURS = 12
 """Values of the setting that is told by colours."""
 MOST_SAID = 12
 """Means in one sentence."""
+NOTE = (
+    "The first interval is for the mean over runs, the second for one new run, both at 95 %. They suppose runs that"
+    " scatter around one middle. If they form two groups, or a few fail, look at the single runs."
+)
+"""The sentence that explains the intervals."""
 WHOLE: Any = {"color": CONTROL_COLOUR, "linewidth": 1.8}
 
 
@@ -61,7 +66,7 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
     `numbers` has a row per run and `Number`, with its fields, the `label` of the run, and a column per setting.
     None where nothing can be compared, or too much varies for one figure.
     """
-    numbers = numbers[~_lacking(numbers)].assign(**{ALL_RUNS.name: ALL_RUNS.values[0]})
+    numbers = _comparable(numbers[~_lacking(numbers)]).assign(**{ALL_RUNS.name: ALL_RUNS.values[0]})
     across, colours, *others = [*settings, ALL_RUNS, ALL_RUNS][: max(2, len(settings))]
     rows = list(numbers.groupby(["after", *(each.name for each in others)], sort=False))
     if numbers[LABEL].nunique() < 2 or len(rows) > MOST_ROWS or len(colours.values) > MOST_COLOURS:
@@ -70,21 +75,19 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
     width = max(3.1, 0.3 * len(across.values) * len(colours.values) ** 0.5)
     figure = Figure(figsize=(0.6 + width * len(whats), 1.1 + 2.6 * len(rows)))
     grid = figure.subplots(len(rows), len(whats), squeeze=False, sharey="col")
-    leaves = False
     for i, (key, row) in enumerate(rows):
         for axes, what in zip(grid[i], whats, strict=True):
             panel = row[row["what"] == what]
             if panel.empty:
                 axes.remove()
                 continue
-            whiskers = _draw(axes, panel, across, colours)
+            ends = _draw(axes, panel, across, colours)
             across.draw_axis(axes)
             axes.set_title("\n".join([what, *(f"after {after}" for after in key[:1] if after), *key[1:]]))
             axes.set_xlabel(across.name if i == len(rows) - 1 else "")
-            _scale(axes, numbers[numbers["what"] == what], [end for each in whiskers for end in each[1:3]])
-            leaves |= arrows_beyond(axes, whiskers, vertical=True)
+            _scale(axes, numbers[numbers["what"] == what], ends)
     legend_above(figure, list(_legend(numbers, colours)))
-    return Plot("headline", _caption(numbers, settings, leaves), figure)
+    return Plot("headline", _caption(numbers, settings), figure)
 
 
 def _lacking(numbers: pd.DataFrame) -> pd.Series:
@@ -92,11 +95,22 @@ def _lacking(numbers: pd.DataFrame) -> pd.Series:
     return numbers["value"].isna().groupby([numbers["what"], numbers["after"]]).transform("any")
 
 
-def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) -> list[Whisker]:
+def _comparable(numbers: pd.DataFrame) -> pd.DataFrame:
+    """Turn counts out of different totals into shares: 48 of 96 heads are no more than 6 of 12."""
+    counted = numbers["most"] == numbers["whole"]
+    totals = numbers["whole"].groupby(numbers["what"])
+    differ = counted.groupby(numbers["what"]).transform("all") & (totals.transform("nunique") > 1)
+    shares = numbers.assign(
+        what="share of " + numbers["what"], value=numbers["value"] / numbers["whole"], whole=1.0, least=0.0, most=1.0
+    )
+    return shares.where(differ, numbers)
+
+
+def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) -> list[float]:
     """A small mark per run; where there are several, a large one for their mean, with its interval. Returns the
-    intervals."""
+    ends of the intervals."""
     dodge = 0.7 / len(colours.values)
-    whiskers: list[Whisker] = []
+    ends: list[float] = []
     for i, colour in enumerate(colours.values):
         own = panel[panel[colours.name] == colour]
         style = {"color": COLOURS[0], "marker": "o"} if colours is ALL_RUNS else colours.styles[colour]
@@ -107,28 +121,31 @@ def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) ->
                 place = across.places[value] + dodge * (i - (len(colours.values) - 1) / 2)
                 means[place] = runs["value"].mean()
                 axes.hlines(runs["whole"].mean(), place - dodge / 2, place + dodge / 2, zorder=1, **WHOLE)
-                whiskers += _draw_runs(axes, runs, place, dodge, style)
+                ends += _draw_runs(axes, runs, place, dodge, style)
         if across.numbers is not None:
             axes.plot(list(means), list(means.values()), color=style["color"], linewidth=1.1, zorder=1.5)
-    return whiskers
+    return ends
 
 
-def _draw_runs(axes: Axes, runs: pd.DataFrame, place: float, width: float, style: dict[str, Any]) -> list[Whisker]:
-    """Runs that differ only in their seed. Returns the interval of their mean; none for a single one."""
+def _draw_runs(axes: Axes, runs: pd.DataFrame, place: float, width: float, style: dict[str, Any]) -> list[float]:
+    """Runs that differ only in their seed. Returns the ends of the interval of their mean; none for
+    fewer than `LEAST_RUNS`."""
     if len(runs) == 1:
         axes.scatter([place], runs["value"], s=34, linewidth=0, zorder=3, **style)
         return []
     places = place + width * np.linspace(-0.38, -0.14, len(runs))  # beside each other, and beside their mean
     axes.scatter(places, runs["value"], s=13, linewidth=0, alpha=0.55, zorder=2, **style)
-    low, high = mean_interval(runs)
+    if len(runs) < LEAST_RUNS:
+        return []
+    low, high = _within(runs, student_interval)
     axes.vlines(place, low, high, color=style["color"], linewidth=1.4, zorder=3)
     axes.scatter([place], [runs["value"].mean()], s=46, edgecolor="white", linewidth=0.7, zorder=4, **style)
-    return [Whisker(place, low, high, style["color"])]
+    return [low, high]
 
 
-def mean_interval(runs: pd.DataFrame) -> tuple[float, float]:
-    """The 95 % interval of the mean of a number, as far as the number can go."""
-    low, high = np.clip(student_interval(runs["value"]), runs["least"].min(), runs["most"].max())
+def _within(runs: pd.DataFrame, interval: Callable[[pd.Series], tuple[float, float]]) -> tuple[float, float]:
+    """Return an interval over runs, as far as the number can go."""
+    low, high = np.clip(interval(runs["value"]), runs["least"].min(), runs["most"].max())
     return float(low), float(high)
 
 
@@ -148,15 +165,15 @@ def _legend(numbers: pd.DataFrame, colours: Setting) -> Iterator[Line2D]:
         yield Line2D([], [], label="the whole model", **WHOLE)
 
 
-def _caption(numbers: pd.DataFrame, settings: Sequence[Setting], leaves: bool) -> str:
+def _caption(numbers: pd.DataFrame, settings: Sequence[Setting]) -> str:
     *first, last = numbers["what"].unique()
     whats = f"{', '.join(first)} and {last}" if first else last
     caption = whats[0].upper() + whats[1:]
     if settings:
         caption += f" against {settings[0].name}"
     if _repeated(numbers, settings):
-        caption += ": a small mark per run, a large one for the mean of runs that differ only in their seed, with its"
-        caption += " 95 % interval" + (ARROWS if leaves else "")
+        caption += ": a small mark per run, a large one for the mean of three or more that differ only in their"
+        caption += " seed, with its 95 % interval"
     return caption + ("." if numbers["whole"].isna().all() else "; grey is the whole model.")
 
 
@@ -166,10 +183,12 @@ def _repeated(numbers: pd.DataFrame, settings: Sequence[Setting]) -> bool:
 
 
 def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterator[str]:
-    """A sentence per number: the means of runs that differ only in their seed; none where there are no such runs."""
-    numbers = numbers[~_lacking(numbers)]
+    """A sentence per number for runs that differ only in their seed: their mean, or their values if they are few; none
+    where there are no such runs."""
+    numbers = _comparable(numbers[~_lacking(numbers)])
     if numbers.empty or not _repeated(numbers, settings):
         return
+    means = False
     for (what, after), own in numbers.groupby(["what", "after"], sort=False):
         groups = [("", own)]
         for each in settings:
@@ -181,12 +200,19 @@ def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterat
         groups = [(label, runs) for label, runs in groups if len(runs)]
         if len(groups) <= MOST_SAID:
             parts = [f"{_mean(runs)}{f' with {label}' if label else ''}" for label, runs in groups]
-            counts = sorted({len(runs) for _, runs in groups})
-            over = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
+            counts = [len(runs) for _, runs in groups if len(runs) >= LEAST_RUNS]
+            over = " to ".join(map(str, dict.fromkeys([min(counts), max(counts)]))) if counts else ""
             name = Number(what, math.nan, after=after).name
-            yield f"{name[0].upper()}{name[1:]}: {'; '.join(parts)} (means over {over} runs, 95 % intervals)."
+            yield f"{name[0].upper()}{name[1:]}: {'; '.join(parts)}{f' (means over {over} runs)' if over else ''}."
+            means |= bool(over)
+    if means:
+        yield NOTE
 
 
 def _mean(runs: pd.DataFrame) -> str:
-    low, high = mean_interval(runs)
-    return f"{runs['value'].mean():.3g}" + (f" ({low:.3g} to {high:.3g})" if len(runs) > 1 else "")
+    """Return the mean with its interval and that for one new run; of fewer than `LEAST_RUNS` the values."""
+    if len(runs) < LEAST_RUNS:
+        texts = [f"{value:.3g}" for value in runs["value"]]
+        return " and ".join(texts) if len(set(texts)) == len(texts) else f"{texts[0]} in both runs"
+    (low, high), (least, most) = (_within(runs, interval) for interval in (student_interval, prediction_interval))
+    return f"{runs['value'].mean():.3g} ({low:.3g} to {high:.3g}; new run {least:.3g} to {most:.3g})"

@@ -7,33 +7,38 @@ from typing import Any
 
 import pandas as pd
 
+from mhaprune.reporting.plots import number
 from mhaprune.statistics.intervals import student_interval
-from mhaprune.tables import DENSE_AGAIN, QUALITY, VALID_QUALITY, Tables, quality_name
+from mhaprune.tables import DENSE_AGAIN, QUALITY, VALID_QUALITY, Tables, quality_name, timed_name
 
-POOR = 0.5
+POOR = 0.8
 """A model that does less of its task than this is poor."""
 
 
 def points_over_runs(points: pd.Series) -> str:
     """A mean over runs in percentage points, with its 95 % interval: `1.2 points (0.3 to 2.1)`."""
     low, high = student_interval(points)
-    return f"{points.mean():z.1f} points ({low:z.1f} to {high:z.1f})"
+    return f"{number(points.mean(), 1)} points ({number(low, 1)} to {number(high, 1)})"
 
 
 def share(value: float) -> str:
-    """A share in two decimals, 0.87, or in three where two would make it a whole: 0.996."""
-    return f"{value:.3f}" if 0.995 <= value < 0.9995 else f"{value:.2f}"
+    """A share in three decimals, as all sentences write it: 0.992."""
+    return f"{value:.3f}"
 
 
-def if_noise(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:
-    """What to add to a speed-up whose quartiles overlap those of the dense model timed against itself:
-    `; no clear gain, dense against itself: 0.98–1.02`. Nothing for any other, or where that was not timed."""
+def as_fast(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:
+    """What a removal brings: `With fewer heads greedy decoding is 1.21× as fast (quartiles 1.20–1.22).` It is said to
+    be no clear gain if its quartiles overlap those of the dense model timed against itself."""
+    line = (
+        f"With fewer heads {timed_name(tables)} is {row['speedup']:.2f}× as fast"
+        f" (quartiles {row['speedup_q1']:.2f}–{row['speedup_q3']:.2f})."
+    )
     latency = tables.get("latency", pd.DataFrame())
     for again in latency[latency.eq(DENSE_AGAIN).any(axis=1)].to_dict("records"):
         low, high = again["speedup_q1"], again["speedup_q3"]
         if low <= row["speedup_q3"] and row["speedup_q1"] <= high:
-            return f"; no clear gain, dense against itself: {low:.2f}–{high:.2f}"
-    return ""
+            line += f" That is no clear gain: the dense model against itself is at {low:.2f}–{high:.2f}."
+    return line
 
 
 def if_poor(tables: Tables) -> Iterator[str]:

@@ -144,7 +144,8 @@ def compare_curves(tables: Tables) -> Plot | None:
     legend_above(figure, [lines[label] for label in styles if label in lines])
     caption = f"{quality_name(tables).capitalize()} on the report split against the share of heads removed, by scorer."
     if (pruning.groupby(SETTING)[LABEL].nunique() > 1).any():
-        caption += " Lines are means over runs that differ only in their seed, bands their 95 % intervals."
+        caption += " Lines are means over runs that differ only in their seed, bands their 95 % intervals, of three"
+        caption += " or more."
     else:
         caption += " A line per run; bands span the draws of a control."
     return Plot("comparison", caption, figure)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from mhaprune.reporting.sentences import share
 from mhaprune.tables import HEAD, Tables, in_unit, loss_unit, quality_name
 
 REMOVED = "removed"
@@ -82,7 +83,7 @@ def prunable_alone(
         title = f"Closing {some} (of {total}) costs next to nothing"
     if count and together is not None:
         closed = f"with all {count} closed" if count > 1 else "without it"
-        whole, left = (f"{share:.2f}" for share in together)
+        whole, left = map(share, together)
         change = f"still {left}" if whole == left else f"{left} instead of {whole}"
         title += f"; {closed}, {quality_name(tables)} is {change}"
     elif count:

@@ -21,6 +21,8 @@ SIGN_FLIPS = 4999
 MOST_SKEWED = 0.75
 """The largest skewness of a mean for which an interval is returned. Above it, two examples or fewer make the mean (some
 eight if these differ as much as exponential draws), and of such data up to 80 of 100 intervals would be wrong."""
+LEAST_RUNS = 3
+"""Runs that are needed for an interval over runs."""
 
 
 def mean_interval(values_E: np.ndarray) -> tuple[float, float]:
@@ -146,19 +148,34 @@ def sign_flip_p(differences_E: np.ndarray, seed: int = 0) -> float:
 
 
 def student_interval(values_S: ArrayLike) -> tuple[float, float]:
-    """Interval of the mean over a few seeds (Student 1908), for which the bootstrap is too narrow; NaN for one seed."""
+    """Interval of the mean over a few seeds (Student 1908), for which the bootstrap is too narrow.
+
+    It is NaN for fewer than `LEAST_RUNS`: two that happen to agree would have no width. It supposes values that scatter
+    around one middle. Of ten models it holds the mean in 89 % of cases if these form two groups, and in 65 % if one
+    model in ten fails.
+    """
+    return _student(values_S, 1.0)
+
+
+def prediction_interval(values_S: ArrayLike) -> tuple[float, float]:
+    """Interval for the value of one new seed, mean ± t·s·√(1 + 1/S); it supposes the same as `student_interval`."""
+    return _student(values_S, math.sqrt(len(np.asarray(values_S)) + 1))
+
+
+def _student(values_S: ArrayLike, factor: float) -> tuple[float, float]:
+    """The mean ± Student's t times `factor` standard errors."""
     values_S = np.asarray(values_S, dtype=float)
     n = len(values_S)
-    if n < 2:
+    if n < LEAST_RUNS:
         return math.nan, math.nan
     mean, stderr = float(values_S.mean()), float(values_S.std(ddof=1)) / math.sqrt(n)
-    half = _student_quantile(n - 1) * stderr
+    half = factor * _student_quantile(n - 1) * stderr
     return mean - half, mean + half
 
 
 def geometric_mean(values_S: ArrayLike) -> tuple[float, float, float]:
     """The geometric mean of positive values over a few seeds, and both ends of its interval: Student's for the mean of
-    the logarithms. The ends are NaN for one seed."""
+    the logarithms. The ends are NaN for fewer than `LEAST_RUNS`."""
     logarithms_S = np.log(np.asarray(values_S, dtype=float))
     low, high = student_interval(logarithms_S)
     return math.exp(logarithms_S.mean()), math.exp(low), math.exp(high)
@@ -186,15 +203,31 @@ def prunable(moments_3N: np.ndarray, tolerance: float, confidence: float = CONFI
     At this `confidence` all of these claims hold together (Holm 1979). The p of a claim is that of the test whose
     interval `skewed_ends` returns. A head with a NaN is never prunable, and no claim is made of it.
     """
+    return holm(_p_below(moments_3N, tolerance)) < 1 - confidence
+
+
+def differs_p(moments_3N: np.ndarray) -> np.ndarray:
+    """(N,): two-sided p of each mean against 0, corrected for all N tests (Holm 1979)."""
+    below_N = _p_below(moments_3N, 0.0)
+    return holm(np.minimum(1.0, 2 * np.minimum(below_N, _p_below(moments_3N * [[-1.0], [1.0], [-1.0]], 0.0))))
+
+
+def _p_below(moments_3N: np.ndarray, tolerance: float) -> np.ndarray:
+    """(N,): one-sided p of each mean against `tolerance`: small if it is below."""
     mean_N, stderr_N, a_N = moments_3N
     t_N = quotient(mean_N - tolerance, stderr_N)
     p_N = np.array([NormalDist().cdf(x) for x in t_N + a_N * t_N**2 / 3 + a_N**2 * t_N**3 / 27 + a_N / 6])
     p_N[stderr_N == 0] = mean_N[stderr_N == 0] >= tolerance
+    return p_N
+
+
+def holm(p_N: np.ndarray) -> np.ndarray:
+    """(N,): p values corrected for all N tests (Holm 1979). A NaN is no test, and stays NaN."""
     order = np.argsort(p_N)  # a NaN comes last
     claims = np.count_nonzero(~np.isnan(p_N)) - np.arange(len(p_N))
     together_N = np.empty(len(p_N))
     together_N[order] = np.maximum.accumulate(claims * p_N[order])
-    return together_N < 1 - confidence
+    return np.minimum(1.0, together_N)
 
 
 def area(removed_P: ArrayLike, accuracy_P: ArrayLike) -> float:

@@ -127,7 +127,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "older, table binary": (replaced("summary.csv", b"\xff\xfe" * 50, False), "summary.csv is no table"),
     "older, table empty": (replaced("summary.csv", b"", False), "summary.csv is no table"),
     "older, no rows": (rewritten(lambda frame: frame[:0]), "its tables do not fit"),
-    "older, column missing": (rewritten(lambda frame: frame.drop(columns="scorer")), "its tables do not fit, KeyError"),
+    "older, column missing": (
+        rewritten(lambda frame: frame.drop(columns="heads_removed")),
+        "its tables do not fit, KeyError",
+    ),
     "older, texts": (rewritten(lambda frame: frame.assign(heads_removed="x")), "its tables do not fit"),
 }
 

@@ -123,7 +123,7 @@ def test_title_command_and_what_is_shared_are_on_both_pages(swept: Path) -> None
 @pytest.mark.collected_figures
 def test_what_is_first_in_the_report_is_what_the_sweep_is_for(swept: Path) -> None:
     lines = collect([swept], swept)
-    assert lines[0].startswith("Heads that can go: 9 (9 to 9) with num_heads=2; 9 (9 to 9) with num_heads=4 (means")
+    assert lines[0] == "Heads that can go: 9 in both runs with num_heads=2; 9 in both runs with num_heads=4."
     report = (swept / "report.html").read_text()
     assert report.index("against num_heads: a small mark per run") < report.index("share of heads removed")
     assert {path.stem for path in (swept / "figures").glob("*.png")} == {"headline", "comparison", "runs"}
@@ -133,6 +133,6 @@ def test_many_runs_are_said_one_by_one_in_the_index_only(tmp_path: Path) -> None
     for seed in range(MOST_RUNS + 1):
         make_run(tmp_path / str(seed), num_heads=2, seed=seed)
     lines = collect([tmp_path], tmp_path / "out")
-    assert len(lines) == 4, "three numbers, and where the rest is"
+    assert len(lines) == 5, "three numbers, what their intervals are, and where the rest is"
     assert lines[-1] == f"What each of {MOST_RUNS + 1} runs found is in index.html."
     assert (tmp_path / "out" / "index.html").read_text().count("9 of 24 heads can go") == MOST_RUNS + 1

@@ -140,7 +140,7 @@ def test_the_name_is_long() -> None:
 
 KNOWN = {REFERENCE, NOTHING, DENSE, DENSE_AGAIN, BEST_OF_SIZE, INITIAL_GATE}
 """Names that the code gives."""
-CHOSEN_BY_USERS = ("scorer", "other", "schedule", "recovery", "winner")
+CHOSEN_BY_USERS = ("scorer", "other", "schedule", "recovery", "first", "choice")
 """The columns of names that a user may choose."""
 BY_SIZE = ("pruning", "recovery", "recovered", "groups", "answers", "oracle", "together", "mistake_pruning")
 """The tables with a row per budget."""

@@ -132,6 +132,8 @@ def test_every_plan_is_timed_against_the_dense_model(model: Seq2Seq, splits: Spl
     assert list(latency["scorer"]) == ["a", "a", "a", "dense", "dense again"]
     assert latency["speedup"].iloc[0] == latency["speedup"].iloc[3] == 1.0
     assert (latency["latency_ms"] > 0).all()
+    dense = latency["latency_ms"].iloc[3]
+    assert (latency["latency_ms"] * latency["speedup"]).tolist() == pytest.approx([dense] * 5), "they never disagree"
     assert (latency["speedup_q1"] <= latency["speedup"]).all()
     assert (latency["speedup"] <= latency["speedup_q3"]).all()
     assert latency["speedup"].iloc[2] > 1.0  # no head left

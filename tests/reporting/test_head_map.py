@@ -72,7 +72,7 @@ CASES: dict[str, tuple[type[Experiment], Tables, str, set[int]]] = {
     "ablate": (
         Ablate,
         {"summary": summary(**GONE), "heads": scored("gate", "ablation")},
-        "2 of 5 heads can go: 0.98 exact match is left",
+        "2 of 5 heads removed: 0.980 exact match is left",
         {0, 2, 3},
     ),
     "nothing can go": (
@@ -84,25 +84,25 @@ CASES: dict[str, tuple[type[Experiment], Tables, str, set[int]]] = {
     "sure": (
         Ablate,
         {"summary": summary(**GONE).assign(heads_removed_sure=[0, 1]), "heads": scored("gate", "ablation")},
-        "2 of 5 heads can go (1 surely): 0.98 exact match is left",
+        "2 of 5 heads removed: 0.980 exact match is left",
         {0, 2, 3},
     ),
     "prune": (
         Prune,
         {"smallest": pd.DataFrame([SMALLEST, SMALLEST | {"control": True, "heads_kept": 1}])},
-        "2 of 5 heads are enough: 0.97 exact match after fine_tune",
+        "2 of 5 heads are enough: 0.970 exact match after fine_tune",
         {0, 3},
     ),
     "prune, sure": (
         Prune,
         {"smallest": pd.DataFrame([SMALLEST | {"heads_total": 5, "heads_removed_sure": 2}])},
-        "2 of 5 heads are enough (3 surely): 0.97 exact match after fine_tune",
+        "2 of 5 heads are enough: 0.970 exact match after fine_tune",
         {0, 3},
     ),
     "explain": (
         Explain,
         {"looks": looks()},
-        "Closing one head (of 4) costs next to nothing; without it, exact match is 0.40 instead of 0.90",
+        "Closing one head (of 4) costs next to nothing; without it, exact match is 0.400 instead of 0.900",
         {0, 2, 3},
     ),
     "compare": (
@@ -168,7 +168,7 @@ def test_closing_all_at_once_is_told_apart_from_closing_any_one() -> None:
         assert verdict is not None
         titles.append(verdict.title)
     alone = "Closing any one of 2 heads (of 4) costs next to nothing; with all 2 closed, exact match is "
-    assert titles == [f"{alone}0.40 instead of 0.90", f"{alone}still 0.90"]
+    assert titles == [f"{alone}0.400 instead of 0.900", f"{alone}still 0.900"]
 
 
 def test_a_long_title_is_broken_and_widens_the_figure_only_so_far() -> None:

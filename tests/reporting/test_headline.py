@@ -15,7 +15,7 @@ from made_tables import text_of
 from mhaprune.reporting.headline import Number, against_settings, means_in_words
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.reporting.settings import Setting, setting
-from mhaprune.statistics.intervals import student_interval
+from mhaprune.statistics.intervals import prediction_interval, student_interval
 
 HEADS, WIDTHS = ("4", "1", "2"), ("64", "128")
 
@@ -53,7 +53,8 @@ def test_a_panel_per_number_has_a_mark_per_run_and_the_interval_of_their_mean() 
     panel = plot.figure.axes[0]
     marks = [np.asarray(found.get_offsets()) for found in panel.collections if isinstance(found, PathCollection)]
     small, large = [each for each in marks if len(each) == 3], [each for each in marks if len(each) == 1]
-    by_heads = frame[frame["what"] == "heads that can go"].groupby("num_heads")["value"]
+    counts = frame[frame["what"] == "heads that can go"]
+    by_heads = (counts["value"] / counts["whole"]).groupby(counts["num_heads"])
     for i, heads in enumerate(("1", "2", "4")):  # a logarithmic scale
         runs = by_heads.get_group(heads)
         assert sorted(small[i][:, 1]) == sorted(runs)
@@ -61,7 +62,7 @@ def test_a_panel_per_number_has_a_mark_per_run_and_the_interval_of_their_mean() 
     bars = [found for found in panel.collections if isinstance(found, LineCollection)]
     spans = [np.asarray(bar.get_segments())[0, :, 1] for bar in bars if bar.get_linewidths()[0] < 1.5]
     low, high = student_interval(by_heads.get_group("4"))
-    assert spans[2] == pytest.approx((max(low, 0), min(high, 24)))
+    assert spans[2] == pytest.approx((max(low, 0), min(high, 1)))
     low, _ = student_interval(by_heads.get_group("1"))
     assert low < 0 == spans[0][0], "there are no fewer heads than none"
     assert [text.get_text() for text in panel.get_xticklabels()] == ["1", "2", "4"]
@@ -89,7 +90,7 @@ def test_a_recovery_has_a_row_on_the_same_axis() -> None:
     plot = drawn(numbers(after=("", "refit")), "num_heads")
     assert plot is not None
     first, _, below, _ = plot.figure.axes
-    assert below.get_title() == "heads that can go\nafter refit"
+    assert below.get_title() == "share of heads that can go\nafter refit"
     assert below.get_ylim() == first.get_ylim()
     assert (first.get_xlabel(), below.get_xlabel()) == ("", "num_heads")
 
@@ -106,27 +107,52 @@ def test_seeds_alone_are_drawn_too() -> None:
     plot = drawn(frame)
     assert plot is not None
     assert "all runs" in text_of(plot)
-    [heads, _] = means_in_words(frame, [])
-    low, high = student_interval([2.0, 3.0, 4.0])
-    assert heads == f"Heads that can go: 3 ({low:.3g} to {high:.3g}) (means over 3 runs, 95 % intervals)."
+    [heads, _, note] = means_in_words(frame, [])
+    (low, high), (least, _) = student_interval([2.0, 3.0, 4.0]), prediction_interval([2.0, 3.0, 4.0])
+    assert heads.startswith(f"Heads that can go: 3 ({low:.3g} to {high:.3g}; new run {max(least, 0):.3g} to ")
+    assert "3 runs" in heads
+    assert "one new run" in note
 
 
-@pytest.mark.parametrize(("spread", "leaves"), [(4.0, True), (0.01, False)])
-def test_an_interval_that_leaves_its_panel_ends_in_an_arrow(spread: float, leaves: bool) -> None:
-    frame = numbers(2).query("what == 'heads that can go'").assign(least=-math.inf, most=math.inf, whole=1.0)
-    value = frame["num_heads"].astype(float) + spread * frame["label"].str.endswith("1")
-    plot = drawn(frame.assign(value=value), "num_heads")
+def test_of_two_runs_there_are_the_values_and_no_interval() -> None:
+    frame = numbers(seeds=2)
+    heads, exact = means_in_words(frame, settings_of(frame, "num_heads"))
+    assert heads == (
+        "Share of heads that can go: 0.167 and 0.333 with num_heads=1; 0.167 and 0.25 with num_heads=2;"
+        " 0.167 and 0.208 with num_heads=4."
+    )
+    assert exact.startswith("Exact match: 0.99 and 0.98 with")
+    same = frame.assign(value=0.5)[lambda rows: rows["what"] == "exact match"]
+    assert next(means_in_words(same[same["num_heads"] == "2"], [])) == "Exact match: 0.5 in both runs."
+    plot = drawn(frame, "num_heads")
     assert plot is not None
-    (axes,) = plot.figure.axes
-    marks = [line.get_marker() for line in axes.get_lines() if line.get_marker() in ("^", "v")]
-    assert sorted(set(marks)) == (["^", "v"] if leaves else [])
-    assert ("an arrow at the edge of a panel" in plot.caption) == leaves
+    bars = [found for axes in plot.figure.axes for found in axes.collections if isinstance(found, LineCollection)]
+    assert all(len(np.unique(np.asarray(bar.get_segments())[..., 1])) == 1 for bar in bars), "no interval is drawn"
+
+
+def test_heads_out_of_different_totals_are_compared_by_their_shares() -> None:
+    frame = numbers()
+    heads = next(means_in_words(frame, settings_of(frame, "num_heads")))
+    assert heads.startswith("Share of heads that can go: 0.333 (")
+    alike = frame.assign(whole=frame["whole"].where(frame["what"] == "exact match", 30), most=30.0)
+    assert next(means_in_words(alike, settings_of(frame, "num_heads"))).startswith("Heads that can go: 2 (")
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.0, 4.0), (0.0, 4.0, 4.0), (1.0, 1.01, 1.02)])
+def test_an_interval_stays_in_its_panel(values: tuple[float, ...]) -> None:
+    frame = numbers(3).query("what == 'heads that can go' and num_heads == '2'")
+    plot = drawn(frame.assign(value=values, least=-math.inf, most=math.inf, whole=1.0))
+    assert plot is not None
+    low, high = plot.figure.axes[0].get_ylim()
+    assert low < student_interval(values)[0] < student_interval(values)[1] < high
 
 
 def test_the_means_are_said() -> None:
     frame = numbers(widths=WIDTHS, after=("refit",))
-    heads, exact = means_in_words(frame, settings_of(frame, "num_heads", "d_model"))
-    assert heads.startswith("Heads that can go, after refit: 4 (1.52 to 6) with num_heads=1, d_model=64; 4 (")
+    heads, exact, _ = means_in_words(frame, settings_of(frame, "num_heads", "d_model"))
+    assert heads.startswith(
+        "Share of heads that can go, after refit: 0.667 (0.253 to 1; new run 0 to 1) with num_heads=1,"
+    )
     assert exact.startswith("Exact match, after refit: 0.98 (")
 
 
@@ -136,8 +162,8 @@ def test_a_number_that_a_run_lacks_is_not_drawn() -> None:
     frame.loc[(frame["what"] == "exact match") & (frame["label"] == "2-64-1"), "value"] = math.nan
     plot = drawn(frame, "num_heads")
     assert plot is not None
-    assert [axes.get_title() for axes in plot.figure.axes] == ["heads that can go"]
-    assert len(list(means_in_words(frame, settings_of(frame, "num_heads")))) == 1
+    assert [axes.get_title() for axes in plot.figure.axes] == ["share of heads that can go"]
+    assert len(list(means_in_words(frame, settings_of(frame, "num_heads")))) == 2
     assert drawn(frame.assign(value=math.nan), "num_heads") is None
 
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from mhaprune.reporting.shared_figures import mean_over_runs
 from mhaprune.reporting.whiskers import Whisker, arrows_beyond, room_for
+from mhaprune.statistics.intervals import student_interval
 
 
 def arrows(axes: Axes) -> list[tuple[str, float, float]]:
@@ -56,13 +57,14 @@ def test_an_arrow_stands_at_the_edge_that_an_interval_crosses(vertical: bool) ->
     assert not arrows_beyond(axes, whiskers[:1], vertical=vertical)
 
 
-def test_the_interval_of_two_runs_does_not_squeeze_the_marks_of_all_others() -> None:
-    values = {"calm": [1.0, 1.1], "wild": [0.0, 4.0]}
+def test_the_interval_of_three_runs_does_not_squeeze_the_marks_of_all_others() -> None:
+    values = {"calm": [1.0, 1.1, 1.2], "wild": [0.0, 0.0, 4.0]}
     rows = [{"label": f"seed={i}", "row": name, "x": x} for name, xs in values.items() for i, x in enumerate(xs)]
     axes = Figure().add_subplot()
     mean_over_runs(axes, pd.DataFrame(rows), "row", "x", ["calm", "wild"])
     low, high = axes.get_xlim()
-    assert (low, high) == pytest.approx((-4.72, 8.72)), "25 wide on either side would be the whole interval"
-    assert arrows(axes) == [("<", low, 1), (">", high, 1)]
+    assert low < student_interval(values["wild"])[0]
+    assert student_interval(values["wild"])[1] < high < 9
+    assert not arrows(axes)
     mean_over_runs(axes, pd.DataFrame(rows), "row", "x", ["calm", "wild"], (-0.5, 1.5))
     assert axes.get_xlim() == (-0.5, 1.5)

@@ -14,10 +14,12 @@ from mhaprune.statistics.intervals import (
     area_weights,
     bernstein_bound,
     difference_interval,
+    differs_p,
     geometric_mean,
     mean_interval,
     moments,
     paired_interval,
+    prediction_interval,
     prunable,
     share_interval,
     sign_flip_p,
@@ -143,16 +145,19 @@ def test_wilson_is_scipys(n: int) -> None:
         assert wilson_interval(values) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 30, 31])
+@pytest.mark.parametrize("n", [3, 4, 5, 6, 7, 30, 31])
 def test_students_interval_is_scipys(n: int) -> None:
     values = np.random.default_rng(n).normal(0.9, 0.01, size=n)
     expected = stats.t.interval(0.95, n - 1, loc=values.mean(), scale=stats.sem(values))
     assert student_interval(values) == pytest.approx(expected, rel=1e-10)
+    new = stats.t.interval(0.95, n - 1, loc=values.mean(), scale=values.std(ddof=1) * (1 + 1 / n) ** 0.5)
+    assert prediction_interval(values.tolist()) == pytest.approx(new, rel=1e-10)
     assert student_interval(values.tolist()) == student_interval(pd.Series(values)) == student_interval(values)
 
 
-def test_one_seed_has_no_interval_and_equal_seeds_have_no_width() -> None:
-    assert all(map(math.isnan, student_interval([0.9])))
+def test_two_seeds_have_no_interval_and_equal_seeds_have_no_width() -> None:
+    for seeds in ([0.9], [0.9, 0.9]):
+        assert all(map(math.isnan, [*student_interval(seeds), *prediction_interval(seeds)]))
     assert student_interval([0.5, 0.5, 0.5]) == (0.5, 0.5)
 
 
@@ -215,6 +220,18 @@ def test_several_heads_are_prunable_by_holm(seed: int) -> None:
     assert 0 < expected.sum() < alone.sum(), "the heads must tell right from wrong"
     found = prunable(np.stack([mean, stderr, np.zeros(12)]), 0.03)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_means_differ_from_0_by_holm_over_all_of_them() -> None:
+    """Of normal means .02 to .06, each with a standard error of .02: twice the normal tail, times 5, 4, 3, ..."""
+    mean = np.array([0.03, -0.06, 0.02, 0.05, 0.04])
+    p = differs_p(np.stack([mean, np.full(5, 0.02), np.zeros(5)]))
+    alone = 2 * stats.norm.sf(np.abs(mean) / 0.02)
+    assert p[[1, 3, 4, 0, 2]] == pytest.approx(alone[[1, 3, 4, 0, 2]] * [5, 4, 3, 2, 1])
+    assert (alone < 0.05).sum() == 3
+    assert (p < 0.05).sum() == 2
+    flat = np.array([[0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]).T
+    assert differs_p(flat).tolist() == [1, 0]
 
 
 def test_a_head_of_which_nothing_is_known_is_not_prunable_and_no_claim_is_made_of_it() -> None:

@@ -135,6 +135,7 @@ def latency_curves(tables: Tables) -> Plot | None:
     axes.axhline(1, color="black", linewidth=0.8)
     floor = control["speedup_q1"], control["speedup_q3"]
     axes.axhspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0, label="dense against itself")
+    whiskers: list[Whisker] = []
     for i, name in enumerate(names):
         curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
         speedup = curve["speedup"]
@@ -143,13 +144,19 @@ def latency_curves(tables: Tables) -> Plot | None:
         look = line_style(i)
         style: Any = {"capsize": 2, "elinewidth": 1, "markersize": 5.5, "markerfacecolor": "white", "label": name}
         axes.errorbar(place, speedup, bars, **style, **look)
+        ends = zip(place, curve["speedup_q1"], curve["speedup_q3"], strict=True)
+        whiskers += [Whisker(*end, look["color"]) for end in ends]
         kept = within(curve, tables)
         axes.plot(place[kept], speedup[kept], linestyle="", markersize=5.5, zorder=3, **look)
     whole = int(pruning["heads_total"].max())
     axes.set(xlabel=f"heads removed, of {whole}", ylabel=f"speed-up of {timed_name(tables)}")
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
-    # A bar may leave the figure, no mark may.
-    scale_in_ratios(axes.yaxis, 0.94 * min(1, pruning["speedup"].min()), 1.1 * max(1, pruning["speedup"].max()), 0.05)
+    # A bar may leave the figure; no mark may, nor the strip of noise.
+    seen = pd.concat([pruning["speedup"], pd.Series([1.0, *floor])])
+    low = min(seen.min(), max(0.85 * seen.min(), pruning["speedup_q1"].min()))
+    high = max(seen.max(), min(1.15 * seen.max(), pruning["speedup_q3"].max()))
+    scale_in_ratios(axes.yaxis, 0.97 * low, 1.03 * high, 0.05)
+    leaves = arrows_beyond(axes, whiskers, vertical=True)
     limit = tolerance_of(tables)
     style = {"color": "black", "marker": "o", "linestyle": "", "markersize": 5.5}
     axes.plot([], [], **style, label=f"filled: loses ≤ {limit:g}")
@@ -157,9 +164,9 @@ def latency_curves(tables: Tables) -> Plot | None:
     caption = (
         f"How many times as fast {timed_name(tables)} is with heads really removed. Filled marks lose at most"
         f" {limit:g} of {quality_name(tables)} on the report split, open ones more. Bars are quartiles over rounds in"
-        " turn, the grey strip is the dense model timed against itself: within it there is no difference to be seen."
+        " turn, the grey strip is the dense model timed against itself: within it there is no difference to be seen"
     )
-    return Plot("latency", caption, figure)
+    return Plot("latency", f"{caption}{ARROWS if leaves else ''}.", figure)
 
 
 def tolerance_of(tables: Tables) -> float:
@@ -197,7 +204,7 @@ def compare_runs(tables: Tables) -> Plot | None:
     )
     looks |= {name: {"color": CONTROL_COLOUR, "marker": "o"} for name in controls}
     figure = Figure(figsize=(0.8 + 2.9 * len(measures), 1.4 + len(settings) * max(0.4, 0.13 * len(names))))
-    grid, leaves = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0], False
+    grid = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
     for axes, (title, values) in zip(grid, measures.items(), strict=True):
         rows = {name: summary.assign(value=values)[summary["scorer"] == name].dropna(subset="value") for name in names}
         shifts = {name: 0.8 * ((i + 0.5) / len(names) - 0.5) for i, name in enumerate(names)}
@@ -212,7 +219,6 @@ def compare_runs(tables: Tables) -> Plot | None:
             axes.hlines(place, low, high, color=colour, linewidth=0.9)
         seen = pd.concat([own["value"] for own in rows.values()])
         axes.set_xlim(room_for(seen, [end for each in whiskers for end in each[1:3]]))
-        leaves |= arrows_beyond(axes, whiskers, vertical=False)
         axes.set(title=title, yticks=range(len(settings)), ylim=(len(settings) - 0.5, -0.5))
         axes.set_yticklabels(settings)
         for row in range(1, len(settings)):
@@ -225,7 +231,7 @@ def compare_runs(tables: Tables) -> Plot | None:
     caption = f"The largest budget that loses at most {tolerance:g} of {quality} on the choose split, by scorer"
     if summary.duplicated([SETTING, "scorer"]).any():
         caption += ": a small mark per run, a large one for the mean of runs that differ only in their seed, with its"
-        caption += " 95 % interval" + (ARROWS if leaves else "")
+        caption += " 95 % interval if they are three or more"
     caption += "."
     if (recovered != NOTHING).any():
         caption += " Recovered are the models of the scorer that can remove the most heads without."

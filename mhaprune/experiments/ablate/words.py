@@ -9,7 +9,7 @@ import pandas as pd
 
 from mhaprune.experiments.can_go import sure_count, what_can_go, what_is_sure
 from mhaprune.reporting.headline import Number
-from mhaprune.reporting.sentences import if_noise, share
+from mhaprune.reporting.sentences import as_fast, share
 from mhaprune.reporting.verdict import Verdict, scored
 from mhaprune.tables import (
     CHOOSE_QUALITY,
@@ -25,7 +25,6 @@ from mhaprune.tables import (
     named,
     quality_name,
     repeated_draws,
-    timed_name,
 )
 
 READ = ("heads_total", "heads_removed", CHOOSE_QUALITY, QUALITY, "dense_quality", "speedup")
@@ -63,7 +62,7 @@ def head_map(tables: Tables) -> Verdict:
     gone = set(head_names(best["removed"]))
     heads["stays"] = [head not in gone for head in named(heads)]
     left = f"{share(best[QUALITY])} {quality_name(tables)} is left"
-    title = f"{len(gone)} of {len(heads)} heads can go{_surely(best)}: {left}"
+    title = f"{len(gone)} of {len(heads)} heads removed: {left}"
     if not gone:
         title = f"None of {len(heads)} heads can go at the budgets tried"
     meaning = f"Dashed tiles are heads that were removed together, as chosen by {best['scorer']}; blue ones stay."
@@ -91,23 +90,14 @@ def _furthest(row: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _headline(tables: Tables) -> str:
-    """How many heads can go, and what that brings; then the same after each recovery."""
-    summary = tables["summary"]
-    plain = as_they_are(summary)
-    best = largest_budget(plain)
-    total, dense, quality = int(best["heads_total"]), best["dense_quality"], quality_name(tables)
-    after = "".join(_after(row, tables) for row in summary.drop(plain.index).to_dict("records"))
+    """How many heads can go, and what is left."""
+    best = largest_budget(as_they_are(tables["summary"]))
+    total, dense, quality = int(best["heads_total"]), share(best["dense_quality"]), quality_name(tables)
     if best["heads_removed"] == 0:
-        return (
-            f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {share(dense)} {quality}"
-            f"{after}."
-        )
-    equals = plain.loc[plain["heads_removed"] == best["heads_removed"], "scorer"]
+        return f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense} {quality}."
     return (
-        f"{int(best['heads_removed'])} of {total} heads can go{_surely(best)} at {share(best[QUALITY])} {quality}"
-        f" ({share(dense)} with all), as chosen by {best['scorer']}{' and by others' if len(equals) > 1 else ''};"
-        f" {timed_name(tables)} is then {best['speedup']:.2f}× as fast"
-        f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f}{if_noise(best, tables)}){after}."
+        f"{int(best['heads_removed'])} of {total} heads can go{_surely(best)}: {share(best[QUALITY])} {quality} is left"
+        f" on the report split ({dense} with all)."
     )
 
 
@@ -119,11 +109,19 @@ def _scoring_alike(tables: Tables) -> list[str]:
 
 
 def _after(row: Mapping[str, Any], tables: Tables) -> str:
-    """The same after a recovery, as a part of the sentence."""
+    """The same after a recovery."""
     if not row["heads_removed"]:
-        return f"; after {row['recovery']} none can"
-    gone, exact = f"{int(row['heads_removed'])} can go{_surely(row)}", row[QUALITY]
-    return f"; after {row['recovery']} {gone} at {share(exact)} ({row['speedup']:.2f}× as fast{if_noise(row, tables)})"
+        return f"After {row['recovery']} none can go."
+    return (
+        f"After {row['recovery']} {int(row['heads_removed'])} can go{_surely(row)}: {share(row[QUALITY])}"
+        f" {quality_name(tables)} is left. {_which(row)} {as_fast(row, tables)}"
+    )
+
+
+def _which(row: Mapping[str, Any] | pd.Series) -> str:
+    """Which heads are removed."""
+    names = by_block(head_names(row["removed"]))
+    return f"They are, as chosen by {row['scorer']} (site.layer: heads, counted from 0), {names}."
 
 
 def _surely(row: Mapping[str, Any] | pd.Series) -> str:
@@ -133,30 +131,29 @@ def _surely(row: Mapping[str, Any] | pd.Series) -> str:
 
 
 def _details(tables: Tables) -> Iterator[str]:
-    plain = as_they_are(tables["summary"])
-    rows = plain.to_dict("records")
+    summary = tables["summary"]
+    plain = as_they_are(summary)
+    rows, recovered = plain.to_dict("records"), summary.drop(plain.index).to_dict("records")
     best = largest_budget(plain)
     if best["heads_removed"] > 0:
-        names = by_block(head_names(best["removed"]))
-        yield f"They are (site.layer: heads, counted from 0) {names}. All others are kept."
-    for row in tables["summary"].drop(plain.index).query("heads_removed > 0").to_dict("records"):
-        names = by_block(head_names(row["removed"]))
-        yield f"After {row['recovery']} these can go, as chosen by {row['scorer']}: {names}."
+        yield f"{_which(best)} All others are kept."
+        yield as_fast(best, tables)
+    yield from (_after(row, tables) for row in recovered)
     drawn = repeated_draws(tables["heads"]) if "heads" in tables else []
     by = {
         row["scorer"]: f"the first draw of {row['scorer']}" if row["scorer"] in drawn else row["scorer"] for row in rows
     }
     parts = [
-        f"{int(row['heads_removed'])}{_surely(row)} by {by[row['scorer']]} (at {share(row[QUALITY])})"
+        f"{int(row['heads_removed'])} by {by[row['scorer']]} ({share(row[QUALITY])})"
         if row["heads_removed"]
         else f"none by {by[row['scorer']]}"
         for row in rows
     ]
     yield (
         f"The largest budget within {best['tolerance']:g} of {quality_name(tables)} on the choose split, scorer by"
-        f" scorer: {', '.join(parts)}."
+        f" scorer, and what is left on the report split: {', '.join(parts)}."
     )
-    if sure_count(best) is not None:
+    if any(_surely(row) for row in (best, *recovered) if row["heads_removed"]):
         yield what_is_sure(best["tolerance"], quality_name(tables))
     rhos = [
         f"{row['scorer']} at ρ = {row['spearman_with_ablation']:.2f}"

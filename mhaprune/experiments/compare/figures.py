@@ -104,8 +104,8 @@ def regret_map(tables: Tables) -> Plot | None:
     values = regrets.to_numpy(float)
     judged = values[(methods["family"] != UNINFORMED).to_numpy()]  # a control would use up the contrast
     worst = np.nanmax(judged, initial=1.0)
-    winners = tables.get("winner", pd.DataFrame(columns=["winner", "most_passes"]))
-    chosen = set(winners["winner"])
+    winners = tables.get("winner", pd.DataFrame(columns=["choice", "most_passes"]))
+    chosen = set(winners["choice"])
     rows_named = [f"▸ {elided(name)}" if name in chosen else elided(name) for name in regrets.index]
     names: Any = {"rows": rows_named, "columns": regrets.columns}
     heat_map(left, values, **names, write=partial(number, decimals=0), cmap=LOST, vmin=0, vmax=worst)
@@ -133,8 +133,8 @@ def regret_map(tables: Tables) -> Plot | None:
         " arrow where a control lies far outside."
     )
     if chosen:
-        which = " and ".join(f"{row.winner} {limit_words(row.most_passes)}" for row in winners.itertuples())
-        caption += f" In bold is what does best on the choose split, and so is chosen: {which}."
+        which = " and ".join(f"{row.choice} {limit_words(row.most_passes)}" for row in winners.itertuples())
+        caption += f" In bold is the cheapest of those that do best, and so is chosen: {which}."
     return Plot("regret", caption, figure)
 
 

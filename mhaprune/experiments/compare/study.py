@@ -39,7 +39,7 @@ from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.base import TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.settings.ranges import Ge
-from mhaprune.statistics.intervals import CONFIDENCE, difference_interval, prunable, sign_flip_p, with_interval
+from mhaprune.statistics.intervals import CONFIDENCE, difference_interval, holm, prunable, sign_flip_p, with_interval
 from mhaprune.statistics.rankings import spearman
 from mhaprune.studies.study import Study
 from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, QUALITY, REFERENCE, UNINFORMED
@@ -262,10 +262,7 @@ def methods_table(
 
 
 def winner_table(methods: pd.DataFrame, regrets: Regrets, few_passes: float) -> pd.DataFrame:
-    """What does best on the choose split: first at any cost, then at a cost of at most `few_passes`, if there is any.
-
-    Each with its cost, what it is worth on the report split, and its margin there over the next one.
-    """
+    """Return what to choose by: a row at any cost, and a row at a cost of at most `few_passes`, if there is any."""
     informed = methods[methods["family"] != UNINFORMED]
     within = {limit: best_first(informed[passes(informed) <= limit]) for limit in (inf, few_passes)}
     return pd.DataFrame(
@@ -274,21 +271,27 @@ def winner_table(methods: pd.DataFrame, regrets: Regrets, few_passes: float) -> 
 
 
 def winner_columns(order: pd.DataFrame, regrets: Regrets) -> dict[str, Any]:
-    """The first of the order, and its margin over the second.
+    """Compare the `first` on the choose split with every other on the report split, by sign-flip tests at 95 %
+    confidence for all of them together (Holm 1979).
 
-    The sign-flip test decides whether the margin is noise: it stays honest when only a few examples differ.
+    `worse` and `better` are surely so. What differs by less than the noise is `tied`, and then there is no winner: the
+    `choice` is the cheapest of these. Its regret and cost stand beside it.
     """
-    best = order.iloc[0]
-    row: dict[str, Any] = {"winner": best["scorer"]}
-    row |= {name: best[name] for name in order if name.startswith("regret_") or name in COSTS}
-    row |= {"runner_up": None, "margin": nan, "margin_low": nan, "margin_high": nan, "margin_p": nan, "verdict": None}
-    if len(order) > 1:
-        ours, theirs = (regrets.regret(regrets.of(name), QUALITY) for name in order["scorer"][:2])
-        p = sign_flip_p(theirs - ours)
-        margin = with_interval("margin", theirs - ours, difference_interval)
-        row |= {"runner_up": order.iloc[1]["scorer"], **margin, "margin_p": p}
-        row["verdict"] = "undecided" if p > 1 - CONFIDENCE else "ahead" if row["margin"] > 0 else "behind"
-    return row
+    ours, *others = (regrets.regret(regrets.of(name), QUALITY) for name in order["scorer"])
+    sure = holm(np.array([sign_flip_p(theirs - ours) for theirs in others])) < 1 - CONFIDENCE
+    sides = np.array([(theirs - ours).mean() > 0 for theirs in others], dtype=bool)
+    names = order["scorer"].to_numpy()[1:]
+    tied = order[[True, *~sure]]
+    choice = tied.loc[passes(tied).idxmin()]
+    return {
+        "first": order["scorer"].iloc[0],
+        **{
+            column: ", ".join(names[which])
+            for column, which in (("tied", ~sure), ("worse", sure & sides), ("better", sure & ~sides))
+        },
+        "choice": choice["scorer"],
+        **{name: choice[name] for name in order if name.startswith("regret_") or name in COSTS},
+    }
 
 
 def prunable_columns(heads: pd.DataFrame, tolerance: float) -> dict[str, float]:

@@ -9,21 +9,22 @@ import pandas as pd
 
 from mhaprune.experiments.compare.limits import limit_words, passes
 from mhaprune.reporting.headline import Number
+from mhaprune.reporting.plots import number
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.verdict import Verdict, prunable_alone, scored
-from mhaprune.statistics.intervals import prunable
+from mhaprune.statistics.intervals import LEAST_RUNS, prunable, student_interval
 from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, REFERENCE, UNINFORMED, Tables, in_unit, quality_name
+
+MOST_NAMES = 6
+"""Names of methods in one sentence."""
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """What chooses best at few passes and at any cost, by how much, which heads are prunable, and what one split would
-    have changed."""
-    winners = tables["winner"]
-    yield _headline(winners, quality_name(tables))
-    for _, row in winners.drop_duplicates(["winner", "runner_up"]).iterrows():
-        if isinstance(row["runner_up"], str):
-            yield _margin(row)
-    yield from _details(winners, quality_name(tables), in_unit(tables))
+    """What does best at any cost and at few passes, which heads are prunable, and what one split would have changed."""
+    winners, quality = tables["winner"], quality_name(tables)
+    for _, row in winners.drop_duplicates("choice").iterrows():
+        yield from _best(row, quality)
+    yield from _details(winners, quality, in_unit(tables))
 
 
 def over_runs(tables: Tables) -> Iterator[str]:
@@ -38,7 +39,7 @@ def over_runs(tables: Tables) -> Iterator[str]:
                 within.pivot_table(index="label", columns="scorer", values=column, sort=False).dropna(axis="columns")
                 for column in (CHOOSE_QUALITY, "regret_quality")
             )
-            if len(chosen) >= 2 and chosen.shape[1]:
+            if len(chosen) >= LEAST_RUNS and chosen.shape[1]:
                 order = chosen.mean().sort_values(ascending=False, kind="stable").index
                 said = _best_over_runs(100 * regrets[order], limit_words(limit), quality_name(tables))
                 yield f"Over {len(chosen)} runs on {task} {said}."
@@ -48,11 +49,14 @@ def _best_over_runs(points: pd.DataFrame, limit: str, quality: str) -> str:
     """`points` holds a row per run and a column per choice, the best first."""
     first, *others = points
     line = (
-        f"{first} chooses best {limit}: its heads cost {points_over_runs(points[first])} of {quality} against the"
-        " best subsets (mean over budgets and runs, 95 % interval over runs)"
+        f"{first} is first on the choose splits {limit}: its heads lose {points_over_runs(points[first])} of {quality}"
+        " against the best subsets (mean over budgets and runs, 95 % interval over runs)"
     )
     if others:
-        line += f"; {others[0]} comes next, by {points_over_runs(points[others[0]] - points[first])} more"
+        more = points[others[0]] - points[first]
+        line += f"; {others[0]} comes next, by {points_over_runs(more)} more"
+        low, high = student_interval(more)
+        line += ", which is within the noise" if low <= 0 <= high else ""
     return line
 
 
@@ -78,45 +82,37 @@ def headline(tables: Tables) -> list[Number]:
     return numbers
 
 
-def _headline(winners: pd.DataFrame, quality: str) -> str:
-    """What chooses best at few passes and at any cost, and what that is worth."""
-    any_cost, few = winners.iloc[0], winners.iloc[-1]
-    best = "best subset" if few["oracle"] == "exact" else "best subset found"
-    line = (
-        f"{few['winner']} chooses best on the choose split {limit_words(few['most_passes'])}: on the report split its"
-        f" heads cost {_regret(few, f'points of {quality}')} against the {best}, on average over the budgets,"
-        f" {_cost(few)} (a backward pass counts two)"
-    )
-    if len(winners) == 1:
-        return f"{line}."
-    if any_cost["winner"] == few["winner"]:
-        return f"{line}; it chooses best at any cost too."
-    return f"{line}; at any cost {any_cost['winner']} does, {_regret(any_cost, 'points')}, {_cost(any_cost)}."
-
-
-def _regret(row: pd.Series, unit: str) -> str:
-    regret, low, high = (100 * row[f"regret_quality{end}"] for end in ENDS)
-    return f"{regret:z.1f} {unit} (95 % interval {low:z.1f} to {high:z.1f})"
-
-
-def _cost(row: pd.Series) -> str:
+def _best(row: pd.Series, quality: str) -> Iterator[str]:
+    """Who is first, what ties with it, what is surely worse, and the cheapest of those that tie."""
+    limit, first = limit_words(row["most_passes"]), row["first"]
+    tied, worse, better = (_names(row[column]) for column in ("tied", "worse", "better"))
+    if tied:
+        yield (
+            f"No winner {limit}: {first} is first on the choose split, but on the report split these differ from it by"
+            f" less than the noise: {tied}."
+        )
+    else:
+        yield f"{first} does best on the choose split {limit}."
+    best = "best subset" if row["oracle"] == "exact" else "best subset found"
+    regret, low, high = (number(100 * row[f"regret_quality{end}"], 1) for end in ENDS)
     count = round(passes(row))
-    return f"at a cost of {count} {'pass' if count == 1 else 'passes'} and {row['seconds']:.1f} s"
-
-
-def _margin(row: pd.Series) -> str:
-    """How far the first is ahead of the second, and whether that is noise."""
-    first, second, limit = row["winner"], row["runner_up"], limit_words(row["most_passes"])
-    points = f"{100 * abs(row['margin']):.1f} points"
-    interval = (
-        f"({100 * row['margin_low']:z.1f} to {100 * row['margin_high']:z.1f}, sign-flip p = {row['margin_p']:.2g})"
+    it = f"The cheapest of these, {row['choice']}," if tied else "It"
+    yield (
+        f"{it} costs {count} {'pass' if count == 1 else 'passes'} (a backward pass counts two). On the report split its"
+        f" heads lose {regret} points of {quality} (95 % interval {low} to {high}) against the {best}, on average over"
+        " the budgets."
     )
-    line = f"{second} comes next after {first} {limit}"
-    if row["verdict"] == "behind":
-        return f"{line}, and does better by {points} on the report split {interval}, which is beyond the noise."
-    beyond = "beyond" if row["verdict"] == "ahead" else "within"
-    side = "behind" if row["margin"] >= 0 else "ahead on the report split"
-    return f"{line}, {points} {side} {interval}, which is {beyond} the noise."
+    if worse:
+        yield f"Surely worse than {first}: {worse}."
+    if better:
+        yield f"Surely better on the report split than {first}: {better}."
+
+
+def _names(cell: object) -> str:
+    """Return the first of the names that a cell lists, and how many more there are."""
+    names = cell.split(", ") if isinstance(cell, str) and cell else []
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} others" if more > 0 else "")
 
 
 def _details(winner: pd.DataFrame, quality: str, unit: str) -> Iterator[str]:
@@ -131,5 +127,5 @@ def _details(winner: pd.DataFrame, quality: str, unit: str) -> Iterator[str]:
         yield (
             "Leak: with scoring, choosing and reporting on one split, the best choices by a score would have been"
             f" reported {100 * abs(row['leak']):.1f} points of {quality} {'higher' if row['leak'] >= 0 else 'lower'}"
-            f" ({100 * row['leak_low']:+.1f} to {100 * row['leak_high']:+.1f})."
+            f" ({number(100 * row['leak_low'], 1)} to {number(100 * row['leak_high'], 1)})."
         )

@@ -26,10 +26,10 @@ from mhaprune.tables import HEAD
 
 LARGEST = 0.5
 """A head is named after a pattern if for most queries its largest weight falls there ..."""
-ABOVE_CHANCE = 0.2
-"""... and it gets on average this much more of its attention than of a head that looks everywhere alike. Voita et al.
-2019, section 5.2, require 0.9 of the former and nothing of the latter, so a weight that is largest by a hair is
-enough."""
+ABOVE_CHANCE = 0.15
+"""... and it gets at least this share of the attention that is possible beyond chance, which is large where few keys
+are allowed: 1 / (i + 1) in row i of a causal block. Voita et al. 2019, section 5.2, require 0.9 of the former and
+nothing of the latter, so a weight that is largest by a hair is enough."""
 APPLIES = 0.5
 """The smallest share of queries for which a pattern must have places."""
 EVERYWHERE = 0.05
@@ -286,7 +286,7 @@ def named_after(patterns: pd.DataFrame) -> pd.Series | None:
     """
     clear = patterns[
         (patterns["largest"] >= LARGEST)
-        & (patterns["mass"] - patterns["chance"] >= ABOVE_CHANCE)
+        & (patterns["mass"] - patterns["chance"] >= ABOVE_CHANCE * (1 - patterns["chance"]))
         & (patterns["applies"] >= APPLIES)
     ]
     return None if clear.empty else clear.loc[(clear["mass"] / clear["chance"]).idxmax()]

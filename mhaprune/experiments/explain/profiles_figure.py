@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.explain.figures import NO_PATTERN, bold, name_of
+from mhaprune.experiments.explain.patterns import ABOVE_CHANCE
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, number, wrapped
 from mhaprune.tables import HEAD, QUALITY, REFERENCE, Tables, in_brackets, in_unit, named, quality_name
@@ -77,9 +78,9 @@ def head_profiles(tables: Tables) -> Plot | None:
         f" more. There is none within {100 * CLEAR:g} points of such a head; a cell is grey where the site has no such"
         " pattern. Patterns overlap. Then its score, the"
         f" {quality_name(tables)} on the report split without it, the mean entropy of its weights (nats), and what it"
-        " is named after: of the patterns on which most of its largest weights fall, and 20 points more of its"
-        " attention than by chance, the one that exceeds chance most; or “everywhere”."
-        f" {bold(looks, in_unit(tables))}"
+        " is named after: of the patterns on which most of its largest weights fall, and"
+        f" {100 * ABOVE_CHANCE:g} % of the attention that is possible beyond chance, the one that exceeds chance most;"
+        f" or “everywhere”. {bold(looks, in_unit(tables))}"
     )
     return Plot("patterns", caption, figure)
 

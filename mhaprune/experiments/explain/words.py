@@ -9,9 +9,11 @@ import pandas as pd
 
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import number
+from mhaprune.reporting.sentences import share
 from mhaprune.reporting.verdict import REMOVED, Together, Verdict, prunable_alone
 from mhaprune.tables import HEAD, QUALITY, HeadName, Tables, in_unit, named, quality_name
 
+SPREAD = "spreads its attention evenly over all positions"
 NAMED = 3
 """Number of the most important heads that get a sentence each."""
 
@@ -28,8 +30,8 @@ def _headline(looks: pd.DataFrame, quality: str) -> str:
     best = there.iloc[0]
     return (
         f"{_name(best)} matters most of {len(there)} heads by {best['scorer']}: without it {quality} is"
-        f" {best[QUALITY]:.2f} ({best['quality_low']:.2f}–{best['quality_high']:.2f},"
-        f" 95 %), with all heads {best['open_quality']:.2f}."
+        f" {share(best[QUALITY])} ({share(best['quality_low'])}–{share(best['quality_high'])}, 95 %) on the report"
+        f" split, with all heads {share(best['open_quality'])}."
     )
 
 
@@ -49,12 +51,13 @@ def _details(tables: Tables) -> Iterator[str]:
         line += f" {head['turned_wrong']:.0f} of {head['examples']:.0f} examples turn wrong"
         if key in wrong.index:
             example = wrong.loc[key]
-            line += f"; of {example['example']} it makes {example['said_without_it'] or 'nothing'}"
+            said = _cut(example["said_without_it"] or "nothing", example["example"])
+            line += f"; of {example['example']} it makes {said}"
         yield f"{line}."
     alike = looks[looks["name"] == "everywhere"]
     if len(alike):
         matter = named(alike[~alike["prunable"]])
-        line = f"{len(alike)} heads look everywhere alike; {len(matter) or 'none'} of them"
+        line = f"{len(alike)} heads spread their attention evenly over all positions; {len(matter) or 'none'} of them"
         if 0 < len(matter) <= NAMED:
             line += f" ({', '.join(map(str, matter))})"
         line += " matters" if len(matter) == 1 else " matter"
@@ -91,7 +94,7 @@ def over_runs(tables: Tables) -> Iterator[str]:
                 best["name"].astype(object).fillna("no clear pattern").replace("", "no clear pattern").value_counts()
             )
             counts = ", ".join(f"“{name}” in {count}" for name, count in names.items())
-            without = " ".join(number(share, 2) for share in best[QUALITY])
+            without = " ".join(map(share, best[QUALITY]))
             line = f"Over {len(best)} runs on {task} the head that matters most follows {counts}"
             yield f"{line}; exact match without it: {without}."
 
@@ -100,7 +103,8 @@ def _answers(examples: pd.DataFrame) -> Iterator[str]:
     for example in examples.itertuples():
         known = isinstance(example.right_answer, str)
         verdict = "right" if example.answer == example.right_answer else f"wrong, it is {example.right_answer}"
-        line = f"Asked {example.source} the model says {example.answer} ({verdict if known else 'no answer is known'})."
+        answer = _cut(example.answer, example.source)
+        line = f"Asked {example.source} the model says {answer} ({verdict if known else 'no answer is known'})."
         if not example.ended:
             line += " It finds no end."
         if example.symbols > example.trained_symbols:
@@ -110,17 +114,27 @@ def _answers(examples: pd.DataFrame) -> Iterator[str]:
         yield line
 
 
+def _cut(answer: str, example: str) -> str:
+    """Return an answer with “…” after eight symbols if it is much longer than the source of the example."""
+    if len(answer) <= max(16, 4 + len(example.partition("->")[0])):
+        return answer
+    blank = " " if " " in answer else ""
+    return f"{blank.join((answer.split() if blank else answer)[:8])}{blank}…"
+
+
 def _gates(gates: pd.DataFrame) -> Iterator[str]:
     own = gates.iloc[0]["spearman_with_ablation"]
     if not isnan(own):
         yield f"The learned gates rank the heads like ablation at ρ = {number(own, 2)} (Spearman)."
     still = gates[gates["gates"].str.startswith("weights held still")]
     if len(still):
-        ends = " and ".join(number(rho, 2) for rho in still["spearman_with_own"])
-        starts = " and ".join(number(rho, 2) for rho in still["spearman_with_start"])
+        ends, starts = (
+            ", ".join(number(rho, 2) for rho in still[f"spearman_with_{other}"]) for other in ("own", "start")
+        )
         yield (
-            f"Gates that start from {len(still)} other places, with all weights held still, come to rank the heads like"
-            f" the model's own at ρ = {ends}, and like their starts at {starts}."
+            f"Do gates depend on where they start? They were trained {len(still)} times from other starts, with the"
+            f" weights held still. The ranks of the heads then agree with those by the model's own gates at ρ = {ends},"
+            f" and with the starts at ρ = {starts}."
         )
     for again in gates[gates["gates"].str.startswith("retrained")].itertuples():
         start = number(again.spearman_with_start, 2)
@@ -139,6 +153,9 @@ def _look(head: pd.Series, patterns: pd.DataFrame) -> str:
         return "follows no clear pattern"
     rows = patterns[patterns["meaning"] == head["name"]]
     if rows.empty:
-        return f"looks {head['name']} alike"
-    mass, chance = rows.iloc[0][["mass", "chance"]]
-    return f"follows “{head['name']}” with {100 * mass:.0f} % of its attention ({100 * chance:.0f} % by chance)"
+        return SPREAD
+    mass, largest, chance = (f"{100 * part:.0f} %" for part in rows.iloc[0][["mass", "largest", "chance"]])
+    return (
+        f"follows “{head['name']}”: its largest weight is there in {largest} of the rows, with {mass} of its attention"
+        f" ({chance} by chance)"
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ from mhaprune.data import Data
 from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
 from mhaprune.experiments.interact import words
 from mhaprune.experiments.interact.figures import by_block, interactions, together
+from mhaprune.experiments.interact.words import NEITHER, SATURATED, STAND_IN, TOGETHER, other_heads
 from mhaprune.heads import HeadMask
 from mhaprune.measure import BATCH_SIZE, measure_removed
 from mhaprune.progress import Stages, doing, track
@@ -26,10 +27,11 @@ from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.reporting.plots import Figures
 from mhaprune.schedules.budgets import removing
 from mhaprune.scorers.scoring import Scoring, head_columns
-from mhaprune.statistics.intervals import with_interval
+from mhaprune.settings.ranges import Ge
+from mhaprune.statistics.intervals import CONFIDENCE, differs_p, moments, with_interval
 from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
-from mhaprune.tables import INTERACTION, LOSS_RISE, OTHER_HEAD
+from mhaprune.tables import INTERACTION, LOSS_RISE, OTHER_HEAD, QUALITY, named
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,16 @@ class Interact(Experiment):
 
     The interaction of heads i and j is the second difference of the loss, ℓ(ij) − ℓ(i) − ℓ(j) + ℓ, where ℓ(S) is the
     loss with the heads S closed. Above 0 they stand in for each other: closing one is cheap as long as the other is
-    there. Below 0 they work together: without the one, the other is worth less.
+    there. Below 0 they work together: without the one, the other is worth less. A pair is counted if its interaction is
+    at least `tolerance_nats` and differs from 0 at 95 % confidence for all pairs together. If one head alone already
+    breaks the model, the loss cannot rise much more, and the pair is called saturated.
 
     `together` holds what heads cost that go together, in the order of each scorer, and what their costs alone and in
     pairs make expect.
     """
+
+    tolerance_nats: Annotated[float, Ge(0)] = 0.01
+    """The smallest interaction that is counted, in nats of mean loss."""
 
     figures: ClassVar[Figures] = (interactions, together)
     figures_over_runs: ClassVar[Figures] = (by_block,)
@@ -68,15 +75,15 @@ class Interact(Experiment):
         every = HeadMask(subject.grid)
         alone = [every.without(head) for head in subject.grid]
         pairs = [every.without(*pair) for pair in combinations(subject.grid, 2)]
-        rise_ME = loss_rises(subject, report, [*alone, *pairs, *(plan.mask for plan in plans)])
+        rise_ME, quality_M = rises_and_quality(subject, report, [*alone, *pairs, *(plan.mask for plan in plans)])
         alone_NE, pairs_PE, planned_ME = np.split(rise_ME, [len(alone), len(alone) + len(pairs)])
         first_P, second_P = np.triu_indices(len(alone), 1)
         interaction_PE = pairs_PE - alone_NE[first_P] - alone_NE[second_P]
         tables = {
             "alone": pd.DataFrame(
-                head_columns(head) | with_interval(LOSS_RISE, rise_E)
-                for head, rise_E in zip(subject.grid, alone_NE, strict=True)
-            ),
+                head_columns(head) | with_interval(LOSS_RISE, rise_E) | {QUALITY: quality}
+                for head, rise_E, quality in zip(subject.grid, alone_NE, quality_M[1:], strict=False)
+            ).assign(open_quality=quality_M[0]),
             "pairs": pd.DataFrame(
                 head_columns(first)
                 | dict(zip(OTHER_HEAD, head_columns(second).values(), strict=True))
@@ -85,9 +92,10 @@ class Interact(Experiment):
                 for (first, second), both_E, interaction_E in zip(
                     combinations(subject.grid, 2), pairs_PE, interaction_PE, strict=True
                 )
-            ),
+            ).assign(**{f"{INTERACTION}_p": differs_p(moments(interaction_PE.T)), "tolerance": self.tolerance_nats}),
             "together": together_table(plans, planned_ME, alone_NE.mean(axis=1), interaction_PE.mean(axis=1)),
         }
+        tables["pairs"]["kind"] = kinds_of_pairs(tables["pairs"], tables["alone"])
         equivalence = EquivalenceCheck(subject, report)
         with doing("prove"):
             for plan in track(plans, "removed equals masked", name=plan_words):
@@ -96,12 +104,34 @@ class Interact(Experiment):
         return Findings(tables, {"max_difference_masked_removed": equivalence.worst} | proved)
 
 
-def loss_rises(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> np.ndarray:
-    """(M, E): the loss of every example with the heads of each mask closed minus that with all open, in nats."""
+def kinds_of_pairs(pairs: pd.DataFrame, alone: pd.DataFrame) -> list[str]:
+    """Return what each pair does: `STAND_IN`, `TOGETHER`, `SATURATED` or, for a small or unsure interaction, `NEITHER`.
+    A head alone breaks the model if it leaves at most half of the quality."""
+    rise = dict(zip(named(alone), alone[LOSS_RISE], strict=True))
+    broken = set(named(alone[alone[QUALITY] <= alone["open_quality"] / 2]))
+    kinds = []
+    for first, second, row in zip(named(pairs), other_heads(pairs), pairs.to_dict("records"), strict=True):
+        counts = abs(row[INTERACTION]) >= row["tolerance"] and row[f"{INTERACTION}_p"] < 1 - CONFIDENCE
+        if not counts:
+            kinds.append(NEITHER)
+        elif row[INTERACTION] > 0:
+            kinds.append(STAND_IN)
+        else:
+            full = {first, second} & broken or row[LOSS_RISE] < max(rise[first], rise[second])
+            kinds.append(SATURATED if full else TOGETHER)
+    return kinds
+
+
+def rises_and_quality(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the loss of every example with the heads of each mask closed minus that with all open, (M, E), and the
+    mean quality with all open and then with each mask closed, (1 + M,)."""
     masks = [HeadMask(subject.grid), *masks]
-    parts = track(list(examples.batches(BATCH_SIZE)), "pairs")
-    loss_ME = torch.cat([measure_removed(subject, part, masks).loss for part in parts], dim=1).double().cpu().numpy()
-    return loss_ME[1:] - loss_ME[0]
+    parts = [measure_removed(subject, part, masks) for part in track(list(examples.batches(BATCH_SIZE)), "pairs")]
+    loss_ME, quality_ME = (
+        torch.cat(values, dim=1).double().cpu().numpy()
+        for values in ([part.loss for part in parts], [part.quality for part in parts])
+    )
+    return loss_ME[1:] - loss_ME[0], quality_ME.mean(axis=1)
 
 
 def together_table(

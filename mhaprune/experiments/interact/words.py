@@ -7,33 +7,39 @@ from collections.abc import Iterator
 import pandas as pd
 
 from mhaprune.reporting.headline import Number
-from mhaprune.statistics.intervals import student_interval
+from mhaprune.statistics.intervals import LEAST_RUNS, student_interval
 from mhaprune.tables import HEAD, INTERACTION, LABEL, LOSS_RISE, OTHER_HEAD, HeadName, Tables, in_unit, named
 
-LOW, HIGH = f"{INTERACTION}_low", f"{INTERACTION}_high"
+STAND_IN, TOGETHER, SATURATED, NEITHER = "stand in for each other", "work together", "saturated", "neither"
+"""The values of the column `kind`; `NEITHER` if the interaction is small or not sure."""
 
 
 def say(tables: Tables) -> Iterator[str]:
     """The pairs that stand in for each other most and that work together most, how many pairs do either, and what heads
     cost that go together."""
-    pairs = tables["pairs"]
+    pairs, unit = tables["pairs"], in_unit(tables)
     alone = dict(zip(named(tables["alone"]), tables["alone"][LOSS_RISE], strict=True))
-    above, below = pairs[pairs[LOW] > 0], pairs[pairs[HIGH] < 0]
-    strongest = {
-        "stand in for each other": above.nlargest(1, INTERACTION),
-        "work together": below.nsmallest(1, INTERACTION),
-    }
-    for what, rows in strongest.items():
+    for what, sign in ((STAND_IN, 1), (TOGETHER, -1)):
+        rows = pairs[pairs["kind"] == what]
+        rows = rows.loc[(sign * rows[INTERACTION]).nlargest(1).index]
         for first, second, both in zip(named(rows), other_heads(rows), rows[LOSS_RISE], strict=True):
             yield (
                 f"{first.label} and {second.label} {what} most: alone they cost {alone[first]:.3f} and"
-                f" {alone[second]:.3f}{in_unit(tables)}, together {both:.3f}."
+                f" {alone[second]:.3f}{unit}, together {both:.3f}."
             )
+    count = pairs["kind"].value_counts()
+    more, less, full, rest = (int(count.get(kind, 0)) for kind in (STAND_IN, TOGETHER, SATURATED, NEITHER))
+    least = f"at least {pairs['tolerance'].iloc[0]:g}{unit}"
     yield (
-        f"Of {len(pairs)} pairs of heads, {len(above)} cost more together than the sum of both alone, so they stand in"
-        f" for each other, and {len(below)} cost less; for the other {len(pairs) - len(above) - len(below)} the 95 %"
-        " interval of the difference holds 0."
+        f"{more} of {len(pairs)} pairs of heads cost {least} more together than the sum of both alone: they can stand"
+        f" in for each other. {less + full} cost {least} less. The other {rest} differ by less than that, or not at"
+        " 95 % confidence for all pairs together."
     )
+    if full:
+        yield (
+            f"{full} of the {less + full} that cost less are saturated: one of the two heads alone already breaks the"
+            f" model, so the loss cannot rise much more. {less} {'pair works' if less == 1 else 'pairs work'} together."
+        )
     for scorer, rows in tables["together"].groupby("scorer", sort=False):
         half = rows[rows["heads_removed"] <= rows["heads_total"] / 2].iloc[-1]
         yield (
@@ -46,10 +52,10 @@ def say(tables: Tables) -> Iterator[str]:
 
 def headline(tables: Tables) -> list[Number]:
     """The shares of pairs that stand in for each other and that work together."""
-    pairs = tables["pairs"]
+    kinds = tables["pairs"]["kind"]
     return [
-        Number("% of pairs that stand in for each other", 100 * float((pairs[LOW] > 0).mean()), least=0.0, most=100.0),
-        Number("% of pairs that work together", 100 * float((pairs[HIGH] < 0).mean()), least=0.0, most=100.0),
+        Number(f"% of pairs that {kind}", 100 * float((kinds == kind).mean()), least=0.0, most=100.0)
+        for kind in (STAND_IN, TOGETHER)
     ]
 
 
@@ -58,15 +64,13 @@ def over_runs(tables: Tables) -> Iterator[str]:
     pairs = tables["pairs"]
     for task, runs in pairs.groupby("task", sort=False):
         models = runs[LABEL].nunique()
-        if models < 2:
+        if models < LEAST_RUNS:
             continue
-        shares = [
-            100 * (runs[column] * sign > 0).groupby(runs[LABEL]).mean() for column, sign in ((LOW, 1), (HIGH, -1))
-        ]
+        shares = [100 * (runs["kind"] == kind).groupby(runs[LABEL]).mean() for kind in (STAND_IN, TOGETHER)]
         more, less = (f"{own.mean():.0f} % ({low:.0f} to {high:.0f})" for own in shares for low, high in [_ends(own)])
         yield (
-            f"On {task}, over {models} models, {more} of the pairs of heads cost more together than the sum of both"
-            f" alone, and {less} cost less (95 % intervals over models)."
+            f"On {task}, over {models} models, {more} of the pairs of heads {STAND_IN}, and {less} {TOGETHER} (95 %"
+            " intervals over models)."
         )
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from mhaprune.reporting.headline import Number, share_number
 from mhaprune.reporting.sentences import say_accuracy
-from mhaprune.statistics.intervals import geometric_mean, student_interval
+from mhaprune.statistics.intervals import LEAST_RUNS, geometric_mean, student_interval
 from mhaprune.tables import SETTING, VALID_QUALITY, Tables
 
 TIMES = ("steps", "seconds")
@@ -97,11 +98,15 @@ def _how_many(runs: pd.DataFrame) -> str:
     if len(there) < len(runs):
         given = " and ".join(dict.fromkeys(map(str, sorted(runs.loc[~runs["reached"], "steps"]))))
         rest = f" The rest does not within {given} steps, so the mean is not known." if len(there) else ""
-        mean, *ends = (min(1.0, max(0.0, share)) for share in (runs[LAST].mean(), *student_interval(runs[LAST])))
-        last = f" At the end they are at {mean:.2f} on average ({_to(ends, '{:.2f}'.format)})." if len(runs) > 1 else ""
+        last = ""
+        if len(runs) >= LEAST_RUNS:
+            mean, *ends = (min(1.0, max(0.0, share)) for share in (runs[LAST].mean(), *student_interval(runs[LAST])))
+            last = f" At the end they are at {mean:.2f} on average ({_to(ends, '{:.2f}'.format)})."
+        elif len(runs) > 1:
+            last = f" At the end they are at {_and(runs[LAST], '{:.2f}'.format)}."
         return (f"{counted}{_after(there)}.{rest}" if rest else f"{counted} within {given} steps.") + last
-    if len(runs) == 1:
-        return f"{counted}{_after(there)} and {plain(runs['seconds'].iloc[0])} s."
+    if len(runs) < LEAST_RUNS:
+        return f"{counted}{_after(there)}, and {_and(runs.sort_values('steps')['seconds'])} s."
     (steps, *ends), (seconds, *ends_of_seconds) = (geometric_mean(runs[time]) for time in TIMES)
     after = f"{plain(steps)} steps (95 % interval {_to(ends)}) and {plain(seconds)} s ({_to(ends_of_seconds)})"
     return f"{counted}, after {after}, geometric means."
@@ -117,10 +122,10 @@ def _beside(name: str, runs: pd.DataFrame, first: str, others: pd.DataFrame) -> 
     if steps.empty:
         return f"{name} is not compared with {first}: no seed reaches the target with both."
     (more_steps, *ends), (more_seconds, *ends_of_seconds) = geometric_mean(steps), geometric_mean(seconds)
-    if len(steps) == 1:
+    if len(steps) < LEAST_RUNS:
         return (
-            f"{name} needs {_ratio(more_steps)} times the steps and {_ratio(more_seconds)} times the seconds of {first}"
-            f" (seed {steps.index[0]} alone, so there is no interval)."
+            f"{name} needs {_and(steps, _ratio)} times the steps and {_and(seconds, _ratio)} times the seconds of"
+            f" {first} (seed{'s' * (len(steps) > 1)} {_and(steps.index, str)} alone, so there is no interval)."
         )
     seeds = f"{len(steps)} seeds"
     if len(steps) < len(all_seeds := set(runs["seed"]) | set(others["seed"])):
@@ -143,6 +148,10 @@ def _by_seed(runs: pd.DataFrame, time: str) -> pd.Series:
     """NaN for a seed with which a run does not reach the target; the geometric mean of runs that were repeated."""
     times = runs[time].where(runs["reached"])
     return np.exp(np.log(times).groupby(runs["seed"]).agg(lambda own: own.mean(skipna=False)))
+
+
+def _and(values: Iterable[Any], write: Callable[[Any], str] = plain) -> str:
+    return " and ".join(map(write, values))
 
 
 def _to(ends: list[float], write: Callable[[float], str] = plain) -> str:

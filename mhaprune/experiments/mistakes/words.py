@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.sentences import points_over_runs
-from mhaprune.statistics.intervals import student_interval
+from mhaprune.statistics.intervals import LEAST_RUNS, student_interval
 from mhaprune.tables import Tables
 
 RANDOM_GATES = "random_gate_init"
@@ -55,7 +55,7 @@ def over_runs(tables: Tables) -> Iterator[str]:
     mistakes = tables["mistakes"]
     for task, rows in mistakes.groupby("task", sort=False):
         models = rows["label"].nunique()
-        if models < 2:
+        if models < LEAST_RUNS:
             continue
         beyond = []
         for name, costs in rows.groupby("mistake", sort=False)["cost_points"]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from mhaprune.experiments.can_go import sure_count, what_can_go, what_is_sure
 from mhaprune.reporting.headline import Number
-from mhaprune.reporting.sentences import if_noise
+from mhaprune.reporting.sentences import as_fast, share
 from mhaprune.reporting.verdict import Verdict
 from mhaprune.tables import (
     CHOOSE_QUALITY,
@@ -22,7 +22,6 @@ from mhaprune.tables import (
     by_block,
     head_names,
     quality_name,
-    timed_name,
 )
 
 
@@ -33,48 +32,53 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def _headline(tables: Tables) -> str:
-    """The fewest heads of any way, beside the control of that size."""
+    """The fewest heads of any way, and what is left."""
     best, quality = _best(tables["smallest"]), quality_name(tables)
     total, dense = int(best["heads_total"]), best["dense_quality"]
     if best["heads_removed"] == 0:
         return (
-            f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense:.3f} {quality},"
+            f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {share(dense)} {quality},"
             " however they are chosen and whatever is done afterwards."
         )
     kept = int(best["heads_kept"])
-    line = (
-        f"{kept} of {total} heads {'is' if kept == 1 else 'are'} enough{_surely(best)} for {best[QUALITY]:.3f}"
-        f" {quality} ({dense:.3f} with all), chosen by {_way(best)}{_trained(best)}"
-    )
-    if best["control_draws"]:
-        line += (
-            f"; the best shape of that size, trained from scratch for as many steps in all, reaches"
-            f" {best['control_quality']:.3f}"
-        )
-        if best["control_draws"] > 1:
-            draws = int(best["control_draws"])
-            line += f" ({best['control_least']:.3f} to {best['control_most']:.3f}, {draws} of them)"
     return (
-        f"{line}; {timed_name(tables)} is then {best['speedup']:.2f}× as fast"
-        f" (quartiles {best['speedup_q1']:.2f}–{best['speedup_q3']:.2f}{if_noise(best, tables)})."
+        f"{kept} of {total} heads {'is' if kept == 1 else 'are'} enough{_surely(best)}: {share(best[QUALITY])}"
+        f" {quality} is left on the report split ({share(dense)} with all)."
     )
+
+
+def _control(best: Any) -> str:
+    """The control of that size."""
+    line = (
+        "The best shape of that size, trained from scratch for as many steps in all, reaches"
+        f" {share(best['control_quality'])}"
+    )
+    if best["control_draws"] > 1:
+        least, most = share(best["control_least"]), share(best["control_most"])
+        line += f" ({least} to {most}, {int(best['control_draws'])} of them)"
+    return f"{line}."
 
 
 def _details(tables: Tables) -> Iterator[str]:
     """Which heads they are, what each recovery needs, and what went wrong."""
     smallest, noted = tables["smallest"], tables["recovery"].query("note != ''")
     best = _best(smallest)
+    if best["heads_removed"]:
+        yield f"They were chosen by {_way(best)}{_trained(best)}."
+        if best["control_draws"]:
+            yield _control(best)
+        yield as_fast(best, tables)
     if 0 < best["heads_kept"] < best["heads_total"]:
         yield f"They are (site.layer: heads, counted from 0) {by_block(head_names(best['kept']))}."
     parts = []
     for _, rows in smallest.groupby("recovery", sort=False):
         row = fewest_heads(rows)
-        parts.append(f"{int(row['heads_kept'])}{_surely(row)} {_after(row)} (at {row[QUALITY]:.3f}, {_way(row)})")
+        parts.append(f"{int(row['heads_kept'])} {_after(row)} ({share(row[QUALITY])}, {_way(row)})")
     yield (
-        f"The fewest heads within {best['tolerance']:g} of {quality_name(tables)} on the choose split:"
-        f" {', '.join(parts)}."
+        f"The fewest heads within {best['tolerance']:g} of {quality_name(tables)} on the choose split, and what is left"
+        f" on the report split: {', '.join(parts)}."
     )
-    if sure_count(best) is not None:
+    if best["heads_removed"] and _surely(best):
         yield what_is_sure(best["tolerance"], quality_name(tables))
     for (name, note), rows in noted.groupby(["recovery", "note"], sort=False):
         yield f"{name} failed for {len(rows)} of the models ({note})."
@@ -87,10 +91,7 @@ def head_map(tables: Tables) -> Verdict:
     stays = dict.fromkeys(head_names(best["removed"]), False) | dict.fromkeys(head_names(best["kept"]), True)
     order = sorted(stays, key=lambda name: (*block_order(name.site, name.layer), name.head))
     heads = pd.DataFrame(order, columns=HEAD).assign(score=nan, name="", stays=[stays[name] for name in order])
-    title = (
-        f"{int(best['heads_kept'])} of {len(heads)} heads are enough{_surely(best)}: {best[QUALITY]:.2f}"
-        f" {quality_name(tables)}"
-    )
+    title = f"{int(best['heads_kept'])} of {len(heads)} heads are enough: {share(best[QUALITY])} {quality_name(tables)}"
     if best["recovery"] != NOTHING and not (isinstance(best["note"], str) and best["note"]):
         title += f" after {best['recovery']}"
     return Verdict(heads, "", title, "Dashed tiles are heads that were removed together; blue ones stay.")

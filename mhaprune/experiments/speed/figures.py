@@ -163,8 +163,8 @@ def time_by_part(tables: Tables) -> Plot | None:
         axes.grid(visible=False)
     legend_above(figure, grid[0])
     caption = (
-        "Where the dense model's time goes; attention's part holds its normalisation, projections and cache. Head"
-        " pruning acts on that part only: if it took no time at all, the whole would be 1 / (1 − share) times as fast."
+        "Where the dense model's time goes; attention's part holds its normalisation, projections and cache."
+        " If it took no time and the rest stayed as it is, the whole would be 1 / (1 − share) times as fast."
     )
     return Plot("parts", caption, figure)
 

@@ -17,7 +17,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tables import DENSE, DENSE_AGAIN
-from mhaprune.timing import COPIES, copies, in_turn, many_programs, ratio_columns, taking_turns
+from mhaprune.timing import COPIES, copies, in_turn, many_programs, ratio_columns, speed_columns, taking_turns
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -55,9 +55,9 @@ class Matchup:
         self.models = copies({name: partial(ready, make) for name, make in makers.items()})
 
     def speed(self, work: Workload, rounds: int) -> pd.DataFrame:
-        """A row per mask. Ratios are taken round by round, and stand with their quartiles: `speedup` is dense over
-        removed, `built_ratio` removed over built, `aa_ratio` dense over itself; `flop_ratio` is what `speedup` would
-        be if time went by operations. `peak_mb` is the most that a call holds on a GPU beside the weights."""
+        """A row per mask, with the columns of `speed_columns`. Other ratios are taken round by round too: `built_ratio`
+        is removed over built, `aa_ratio` dense over itself; `flop_ratio` is what `speedup` would be if time went by
+        operations. `peak_mb` is the most that a call holds on a GPU beside the weights."""
         batch = work.batch(self.vocabulary_size, self.device)
         calls = {name: [work.call(model, batch) for model in models] for name, models in self.models.items()}
         with many_programs() if self.compiled else nullcontext():
@@ -69,18 +69,16 @@ class Matchup:
         rows = []
         for mask in self.masks:
             pruned, built, grid = _removed(mask), _built(mask), work.grid(mask.grid)
-            milliseconds = times[pruned].median()
+            speed = speed_columns(times, DENSE, pruned)
+            milliseconds = speed["latency_ms"]
             row = {
                 "model_heads": len(mask.grid),
                 "model_heads_removed": len(mask.removed),
                 "heads_total": len(grid),
                 "heads_removed": len(mask.removed & frozenset(grid)),
-                "latency_ms": milliseconds,
-                "latency_ms_q1": times[pruned].quantile(0.25),
-                "latency_ms_q3": times[pruned].quantile(0.75),
+                **speed,
                 "sequences_per_s": 1000 * work.batch_size / milliseconds,
                 "tokens_per_s": 1000 * tokens / milliseconds,
-                **ratio_columns("speedup", times, DENSE, pruned),
                 **ratio_columns("built_ratio", times, pruned, built),
                 **ratio_columns("aa_ratio", times, DENSE, DENSE_AGAIN),
                 "flop_ratio": dense_flops / work.count_flops(self.models[pruned][0], batch),
@@ -92,7 +90,8 @@ class Matchup:
         return pd.DataFrame(rows)
 
     def parts(self, work: Workload, rounds: int) -> pd.DataFrame:
-        """Where the dense model's time goes, a row per part; `at_most` is the speed-up if attention took none."""
+        """Where the dense model's time goes, a row per part. `without_attention` is the speed-up if attention took no
+        time and the rest stayed as it is; smaller weights can make the rest faster too."""
         batch, model = work.batch(self.vocabulary_size, self.device), self.models[DENSE][0]
         times = time_parts(model, lambda watched: work.call(watched, batch)(), rounds, device=self.device)
         shares, medians = times.div(times.sum(axis=1), axis=0), times.median()
@@ -104,7 +103,7 @@ class Matchup:
                 "share": share[part],
                 "share_q1": shares[part].quantile(0.25),
                 "share_q3": shares[part].quantile(0.75),
-                "at_most": 1 / (1 - share[ATTENTION]),
+                "without_attention": 1 / (1 - share[ATTENTION]),
             }
             for part in times
         )

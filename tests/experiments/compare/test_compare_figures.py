@@ -132,7 +132,7 @@ def test_the_regret_map_marks_the_choices_of_the_headline() -> None:
         ([second], [np.inf], f"{second} at any cost"),
         ([second, best], [np.inf, 30.0], f"{second} at any cost and {best} with at most 30 forward passes"),
     ):
-        winner = pd.DataFrame({"winner": chosen, "most_passes": limits})
+        winner = pd.DataFrame({"choice": chosen, "most_passes": limits})
         plot = one(tables | {"winner": winner}, "regret")
         labels = plot.figure.axes[0].get_yticklabels()
         assert {label.get_text() for label in labels if label.get_fontweight() == "bold"} == {
@@ -142,7 +142,7 @@ def test_the_regret_map_marks_the_choices_of_the_headline() -> None:
             label.get_text() for label in plain.figure.axes[0].get_yticklabels()
         ]
         assert "All numbers are of the report split." in plot.caption
-        assert plot.caption.endswith(f" In bold is what does best on the choose split, and so is chosen: {words}.")
+        assert plot.caption.endswith(f" chosen: {words}.")
         check_legible(plot)
 
 

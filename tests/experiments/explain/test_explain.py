@@ -64,9 +64,10 @@ def test_everything_is_there_and_can_be_read(tables: Tables, plots: dict[str, Pl
     best = tables["looks"].sort_values("score").iloc[-1]
     name = f"{best['site']}.{best['layer']}.{best['head']}"
     assert lines[0].startswith(
-        f"{name} matters most of 6 heads by ablation: without it exact match is {best['quality']:.2f} ("
+        f"{name} matters most of 6 heads by ablation: without it exact match is {best['quality']:.3f} ("
     )
-    assert lines[0].endswith(f" 95 %), with all heads {best['open_quality']:.2f}.")
+    assert lines[0].endswith(f" with all heads {best['open_quality']:.3f}.")
+    assert "report split" in lines[0]
     assert best["quality"] < best["open_quality"]
     assert any(line.startswith("Asked 3 1 2 the model says ") for line in lines)
 
@@ -122,9 +123,23 @@ def test_a_head_that_looks_everywhere_and_matters_is_named(tables: Tables) -> No
     looks.loc[0, "prunable"] = False
     first = "{site}.{layer}.{head}".format(**looks.iloc[0])
     lines = list(Explain.say({**tables, "looks": looks}))
-    assert any(line.startswith(f"6 heads look everywhere alike; 1 of them ({first}) matters: ") for line in lines)
+    assert any(line.startswith("6 heads spread") and f"1 of them ({first}) matters: " in line for line in lines)
     none = list(Explain.say({**tables, "looks": looks.assign(prunable=True)}))
-    assert "6 heads look everywhere alike; none of them matter." in none
+    assert any(line.startswith("6 heads spread") and "none of them matter." in line for line in none)
+
+
+def test_an_answer_that_goes_on_for_ever_is_cut(tables: Tables) -> None:
+    tables = dict(tables)
+    long = {"answer": " ".join("0" * 64), "right_answer": "1 2 3"}
+    tables["examples"] = tables["examples"].assign(**long)
+    tables["wrong"] = tables["wrong"].assign(said_without_it="e" * 64, example="3 1 2 -> 1 2 3")
+    said = " ".join(Explain.say(tables))
+    assert "says 0 0 0 0 0 0 0 0 … (" in said
+    assert "it makes eeeeeeee…." in said
+    tables["wrong"] = tables["wrong"].assign(said_without_it=" ".join("123456789"), example="9 1 2 3 4 5 6 7 8 -> ?")
+    assert "it makes 1 2 3 4 5 6 7 8 9." in " ".join(Explain.say(tables)), "no longer than the right answer"
+    tables["wrong"] = tables["wrong"].assign(said_without_it="dicipherring", example="decipher verb2 -> deciphering")
+    assert "it makes dicipherring." in " ".join(Explain.say(tables))
 
 
 def test_a_wrong_answer_is_marked(run: Run, tables: Tables) -> None:

@@ -62,7 +62,7 @@ def test_pairs_are_matched_by_seed_in_whatever_order_the_runs_come() -> None:
 
 
 def test_steps_and_seconds_are_compared_each_for_itself() -> None:
-    runs = [("sort", f"a={ms}", seed, run(at, ms_per_step=ms)) for ms in (20, 40) for seed, at in ((0, 40), (1, 60))]
+    runs = [("sort", f"a={ms}", i, run(at, ms_per_step=ms)) for ms in (20, 40) for i, at in enumerate((40, 60, 50))]
     assert (
         "needs 1.00 (1.00 to 1.00) times the steps and 2.00 (2.00 to 2.00) times the seconds of a=20"
         in common(collected(runs))[-1]
@@ -85,9 +85,19 @@ def test_a_run_that_never_gets_there_is_counted_and_no_mean_is_claimed() -> None
 
 def test_one_run_of_a_setting_has_no_interval() -> None:
     lines = common(sweep(a=[40], b=[20]))
-    assert lines[0] == "rate=a: 1 of 1 runs reaches 0.99, after 40 steps and 0.8 s."
+    assert lines[0] == "rate=a: 1 of 1 runs reaches 0.99, after 40 steps, and 0.8 s."
     assert "seed 0 alone, so there is no interval" in lines[-1]
     assert not any("nan" in line for line in lines)
+
+
+def test_two_runs_of_a_setting_have_their_values_and_no_interval() -> None:
+    lines = common(sweep(a=[60, 40], b=[20, 20]))
+    assert lines[0] == "rate=a: 2 of 2 runs reach 0.99, after 40 and 60 steps, and 0.8 and 1.2 s."
+    assert "0.33 and 0.50 times the steps" in lines[-1]
+    assert "interval)" in lines[-1]
+    (never, _) = common(sweep(a=[None, None], b=[None, None]))[:2]
+    assert never.endswith("At the end they are at 0.93 and 0.93.")
+    assert not any(word in line for line in lines for word in ("nan", " to "))
 
 
 def test_a_run_that_was_repeated_counts_once_in_its_pair() -> None:
@@ -102,15 +112,15 @@ def test_every_task_is_compared_for_itself() -> None:
         (task, f"task={task}, rate={name}", seed, run(at * factor))
         for task, factor in (("sort", 1), ("copy", 2))
         for name, at in (("slow", 40), ("fast", 10 * factor))
-        for seed in (0, 1)
+        for seed in (0, 1, 2)
     ]
     lines = common(collected(runs))
     assert [line.split(" runs")[0].split(" times")[0] for line in lines] == [
-        "On sort: rate=slow: 2 of 2",
-        "On sort: rate=fast: 2 of 2",
+        "On sort: rate=slow: 3 of 3",
+        "On sort: rate=fast: 3 of 3",
         "On sort: rate=fast needs 0.25 (0.25 to 0.25)",
-        "On copy: rate=slow: 2 of 2",
-        "On copy: rate=fast: 2 of 2",
+        "On copy: rate=slow: 3 of 3",
+        "On copy: rate=fast: 3 of 3",
         "On copy: rate=fast needs 0.50 (0.50 to 0.50)",
     ]
 
