@@ -59,7 +59,6 @@ MEANS: dict[str, tuple[Draw, float]] = {
         lambda draw, n: rare(0.02, lambda d, n: d.exponential(size=n))(draw, n) + draw.normal(0, 0.05, n),
         0.02,
     ),
-    "1 % lose a nat": (rare(0.01, lambda draw, n: draw.exponential(size=n)), 0.01),
 }
 RARE: dict[str, tuple[Draw, float]] = {
     f"{100 * share:g} % lose {what}": (rare(share, values), share)
