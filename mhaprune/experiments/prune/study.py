@@ -125,8 +125,9 @@ class Prune(WithinTolerance):
                 for scorer in dict.fromkeys(plan.scorer for plan in plans):
                     choose = partial(choose_next, study, scorer, name)
                     found += trials.between(between, choose, budgets[name])
-        with doing("controls"):
-            found += list(trials.controls(best_of_each_size(found)))
+        best = best_of_each_size(found)
+        for name in track([n for n, recovery in study.recoveries.items() if recovery.control], "controls"):
+            found += trials.controls(name, best)
         table = pd.DataFrame([trial.columns for trial in found])
         with doing("time"):
             latency = latency_table(subject, found, batch, self.latency_rounds)
