@@ -79,11 +79,11 @@ class Compare(Experiment):
     )
     figures_over_runs: ClassVar[Figures] = (compare_methods, compare_curves)
     stages: ClassVar[Stages] = {
-        "score": 180,
-        "best subset": 180,
-        "prune": 60,
-        "score again": 60,
-        "prove": 2,
+        "score": 300,
+        "best subset": 80,
+        "prune": 15,
+        "score again": 190,
+        "prove": 1,
     }
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)

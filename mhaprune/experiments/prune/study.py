@@ -72,11 +72,11 @@ class Prune(WithinTolerance):
     figures: ClassVar[Figures] = (recovery_curves, survivors, order_of_removal, accuracy_by_group, training_curve)
     figures_over_runs: ClassVar[Figures] = (compare_smallest,)
     stages: ClassVar[Stages] = {
-        "cost": 10,
-        "prune and recover": 800,
-        "controls": 400,
-        "time": 40,
-        "prove": 5,
+        "cost": 1,
+        "prune and recover": 450,
+        "controls": 800,
+        "time": 10,
+        "prove": 1,
     }
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)

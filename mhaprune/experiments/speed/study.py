@@ -68,7 +68,7 @@ class Speed(Experiment):
     """Whether the layers of the fresh models go through torch.compile."""
 
     figures: ClassVar[Figures] = (speedup_curves, accuracy_milliseconds, time_by_part)
-    stages: ClassVar[Stages] = {"sizes": 240, "trained model": 45, "prove": 2}
+    stages: ClassVar[Stages] = {"sizes": 125, "trained model": 23, "prove": 1}
     say = staticmethod(words.say)
     headline = staticmethod(words.headline)
 
