@@ -6,7 +6,7 @@ It exists so that a loop of a scorer says how far it is without knowing of termi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -31,6 +31,8 @@ class Step:
     note: str = ""
     """How it goes."""
     stages: Stages = field(default_factory=dict)
+    costs: Sequence[float] = ()
+    """What each item takes beside the others; empty if they take alike."""
     spent: dict[str, float] = field(default_factory=dict)
     """The seconds of the stages that are over."""
     begun: float = field(default_factory=lambda: time.monotonic())
@@ -59,10 +61,12 @@ def under_way() -> list[Step]:
 
 
 @contextmanager
-def doing(what: str, total: int | None = None, stages: Stages = NO_STAGES, done: int = 0) -> Iterator[Step]:
+def doing(
+    what: str, total: int | None = None, stages: Stages = NO_STAGES, done: int = 0, costs: Sequence[float] = ()
+) -> Iterator[Step]:
     """The body is a step: of the one around it, if there is one."""
     around = _under_way[-1] if _under_way else None
-    step = Step(what, total, done, stages=stages)
+    step = Step(what, total, done, stages=stages, costs=costs)
     _under_way.append(step)
     try:
         yield step
@@ -74,12 +78,17 @@ def doing(what: str, total: int | None = None, stages: Stages = NO_STAGES, done:
 
 
 def track(
-    items: Iterable[Item], what: str, total: int | None = None, done: int = 0, name: Callable[[Item], str] | None = None
+    items: Iterable[Item],
+    what: str,
+    total: int | None = None,
+    done: int = 0,
+    name: Callable[[Item], str] | None = None,
+    costs: Sequence[float] = (),
 ) -> Iterator[Item]:
     """The items, one after the other; what is done with each is an item of the step `what`. `name` names an item."""
     if total is None and isinstance(items, Sized):
         total = done + len(items)
-    with doing(what, total, done=done) as step:
+    with doing(what, total, done=done, costs=costs) as step:
         for item in items:
             if name is not None:
                 step.on = lambda item=item: name(item)

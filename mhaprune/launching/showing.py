@@ -91,7 +91,8 @@ def _words(step: Step) -> str:
 
 
 def seconds_left(steps: Sequence[Step]) -> float | None:
-    """How long the outermost step will still take; None where it has no stages.
+    """How long the outermost step will still take; None where that is not known: it has no stages, or the present one
+    takes longer than usual and does not say how far it is.
 
     The stages to come take what they usually take, on a machine as fast as this one has been in those that are over.
     A stage that took next to nothing does not tell: the model has come from the cache.
@@ -108,13 +109,19 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
     left = speed * sum(whole.stages[name] for name in to_come)
     if now is not None:
         gone, share = steps[1].seconds, _share(steps[1:])
-        left += gone * (1 - share) / share if share else max(0.0, speed * whole.stages[now] - gone)
+        if not share and gone > speed * whole.stages[now]:
+            return None
+        left += gone * (1 - share) / share if share else speed * whole.stages[now] - gone
     return left
 
 
 def _share(steps: Sequence[Step]) -> float:
-    """How much of the first step is done of what it had to do, by its items; 0 where their number is not known."""
+    """How much of the first step is done of what it had to do, by its items and what they cost; 0 where their number is
+    not known."""
     if not steps or not steps[0].total:
         return 0.0
-    step, to_do = steps[0], steps[0].total - steps[0].before
-    return min(1.0, (step.done - step.before + _share(steps[1:])) / to_do) if to_do > 0 else 1.0
+    step, done, total = steps[0], steps[0].done, steps[0].total
+    costs = step.costs or [1.0] * total
+    to_do = sum(costs[step.before :])
+    here = _share(steps[1:]) * costs[done] if done < len(costs) else 0.0
+    return min(1.0, (sum(costs[step.before : done]) + here) / to_do) if to_do > 0 else 1.0

@@ -149,18 +149,21 @@ def _search(run: _Runner, num_heads: int, budgets: Sequence[int], beam_width: in
     beam: list[Removed] = [()]
     run(beam, 1)
     best_of: list[Removed] = [()]
-    for _ in range(num_heads):
-        further = {tuple(sorted({*subset, n})) for subset in beam for n in range(num_heads) if n not in subset}
-        run(sorted(further), len(further))
-        beam = sorted(sorted(further), key=loss)[:beam_width]
-        best_of.append(beam[0])
-    for budget in budgets:
-        best = best_of[budget]
-        while True:
-            kept = [n for n in range(num_heads) if n not in best]
-            swaps = sorted(tuple(sorted({*best, n} - {gone})) for gone in best for n in kept)
-            run(swaps, len(swaps))
-            better = min(swaps, key=loss)
-            if loss(better) >= loss(best):
-                break
-            best = better
+    with doing("search", num_heads + len(budgets)) as step:
+        for _ in range(num_heads):
+            further = {tuple(sorted({*subset, n})) for subset in beam for n in range(num_heads) if n not in subset}
+            run(sorted(further), len(further))
+            beam = sorted(sorted(further), key=loss)[:beam_width]
+            best_of.append(beam[0])
+            step.advance()
+        for budget in budgets:
+            best = best_of[budget]
+            while True:
+                kept = [n for n in range(num_heads) if n not in best]
+                swaps = sorted(tuple(sorted({*best, n} - {gone})) for gone in best for n in kept)
+                run(swaps, len(swaps))
+                better = min(swaps, key=loss)
+                if loss(better) >= loss(best):
+                    break
+                best = better
+            step.advance()

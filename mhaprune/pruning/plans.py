@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mhaprune.heads import HeadGrid, HeadMask
+from mhaprune.progress import doing, track
 from mhaprune.pruning.search import Search
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import Budget
@@ -64,9 +65,11 @@ def choices(
 
     if schedule.scoring == "none":
         search = Search(scoring, whole=whole)
-        yield Choice(how, how, SEARCH, settings_text(schedule), planned(how, 0, search, budgets), search.cost)
+        with doing(how):
+            plans = planned(how, 0, search, budgets)
+        yield Choice(how, how, SEARCH, settings_text(schedule), plans, search.cost)
         return
-    for name, scorer in scorers.items():
+    for name, scorer in track(scorers.items(), how, name=lambda each: each[0]):
         kept = [budget.heads_kept(subject.grid) for budget in budgets]
         by_budget = scorers_for(scorer, kept, len(subject.grid), schedule.scoring == "repeated")
         plans, costs = [], []

@@ -165,6 +165,12 @@ def number(value: float, decimals: int) -> str:
     return "–" if np.isnan(value) else f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")
 
 
+def correlation(rho: float) -> str:
+    """A rank correlation in two decimals, or in as many as tell it from 1: 0.996."""
+    decimals = (d for d in range(2, 9) if abs(round(rho, d)) < 1)
+    return number(rho, next(decimals, 2))
+
+
 def wrapped(words: str, inches: float) -> str:
     """The words in lines that are no longer than that, at the size of a title; a word that is too long is cut."""
     return textwrap.fill(words, max(int(inches / 0.085), 6), break_on_hyphens=False)

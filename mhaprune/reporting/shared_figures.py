@@ -19,6 +19,7 @@ from mhaprune.reporting.plots import (
     MARKERS,
     Plot,
     columns_of,
+    correlation,
     legend_above,
     line_style,
     panels,
@@ -99,7 +100,7 @@ def agreement(tables: Tables) -> Plot | None:
 def _rank_correlation(rho: float, scores: pd.Series) -> str:
     """Spearman's correlation with ablation, or why there is none."""
     if not isnan(rho):
-        return f"Spearman ρ = {rho:.2f}"
+        return f"Spearman ρ = {correlation(rho)}"
     if len(scores) < 2:
         return "one head: no ranks to compare"
     return "all scores equal: no ranks to compare" if scores.nunique() == 1 else "no rank correlation"

@@ -51,7 +51,8 @@ def test_the_time_left_is_that_of_the_stages_to_come(monkeypatch: pytest.MonkeyP
         assert seconds_left(under_way()) == 34
         with doing("score"):
             now += 20
-            assert seconds_left(under_way()) == 24, "nothing is known of how far it is: it should be over"
+            assert seconds_left(under_way()) is None, "it should be over, and nothing is known of how far it is"
+            assert line(under_way()) == "run: score"
         # This machine takes twice as long.
         assert seconds_left(under_way()) == 48
         with doing("prune", 4) as step:
@@ -82,6 +83,23 @@ def test_what_an_earlier_run_has_done_makes_this_one_no_faster(monkeypatch: pyte
         assert seconds_left(under_way()) == 18, "15 steps, 5 of which have taken 6 s"
     with doing("run", stages={"best subset": 30}), doing("best subset", 1), doing("subsets", 9, done=9):
         assert seconds_left(under_way()) == 0
+
+
+def test_items_that_take_longer_than_others_count_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three quarters of the items are done, and a third of the work."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with doing("run", stages={"sizes": 30}), doing("sizes", 4, costs=[1, 1, 1, 6]) as sizes:
+        now += 6
+        sizes.advance(3)
+        assert seconds_left(under_way()) == 12
+        with doing("round", 2) as rounds:
+            rounds.advance()
+            assert seconds_left(under_way()) == 3, "half of the last item: two thirds of the work"
+    with doing("run", stages={"sizes": 30}), doing("sizes", 1), doing("size", 3, done=1, costs=[9, 1, 1]) as sizes:
+        now += 6
+        sizes.advance()
+        assert seconds_left(under_way()) == 6, "what an earlier run has done does not count"
 
 
 def test_nothing_is_promised_where_no_stages_are_known() -> None:

@@ -16,7 +16,7 @@ from conftest import PACKAGE, ROOT
 from mhaprune.reporting import colours
 from mhaprune.reporting.heat_map import thinned
 from mhaprune.reporting.labels import label_points
-from mhaprune.reporting.plots import STYLE, short
+from mhaprune.reporting.plots import STYLE, correlation, short
 from mhaprune.reporting.similarity import similar_order
 
 
@@ -119,3 +119,19 @@ def test_what_is_alike_stands_side_by_side() -> None:
     assert order.index(0) < 5
     assert similar_order(np.eye(2)) == [0, 1]
     assert similar_order(np.full((3, 3), np.nan)) == similar_order(np.zeros((3, 3)))
+
+
+@pytest.mark.parametrize(
+    ("rho", "text"),
+    [
+        (0.874, "0.87"),
+        (0.9957, "0.996"),
+        (0.99996, "0.99996"),
+        (1.0, "1.00"),
+        (-0.999, "−0.999"),
+        (np.nan, "–"),
+        (0, "0.00"),
+    ],
+)
+def test_a_correlation_that_is_not_1_is_not_written_so(rho: float, text: str) -> None:
+    assert correlation(rho) == text

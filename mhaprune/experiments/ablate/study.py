@@ -81,7 +81,7 @@ class Ablate(WithinTolerance):
         training_curve,
     )
     figures_over_runs: ClassVar[Figures] = (compare_curves, compare_runs)
-    stages: ClassVar[Stages] = {"score": 2, "prune": 8, "time": 9, "recover": 4, "prove": 1}
+    stages: ClassVar[Stages] = {"score": 1, "prune": 5, "time": 5, "recover": 3, "prove": 0.3}
     say = staticmethod(words.say)
     headline = staticmethod(words.headline)
     head_map = staticmethod(words.head_map)

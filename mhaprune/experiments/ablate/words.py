@@ -9,6 +9,7 @@ import pandas as pd
 
 from mhaprune.experiments.can_go import sure_count, what_can_go, what_is_sure
 from mhaprune.reporting.headline import Number
+from mhaprune.reporting.plots import correlation
 from mhaprune.reporting.sentences import as_fast, share
 from mhaprune.reporting.verdict import Verdict, scored
 from mhaprune.tables import (
@@ -156,7 +157,7 @@ def _details(tables: Tables) -> Iterator[str]:
     if any(_surely(row) for row in (best, *recovered) if row["heads_removed"]):
         yield what_is_sure(best["tolerance"], quality_name(tables))
     rhos = [
-        f"{row['scorer']} at ρ = {row['spearman_with_ablation']:.2f}"
+        f"{row['scorer']} at ρ = {correlation(row['spearman_with_ablation'])}"
         for row in plain.dropna(subset=["spearman_with_ablation"]).to_dict("records")
     ]
     if rhos:
@@ -168,4 +169,4 @@ def _details(tables: Tables) -> Iterator[str]:
             yield f"{name} failed for {len(failed)} of the models ({note})."
     for row in tables.get("agreement", pd.DataFrame()).to_dict("records"):
         if row["other"] == INITIAL_GATE:
-            yield f"The learned gates against what they started from: Spearman ρ = {row['spearman']:.2f}."
+            yield f"The learned gates against what they started from: Spearman ρ = {correlation(row['spearman'])}."

@@ -30,7 +30,7 @@ def scaling_table(head_dims: Sequence[int], num_keys: int = 10, draws: int = 400
     components drawn from a standard normal distribution as in Vaswani et al. 2017, footnote 4.
 
     `score_std` is the standard deviation of the scores, `entropy` (nats) and `gradient` (see `softmax_gradient`) are
-    medians with quartiles `_q1` and `_q3`.
+    medians with quartiles `_q1` and `_q3`, and means `_mean`.
     """
     draw = torch.Generator().manual_seed(seed)
     rows = []
@@ -45,7 +45,7 @@ def scaling_table(head_dims: Sequence[int], num_keys: int = 10, draws: int = 400
             row["score_std"] = float(entering_RU.std())
             for name, values_R in (("entropy", entropy(weights_RU)), ("gradient", softmax_gradient(weights_RU))):
                 q1, median, q3 = np.quantile(values_R.numpy(), (0.25, 0.5, 0.75))
-                row |= {name: median, f"{name}_q1": q1, f"{name}_q3": q3}
+                row |= {name: median, f"{name}_q1": q1, f"{name}_q3": q3, f"{name}_mean": float(values_R.mean())}
             rows.append(row)
     return pd.DataFrame(rows)
 

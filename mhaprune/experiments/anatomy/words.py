@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from mhaprune.reporting.plots import short
 from mhaprune.tables import HEAD, HeadName, Tables
 
 
@@ -25,8 +26,16 @@ def _scaling(scaling: pd.DataFrame) -> str:
     largest = scaling["head_dim"].max()
     table = scaling.set_index(["head_dim", "scaled"])
     with_it, without = table.loc[(largest, True)], table.loc[(largest, False)]
+    said = [
+        f"{what} is {short(with_it[f'{name}_mean'])} on average with it (quartiles {short(with_it[f'{name}_q1'])} to"
+        f" {short(with_it[f'{name}_q3'])}) and {short(without[f'{name}_mean'])} without"
+        f" ({short(without[f'{name}_q1'])} to {short(without[f'{name}_q3'])})"
+        for name, what in (
+            ("entropy", "the entropy of its weights (nats)"),
+            ("gradient", "the norm of its derivative"),
+        )
+    ]
     return (
-        f"Dividing scores by √d_head keeps softmax soft: with random queries at d_head {largest} its weights have"
-        f" {with_it['entropy']:.2f} nats of entropy with it and {without['entropy']:.2g} without, its derivative a norm"
-        f" of {with_it['gradient']:.2f} and {without['gradient']:.2g} (medians)."
+        f"Dividing scores by √d_head keeps softmax soft. With random queries at d_head {largest} {said[0]}. There"
+        f" {said[1]}."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from mhaprune.progress import track
 from mhaprune.pruning.plans import Choice, Plan, choices
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import Budget
@@ -30,7 +31,8 @@ def contestants(
 ) -> Iterator[Contestant]:
     """A scorer goes by its own name with the first schedule that uses it, and by both names with every other."""
     known: set[str] = set()
-    for how, schedule in schedules.items():
+    costs = [1.0 if schedule.scoring == "none" else float(len(scorers)) for schedule in schedules.values()]
+    for how, schedule in track(schedules.items(), "schedule", costs=costs):
         for choice in choices(scoring, scorers, schedule, budgets, how):
             name = f"{choice.scorer} + {how}" if choice.scorer in known else choice.scorer
             known.add(choice.scorer)

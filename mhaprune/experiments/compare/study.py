@@ -79,11 +79,11 @@ class Compare(Experiment):
     )
     figures_over_runs: ClassVar[Figures] = (compare_methods, compare_curves)
     stages: ClassVar[Stages] = {
-        "score": 180,
-        "best subset": 180,
-        "prune": 60,
-        "score again": 60,
-        "prove": 2,
+        "score": 300,
+        "best subset": 80,
+        "prune": 15,
+        "score again": 190,
+        "prove": 1,
     }
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
@@ -120,11 +120,11 @@ class Compare(Experiment):
         subject, splits = study.subject, study.splits
         budgets = heads_to_remove(self.budgets, len(subject.grid))
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
-        with doing("score"):
+        with doing("score", 1):
             compared = list(contestants(scoring, study.scorers, study.schedules, removing(budgets, subject.grid)))
             heads = heads_table(scoring, study.scorers)
         plans = [plan for contestant in compared for plan in contestant.plans]
-        with doing("best subset"):
+        with doing("best subset", 1):
             oracle = find_best(
                 subject,
                 splits.choose,
@@ -148,8 +148,10 @@ class Compare(Experiment):
         pruning.insert(1, "family", [by_name[name].family for name in pruning["scorer"]])
         pruning.insert(2, "settings", [by_name[name].settings for name in pruning["scorer"]])
         agreement = rank_agreement(heads)
-        with doing("score again"):
-            leak, reliability = self._leak(study, plans, pruning), split_half(study)
+        with doing("score again", 2) as step:
+            leak = self._leak(study, plans, pruning)
+            step.advance()
+            reliability = split_half(study)
         methods = methods_table(compared, regrets, pruning, agreement, reliability)
         winner = winner_table(methods, regrets, self.few_passes)
         facts = prunable_columns(heads, self.tolerance_nats) | leak | {"oracle": kind}

@@ -69,12 +69,12 @@ class Explain(Experiment):
 
     reads_example: ClassVar[bool] = True
     stages: ClassVar[Stages] = {
-        "score": 5,
-        "patterns": 5,
-        "close each head": 5,
-        "show": 10,
-        "gates": 20,
-        "prove": 2,
+        "score": 1,
+        "patterns": 0.4,
+        "close each head": 1,
+        "show": 0.4,
+        "gates": 5,
+        "prove": 0.5,
     }
     figures: ClassVar[Figures] = (
         head_profiles,

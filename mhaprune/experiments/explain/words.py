@@ -8,7 +8,7 @@ from math import isnan
 import pandas as pd
 
 from mhaprune.reporting.headline import Number
-from mhaprune.reporting.plots import number
+from mhaprune.reporting.plots import correlation, number
 from mhaprune.reporting.sentences import share
 from mhaprune.reporting.verdict import REMOVED, Together, Verdict, prunable_alone
 from mhaprune.tables import HEAD, QUALITY, HeadName, Tables, in_unit, named, quality_name
@@ -125,22 +125,20 @@ def _cut(answer: str, example: str) -> str:
 def _gates(gates: pd.DataFrame) -> Iterator[str]:
     own = gates.iloc[0]["spearman_with_ablation"]
     if not isnan(own):
-        yield f"The learned gates rank the heads like ablation at ρ = {number(own, 2)} (Spearman)."
+        yield f"The learned gates rank the heads like ablation at ρ = {correlation(own)} (Spearman)."
     still = gates[gates["gates"].str.startswith("weights held still")]
     if len(still):
-        ends, starts = (
-            ", ".join(number(rho, 2) for rho in still[f"spearman_with_{other}"]) for other in ("own", "start")
-        )
+        ends, starts = (", ".join(map(correlation, still[f"spearman_with_{other}"])) for other in ("own", "start"))
         yield (
             f"Do gates depend on where they start? They were trained {len(still)} times from other starts, with the"
             f" weights held still. The ranks of the heads then agree with those by the model's own gates at ρ = {ends},"
             f" and with the starts at ρ = {starts}."
         )
     for again in gates[gates["gates"].str.startswith("retrained")].itertuples():
-        start = number(again.spearman_with_start, 2)
+        start = correlation(again.spearman_with_start)
         line = f"With the whole model {again.gates}, its gates are at ρ = {start} with where they started"
         if not isnan(again.spearman_with_ablation):
-            line += f" and at {number(again.spearman_with_ablation, 2)} with the ablation of its own heads"
+            line += f" and at {correlation(again.spearman_with_ablation)} with the ablation of its own heads"
         yield f"{line}."
 
 

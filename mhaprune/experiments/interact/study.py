@@ -53,7 +53,7 @@ class Interact(Experiment):
 
     figures: ClassVar[Figures] = (interactions, together)
     figures_over_runs: ClassVar[Figures] = (by_block,)
-    stages: ClassVar[Stages] = {"score": 5, "pairs": 40, "prove": 10}
+    stages: ClassVar[Stages] = {"score": 1, "pairs": 7, "prove": 1}
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
     headline = staticmethod(words.headline)

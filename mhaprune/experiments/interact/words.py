@@ -25,7 +25,7 @@ def say(tables: Tables) -> Iterator[str]:
         for first, second, both in zip(named(rows), other_heads(rows), rows[LOSS_RISE], strict=True):
             yield (
                 f"{first.label} and {second.label} {what} most: alone they cost {alone[first]:.3f} and"
-                f" {alone[second]:.3f}{unit}, together {both:.3f}."
+                f" {alone[second]:.3f}{unit} on the report split, together {both:.3f}."
             )
     count = pairs["kind"].value_counts()
     more, less, full, rest = (int(count.get(kind, 0)) for kind in (STAND_IN, TOGETHER, SATURATED, NEITHER))

@@ -50,7 +50,7 @@ class Mistakes(Experiment):
     needs_training: ClassVar[bool] = True
     figures: ClassVar[Figures] = (costs_by_budget, training_curve)
     figures_over_runs: ClassVar[Figures] = (compare_costs,)
-    stages: ClassVar[Stages] = {"score and prune": 25, "train again": 30, "score both": 40, "prove": 2}
+    stages: ClassVar[Stages] = {"score and prune": 2, "train again": 17, "score both": 3, "prove": 0.4}
     say = staticmethod(words.say)
     headline = staticmethod(words.headline)
     say_in_common = staticmethod(words.over_runs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mhaprune.reporting.headline import Number
+from mhaprune.reporting.plots import correlation, number
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.statistics.intervals import LEAST_RUNS, student_interval
 from mhaprune.tables import Tables
@@ -26,20 +27,23 @@ def say(tables: Tables) -> Iterator[str]:
     """Which mistake costs most, and what each of them costs."""
     mistakes = tables["mistakes"]
     worst = mistakes.loc[mistakes["cost_points"].idxmax()]
+    over = f"mean over {worst['budgets']} budgets of this one model"
     if worst["cost_points"] > 0:
-        yield (
-            f"{worst['mistake']} costs most: {worst['cost_points']:.1f} points of exact match, mean over"
-            f" {worst['budgets']} budgets. {worst['what']}"
-        )
+        points = f"{number(worst['cost_points'], 1)} points of exact match"
+        yield f"{worst['mistake']} costs most: {points}, {over}. {worst['what']}"
+        pruning = tables["mistake_pruning"]
+        each = pruning[pruning["mistake"] == worst["mistake"]].sort_values("heads_removed")
+        costs = ", ".join(number(cost, 1) for cost in each["cost_points"])
+        gone = ", ".join(map(str, each["heads_removed"]))
+        yield f"These are {costs} points with {gone} heads removed. Other seeds tell how much of that is chance."
     else:
-        yield f"None of {len(mistakes)} mistakes costs exact match, mean over {worst['budgets']} budgets."
-    costs = [
-        f"{row.mistake} ({IN_SHORT[row.mistake]}) {row.cost_points:.1f}, ρ = {row.spearman:.2f}"
+        yield f"None of {len(mistakes)} mistakes costs exact match, {over}."
+    costs = "; ".join(
+        f"{row.mistake} ({IN_SHORT[row.mistake]}) {number(row.cost_points, 1)}, ρ = {correlation(row.spearman)}"
         for row in mistakes.itertuples()
-    ]
+    )
     yield (
-        "What every mistake costs in points, and Spearman's correlation ρ of its scores with the right ones:"
-        f" {'; '.join(costs)}."
+        f"What every mistake costs in points, and Spearman's correlation ρ of its scores with the right ones: {costs}."
     )
     if RANDOM_GATES not in set(mistakes["mistake"]):
         yield f"{RANDOM_GATES} was not made: no second model was trained."

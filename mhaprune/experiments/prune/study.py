@@ -72,11 +72,11 @@ class Prune(WithinTolerance):
     figures: ClassVar[Figures] = (recovery_curves, survivors, order_of_removal, accuracy_by_group, training_curve)
     figures_over_runs: ClassVar[Figures] = (compare_smallest,)
     stages: ClassVar[Stages] = {
-        "cost": 10,
-        "prune and recover": 800,
-        "controls": 400,
-        "time": 40,
-        "prove": 5,
+        "cost": 1,
+        "prune and recover": 450,
+        "controls": 800,
+        "time": 10,
+        "prove": 1,
     }
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
@@ -125,8 +125,9 @@ class Prune(WithinTolerance):
                 for scorer in dict.fromkeys(plan.scorer for plan in plans):
                     choose = partial(choose_next, study, scorer, name)
                     found += trials.between(between, choose, budgets[name])
-        with doing("controls"):
-            found += list(trials.controls(best_of_each_size(found)))
+        best = best_of_each_size(found)
+        for name in track([n for n, recovery in study.recoveries.items() if recovery.control], "controls"):
+            found += trials.controls(name, best)
         table = pd.DataFrame([trial.columns for trial in found])
         with doing("time"):
             latency = latency_table(subject, found, batch, self.latency_rounds)

@@ -106,14 +106,13 @@ class Trials:
             yield last
             left = done.model
 
-    def controls(self, best: Sequence[Trial]) -> Iterator[Trial]:
-        """The shapes of these models, trained by the control recoveries, which keep no weights."""
-        for name in (name for name, recovery in self.recoveries.items() if recovery.control):
-            steps = self.lesson.training.steps + self.lesson.extra_steps
-            work = [(trial, draw) for trial in best for draw in range(self.recoveries[name].draws)]
-            for trial, draw in track(work, name, name=lambda each: plan_words(each[0].plan)):
-                left = self.lesson.dense.without(trial.plan.mask)
-                yield self._recovered(trial.plan, name, left, draw, steps)
+    def controls(self, name: str, best: Sequence[Trial]) -> Iterator[Trial]:
+        """The shapes of these models, trained by a control recovery, which keeps no weights."""
+        steps = self.lesson.training.steps + self.lesson.extra_steps
+        work = [(trial, draw) for trial in best for draw in range(self.recoveries[name].draws)]
+        for trial, draw in track(work, name, name=lambda each: plan_words(each[0].plan)):
+            left = self.lesson.dense.without(trial.plan.mask)
+            yield self._recovered(trial.plan, name, left, draw, steps)
 
     def _recovered(self, plan: Plan, name: str, left: Subject, draw: int, steps: int) -> Trial:
         splits, note, way = self.lesson.splits, "", Way(plan.schedule, plan.scorer, name, draw)

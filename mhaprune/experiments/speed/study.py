@@ -68,7 +68,7 @@ class Speed(Experiment):
     """Whether the layers of the fresh models go through torch.compile."""
 
     figures: ClassVar[Figures] = (speedup_curves, accuracy_milliseconds, time_by_part)
-    stages: ClassVar[Stages] = {"sizes": 240, "trained model": 40, "prove": 2}
+    stages: ClassVar[Stages] = {"sizes": 125, "trained model": 23, "prove": 1}
     say = staticmethod(words.say)
     headline = staticmethod(words.headline)
 
@@ -118,7 +118,8 @@ class Speed(Experiment):
         longest = max(*self.source_lengths, *self.target_lengths)
         workloads = list(self.workloads(config))
         speed, parts = [], []
-        with doing("sizes", len(self.d_models) * len(workloads)) as step:
+        costs = [d_model**1.5 * work.batch_size**0.5 for d_model in self.d_models for work in workloads]
+        with doing("sizes", len(costs), costs=costs) as step:
             for d_model in self.d_models:
                 whole = scaled(config, d_model, longest)
                 for shape in dict.fromkeys(work.shape(whole) for work in workloads):

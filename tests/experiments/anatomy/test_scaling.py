@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from mhaprune.experiments.anatomy.scaling import scaling_table, softmax_gradient, with_and_without
+from mhaprune.experiments.anatomy.words import _scaling
+from mhaprune.reporting.plots import short
 
 
 def test_the_gradient_is_the_norm_of_the_jacobian() -> None:
@@ -24,6 +26,13 @@ def test_scores_spread_by_the_root_of_the_size_unless_they_are_divided_by_it() -
     assert table.loc[(256, False), "entropy"] < 0.1 < table.loc[(256, True), "entropy"] < math.log(10)
     assert (table["entropy_q1"] <= table["entropy"]).all()
     assert (table["entropy"] <= table["entropy_q3"]).all()
+    skewed = table.loc[(256, False)]
+    assert skewed["entropy_mean"] > 5 * skewed["entropy"], "so a median alone would say little"
+    rows = scaling_table([256]).set_index(["head_dim", "scaled"])
+    line = _scaling(rows.reset_index())
+    for column in ("entropy_mean", "entropy_q1", "entropy_q3", "gradient_mean", "gradient_q3"):
+        for scaled in (True, False):
+            assert short(rows.loc[(256, scaled), column]) in line
 
 
 def test_one_query_with_and_without() -> None:

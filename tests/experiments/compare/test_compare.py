@@ -18,6 +18,7 @@ from mhaprune.experiments.compare.study import Compare, winner_table
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.measure import measure
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.progress import under_way
 from mhaprune.pruning.plans import Plan
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot
@@ -363,11 +364,22 @@ def test_a_split_too_small_for_halves_is_refused(tmp_path: Path) -> None:
         build(compose(*overrides(tmp_path), "task.score=3"))
 
 
-def test_a_scorer_with_a_second_schedule_goes_by_both_names(folder: Path) -> None:
-    """And keeps what it was with the first; what its search measures is counted, and what its score took as well."""
+def test_a_scorer_with_a_second_schedule_goes_by_both_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And keeps what it was with the first; what its search measures is counted, and what its score took as well. The
+    progress line knows what is scored, and how far that is."""
+    plain, seen = Ablation.__call__, []
+
+    def spied(self: Ablation, *arguments: Any) -> Any:
+        seen.append([(step.what, step.total, step.on and step.on()) for step in under_way()])
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(Ablation, "__call__", spied)
     scorers = ["scorer=[ablation,random]", "scorer.random.draws=2", "schedule=[one_shot,iterative,swap]"]
     kept = [override for override in overrides(folder.parent / "cache") if not override.startswith("scorer")]
     tables = build(compose(*kept, *scorers)).results().found
+    stages = {steps[1][0]: steps[1][1] for steps in seen}
+    assert stages == {"score": 1, "score again": 2}
+    assert seen[0][2:4] == [("schedule", 3, None), ("one_shot", 2, "ablation")]
     methods = tables["methods"].set_index("scorer")
     assert methods.index.tolist() == [
         "ablation", "random", "ablation + iterative", "random + iterative", "ablation + swap", "random + swap"

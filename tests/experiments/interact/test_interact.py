@@ -123,7 +123,7 @@ def test_the_strongest_pairs_are_named_and_what_is_small_or_not_sure_is_not_coun
     """Two pairs differ from 0 surely by .001 and not surely by .002."""
     apart, together_, counted, half = Interact.say(made())
     assert "encoder self 0.0 and encoder self 0.1 stand in for each other" in apart
-    assert "0.100 and 0.200 nats, together 0.800" in apart
+    assert "0.100 and 0.200 nats on the report split, together 0.800" in apart
     assert "cross 0.0 and cross 0.1 work together" in together_
     assert "0.300 and 0.400" in together_
     for count in ("1 of 6 pairs", "0.01 nats", "1 cost", "The other 4"):

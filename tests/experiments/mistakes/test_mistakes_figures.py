@@ -70,6 +70,19 @@ def test_over_runs_a_mark_per_model_and_an_interval_per_mistake(count: int, task
         assert len(marks) == count
 
 
+def test_the_dearest_mistake_is_said_budget_by_budget_and_to_be_of_one_model() -> None:
+    tables = one_run()
+    tables["mistakes"]["spearman"] = 0.9957
+    worst = tables["mistakes"].loc[tables["mistakes"]["cost_points"].idxmax()]
+    first, each, costs = Mistakes.say(tables)
+    assert first.startswith(f"{worst['mistake']} costs most: {worst['cost_points']:.1f} points")
+    assert "4 budgets of this one model" in first
+    own = tables["mistake_pruning"].query("mistake == @worst['mistake']")["cost_points"]
+    assert ", ".join(f"{cost:.1f}" for cost in own) in each
+    assert "ρ = 0.996" in costs
+    assert "ρ = 1.00" not in costs
+
+
 def test_a_mistake_that_a_task_lacks_leaves_its_row_empty() -> None:
     tables = runs(2, "sort", "reverse")
     mistakes = tables["mistakes"]
@@ -91,7 +104,7 @@ def test_over_runs_what_stands_out_is_said_with_its_interval() -> None:
     mistakes["cost_points"] = 0.0
     lines = list(said_over_runs(Mistakes, tables))
     assert lines[0] == "Over 3 models on sort no mistake costs exact match beyond the noise."
-    assert lines[1] == "task=sort, seed=0: None of 6 mistakes costs exact match, mean over 4 budgets."
+    assert lines[1] == "task=sort, seed=0: None of 6 mistakes costs exact match, mean over 4 budgets of this one model."
 
 
 def test_one_model_of_a_task_has_no_interval_and_no_sentence_over_runs() -> None:
@@ -105,7 +118,7 @@ def test_every_name_of_a_mistake_is_explained_where_it_stands() -> None:
     """On the terminal and below the figures, in a clause."""
     assert set(IN_SHORT) == set(WHAT)
     tables = one_run()
-    _, costs, *_ = Mistakes.say(tables)
+    *_, costs = Mistakes.say(tables)
     [plot] = draw(Mistakes.figures, tables)
     for name, clause in IN_SHORT.items():
         assert f"{name} ({clause}) " in costs

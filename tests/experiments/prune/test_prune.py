@@ -24,6 +24,7 @@ from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure import Diverged, measure
 from mhaprune.model.checkpoint import load
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.progress import under_way
 from mhaprune.pruning.removal import ProofFailed
 from mhaprune.recoveries.base import Lesson
 from mhaprune.recoveries.fine_tune import FineTune
@@ -269,7 +270,16 @@ def test_gates_trained_on_what_is_left_are_kept_for_what_is_left(study: Study) -
     assert first["left"] != second["left"]
 
 
-def test_what_was_trained_before_counts_for_the_control(study: Study, folder: Path, tmp_path: Path) -> None:
+def test_what_was_trained_before_counts_for_the_control_and_how_far_the_controls_are_is_known(
+    study: Study, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, seen = FromScratch.__call__, []
+
+    def spied(self: FromScratch, *arguments: Any) -> Any:
+        seen.append([(step.what, step.total) for step in under_way()])
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(FromScratch, "__call__", spied)
     (file, *_) = (folder / "models").glob("greedy-fine_tune-*.pt")
     assert load(str(file)).steps_since == 30
     settings = ["experiment=prune", f"model_file={file}", "schedule=greedy", "recovery=[fine_tune,from_scratch]"]
@@ -278,6 +288,8 @@ def test_what_was_trained_before_counts_for_the_control(study: Study, folder: Pa
         build(compose(*settings, *small, f"cache={tmp_path / 'cache'}"))(recorded)
     control = tables_of(tmp_path / "run")["recovery"].query("control")
     assert list(control["steps"]) == [study.trained.training.steps + 30 + 4]
+    (steps,) = seen
+    assert steps[1:3] == [("controls", 1), ("from_scratch", 1)]
 
 
 def test_a_control_that_diverged_is_not_taken_for_one(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +302,7 @@ def test_a_control_that_diverged_is_not_taken_for_one(study: Study, monkeypatch:
     recoveries = {"scratch": FromScratch(draws=1)}
     work = trials.Trials(lesson, recoveries, lambda kind, what, make: make(None, print))
     (best,) = work.after([plan])
-    (control,) = work.controls([best])
+    (control,) = work.controls("scratch", [best])
     assert np.isnan(control.columns["quality"])
     assert control.columns["note"].startswith("diverged")
     assert not np.isnan(best.columns["quality"])
