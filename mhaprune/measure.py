@@ -26,7 +26,7 @@ Replacement = Callable[[Subject, Batch, Tensor], Fallback]
 split."""
 
 
-class Diverged(RuntimeError):
+class Diverged(FloatingPointError):
     """A loss that is not finite: training cannot go on."""
 
 
