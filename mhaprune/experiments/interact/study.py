@@ -44,6 +44,7 @@ class Interact(Experiment):
     pairs make expect.
     """
 
+    tables: ClassVar[tuple[str, ...]] = ("alone", "pairs", "together")
     figures: ClassVar[Figures] = (interactions, together)
     figures_over_runs: ClassVar[Figures] = (by_block,)
     stages: ClassVar[Stages] = {"score": 5, "pairs": 40, "prove": 10}
