@@ -82,6 +82,11 @@ def described(*overrides: str) -> Run:
 
     Raises ValueError, one line, for arguments that it would refuse.
     """
+    from mhaprune.storage.sweeps import ORDERS
+
+    for override in overrides:
+        if re.split(r"[./=@]", override.lstrip("+~"))[0] in ("hydra", "launch", *ORDERS):
+            raise ValueError(f"{override}: is for the command line alone, leave this out")
     search = _search_path(overrides)
     try:
         with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -141,7 +146,9 @@ def _show_settings(arguments: Sequence[str]) -> None:
             [override] = parser.parse_overrides([argument])
             if override.is_sweep_override():
                 value: Any = override.value()
-                one = next(override.sweep_string_iterator()) if not override.is_interval_sweep() else value.start
+                one = value.start if hasattr(value, "start") else next(override.sweep_string_iterator(), None)
+                if one is None:
+                    raise ValueError(f"{argument}: holds no value, glob chooses options of a group")
                 varying[override.get_key_element().lstrip("+")] = argument.partition("=")[2]
                 argument = f"{override.get_key_element()}={one}"
         first.append(argument)
@@ -216,13 +223,21 @@ def _sweep(asked: SweepAsked) -> None:
     from mhaprune.launching.from_hydra import launch
 
     given = {str(name): value for name, value in asked.config.items() if name != "hydra"}
-    launch(asked.config, asked.loader, job, orders_of(given), _build)
+    launch(asked.config, asked.loader, job, orders_of(given), _build, _values)
 
 
 def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
+    values = _values(config, overrides)
+    from mhaprune.config import build
+
+    gc.freeze()  # what the imports have made stays: no collection need look through it again
+    return build(values)
+
+
+def _values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """Raises ConfigError where a setting is given that the model brings with it: it would not be used."""
     values = plain(config)
-    from mhaprune.config import BROUGHT_BY_OTHERS, ConfigError, build, is_of_others
+    from mhaprune.config import BROUGHT_BY_OTHERS, ConfigError, is_of_others
 
     brought: dict[str, Sequence[str]] = {}
     if config.get("model_file") is not None:
@@ -233,8 +248,7 @@ def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
         for override in overrides:
             if re.split(r"[.=@]", override.lstrip("+~"))[0] in names:
                 raise ConfigError(f"{override}: {why} {', '.join(names)}, leave this out")
-    gc.freeze()  # what the imports have made stays: no collection need look through it again
-    return build(values)
+    return values
 
 
 @contextmanager

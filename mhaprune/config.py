@@ -53,6 +53,17 @@ def build(config: Mapping[str, Any]) -> Run:
     return run
 
 
+def check(config: Mapping[str, Any], again: bool) -> Run | None:
+    """Raise `ConfigError` for settings that `build` would refuse, else return its run. A model that others made is not
+    read `again`, which takes seconds."""
+    if not again or not is_of_others(config):
+        return build(config)
+    given = {name: value for name, value in config.items() if name not in (*ORDERS, *BROUGHT_BY_OTHERS)}
+    for name, value in given.items():
+        _build(typing.get_type_hints(Run)[name], value, name)
+    return None
+
+
 def orders_of(config: Mapping[str, Any]) -> Orders:
     """How a config wants its runs to be done."""
     orders = _construct(Orders, {name: value for name, value in config.items() if name in ORDERS}, "")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+import mhaprune
 from conftest import ROOT, TINY, TINY_SEQUENCES, compose, run_here
 from mhaprune.command_line import described, main
 from mhaprune.config import ConfigError, build
@@ -29,6 +31,14 @@ REFUSED = [
     (["task=null"], "task=null: must name one of copy, inflection, mirror_difference, reverse, running_sum, sort"),
     (["gate=null"], "gate=null: must name one of none, softmax"),
     (["scorer=null"], "scorer=null: must name one of ablation, "),
+    (["experiment="], "experiment=: no such option, allowed are ablate, anatomy"),
+    (["experiment.budgets={a:1}"], "experiment.budgets={a:1}: must be a list in brackets"),
+    (["hydra.run.dir=null"], "hydra.run.dir=null: must not be null"),
+    (["-m", "launch=joblib", "hydra.launcher.n_jobs=abc", "seed=0,1"], "hydra.launcher.n_jobs=abc: must be a whole"),
+    (["-m", "launch=joblib", "hydra.launcher.n_jobs=0", "seed=0,1"], "hydra.launcher.n_jobs=0: must be 1 or more"),
+    (["=1"], "=1: names no setting, must read KEY=VALUE"),
+    (["--help=1"], "--help=1: --help takes no value"),
+    (["seed=${nosuch:1}"], "seed=${nosuch:1}: there is no resolver nosuch; allowed are"),
     (["seed==1"], "seed==1: has one = too many, must read KEY=VALUE, for example seed=1"),
     (["seed=[1"], "seed=[1: cannot be read; brackets and quotes must close"),
     (["example=3", "1", "2"], '1: is no setting, blanks stand in quotes, example="3 1 ..."; it must read KEY=VALUE'),
@@ -121,6 +131,72 @@ def test_what_cannot_be_is_refused_in_one_line_and_leaves_no_folder(
     assert done.stderr.startswith(f"error: {message}"), done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+SWEEPS = [
+    (["experiment=train", "seed=0,abc"], "seed='abc': must be a whole number"),
+    (["training.steps=5", "model.num_heads=4,5"], "model.num_heads=5: must divide d_model=64"),
+    (["model=hf", "model.path=nowhere", "data=x.txt", "seed=0,1"], "model.path=nowhere: no such folder"),
+    (["seed=range(0,1000000000)"], "seed=range(0,1000000000): are 1000000000 jobs, must be at most max_jobs=10000"),
+    (["seed=range(0,200)", "num_threads=range(1,101)"], "seed=range(0,200) num_threads=range(1,101): are 20000 jobs"),
+    (["seed=range(0,5)", "max_jobs=4"], "seed=range(0,5): are 5 jobs, must be at most max_jobs=4"),
+    (["seed=range(5,0)"], "seed=range(5,0): holds no value"),
+    (["seed=glob(*)"], "seed=glob(*): holds no value; glob chooses options of a group"),
+    (["seed=0,1", "search=optuna", "search.column=nosuch"], "search.column=nosuch: there is no table nosuch, allowed"),
+    (["seed=0,abc", "search=optuna"], "seed='abc': must be a whole number"),
+    (["seed=range(0,1000000000)", "search=optuna"], "seed=range(0,1000000000): are 1000000000 jobs"),
+]
+"""Sweeps that no job of can be begun."""
+
+
+@pytest.mark.usefixtures("untrained")
+@pytest.mark.parametrize(("arguments", "message"), SWEEPS)
+def test_a_sweep_is_refused_before_its_first_job(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = run_here(main, "-m", *arguments, f"hydra.sweep.dir={tmp_path / 'sweep'}", f"cache={tmp_path / 'cache'}")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {message}")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_jobs_are_checked_in_seconds(tmp_path: Path) -> None:
+    """The files of settings are read once, not once for each job."""
+    start = time.monotonic()
+    settings = ["training.steps=10,abc", "seed=range(0,200)", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    done = run_here(main, "-m", "experiment=train", *settings)
+    assert done.stderr.startswith("error: training.steps='abc': must be")
+    assert time.monotonic() - start < 15, "composed one by one they take half a minute"
+
+
+def test_the_settings_of_a_sweep_without_end_are_shown() -> None:
+    assert run_here(main, "-m", "seed=range(0,1000000000)", "--cfg", "job").returncode == 0
+    shown = run_here(main, "-m", "seed=glob(*)", "--cfg", "job")
+    assert shown.stderr.startswith("error: seed=glob(*): holds no value")
+
+
+def test_a_job_is_composed_as_hydra_composes_it(tmp_path: Path) -> None:
+    """Options are chosen before the values that are set in them, whatever comes first."""
+    settings = ["task.seed=3", "task=copy", "experiment=train", "scorer=[ablation,taylor]"]
+    sweep = ["-m", *settings, *TINY, *TINY_SEQUENCES, "seed=0,1"]
+    places = [f"hydra.sweep.dir={tmp_path / 'sweep'}", f"cache={tmp_path / 'cache'}"]
+    done = run_here(main, *sweep, *places)
+    assert done.returncode == 0, done.stderr
+    again = run_here(main, *sweep, *places, "num_threads=1")  # so that it is composed again and compared
+    assert "2 of 2 jobs are done and skipped" in again.stdout
+
+
+def test_a_training_that_diverges_says_what_to_change(tmp_path: Path) -> None:
+    """It is no fault of the program, so no line of it is named."""
+    settings = [*TINY, *TINY_SEQUENCES, "training.learning_rate=1e30", f"cache={tmp_path}"]
+    done = run_here(main, "experiment=train", *settings, f"hydra.run.dir={tmp_path / 'run'}")
+    assert done.stderr.splitlines()[-1].startswith("error: training.learning_rate=1e+30: the loss is nan")
+    assert "HYDRA_FULL_ERROR" not in done.stderr
+
+
+@pytest.mark.parametrize("given", ["time_limit=0.0001", "sweep=x", "search=optuna", "launch=joblib", "hydra.run.dir=x"])
+def test_what_only_the_command_line_does_is_refused_in_python(given: str) -> None:
+    with pytest.raises(ValueError, match=f"^{given}: is for the command line alone"):
+        mhaprune.run("experiment=train", given)
 
 
 def test_commas_without_a_sweep_are_explained() -> None:

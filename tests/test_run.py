@@ -219,22 +219,22 @@ def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) 
         main,
         "-m",
         "experiment=ablate",
-        "model.num_heads=1,2,3",
-        *(override for override in SMALL if not override.startswith("model.num_heads")),
+        "model.max_length=64,32,3",
+        *SMALL,
         *QUICK,
         f"hydra.sweep.dir={tmp_path / 'sweep'}",
         f"cache={tmp_path / 'cache'}",
     )
     assert done.returncode == 1
-    assert "model.num_heads=3: must divide d_model=16" in done.stderr
+    assert "model.max_length=3: task sort has sequences of" in done.stderr
     assert "Traceback" not in done.stderr
     sweep = tmp_path / "sweep"
     one, two, three = (job.name for job in Sweep.read(sweep).jobs)  # type: ignore[union-attr]
     assert [read_status(sweep / job)["status"] for job in (one, two, three)] == ["done", "done", "failed"]
-    assert list(pd.read_csv(sweep / "pruning.csv")["label"].unique()) == ["num_heads=1", "num_heads=2"]
+    assert list(pd.read_csv(sweep / "pruning.csv")["label"].unique()) == ["model.max_length=64", "model.max_length=32"]
     assert (sweep / "figures" / "comparison.png").exists()
     page = (sweep / "report.html").read_text()
-    assert "num_heads=3 is not in here, failed: ConfigError: model.num_heads=3" in page
+    assert "model.max_length=3 is not in here, failed: ValueError: model.max_length=3" in page
     assert "Traceback" in (sweep / three / "run.log").read_text()
 
 

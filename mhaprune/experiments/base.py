@@ -73,6 +73,8 @@ class Experiment(Checked, ABC):
 
     figures: ClassVar[Figures] = ()
     """The figures of one run, in the order of the report."""
+    tables: ClassVar[tuple[str, ...]] = ()
+    """The names of the tables that it may leave, for a search in them; none if they are not known beforehand."""
     figures_over_runs: ClassVar[Figures] = ()
     """The figures of several runs, whose tables have the columns `label` and `setting`."""
     stages: ClassVar[Stages] = NO_STAGES

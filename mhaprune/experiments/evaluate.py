@@ -31,6 +31,7 @@ class Evaluate(Experiment):
     """Whether to write `model.pt2` too, the program of `torch.export` from source and prefix to logits."""
 
     needs_training: ClassVar[bool] = True
+    tables: ClassVar[tuple[str, ...]] = ("accuracy", "groups", "examples", "training")
     figures: ClassVar[Figures] = (training_curve,)
 
     def __call__(self, study: Study) -> Findings:

@@ -25,6 +25,7 @@ class Train(Experiment):
     """Number of examples of the report split to show with the model's answers."""
 
     needs_training: ClassVar[bool] = True
+    tables: ClassVar[tuple[str, ...]] = ("accuracy", "groups", "examples", "training")
     figures: ClassVar[Figures] = (training_curve,)
 
     def __call__(self, study: Study) -> Findings:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from hydra._internal.callbacks import Callbacks
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from mhaprune.config import check
 from mhaprune.interrupts import keeping_handlers
 from mhaprune.launching.isolation import end_with_parent
 from mhaprune.launching.searching import Range, Searching, check_optuna
@@ -33,19 +39,41 @@ def launch(
     task: Callable[..., None],
     orders: Orders,
     build: Callable[[DictConfig, Sequence[str]], Run],
+    values: Callable[[DictConfig, Sequence[str]], dict[str, Any]],
 ) -> None:
-    """Do the sweep that the config of a multirun asks for: `task` with the settings of each job and its `start`."""
+    """Do the sweep that the config of a multirun asks for: `task` with the settings of each job and its `start`.
+
+    `values` returns the settings of a job as `build` reads them.
+    """
+    if config.hydra.launcher.get("n_jobs") == 0:
+        raise ValueError("hydra.launcher.n_jobs=0: must be 1 or more, or -1 for a job on each core")
     root = _root(config, orders)
     with open_dict(config):
         config.hydra.sweep.dir = str(root)
+    parser = OverridesParser.create(config_loader=loader)
+    written = files_of_hydra(config)
+    seen: list[list[str]] = []
     place = f"hydra.sweep.dir={root}" if orders.sweep is None else f"sweep={orders.sweep}"
 
     def arguments(job: Job) -> list[str]:
         return [*job.overrides, f"hydra.sweep.dir={_quoted(str(root))}", f"hydra.sweep.subdir={_quoted(job.name)}"]
 
-    def composed(job: Job) -> DictConfig:
-        whole = loader.load_sweep_config(config, arguments(job))
+    @functools.cache
+    def with_options(*options: str) -> DictConfig:
+        whole = loader.load_sweep_config(config, list(options))
         return OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
+
+    @functools.cache
+    def is_group(key: str) -> bool:
+        return bool(loader.get_group_options(key))
+
+    def composed(overrides: Sequence[str]) -> DictConfig:
+        """As Hydra does it, but the files are read once for each choice of options, which takes longest."""
+        given = parser.parse_overrides(list(overrides))
+        options = [one for one in given if is_group(one.key_or_group) and not isinstance(one.value(), dict)]
+        own = copy.deepcopy(with_options(*(str(one.input_line) for one in options)))
+        ConfigLoaderImpl._apply_overrides_to_config([one for one in given if one not in options], own)
+        return own
 
     def start(jobs: Sequence[Job], starts: int) -> None:
         context = HydraContext(config_loader=loader, callbacks=Callbacks())
@@ -56,12 +84,23 @@ def launch(
         does = Plugins.instance().instantiate_launcher(context, functools.partial(task, start=starts), config)
         does.launch([arguments(job) for job in jobs], 0)
 
-    def check(job: Job) -> None:
-        refuse_links("hydra.sweep.dir", root, [f"{job.name}/{name}" for name in files_of_hydra(config)])
-        composed(job)
+    def fits(overrides: Sequence[str]) -> Run | None:
+        """Raise ValueError for settings that a job would refuse. A model that others made is read once."""
+        model = [one for one in overrides if _is_of_model(one)]
+        again = model in seen
+        seen.append(model)
+        return check(values(composed(overrides), overrides), again)
 
-    launcher = Launcher(lambda job: str(build(composed(job), job.overrides).identity["run"]), check, start)
-    overrides, sources = _overrides(config, loader), _sources(config)
+    def ready(job: Job) -> None:
+        refuse_links("hydra.sweep.dir", root, [f"{job.name}/{name}" for name in written])
+        fits(job.overrides)
+
+    def identity(job: Job) -> str:
+        return str(build(composed(job.overrides), job.overrides).identity["run"])
+
+    launcher = Launcher(identity, ready, start)
+    overrides, sources = _overrides(config, parser), _sources(config)
+    check_counts(overrides, orders)
     if orders.search is None:
         for one in overrides:
             if one.is_interval_sweep():
@@ -71,6 +110,10 @@ def launch(
         return
     check_optuna()
     search, before = Searching(orders.search, *to_choose(overrides), root), Sweep.read(root)
+    for one_of_each in search.each_value():
+        run = fits(one_of_each)
+        if run is not None:
+            search.check_table(run.experiment.tables)
     settings = search.more([]) if before is None else search.again(before)
     try:
         do_sweep(root, place, settings, sources, orders, launcher, list(search.space), search.more)
@@ -112,12 +155,35 @@ def _root(config: DictConfig, orders: Orders) -> Path:
     return results_folder() / "sweeps" / orders.sweep
 
 
-def _overrides(config: DictConfig, loader: ConfigLoader) -> list[Override]:
+def _is_of_model(override: str) -> bool:
+    return re.split(r"[.=@]", override.lstrip("+~"))[0] in ("model", "data", "objective", "plugins")
+
+
+def check_counts(overrides: Sequence[Override], orders: Orders) -> None:
+    """Raise ValueError for a sweep over no values, or over more than `max_jobs`. No range is expanded for it."""
+    counts = {str(one.input_line): _count(one) for one in overrides if one.is_sweep_override()}
+    for text, count in counts.items():
+        if not count:
+            raise ValueError(f"{text}: holds no value; glob chooses options of a group, range(0,5) are 0 to 4")
+    jobs = (math.prod if orders.search is None else max)([1, *counts.values()])
+    if not jobs <= orders.max_jobs:
+        raise ValueError(f"{' '.join(counts)}: are {jobs} jobs, must be at most max_jobs={orders.max_jobs}")
+
+
+def _count(one: Override) -> float:
+    values = one.value()
+    if isinstance(values, RangeSweep):
+        start, stop, step = values.start or 0, values.stop or 0, values.step
+        return max(0, -((start - stop) // step)) if step else 0
+    return 1 if isinstance(values, IntervalSweep) else sum(1 for _ in one.sweep_string_iterator())
+
+
+def _overrides(config: DictConfig, parser: OverridesParser) -> list[Override]:
     """What was typed."""
     typed = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     assert isinstance(typed, list)
     params = [f"{name}={value}" for name, value in (config.hydra.sweeper.get("params") or {}).items()]
-    return OverridesParser.create(config_loader=loader).parse_overrides([*params, *typed])
+    return parser.parse_overrides([*params, *typed])
 
 
 def to_choose(overrides: Sequence[Override]) -> tuple[list[str], dict[str, list[str] | Range]]:

@@ -78,6 +78,21 @@ class Searching:
                 break
         return proposals
 
+    def check_table(self, tables: Sequence[str]) -> None:
+        """Raise ValueError if no table that a job may leave is searched. Of an unknown experiment none are known."""
+        table = self.search.column.partition(".")[0]
+        if tables and table not in tables:
+            raise ValueError(f"{self._key}: there is no table {table}, allowed are {', '.join(tables)}")
+
+    def each_value(self) -> list[list[str]]:
+        """Settings in which every choice, and both ends of every range, stand once."""
+        ends = {key: _ends(distribution) for key, distribution in self.space.items()}
+        longest = max(map(len, ends.values()))
+        return [
+            [*self.fixed, *(f"{key}={_said(own[min(i, len(own) - 1)], self.space[key])}" for key, own in ends.items())]
+            for i in range(longest)
+        ]
+
     def again(self, before: Sweep) -> list[list[str]]:
         """The settings of the jobs that were proposed before, beside those that are typed for every job now."""
         return [[*self.fixed, *(one for one in job.overrides if before.tells(one))] for job in before.jobs]
@@ -135,6 +150,11 @@ def _distribution(values: Sequence[str] | Range) -> BaseDistribution:
     if isinstance(values.low, int) and isinstance(values.high, int):
         return IntDistribution(values.low, values.high, values.log)
     return FloatDistribution(values.low, values.high, values.log)
+
+
+def _ends(distribution: Any) -> Sequence[Any]:
+    choices = getattr(distribution, "choices", None)
+    return [distribution.low, distribution.high] if choices is None else list(choices)
 
 
 def _said(value: Any, distribution: BaseDistribution) -> str:

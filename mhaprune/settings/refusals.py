@@ -65,7 +65,7 @@ def _place(error: BaseException) -> str:
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     """What is allowed and, where one of it is close to what was given, that first."""
     names = list(allowed)
-    close = [name for name in names if name.startswith(given)] or difflib.get_close_matches(given, names, n=1)
+    close = [name for name in names if given and name.startswith(given)] or difflib.get_close_matches(given, names, n=1)
     return f"{f'did you mean {close[0]}? ' if close else ''}allowed are {', '.join(names) or 'none'}"
 
 
@@ -82,6 +82,15 @@ FOREIGN = {
 """Arguments that could bring in code of others, and what is said about them."""
 
 
+MEANT = {
+    "to Integer": "must be a whole number",
+    "to Float": "must be a number",
+    "is not Optional": "must not be null",
+    "with ListConfig": "must be a list in brackets",
+}
+"""What Hydra says of a value that does not fit, and what is said instead."""
+
+
 EXTENDED = ("scorer", "task", "schedule", "recovery", "experiment")
 """The groups of options to which users add their own."""
 
@@ -96,6 +105,10 @@ def check_arguments(arguments: Sequence[str]) -> None:
             if re.match(pattern, argument.lstrip("+~")):
                 raise ValueError(f"{argument}: not allowed, {why}")
         option, equals, _ = argument.partition("=")
+        if not option:
+            raise ValueError(f"{argument}: names no setting, must read KEY=VALUE, for example seed=1")
+        if equals and option.startswith("-") and option.lstrip("-") in {*BARE, *SHORT} - set(FLAGS):
+            raise ValueError(f"{argument}: {option} takes no value, write {option}")
         if argument.startswith("-") and option.lstrip("-") not in (FLAGS if equals else (*BARE, *SHORT)):
             if equals:
                 raise ValueError(f"{argument}: settings have no dashes, write {argument.lstrip('-')}")
@@ -131,7 +144,7 @@ def composition_error(
         return f"{given}: must name one of {', '.join(options)}"
     if found := re.search(r"(?:Could not (?:load|find)|In '.*?': Could not find) '(hydra/[\w/]+?)/(.+?)'", text):
         return _plug_in_of_hydra(found[1], found[2], conf)
-    if found := re.search(r"Could not (?:load|find) '(.+)/(.+?)'", text):
+    if found := re.search(r"Could not (?:load|find) '(.+)/(.*?)'", text):
         options = sorted(path.stem for path in (conf / found[1]).glob("*.yaml"))
         hint = did_you_mean(found[2], options)
         meant = hint.startswith("did you") or any(argument.startswith("plugins=") for argument in arguments)
@@ -143,6 +156,15 @@ def composition_error(
         return f"{found[1]}: commas ask for a sweep, which needs -m; {ways}"
     if found := re.search(r"Could not override '(.+?)'", text):
         return _unknown_key(found[1], arguments, composed())
+    if found := re.search(r"Error merging override (.+)\n(.+)", text):
+        words = [meant for part, meant in MEANT.items() if part in found[2]]
+        return f"{found[1]}: {words[0] if words else found[2]}"
+    if found := re.search(r"Unsupported interpolation type (\S+)|raised while resolving interpolation: (.+)", text):
+        key = re.search(r"full_key: (\S+)", text)
+        start = f"{key[1]}=" if key else f"${{{found[1]}"
+        given = next((argument for argument in arguments if argument.lstrip("+").startswith(start)), start)
+        why = found[2] or f"there is no resolver {found[1]}"
+        return f"{given}: {why}; allowed are a value, or the name of another setting, ${{SETTING}}"
     if found := re.search(r"Interpolation key '(.+?)' not found", text):
         given = next((argument for argument in arguments if f"${{{found[1]}}}" in argument), f"${{{found[1]}}}")
         return f"{given}: there is no setting {found[1]}, {did_you_mean(found[1], composed())}"

@@ -52,6 +52,11 @@ def test_it_ends_in_sentences_that_the_tables_alone_give(done: Done) -> None:
         assert (done.folder / name).stat().st_size > 0
 
 
+def test_it_names_the_tables_that_it_may_leave(done: Done) -> None:
+    """So that a search for another is refused before a job."""
+    assert set(done.tables) <= set(done.kind.tables), sorted(done.tables)
+
+
 def test_its_stages_come_in_the_order_that_it_says(done: Done) -> None:
     """The progress line tells the time that is left by them. A run need not have all, as it need not train again."""
     said = [MODEL, *(done.kind.stages or [done.folder.name]), SHOW]

@@ -350,8 +350,8 @@ def test_a_damaged_job_list_hides_no_job(sweep: Bench) -> None:
     assert "sweep.json: damaged, it must list the jobs of a sweep, so its jobs are told by their folders" in damaged
 
 
-SEEDS = ("-m", "experiment=train", "training.steps=1", "task.train=50", "seed=-1,-2")
-"""Jobs that are refused at once."""
+SEEDS = ("-m", "experiment=train", "training.steps=1", "task.train=50", "model.max_length=3", "seed=0,1")
+"""Jobs that fail at once."""
 
 
 @pytest.fixture
@@ -364,8 +364,8 @@ def test_a_sweep_of_the_command_line_has_a_name(results: Path) -> None:
     """Which may have blanks, quotes and other signs."""
     done = run_here(main, *SEEDS, r"sweep='it\'s a=b, Köpfe'")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: 2 of 2 jobs not done: seed=-1 (failed: ConfigError: seed=-1: must be from 0")
-    assert sorted(path.name[:6] for path in (results / "it's a=b, Köpfe").glob("seed*")) == ["seed_-", "seed_-"]
+    assert done.stderr.startswith("error: 2 of 2 jobs not done: seed=0 (failed: ValueError: model.max_length=3: task")
+    assert sorted(path.name[:6] for path in (results / "it's a=b, Köpfe").glob("seed*")) == ["seed_0", "seed_1"]
 
 
 def test_what_cannot_be_composed_is_refused_before_the_first_job(results: Path) -> None:

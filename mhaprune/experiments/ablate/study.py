@@ -72,6 +72,16 @@ class Ablate(WithinTolerance):
     """How many heads to remove: shares of all heads (0.25) or numbers of heads (6)."""
 
     recovers: ClassVar[bool] = True
+    tables: ClassVar[tuple[str, ...]] = (
+        "summary",
+        "heads",
+        "pruning",
+        "recovered",
+        "agreement",
+        "latency",
+        "answers",
+        "training",
+    )
     figures: ClassVar[Figures] = (
         accuracy_curves,
         answers,

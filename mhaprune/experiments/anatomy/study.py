@@ -49,6 +49,15 @@ class Anatomy(Experiment):
 
     needs_training: ClassVar[bool] = True
     reads_example: ClassVar[bool] = True
+    tables: ClassVar[tuple[str, ...]] = (
+        "tensors",
+        "values",
+        "heads_here",
+        "scaling",
+        "scaling_here",
+        "examples",
+        "training",
+    )
     figures: ClassVar[Figures] = (schematic, life_of_the_tensors, scaling)
     say = staticmethod(words.say)
 

@@ -69,6 +69,7 @@ class Compare(Experiment):
     """A cost in forward passes over the score split, where a backward pass counts two. Beside the best choice at any
     cost stands the best that costs at most this."""
 
+    tables: ClassVar[tuple[str, ...]] = ("winner", "methods", "heads", "pruning", "oracle", "agreement", "training")
     figures: ClassVar[Figures] = (
         method_curves,
         regret_map,

@@ -76,6 +76,20 @@ class Explain(Experiment):
         "gates": 5,
         "prove": 0.5,
     }
+    tables: ClassVar[tuple[str, ...]] = (
+        "looks",
+        "examples",
+        "attention",
+        "attention_before",
+        "wrong",
+        "heads",
+        "agreement",
+        "patterns",
+        "gates",
+        "starts",
+        "retraining",
+        "training",
+    )
     figures: ClassVar[Figures] = (
         head_profiles,
         attention_maps,

@@ -51,6 +51,7 @@ class Interact(Experiment):
     tolerance_nats: Annotated[float, Ge(0)] = 0.01
     """The smallest interaction that is counted, in nats of mean loss."""
 
+    tables: ClassVar[tuple[str, ...]] = ("alone", "pairs", "together")
     figures: ClassVar[Figures] = (interactions, together)
     figures_over_runs: ClassVar[Figures] = (by_block,)
     stages: ClassVar[Stages] = {"score": 1, "pairs": 7, "prove": 1}

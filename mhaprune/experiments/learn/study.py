@@ -39,6 +39,7 @@ class Learn(Experiment):
     """The exact match to reach. None takes that of the task, from which on it counts as learnt."""
 
     needs_training: ClassVar[bool] = True
+    tables: ClassVar[tuple[str, ...]] = ("learning", "reached")
     figures: ClassVar[Figures] = (learning_curve,)
     figures_over_runs: ClassVar[Figures] = (learning_curves, time_to_accuracy, last_accuracy)
     say = staticmethod(words.say)

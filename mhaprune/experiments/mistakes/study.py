@@ -48,6 +48,7 @@ class Mistakes(Experiment):
     gates there is no such mistake."""
 
     needs_training: ClassVar[bool] = True
+    tables: ClassVar[tuple[str, ...]] = ("mistakes", "mistake_pruning", "retraining", "training")
     figures: ClassVar[Figures] = (costs_by_budget, training_curve)
     figures_over_runs: ClassVar[Figures] = (compare_costs,)
     stages: ClassVar[Stages] = {"score and prune": 2, "train again": 17, "score both": 3, "prove": 0.4}

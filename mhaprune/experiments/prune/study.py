@@ -69,6 +69,16 @@ class Prune(WithinTolerance):
     latency."""
 
     recovers: ClassVar[bool] = True
+    tables: ClassVar[tuple[str, ...]] = (
+        "smallest",
+        "recovery",
+        "order",
+        "groups",
+        "latency",
+        "costs",
+        "recovery_training",
+        "training",
+    )
     figures: ClassVar[Figures] = (recovery_curves, survivors, order_of_removal, accuracy_by_group, training_curve)
     figures_over_runs: ClassVar[Figures] = (compare_smallest,)
     stages: ClassVar[Stages] = {

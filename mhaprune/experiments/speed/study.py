@@ -67,6 +67,7 @@ class Speed(Experiment):
     compile: bool = False
     """Whether the layers of the fresh models go through torch.compile."""
 
+    tables: ClassVar[tuple[str, ...]] = ("sizes", "speed", "parts", "tradeoff", "pruning", "training")
     figures: ClassVar[Figures] = (speedup_curves, accuracy_milliseconds, time_by_part)
     stages: ClassVar[Stages] = {"sizes": 125, "trained model": 23, "prove": 1}
     say = staticmethod(words.say)

@@ -1,0 +1,341 @@
+"""Hundreds of damaged, forged and planted files: none is taken silently, none hangs, and none runs code."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mhaprune
+from conftest import TINY, TINY_SEQUENCES, run_here
+from mhaprune.collecting.collect import collect
+from mhaprune.command_line import main
+from mhaprune.pretrained.texts import read_rows
+from mhaprune.storage.cache import Cache
+from mhaprune.storage.seals import sealed
+
+pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore")]
+SECONDS = 20
+"""What takes longer hangs."""
+SILENT, HUNG, RAW, CODE, REFUSED = "silent", "hung", "raw", "code run", "refused"
+RAN = Path("/tmp") / f"mhaprune-ran-{os.getpid()}"
+"""What code in a file would make."""
+
+
+class Hung(BaseException):
+    """A call that does not end."""
+
+
+class Harmful:
+    """Runs code where it is read without care."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (RAN,)
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise Hung
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def outcome(act: Callable[[], object], same: Callable[[Any], bool] = lambda found: False) -> str:
+    """How an attempt ended. What it returns must be what was there before the damage, by `same`."""
+    RAN.unlink(missing_ok=True)
+    try:
+        with limited():
+            found = act()
+    except Hung:
+        return HUNG
+    except ValueError as error:
+        return CODE if RAN.exists() else REFUSED if "\n" not in str(error) else RAW
+    except Exception:
+        return CODE if RAN.exists() else RAW
+    return CODE if RAN.exists() else "same" if same(found) else SILENT
+
+
+def flipped(data: bytes, draw: random.Random) -> bytes:
+    damaged = bytearray(data)
+    damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+    return bytes(damaged)
+
+
+def check(counts: Counter[str], least: int) -> None:
+    print(dict(counts))
+    assert counts.total() >= least
+    assert [counts[each] for each in (SILENT, HUNG, CODE, RAW)] == [0, 0, 0, 0], counts
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with its model, beside its cache."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = run_here(
+        main, "experiment=train", *TINY, *TINY_SEQUENCES, f"hydra.run.dir={folder / 'run'}", f"cache={folder / 'cache'}"
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def guests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of transformers; `pruned` is one that `mhaprune.save` wrote."""
+    from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("guests")
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    bert = BertForSequenceClassification(BertConfig(vocab_size=30, intermediate_size=16, **sizes)).eval()
+    bert.save_pretrained(folder / "bert")
+    GPT2LMHeadModel(GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=4, n_positions=32)).save_pretrained(
+        folder / "gpt2"
+    )
+    batch = {"input_ids": torch.tensor([[2, 5, 6, 3]]), "labels": torch.tensor([1])}
+    heads = mhaprune.wrap(bert, mhaprune.losses.classification, score=[batch])
+    small = heads.subject.without(mhaprune.HeadMask(heads.grid).without(heads.grid.heads[0]))
+    mhaprune.save(small.model, folder / "pruned")
+    return folder
+
+
+def test_300_flips_in_a_cache_file(tmp_path: Path) -> None:
+    content, draw, counts = {"weights": torch.arange(300.0)}, random.Random(0), Counter[str]()
+    Cache(tmp_path).get("trained", {"a": 1}, lambda state, save: content)
+    [path] = tmp_path.glob("*.pt")
+    whole = path.read_bytes()
+    for _ in range(300):
+        path.write_bytes(flipped(whole, draw))
+        made: list[int] = []
+
+        def make(state: Any, save: Any, made: list[int] = made) -> dict[str, Any]:
+            made.append(1)
+            return content
+
+        get = lambda make=make: Cache(tmp_path).get("trained", {"a": 1}, make)  # noqa: E731
+        counts[
+            outcome(get, lambda found, made=made: made == [1] and torch.equal(found["weights"], torch.arange(300.0)))
+        ] += 1
+    check(counts, 300)
+
+
+def test_300_flips_in_a_model_file(trained: Path, tmp_path: Path) -> None:
+    whole, path, draw, counts = (
+        (trained / "run" / "model.pt").read_bytes(),
+        tmp_path / "m.pt",
+        random.Random(1),
+        Counter(),
+    )
+    for _ in range(300):
+        path.write_bytes(flipped(whole, draw))
+        counts[outcome(lambda: mhaprune.load(path))] += 1
+    check(counts, 300)
+
+
+def test_300_flips_in_a_saved_folder(guests: Path, tmp_path: Path) -> None:
+    folder, draw, counts = (
+        Path(shutil.copytree(guests / "pruned", tmp_path / "pruned")),
+        random.Random(2),
+        Counter[str](),
+    )
+    before = mhaprune.load(folder).state_dict()
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+
+    def same(found: Any) -> bool:
+        """A flip in the list of checksums itself may be in a blank."""
+        return all(torch.equal(value, before[name]) for name, value in found.state_dict().items())
+
+    for _ in range(300):
+        path = draw.choice(files)
+        whole = path.read_bytes()
+        path.write_bytes(flipped(whole, draw))
+        counts[outcome(lambda: mhaprune.load(folder), same)] += 1
+        path.write_bytes(whole)
+    check(counts, 300)
+
+
+def forged_configs(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One value that cannot be under each key that decides the shapes of the weights."""
+    shapes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "n_embd", "n_layer", "n_head")
+    for key in (*shapes, "intermediate_size", "max_position_embeddings", "n_positions"):
+        if key in config:
+            for value in ("x", -1, 10**12, [1, 1], {"a": 1}, 2**31, 3.5):
+                yield config | {key: value}
+    for key, values in {
+        "architectures": (5, ["load_tool"], ["PreTrainedModel"], ["Nosuch"], [[]], {"a": 1}),
+        "model_type": ("zzz", 5, None, ["bert"], "gpt_neox"),
+        "auto_map": (5, {"AutoConfig": 5}),
+        "mhaprune": (5, {}, {"version": 1}, {"version": 1, "shapes": {"x": [1]}, "attributes": {}, "heads": {}}),
+        "quantization_config": (5, {"quant_method": "gptq"}),
+    }.items():
+        for value in values:
+            yield config | {key: value}
+
+
+def test_forged_folders(guests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No config of them is that of the weights. Loaded is only one that changes nothing, and gives the same answers."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("builtins.input", lambda *words: "y")
+    counts, batch = Counter[str](), torch.tensor([[2, 5, 6, 3]])
+    for name in ("bert", "gpt2"):
+        folder = Path(shutil.copytree(guests / name, tmp_path / name))
+        config = json.loads((folder / "config.json").read_text())
+        with torch.no_grad():
+            before = mhaprune.load(folder)(input_ids=batch).logits
+
+        def same(found: Any, before: Any = before) -> bool:
+            with torch.no_grad():
+                return torch.equal(found(input_ids=batch).logits, before)
+
+        for forged in forged_configs(config):
+            (folder / "config.json").write_text(json.dumps(forged))
+            counts[outcome(lambda folder=folder: mhaprune.load(folder), same)] += 1
+        for text in ("[1]", "[" * 100_000, "{", "", "\0", "null", '"x"'):
+            (folder / "config.json").write_text(text)
+            counts[outcome(lambda folder=folder: mhaprune.load(folder))] += 1
+        code = f"from pathlib import Path\nPath({str(RAN)!r}).touch()\nclass C: pass\nM = C\n"
+        (folder / "modeling_x.py").write_text(code)
+        for kind in ("zzz", config["model_type"]):
+            named = {"AutoConfig": "modeling_x.C", "AutoModel": "modeling_x.M", "AutoModelForCausalLM": "modeling_x.M"}
+            forged = config | {"model_type": kind, "auto_map": named, "architectures": ["M"]}
+            (folder / "config.json").write_text(json.dumps(forged))
+            counts[outcome(lambda folder=folder: mhaprune.load(folder))] += 1
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "model.safetensors").unlink()
+        torch.save({"x": Harmful()}, folder / "pytorch_model.bin")
+        counts[outcome(lambda folder=folder: mhaprune.load(folder))] += 1
+        os.mkfifo(folder / "model.safetensors")
+        counts[outcome(lambda folder=folder: mhaprune.load(folder))] += 1
+    check(counts, 120)
+
+
+def test_forged_model_files(trained: Path, tmp_path: Path) -> None:
+    content = torch.load(trained / "run" / "model.pt", weights_only=True)
+    settings, counts = content["settings"], Counter[str]()
+    forged: list[dict[str, Any]] = [{key: value} for key in content for value in (None, 5, [5], {5: 5}, Harmful())]
+    for part in ("task", "model", "gate", "training"):
+        forged += [{"settings": settings | {part: value}} for value in (5, {"_target_": "os.system"}, {}, [])]
+    for key in settings["model"]:
+        forged += [{"settings": settings | {"model": settings["model"] | {key: value}}} for value in ("x", 2**31, -1)]
+    source, prefix = torch.tensor([[3, 4, 5]]), torch.tensor([[1, 3]])
+    before = mhaprune.load(trained / "run" / "model.pt")(source, prefix)
+    for changes in forged:
+        (tmp_path / "m.pt").write_bytes(sealed(content | changes))
+        result = outcome(
+            lambda: mhaprune.load(tmp_path / "m.pt"), lambda found: torch.equal(found(source, prefix), before)
+        )
+        counts[result] += 1
+    check(counts, 60)
+
+
+TEXTS: tuple[tuple[str, bytes], ...] = (
+    *((".csv", f"text,{name},{name}\na,0,1\n".encode()) for name in ("label", "target", "text")),
+    *(
+        (".csv", text)
+        for text in (b'text\n"a\n', b"text\na,b\n", b"text,label\na\n", b"label\n0\n", b"text\n", b"\n", b"")
+    ),
+    *(
+        (".csv", text)
+        for text in (b"text\n" + b"a" * 200_000, b"text\n\xff\xfe", b"text\n  \n", b"\0", b'text\n"a"b\n')
+    ),
+    *(
+        (".txt", text)
+        for text in (b"", b"\n\n", b" \t ", b"\xff\xfea", b"\x0b\x0c", "\u2028\u0085".encode(), b"\xef\xbb\xbf")
+    ),
+    *(
+        (".jsonl", b'{"text": "a"}\n' + text)
+        for value in ("null", "[]", "{}", "true", "NaN", "Infinity", '""', '"  "', '"\\ud800"', '["a", "b"]')
+        for text in (f'{{"text": {value}}}'.encode(), f'{{"text": "b", "label": {value}}}'.encode())
+    ),
+    *(
+        (".jsonl", b'{"text": "a"}\n' + text)
+        for text in (
+            b"[",
+            b"{",
+            b"5",
+            b"null",
+            b'"a"',
+            b"[" * 100_000,
+            b'{"a":' * 1000 + b"1" + b"}" * 1000,
+            b"\xff",
+            b"\0",
+        )
+    ),
+    *((".jsonl", text) for text in (b"", b"\n", b'{"text": "a", "text": "b"}', b'{"text": "a"} {"text": "b"}', b"{}")),
+    *((name, b"a") for name in (".pdf", "", ".TXT", ".csv.gz")),
+)
+
+
+def test_60_files_of_texts(tmp_path: Path) -> None:
+    counts, taken = Counter[str](), []
+    for i, (kind, data) in enumerate(TEXTS):
+        path = tmp_path / f"{i}{kind}"
+        path.write_bytes(data)
+        needed = ["label"] if b"label" in data else []
+        result = outcome(lambda path=path, needed=needed: read_rows(str(path), *needed))
+        counts[result] += 1
+        taken += [data[:60]] if result == SILENT else []
+    for kind in (".txt", ".csv", ".jsonl"):
+        os.mkfifo(tmp_path / f"pipe{kind}")
+        counts[outcome(lambda kind=kind: read_rows(str(tmp_path / f"pipe{kind}")))] += 1
+    assert not taken
+    check(counts, 60)
+
+
+def test_links_and_pipes_in_every_place(trained: Path, tmp_path: Path) -> None:
+    """What is behind a link stays as it was, and is not made where it was not."""
+    places = (".lock", "run.log", ".hydra", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
+    places += ("status.json", "accuracy.csv", "figures", "report.html", "environment.json", "model.pt")
+    counts, cache = Counter[str](), trained / "cache"
+    [lock] = (path.name for path in cache.glob("trained-*.lock"))
+    attempts = [("run", name) for name in places] + [("cache", lock), ("cache", lock.replace(".lock", ".pt"))]
+    attempts += [("out", name) for name in (".lock", "status.json", "runs.csv", "report.html", "index.html", "figures")]
+    for i, (where, name) in enumerate(attempts):
+        for kind in ("link", "dangling", "folder", "pipe"):
+            home = tmp_path / f"{i}-{kind}"
+            path, precious = home / where / name, home / "precious"
+            path.parent.mkdir(parents=True)
+            if kind == "pipe":
+                os.mkfifo(path)
+            elif kind == "folder":
+                precious.mkdir()
+                path.symlink_to(precious)
+            else:
+                precious.write_text("mine") if kind == "link" else None
+                path.symlink_to(precious)
+
+            def act(home: Path = home, where: str = where) -> None:
+                if where == "out":
+                    collect([trained / "run"], home / "out")
+                    return
+                used = home / "cache" if where == "cache" else cache
+                settings = [*TINY, *TINY_SEQUENCES, f"hydra.run.dir={home / 'run'}", f"cache={used}"]
+                done = run_here(main, "experiment=train", *settings)
+                if done.returncode:
+                    raise ValueError(done.stderr.splitlines()[-1])
+
+            def untouched(_: object, kind: str = kind, precious: Path = precious) -> bool:
+                if kind == "folder":
+                    return not list(precious.iterdir())
+                return precious.read_text() == "mine" if kind == "link" else not precious.exists()
+
+            result = outcome(act, untouched)
+            counts[SILENT if kind != "pipe" and not untouched(None) else result] += 1
+    check(counts, 60)
