@@ -62,7 +62,7 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     caption = meaning
     rise = f" (rise of the loss{f' in {unit}' if unit else ''})" if scorer == REFERENCE else ""
     if scorer:
-        caption += f" The numbers are scores by {scorer}{rise}, the darker the higher"
+        caption += f" The numbers are scores by {scorer}{rise} on the score split, the darker the higher"
         caption += ", the words what the head looks at, if that is clear." if named else "."
     can_go = "Can go" if together else "Cost next to nothing alone"
     gone = goes["name"] == REMOVED

@@ -153,6 +153,7 @@ def test_removed_heads_say_so_and_others_what_they_follow() -> None:
 def test_what_all_together_would_leave_is_said_or_said_to_be_unknown() -> None:
     assert drawn("compare").caption.count("What is left without all of them at once was not measured.") == 1
     assert "not measured" not in drawn("explain").caption
+    assert "ablation (rise of the loss in nats) on the score split" in drawn("ablate").caption
     _, tables, *_ = CASES["explain"]
     none = Explain.head_map({"looks": tables["looks"].assign(prunable=False)})
     assert none is not None

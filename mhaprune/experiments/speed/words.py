@@ -73,7 +73,9 @@ def _details(tables: Tables) -> list[str]:
             f"Attention takes {_range(100 * rows['share'], 0)} % of the time of {WHAT[str(what)]}. If it took no time"
             f" and the rest stayed as it is, that would be {_range(rows['without_attention'], 1)} times as fast."
         )
-        lines[-1] += _beyond(removed[removed["heads_removed"] < removed["heads_total"]], rows)
+        # With no head left the encoder is not run.
+        needed = (removed["what"] != "both") | (removed["heads_removed"] < removed["heads_total"])
+        lines[-1] += _beyond(removed[needed], rows)
     return lines
 
 

@@ -182,6 +182,11 @@ def test_no_limit_is_claimed_that_something_measured_exceeds() -> None:
     (decoder,) = [line for line in Speed.say(tables) if "the encoder's output given" in line]
     assert "4.00× (quartiles 3.98–4.03)" in decoder
     assert "this says 2.00, with 5 of 6 heads removed at d_model 24" in decoder
+    tables["speed"].loc[lambda rows: rows["heads_removed"] == 5, "heads_total"] = 5
+    (decoder,) = [line for line in Speed.say(tables) if "the encoder's output given" in line]
+    assert "5 of 5" in decoder
+    (both,) = [line for line in Speed.say(tables) if line.startswith("Attention") and "its encoder pass" in line]
+    assert "3 of 6" in both, "with no head left the encoder is not run, so that is no time of attention"
     slow = tables["speed"].assign(speedup_q1=1.9)
     assert "4.00×" not in " ".join(Speed.say(tables | {"speed": slow})), "quartiles that reach below it prove nothing"
 
