@@ -24,6 +24,7 @@ from mhaprune.adapters.blocks import Unsupported
 from mhaprune.adapters.removal import COUNTS, Cut
 from mhaprune.adapters.reshaping import shrink
 from mhaprune.adapters.torch_nn import TorchAttention
+from mhaprune.measure import check_weights_finite
 from mhaprune.settings.ranges import Ge, Within
 from mhaprune.settings.refusals import foreign
 from mhaprune.storage.seals import checksum
@@ -198,6 +199,8 @@ def load_folder(path: Path, trust_remote_code: bool = False, **options: Any) -> 
         if names:
             raise ValueError(f"{path}: damaged, {what.replace('_', ' ')}: {', '.join(sorted(map(str, names))[:3])}")
     assert isinstance(model, nn.Module)
+    with foreign(f"{path}: damaged"):
+        check_weights_finite(model)
     return model
 
 

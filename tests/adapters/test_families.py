@@ -359,6 +359,11 @@ def test_a_damaged_folder_is_refused_in_one_line(saved: Path, tmp_path: Path) ->
     from safetensors.torch import load_file, save_file
 
     weights = load_file((folder := broken({})) / "model.safetensors")
+    name = next(name for name in weights if name.endswith("query.weight"))
+    poisoned = weights | {name: weights[name].index_fill(0, torch.tensor([0]), torch.nan)}
+    save_file(poisoned, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"damaged, its weight {name} is nan in 32 of"):
+        load_folder(folder)
     del weights[lost := sorted(weights)[-1]]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=f"damaged, missing keys: {lost}"):
