@@ -19,7 +19,7 @@ import pandas as pd
 
 from mhaprune.interrupts import interruptible_once
 from mhaprune.settings.places import results_folder
-from mhaprune.statistics.intervals import geometric_mean, student_interval
+from mhaprune.statistics.intervals import LEAST_RUNS, geometric_mean, prediction_interval, student_interval
 
 SEEDS = {"claimed": "0,1,2,3,4,5,6,7,8,9", "found": "20,21,22,23,24"}
 SCORERS = ("ablation", "taylor_example", "taylor", "gate_output", "refit_error", "gate", "integrated_gradients_all")
@@ -42,8 +42,11 @@ class Claim(NamedTuple):
 
     def __str__(self) -> str:
         decimals = 2 if self.is_ratio else 1
-        mean, low, high = (f"{np.round(end, decimals) + 0.0:.{decimals}f}" for end in self.value())
-        return f"{mean} in each" if self.per_model.nunique() == 1 else f"{mean} ({low} to {high})".replace("-", "−")
+        if self.per_model.nunique() == 1:
+            return f"{self.per_model.iloc[0]:.{decimals}f} in each"
+        new = () if self.is_ratio else prediction_interval(self.per_model)
+        mean, low, high, *one = (f"{np.round(end, decimals) + 0.0:.{decimals}f}" for end in (*self.value(), *new))
+        return f"{mean} ({low} to {high}{f'; one new model {one[0]} to {one[1]}' if one else ''})".replace("-", "−")
 
 
 class Finding(NamedTuple):
@@ -163,9 +166,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [name for name in names if name not in FINDINGS]:
         print(f"error: NAME={unknown[0]}: no such finding, allowed are {', '.join(FINDINGS)}", file=sys.stderr)
         return 1
-    if single := [which for which in SEEDS if "," not in getattr(chosen, which)]:
-        given = f"--{single[0]}={getattr(chosen, single[0])}"
-        print(f"error: {given}: must be two seeds or more, such as 0,1, or there is no interval", file=sys.stderr)
+    if few := [which for which in SEEDS if len(getattr(chosen, which).split(",")) < LEAST_RUNS]:
+        given = f"--{few[0]}={getattr(chosen, few[0])}"
+        print(
+            f"error: {given}: must be {LEAST_RUNS} seeds or more, such as 0,1,2, or there is no interval",
+            file=sys.stderr,
+        )
         return 1
     claims: dict[str, list[Claim]] = {which: [] for which in SEEDS}
     try:

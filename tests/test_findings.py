@@ -70,7 +70,8 @@ def test_the_share_that_costs_make_expect_is_that_of_two_thirds_of_the_heads() -
 
 
 def test_a_mean_of_ratios_is_geometric_and_equal_models_need_no_interval() -> None:
-    assert str(Claim("", pd.Series([1.0, 2, 3]))) == "2.0 (−0.5 to 4.5)"
+    assert str(Claim("", pd.Series([1.0, 2, 3]))) == "2.0 (−0.5 to 4.5; one new model −3.0 to 7.0)"
+    assert str(Claim("", pd.Series([1.0, 2, 4]), is_ratio=True)) == "2.00 (0.36 to 11.19)"
     assert Claim("", pd.Series([0.1, 10]), is_ratio=True).value()[0] == pytest.approx(1)
     assert str(Claim("", pd.Series([1.0, 1]))) == "1.0 in each"
 
@@ -96,9 +97,9 @@ def test_an_unknown_finding_is_refused() -> None:
     )
 
 
-def test_one_seed_is_too_few_for_an_interval() -> None:
-    done = run_here(findings.main, "refit", "--found", "7")
-    assert done.stderr == "error: --found=7: must be two seeds or more, such as 0,1, or there is no interval\n"
+def test_two_seeds_are_too_few_for_an_interval() -> None:
+    done = run_here(findings.main, "refit", "--found", "7,8")
+    assert done.stderr == "error: --found=7,8: must be 3 seeds or more, such as 0,1,2, or there is no interval\n"
     assert done.returncode == 1
 
 
@@ -116,16 +117,16 @@ def test_a_sweep_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_finding_is_repeated_on_both_lots_of_models(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     small = [*TINY, *TINY_SEQUENCES, "experiment.budgets=[1,2]", "task=sort", f"cache={tmp_path / 'cache'}"]
-    seeds = ["--claimed", "0,1", "--found", "2,3", "--folder", str(tmp_path / "sweeps")]
+    seeds = ["--claimed", "0,1,2", "--found", "3,4,5", "--folder", str(tmp_path / "sweeps")]
     assert findings.main(["refit", *seeds, *small]) == 0
     out = capfd.readouterr().out
-    assert "| | claimed, 2 models | found, 2 models | intervals overlap |" in out
+    assert "| | claimed, 3 models | found, 3 models | intervals overlap |" in out
     assert "sort: heads that can go after a refit | " in out
     assert {path.name for path in (tmp_path / "sweeps").iterdir()} == {"refit-claimed", "refit-found"}
     assert findings.main(["refit", *seeds, *small]) == 0
     again = capfd.readouterr()
     assert again.out.endswith(out[out.index("| |") :])
-    assert "2 of 2 jobs are done and skipped" in again.err + again.out
+    assert "3 of 3 jobs are done and skipped" in again.err + again.out
 
 
 @pytest.mark.slow
