@@ -31,8 +31,8 @@ def say(tables: Tables) -> Iterator[str]:
     more, less, full, rest = (int(count.get(kind, 0)) for kind in (STAND_IN, TOGETHER, SATURATED, NEITHER))
     least = f"at least {pairs['tolerance'].iloc[0]:g}{unit}"
     yield (
-        f"{more} of {len(pairs)} pairs of heads cost {least} more together than the sum of both alone: they can stand"
-        f" in for each other. {less + full} cost {least} less. The other {rest} differ by less than that, or not at"
+        f"{more or 'None'} of {len(pairs)} pairs of heads cost {least} more together than the sum of both alone: they can stand"
+        f" in for each other. {less + full or 'None'} cost {least} less. The other {rest} differ by less than that, or not at"
         " 95 % confidence for all pairs together."
     )
     if full:
