@@ -30,10 +30,11 @@ def say(tables: Tables) -> Iterator[str]:
     count = pairs["kind"].value_counts()
     more, less, full, rest = (int(count.get(kind, 0)) for kind in (STAND_IN, TOGETHER, SATURATED, NEITHER))
     least = f"at least {pairs['tolerance'].iloc[0]:g}{unit}"
+    costs = f"cost {least}"
     yield (
-        f"{more or 'None'} of {len(pairs)} pairs of heads cost {least} more together than the sum of both alone: they can stand"
-        f" in for each other. {less + full or 'None'} cost {least} less. The other {rest} differ by less than that, or not at"
-        " 95 % confidence for all pairs together."
+        f"{more or 'None'} of {len(pairs)} pairs of heads {costs} more together than the sum of both alone: they can"
+        f" stand in for each other. {less + full or 'None'} {costs} less. The other {rest} differ by less than that, or"
+        " not at 95 % confidence for all pairs together."
     )
     if full:
         yield (
