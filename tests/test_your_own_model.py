@@ -33,7 +33,7 @@ def run(cells: list[dict[str, Any]]) -> None:
 def test_every_cell_but_the_report_runs(capsys: pytest.CaptureFixture[str]) -> None:
     run([cell for cell in CODE if cell["id"] not in REPORT])
     said = capsys.readouterr().out
-    assert said.count("24 heads in 3 blocks, all gate, all removable") == 2  # ours, and that of torch
+    assert said.count("24 heads in 3 blocks, all with an effect, all removable") == 2  # ours, and that of torch
     assert "must be one number per example" in said
 
 

@@ -91,7 +91,7 @@ class Heads:
         blocks, idle = len(self.subject.blocks), self.proven.without_effect
         parts = [
             f"{len(self.grid)} heads in {blocks} block{'s' * (blocks != 1)}",
-            f"{len(idle)} without effect ({_first(idle)})" if idle else "all gate",
+            f"{len(idle)} without effect ({_first(idle)})" if idle else "all with an effect",
             f"none removable: {self.proven.why_not}" if self.proven.why_not else "all removable",
         ]
         return ", ".join(parts) + (f"; not seen: {_first(self.unseen)}" if self.unseen else "")

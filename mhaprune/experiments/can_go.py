@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import isnan, nan
 from typing import Any
 
@@ -62,3 +62,15 @@ def what_is_sure(tolerance: float, quality: str = "exact match") -> str:
         f"Surely means that the 95 % interval of the {quality} lost on the choose split ends within"
         f" {tolerance:g}, for that number of removed heads and for every smaller one."
     )
+
+
+def if_too_few(tables: Tables, tolerance: float) -> Iterator[str]:
+    """Say that nothing can be sure, where the choose split is too small for it: the interval of the whole model against
+    itself, whose answers are all the same, is wider than the tolerance."""
+    whole = tables.get("pruning", pd.DataFrame(columns=["heads_removed", f"{CHOOSE_DROP}_high"]))
+    widest = whole.loc[whole["heads_removed"] == 0, f"{CHOOSE_DROP}_high"].min()
+    if widest > tolerance:
+        yield (
+            f"None can be sure with a choose split this small: even of the whole model against itself the interval ends at"
+            f" {widest:.3f}."
+        )

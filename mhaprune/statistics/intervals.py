@@ -38,8 +38,12 @@ def mean_interval(values_E: np.ndarray) -> tuple[float, float]:
 
 
 def share_interval(values_E: np.ndarray) -> tuple[float, float]:
-    """Interval of a mean over examples; the value of an example is a share of successes, between 0 and 1."""
-    return _mean_within(values_E, 0.0, 1.0)
+    """Interval of a mean over examples; the value of an example is a share of successes, between 0 and 1.
+
+    It is that of `mean_interval` where enough examples differ.
+    """
+    low, high = mean_interval(values_E) if len(values_E) > 1 else (math.nan, math.nan)
+    return _mean_within(values_E, 0.0, 1.0) if math.isnan(low) else (max(0.0, low), min(1.0, high))
 
 
 def difference_interval(values_E: np.ndarray) -> tuple[float, float]:

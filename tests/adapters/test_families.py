@@ -385,7 +385,7 @@ REASONS = {
 def test_what_cannot_be_removed_can_be_gated(name: str) -> None:
     heads = heads_of(name)
     assert REASONS[name] in heads.proven.why_not
-    assert f"{len(heads.grid)} heads in 2 blocks, all gate, none removable: " in repr(heads)
+    assert f"{len(heads.grid)} heads in 2 blocks, all with an effect, none removable: " in repr(heads)
     assert len(heads.score("ablation")) == len(heads.grid)
     with pytest.raises(ValueError, match="heads of this model can be gated, not removed: "):
         heads.prune(0.5)

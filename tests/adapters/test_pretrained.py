@@ -29,7 +29,7 @@ def test_the_lines_of_the_readme_about_your_own_model_run(tmp_path: Path, monkey
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     names: dict[str, Any] = {}
     exec(compile(code, "README.md", "exec"), names)
-    assert repr(names["heads"]) == "72 heads in 6 blocks, all gate, all removable"
+    assert repr(names["heads"]) == "72 heads in 6 blocks, all with an effect, all removable"
     assert (tmp_path / "report.html").stat().st_size > 10_000
     batch = names["batches"][0]
     with torch.no_grad():

@@ -97,7 +97,7 @@ def test_attention_that_was_not_seen_is_named(name: str, kind: str) -> None:
             return {"logits": said["logits"] + self.layers[0][name](self.embedding(input_ids)).mean(dim=1)[:, :3]}
 
     heads = wrapped(Partly())
-    assert repr(heads) == f"8 heads in 2 blocks, all gate, all removable; not seen: layers.0.{name}"
+    assert repr(heads) == f"8 heads in 2 blocks, all with an effect, all removable; not seen: layers.0.{name}"
 
 
 def test_a_model_that_has_no_float64_is_refused_in_one_line() -> None:
@@ -125,7 +125,7 @@ def test_random_numbers_in_evaluation_are_said_and_can_be_fixed() -> None:
         torch.manual_seed(0)
         return model(**batch)
 
-    assert repr(wrapped(Random(), call=call)) == "8 heads in 2 blocks, all gate, all removable"
+    assert repr(wrapped(Random(), call=call)) == "8 heads in 2 blocks, all with an effect, all removable"
 
 
 def test_a_model_that_counts_its_heads_is_gated_and_not_pruned() -> None:
@@ -171,6 +171,6 @@ def test_columns_that_read_no_head_stay_behind_the_heads() -> None:
             return {"logits": self.output(self.attention[0](self.embedding(input_ids)).mean(dim=1))}
 
     heads = wrapped(Net())
-    assert repr(heads) == "4 heads in 1 block, all gate, all removable"
+    assert repr(heads) == "4 heads in 1 block, all with an effect, all removable"
     assert heads.proven.difference < 1e-12
     assert heads.prune(keep=1).attention[0].out.weight.shape == (16, 4 + 16)

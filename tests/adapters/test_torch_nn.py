@@ -179,7 +179,7 @@ class LanguageModel(nn.Module):
 def test_our_layer_is_understood_with_its_learned_gates(gate: Softmax | None) -> None:
     model = randomised(LanguageModel(gate))
     heads = wrap(model, square, score=[torch.randint(0, 13, (B, T))])
-    assert repr(heads) == "8 heads in 2 blocks, all gate, all removable"
+    assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
     assert [str(head) for head in heads.grid][:5] == [f"attentions.0.{n}" for n in range(4)] + ["attentions.1.0"]
     small = heads.prune(3)
     assert isinstance(small, LanguageModel)
@@ -223,7 +223,7 @@ class Tower(nn.Module):
 def test_attention_written_out_is_found() -> None:
     model = randomised(Tower(Products))
     heads = wrap(model, square, score=[torch.randn(B, T, D)])
-    assert repr(heads) == "4 heads in 1 block, all gate, all removable"
+    assert repr(heads) == "4 heads in 1 block, all with an effect, all removable"
     assert heads.prune(3).my_attention.num_heads == 3
     (seen,) = heads.subject.attention_maps(heads.splits["score"]).values()
     torch.testing.assert_close(seen.weights.sum(-1), torch.ones(B, H, T))

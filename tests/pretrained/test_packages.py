@@ -73,7 +73,7 @@ def test_an_objective_that_does_not_fit_is_refused(name: str, cache: Path) -> No
 @pytest.mark.filterwarnings("ignore")
 def test_minilm_is_found_whole(cache: Path) -> None:
     run = asked("minilm", cache)
-    assert repr(run.source.facts["heads"]) == "'72 heads in 6 blocks, all gate, all removable'"
+    assert repr(run.source.facts["heads"]) == "'72 heads in 6 blocks, all with an effect, all removable'"
     assert run.study().words["quality_name"] == "similarity"
 
 
@@ -82,7 +82,7 @@ def test_minilm_is_found_whole(cache: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_attention_that_a_package_wrote_out_itself_is_found(cache: Path) -> None:
     run = asked("annalog", cache)
-    assert run.source.facts["heads"] == "72 heads in 9 blocks, all gate, all removable"
+    assert run.source.facts["heads"] == "72 heads in 9 blocks, all with an effect, all removable"
     sites = ("encoder.self_attention", "decoder.self_attention", "decoder.encoder_attention")
     assert {head.site for head in run.source.grid} == set(sites)
     outcome = run.study().subject.evaluate(run.study().splits.report)

@@ -85,6 +85,12 @@ SHARES: dict[str, tuple[Draw, float]] = {
         1 - 0.5 * share,
     )
     for share in (0.002, 0.01, 0.02, 0.1)
+} | {
+    "similarities, all near 1": (lambda draw, n: 1 - draw.exponential(0.04, size=n).clip(max=1), 0.96),
+    "similarities, 2 % of which are low": (
+        lambda draw, n: 1 - np.where(draw.random(n) < 0.02, 0.5, draw.uniform(0, 0.02, n)),
+        1 - 0.02 * 0.5 - 0.98 * 0.01,
+    ),
 }
 SUCCESSES: dict[str, tuple[Draw, float]] = {
     f"{100 * share:g} % are right": (lambda draw, n, share=share: 1.0 * (draw.random(n) < share), share)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from mhaprune.experiments.can_go import sure_count, what_can_go, what_is_sure
+from mhaprune.experiments.can_go import if_too_few, sure_count, what_can_go, what_is_sure
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import correlation
 from mhaprune.reporting.sentences import as_fast, share
@@ -156,6 +156,7 @@ def _details(tables: Tables) -> Iterator[str]:
     )
     if any(_surely(row) for row in (best, *recovered) if row["heads_removed"]):
         yield what_is_sure(best["tolerance"], quality_name(tables))
+        yield from if_too_few(tables, best["tolerance"])
     rhos = [
         f"{row['scorer']} at ρ = {correlation(row['spearman_with_ablation'])}"
         for row in plain.dropna(subset=["spearman_with_ablation"]).to_dict("records")

@@ -96,9 +96,9 @@ def _best(row: pd.Series, quality: str) -> Iterator[str]:
     best = "best subset" if row["oracle"] == "exact" else "best subset found"
     regret, low, high = (number(100 * row[f"regret_quality{end}"], 1) for end in ENDS)
     count = round(passes(row))
-    it = f"The cheapest of these, {row['choice']}," if tied else "It"
+    it = f"None of these is cheaper than {row['choice']}, which costs" if tied else "It costs"
     yield (
-        f"{it} costs {count} {'pass' if count == 1 else 'passes'} (a backward pass counts two). On the report split its"
+        f"{it} {count} {'pass' if count == 1 else 'passes'} (a backward pass counts two). On the report split its"
         f" heads lose {regret} points of {quality} (95 % interval {low} to {high}) against the {best}, on average over"
         " the budgets."
     )

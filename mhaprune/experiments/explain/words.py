@@ -13,7 +13,7 @@ from mhaprune.reporting.sentences import share
 from mhaprune.reporting.verdict import REMOVED, Together, Verdict, prunable_alone
 from mhaprune.tables import HEAD, QUALITY, HeadName, Tables, in_unit, named, quality_name
 
-SPREAD = "spreads its attention evenly over all positions"
+SPREAD = "spreads its attention evenly over all that it may look at"
 NAMED = 3
 """Number of the most important heads that get a sentence each."""
 
@@ -57,7 +57,8 @@ def _details(tables: Tables) -> Iterator[str]:
     alike = looks[looks["name"] == "everywhere"]
     if len(alike):
         matter = named(alike[~alike["prunable"]])
-        line = f"{len(alike)} heads spread their attention evenly over all positions; {len(matter) or 'none'} of them"
+        line = f"{len(alike)} heads spread their attention evenly over all that they may look at;"
+        line += f" {len(matter) or 'none'} of them"
         if 0 < len(matter) <= NAMED:
             line += f" ({', '.join(map(str, matter))})"
         line += " matters" if len(matter) == 1 else " matter"
@@ -154,6 +155,6 @@ def _look(head: pd.Series, patterns: pd.DataFrame) -> str:
         return SPREAD
     mass, largest, chance = (f"{100 * part:.0f} %" for part in rows.iloc[0][["mass", "largest", "chance"]])
     return (
-        f"follows “{head['name']}”: its largest weight is there in {largest} of the rows, with {mass} of its attention"
-        f" ({chance} by chance)"
+        f"follows “{head['name']}”: its largest weight is there in {largest} of the rows that have such a place, with"
+        f" {mass} of its attention ({chance} by chance)"
     )

@@ -59,10 +59,10 @@ def interactions(tables: Tables) -> Plot | None:
     caption = (
         "What two heads cost together beyond the sum of what each costs alone, in loss on the report split:"
         " the second difference of the loss. Red: they stand in for each other, and closing both costs more. Blue: they"
-        " work together, and each is worth less without the other. A cross: one of them alone already breaks the model,"
-        f" so the loss cannot rise much more. Colours are in proportion up to {SMALL:g}{in_unit(tables)} and follow the"
-        f" logarithm beyond. A dot: less than {pairs['tolerance'].iloc[0]:g}{in_unit(tables)}, or no difference from 0"
-        " at 95 % confidence for all pairs together."
+        " work together, and each is worth less without the other. A cross: one of them alone costs half of what all"
+        f" heads cost, so little is left to lose. Colours are in proportion up to {SMALL:g}{in_unit(tables)} and follow"
+        f" the logarithm beyond. A dot: less than {pairs['tolerance'].iloc[0]:g}{in_unit(tables)}, or no difference"
+        " from 0 at 95 % confidence for all pairs together."
     )
     return Plot("interactions", caption, figure)
 
@@ -117,7 +117,7 @@ def by_block(tables: Tables) -> Plot | None:
         axes.set_title(f"{task} ({pairs[LABEL].nunique()} models)")
     caption = (
         f"The mean interaction of two heads{in_brackets(tables)}, by the blocks they are in, over all models of a task."
-        " Red: they stand in for each other. Blue: they work together, or one of them alone already breaks the model."
+        " Red: they stand in for each other. Blue: they work together, or one alone costs half of what all heads cost."
     )
     return Plot("interactions", caption, figure)
 

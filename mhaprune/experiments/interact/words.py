@@ -24,7 +24,7 @@ def say(tables: Tables) -> Iterator[str]:
         rows = rows.loc[(sign * rows[INTERACTION]).nlargest(1).index]
         for first, second, both in zip(named(rows), other_heads(rows), rows[LOSS_RISE], strict=True):
             yield (
-                f"{first.label} and {second.label} {what} most: alone they cost {alone[first]:.3f} and"
+                f"{first} and {second} {what} most: alone they cost {alone[first]:.3f} and"
                 f" {alone[second]:.3f}{unit} on the report split, together {both:.3f}."
             )
     count = pairs["kind"].value_counts()
@@ -38,8 +38,9 @@ def say(tables: Tables) -> Iterator[str]:
     )
     if full:
         yield (
-            f"{full} of the {less + full} that cost less are saturated: one of the two heads alone already breaks the"
-            f" model, so the loss cannot rise much more. {less} {'pair works' if less == 1 else 'pairs work'} together."
+            f"{full} of the {less + full} that cost less are saturated: one of the two heads alone costs at least half"
+            f" of what closing all heads costs ({all_closed(tables['together']):.2f}{unit}), so little is left to lose."
+            f" {less or 'No'} {'pair works' if less == 1 else 'pairs work'} together."
         )
     for scorer, rows in tables["together"].groupby("scorer", sort=False):
         half = rows[rows["heads_removed"] <= rows["heads_total"] / 2].iloc[-1]
@@ -49,6 +50,11 @@ def say(tables: Tables) -> Iterator[str]:
             f" {half[LOSS_RISE]:.3f} when all of them are gone; with the interactions of their pairs one expects"
             f" {half['expected_pairs']:.3f}."
         )
+
+
+def all_closed(together: pd.DataFrame) -> float:
+    """Return what closing all heads costs."""
+    return float(together.loc[together["heads_removed"].idxmax(), LOSS_RISE])
 
 
 def headline(tables: Tables) -> list[Number]:

@@ -83,13 +83,14 @@ def _beyond(removed: pd.DataFrame, limits: pd.DataFrame) -> str:
     """The speed-up that exceeds most what it would be without attention, where its lower quartile exceeds that too."""
     sizes = ["what", "timed_d_model", "batch_size", "source_length", "target_length"]
     both = removed.merge(limits[[*sizes, "without_attention"]], on=sizes)
+    of_sizes = both[sizes].drop_duplicates()
     if (both := both[both["speedup_q1"] > both["without_attention"]]).empty:
         return ""
     most = both.loc[(both["speedup"] / both["without_attention"]).idxmax()]
     return (
-        f" Pruning made the rest faster too at some sizes: {most['speedup']:.2f}× ({_quartiles(most, 'speedup')}) was"
-        f" measured where this says {most['without_attention']:.2f}, with {int(most['heads_removed'])} of"
-        f" {int(most['heads_total'])} heads removed at {_size(most)}."
+        f" More was measured at {len(both[sizes].drop_duplicates())} of {len(of_sizes)} sizes:"
+        f" {most['speedup']:.2f}× ({_quartiles(most, 'speedup')}) where this says {most['without_attention']:.2f}, with"
+        f" {int(most['heads_removed'])} of {int(most['heads_total'])} heads removed at {_size(most)}."
     )
 
 
@@ -110,13 +111,16 @@ def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
     among = f"Of the trained model at batch {int(best['batch_size'])}, within 0.01 of {quality} on the choose split,"
     if best["heads_removed"] == 0:
         return f"{among} none is surely faster than the whole one: the lower quartile of no speed-up is above 1."
+    noise = ""
+    if best["speedup_q1"] <= best.get("aa_ratio_q3", math.nan):
+        noise = f" That is no clear gain: the whole one against itself is at {_quartiles(best, 'aa_ratio')}."
     decimals = max(0, 2 - math.floor(math.log10(best["latency_ms"])))
     times = [f"{row['latency_ms']:.{decimals}f}" for row in (best, dense)]
     return (
         f"{among} the fastest has {int(best['heads_removed'])} of {int(best['heads_total'])} heads removed by"
         f" {best['scorer']}: {times[0]} ms instead of {times[1]},"
         f" {best['speedup']:.2f}× as fast ({_quartiles(best, 'speedup')}), at {share(best[QUALITY])} {quality}"
-        f" ({share(dense[QUALITY])} with all)."
+        f" ({share(dense[QUALITY])} with all).{noise}"
     )
 
 

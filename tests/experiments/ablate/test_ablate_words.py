@@ -52,6 +52,10 @@ def test_what_surely_can_go_is_said_of_the_largest_budgets_alone() -> None:
     assert lines[5].startswith("Surely means that the 95 % interval of the exact match lost on the choose split ends")
     none = said({"summary": both.assign(heads_removed_sure=0)})
     assert none[0].startswith("9 of 24 heads can go (none surely): ")
+    for widest, small in ((0.0148, True), (0.0074, False)):  # of 256 equal answers, and of 512
+        pruning = pd.DataFrame({"heads_removed": [0, 0, 3], "choose_drop_high": [widest, float("nan"), 0.5]})
+        lines = said({"summary": both.assign(heads_removed_sure=0), "pruning": pruning})
+        assert any("None can be sure" in line and "0.015" in line for line in lines) == small
     old = said({"summary": both.assign(heads_removed_sure=float("nan"))})
     assert old == said({"summary": both.drop(columns="heads_removed_sure")})
     assert not any("surely" in line.lower() for line in old)
