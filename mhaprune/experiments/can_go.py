@@ -71,6 +71,6 @@ def if_too_few(tables: Tables, tolerance: float) -> Iterator[str]:
     widest = whole.loc[whole["heads_removed"] == 0, f"{CHOOSE_DROP}_high"].min()
     if widest > tolerance:
         yield (
-            f"None can be sure with a choose split this small: even of the whole model against itself the interval ends at"
-            f" {widest:.3f}."
+            "None can be sure with a choose split this small: even of the whole model against itself the interval ends"
+            f" at {widest:.3f}."
         )

@@ -113,8 +113,8 @@ def smallest_effect(subject: Subject, batch: Data) -> float:
 def time_removed(subject: Subject, plans: Sequence[Plan], batch: Data, rounds: int) -> pd.DataFrame:
     """Milliseconds of one `predict` of the batch: one row per plan, then the dense model and the same again (A/A).
 
-    All models take turns, and so do copies of each; the columns are those of `speed_columns`. The dense model also has
-    its gates folded into the weights, so that gates do not count as a speed-up.
+    All models take turns, and so do copies of each; the columns are those of `speed_columns` and `timed_examples`, the
+    size of the batch. The dense model also has its gates folded into the weights: they are not to count as a speed-up.
     """
     makers = {name: partial(subject.without, HeadMask(subject.grid)) for name in (DENSE, DENSE_AGAIN)}
     makers |= {removed_names(plan.mask): partial(subject.without, plan.mask) for plan in plans if plan.mask.removed}
@@ -127,4 +127,4 @@ def time_removed(subject: Subject, plans: Sequence[Plan], batch: Data, rounds: i
     rows = [plan_columns(plan) | speed_columns(times, DENSE, removed_names(plan.mask) or DENSE) for plan in plans]
     again = (DENSE, DENSE_AGAIN)
     rows += [{"scorer": name, "draw": 0, "heads_removed": 0} | speed_columns(times, DENSE, name) for name in again]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).assign(timed_examples=len(batch))

@@ -32,12 +32,15 @@ def test_a_speed_up_within_the_noise_is_said_to_be_that() -> None:
     ends = (0.98, 1.199, False, False), (0.97, 1.2, True, False), (1.22, 1.38, True, True), (1.221, 1.38, False, True)
     for low, high, best, refit in ends:
         rows = [("ablation", 1.3, 0.1, 9.0), ("dense", 1.0, 1.0, 1.0), ("dense again", 1.0, low, high)]
-        latency = pd.DataFrame(rows, columns=["scorer", "speedup", "speedup_q1", "speedup_q3"])
+        latency = pd.DataFrame(rows, columns=["scorer", "speedup", "speedup_q1", "speedup_q3"]).assign(
+            timed_examples=32
+        )
         plain, after_refit = (
             line for line in said(tables | {"latency": latency}) if "1.21×" in line or "1.40×" in line
         )
         noise = f"no clear gain: the dense model against itself is at {low:.2f}–{high:.2f}."
         assert (noise in plain) == best
+        assert "greedy decoding of 32 examples is 1.21×" in plain
         assert (noise in after_refit) == refit
 
 
