@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
-from mhaprune.experiments.interact.words import NEITHER, SATURATED, STAND_IN, TOGETHER, other_heads
+from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
 from mhaprune.reporting.colours import EXTRA_COST
 from mhaprune.reporting.heat_map import heat_map
 from mhaprune.reporting.plots import Plot, errors, legend_above, line_style, number, panels
@@ -26,6 +26,7 @@ from mhaprune.tables import (
     in_brackets,
     in_unit,
     named,
+    quality_name,
 )
 
 LARGEST = 18.0
@@ -40,7 +41,7 @@ def interactions(tables: Tables) -> Plot | None:
         return None
     pairs, heads = tables["pairs"], named(tables["alone"])
     values = _matrix(pairs, INTERACTION, heads)
-    kinds = {kind: _matrix(pairs.assign(own=pairs["kind"] == kind), "own", heads) == 1 for kind in (NEITHER, SATURATED)}
+    kinds = {kind: _matrix(pairs.assign(own=pairs["kind"] == kind), "own", heads) == 1 for kind in (NEITHER, BROKEN)}
     side = min(max(0.24 * len(heads), 2.2), LARGEST)
     figure = Figure(figsize=(3.4 + side, 1.6 + side))
     axes = figure.add_subplot()
@@ -48,19 +49,19 @@ def interactions(tables: Tables) -> Plot | None:
     norm = SymLogNorm(SMALL, vmin=-largest, vmax=largest)
     numbers = [head.head for head in heads] if side > 0.2 * len(heads) else []
     image = heat_map(axes, values, rows=numbers, columns=numbers, cmap=EXTRA_COST, norm=norm, aspect="equal")
-    for kind, marker in ((NEITHER, "."), (SATURATED, "x")):
+    for kind, marker in ((NEITHER, "."), (BROKEN, "x")):
         rows, columns = kinds[kind].nonzero()
         axes.plot(columns, rows, linestyle="", marker=marker, markersize=2 if marker == "." else 4, color="black")
     _name_blocks(axes, heads)
     bar = figure.colorbar(image, ax=axes, shrink=0.8)
-    words = f"red: {STAND_IN}\nblue: {TOGETHER}, ×: {SATURATED}\n"
+    words = f"red: {STAND_IN}\nblue: {TOGETHER}\n×: {BROKEN}\n"
     bar.set_label(f"{words}interaction{in_brackets(tables)}", fontsize=9)
     bar.ax.minorticks_off()
     caption = (
         "What two heads cost together beyond the sum of what each costs alone, in loss on the report split:"
         " the second difference of the loss. Red: they stand in for each other, and closing both costs more. Blue: they"
-        " work together, and each is worth less without the other. A cross: one of them alone costs half of what all"
-        f" heads cost, so little is left to lose. Colours are in proportion up to {SMALL:g}{in_unit(tables)} and follow"
+        " work together, and each is worth less without the other. A cross: one of them alone already leaves at most"
+        f" half of {quality_name(tables)}. Colours are in proportion up to {SMALL:g}{in_unit(tables)} and follow"
         f" the logarithm beyond. A dot: less than {pairs['tolerance'].iloc[0]:g}{in_unit(tables)}, or no difference"
         " from 0 at 95 % confidence for all pairs together."
     )
@@ -117,7 +118,7 @@ def by_block(tables: Tables) -> Plot | None:
         axes.set_title(f"{task} ({pairs[LABEL].nunique()} models)")
     caption = (
         f"The mean interaction of two heads{in_brackets(tables)}, by the blocks they are in, over all models of a task."
-        " Red: they stand in for each other. Blue: they work together, or one alone costs half of what all heads cost."
+        " Red: they stand in for each other. Blue: they work together, or one alone already breaks the model."
     )
     return Plot("interactions", caption, figure)
 

@@ -18,7 +18,7 @@ from mhaprune.data import Data
 from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
 from mhaprune.experiments.interact import words
 from mhaprune.experiments.interact.figures import by_block, interactions, together
-from mhaprune.experiments.interact.words import NEITHER, SATURATED, STAND_IN, TOGETHER, all_closed, other_heads
+from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
 from mhaprune.heads import HeadMask
 from mhaprune.measure import BATCH_SIZE, measure_removed
 from mhaprune.progress import Stages, doing, track
@@ -31,7 +31,7 @@ from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import CONFIDENCE, differs_p, moments, with_interval
 from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
-from mhaprune.tables import INTERACTION, LOSS_RISE, OTHER_HEAD, named
+from mhaprune.tables import INTERACTION, LOSS_RISE, OTHER_HEAD, QUALITY, named
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Interact(Experiment):
     The interaction of heads i and j is the second difference of the loss, ℓ(ij) − ℓ(i) − ℓ(j) + ℓ, where ℓ(S) is the
     loss with the heads S closed. Above 0 they stand in for each other: closing one is cheap as long as the other is
     there. Below 0 they work together: without the one, the other is worth less. A pair is counted if its interaction is
-    at least `tolerance_nats` and differs from 0 at 95 % confidence for all pairs together. If one head alone costs half
-    of what all heads cost together, there is little left to lose, and the pair is called saturated.
+    at least `tolerance_nats` and differs from 0 at 95 % confidence for all pairs together. If one head alone already
+    breaks the model, a smaller cost of the other says little, and the pair is told apart.
 
     `together` holds what heads cost that go together, in the order of each scorer, and what their costs alone and in
     pairs make expect.
@@ -76,15 +76,15 @@ class Interact(Experiment):
         every = HeadMask(subject.grid)
         alone = [every.without(head) for head in subject.grid]
         pairs = [every.without(*pair) for pair in combinations(subject.grid, 2)]
-        rise_ME = rises(subject, report, [*alone, *pairs, *(plan.mask for plan in plans)])
+        rise_ME, quality_M = rises_and_quality(subject, report, [*alone, *pairs, *(plan.mask for plan in plans)])
         alone_NE, pairs_PE, planned_ME = np.split(rise_ME, [len(alone), len(alone) + len(pairs)])
         first_P, second_P = np.triu_indices(len(alone), 1)
         interaction_PE = pairs_PE - alone_NE[first_P] - alone_NE[second_P]
         tables = {
             "alone": pd.DataFrame(
-                head_columns(head) | with_interval(LOSS_RISE, rise_E)
-                for head, rise_E in zip(subject.grid, alone_NE, strict=True)
-            ),
+                head_columns(head) | with_interval(LOSS_RISE, rise_E) | {QUALITY: quality}
+                for head, rise_E, quality in zip(subject.grid, alone_NE, quality_M[1:], strict=False)
+            ).assign(open_quality=quality_M[0]),
             "pairs": pd.DataFrame(
                 head_columns(first)
                 | dict(zip(OTHER_HEAD, head_columns(second).values(), strict=True))
@@ -96,7 +96,7 @@ class Interact(Experiment):
             ).assign(**{f"{INTERACTION}_p": differs_p(moments(interaction_PE.T)), "tolerance": self.tolerance_nats}),
             "together": together_table(plans, planned_ME, alone_NE.mean(axis=1), interaction_PE.mean(axis=1)),
         }
-        tables["pairs"]["kind"] = kinds_of_pairs(tables["pairs"], tables["alone"], all_closed(tables["together"]))
+        tables["pairs"]["kind"] = kinds_of_pairs(tables["pairs"], tables["alone"])
         equivalence = EquivalenceCheck(subject, report)
         with doing("prove"):
             for plan in track(plans, "removed equals masked", name=plan_words):
@@ -105,10 +105,10 @@ class Interact(Experiment):
         return Findings(tables, {"max_difference_masked_removed": equivalence.worst} | proved)
 
 
-def kinds_of_pairs(pairs: pd.DataFrame, alone: pd.DataFrame, ceiling: float) -> list[str]:
-    """Return what each pair does: `STAND_IN`, `TOGETHER`, `SATURATED` or, for a small or unsure interaction, `NEITHER`.
-    A pair is saturated if one of its heads alone costs half of the `ceiling`, what all heads cost together."""
-    full = set(named(alone[alone[LOSS_RISE] >= ceiling / 2]))
+def kinds_of_pairs(pairs: pd.DataFrame, alone: pd.DataFrame) -> list[str]:
+    """Return what each pair does: `STAND_IN`, `TOGETHER`, `BROKEN` or, for a small or unsure interaction, `NEITHER`.
+    A head alone breaks the model if closing it leaves at most half of the quality."""
+    broken = set(named(alone[alone[QUALITY] <= alone["open_quality"] / 2]))
     kinds = []
     for first, second, row in zip(named(pairs), other_heads(pairs), pairs.to_dict("records"), strict=True):
         counts = abs(row[INTERACTION]) >= row["tolerance"] and row[f"{INTERACTION}_p"] < 1 - CONFIDENCE
@@ -117,16 +117,20 @@ def kinds_of_pairs(pairs: pd.DataFrame, alone: pd.DataFrame, ceiling: float) -> 
         elif row[INTERACTION] > 0:
             kinds.append(STAND_IN)
         else:
-            kinds.append(SATURATED if {first, second} & full else TOGETHER)
+            kinds.append(BROKEN if {first, second} & broken else TOGETHER)
     return kinds
 
 
-def rises(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> np.ndarray:
-    """Return (M, E): the loss of every example with the heads of each mask closed minus that with all open."""
+def rises_and_quality(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the loss of every example with the heads of each mask closed minus that with all open, (M, E), and the
+    mean quality with all open and then with each mask closed, (1 + M,)."""
     masks = [HeadMask(subject.grid), *masks]
-    parts = [measure_removed(subject, part, masks).loss for part in track(list(examples.batches(BATCH_SIZE)), "pairs")]
-    loss_ME = torch.cat(parts, dim=1).double().cpu().numpy()
-    return loss_ME[1:] - loss_ME[0]
+    parts = [measure_removed(subject, part, masks) for part in track(list(examples.batches(BATCH_SIZE)), "pairs")]
+    loss_ME, quality_ME = (
+        torch.cat(values, dim=1).double().cpu().numpy()
+        for values in ([part.loss for part in parts], [part.quality for part in parts])
+    )
+    return loss_ME[1:] - loss_ME[0], quality_ME.mean(axis=1)
 
 
 def together_table(

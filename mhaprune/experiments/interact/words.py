@@ -8,9 +8,20 @@ import pandas as pd
 
 from mhaprune.reporting.headline import Number
 from mhaprune.statistics.intervals import LEAST_RUNS, student_interval
-from mhaprune.tables import HEAD, INTERACTION, LABEL, LOSS_RISE, OTHER_HEAD, HeadName, Tables, in_unit, named
+from mhaprune.tables import (
+    HEAD,
+    INTERACTION,
+    LABEL,
+    LOSS_RISE,
+    OTHER_HEAD,
+    HeadName,
+    Tables,
+    in_unit,
+    named,
+    quality_name,
+)
 
-STAND_IN, TOGETHER, SATURATED, NEITHER = "stand in for each other", "work together", "saturated", "neither"
+STAND_IN, TOGETHER, BROKEN, NEITHER = "stand in for each other", "work together", "one breaks the model", "neither"
 """The values of the column `kind`; `NEITHER` if the interaction is small or not sure."""
 
 
@@ -28,7 +39,7 @@ def say(tables: Tables) -> Iterator[str]:
                 f" {alone[second]:.3f}{unit} on the report split, together {both:.3f}."
             )
     count = pairs["kind"].value_counts()
-    more, less, full, rest = (int(count.get(kind, 0)) for kind in (STAND_IN, TOGETHER, SATURATED, NEITHER))
+    more, less, full, rest = (int(count.get(kind, 0)) for kind in (STAND_IN, TOGETHER, BROKEN, NEITHER))
     least = f"at least {pairs['tolerance'].iloc[0]:g}{unit}"
     costs = f"cost {least}"
     yield (
@@ -38,8 +49,8 @@ def say(tables: Tables) -> Iterator[str]:
     )
     if full:
         yield (
-            f"{full} of the {less + full} that cost less are saturated: one of the two heads alone costs at least half"
-            f" of what closing all heads costs ({all_closed(tables['together']):.2f}{unit}), so little is left to lose."
+            f"In {full} of the {less + full} that cost less, one of the two heads alone already leaves at most half of"
+            f" {quality_name(tables)}: what the other costs in a broken model says little."
             f" {less or 'No'} {'pair works' if less == 1 else 'pairs work'} together."
         )
     for scorer, rows in tables["together"].groupby("scorer", sort=False):
@@ -50,11 +61,6 @@ def say(tables: Tables) -> Iterator[str]:
             f" {half[LOSS_RISE]:.3f} when all of them are gone; with the interactions of their pairs one expects"
             f" {half['expected_pairs']:.3f}."
         )
-
-
-def all_closed(together: pd.DataFrame) -> float:
-    """Return what closing all heads costs."""
-    return float(together.loc[together["heads_removed"].idxmax(), LOSS_RISE])
 
 
 def headline(tables: Tables) -> list[Number]:

@@ -14,12 +14,12 @@ from legible import check_legible
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.interact.figures import by_block, interactions, together
 from mhaprune.experiments.interact.study import Interact, kinds_of_pairs
-from mhaprune.experiments.interact.words import NEITHER, SATURATED, STAND_IN, TOGETHER, all_closed, other_heads
+from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.running import Run
-from mhaprune.tables import ENDS, HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, Tables, named
+from mhaprune.tables import ENDS, HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, QUALITY, Tables, named
 from tiny import chosen, small
 
 
@@ -60,9 +60,10 @@ def test_interactions_are_second_differences_on_the_report_split(run: Run, table
     assert pairs[INTERACTION].abs().max() > 1e-4
     for head, rise in zip(heads, tables["alone"][LOSS_RISE], strict=True):
         assert rise == pytest.approx(loss(heads.index(head)) - loss(), abs=1e-5)
-    everything = loss(*range(len(heads))) - loss()
-    assert all_closed(tables["together"]) == pytest.approx(everything, abs=1e-5)
-    assert (pairs["kind"] == kinds_of_pairs(pairs, tables["alone"], everything)).all()
+    assert (pairs["kind"] == kinds_of_pairs(pairs, tables["alone"])).all()
+    mask = HeadMask(subject.grid).without(heads[1])
+    assert tables["alone"][QUALITY][1] == pytest.approx(measure(subject, report, mask.gates()).quality.mean())
+    assert tables["alone"]["open_quality"][1] == pytest.approx(measure(subject, report).quality.mean())
 
 
 def test_up_to_two_heads_nothing_else_is_expected_than_is_measured(tables: Tables) -> None:
@@ -97,7 +98,7 @@ def made(label: str = "seed=0", sign: float = 1.0) -> dict[str, pd.DataFrame]:
     heads = pd.DataFrame(
         [("encoder_self", 0, 0), ("encoder_self", 0, 1), ("cross", 0, 0), ("cross", 0, 1)], columns=HEAD
     )
-    alone = heads.assign(**{LOSS_RISE: [0.1, 0.2, 0.3, 0.4]})
+    alone = heads.assign(**{LOSS_RISE: [0.1, 0.2, 0.3, 0.4], QUALITY: 0.6, "open_quality": 0.9})
     pairs = pd.DataFrame(
         [(*heads.loc[i], *heads.loc[j]) for i, j in combinations(range(4), 2)], columns=HEAD + OTHER_HEAD
     )
@@ -105,7 +106,7 @@ def made(label: str = "seed=0", sign: float = 1.0) -> dict[str, pd.DataFrame]:
     ends = {f"{INTERACTION}{end}": values + width for end, width in zip(ENDS, (0, -0.01, 0.01), strict=True)}
     pairs = pairs.assign(**{LOSS_RISE: [0.8, 0.401, 0.502, 0.497, 0.6, 0.5]}, **ends, tolerance=0.01)
     pairs[f"{INTERACTION}_p"] = [0.001, 0.001, 0.9, 0.9, 1.0, 0.001]
-    pairs["kind"] = kinds_of_pairs(pairs, alone, 1.5)
+    pairs["kind"] = kinds_of_pairs(pairs, alone)
     counts = {"heads_removed": [0, 1, 2, 3, 4], "heads_total": 4}
     expected = {"expected_alone": [0.0, 0.1, 0.3, 0.6, 1.0], "expected_pairs": [0.0, 0.1, 0.8, 1.1, 1.3]}
     rise = {
@@ -132,18 +133,17 @@ def test_the_strongest_pairs_are_named_and_what_is_small_or_not_sure_is_not_coun
     assert [number.value for number in Interact.headline(made())] == pytest.approx([100 / 6, 100 / 6])
 
 
-def test_a_pair_that_meets_the_ceiling_of_the_loss_does_not_work_together() -> None:
-    """Of a head that alone costs half of what all heads cost; not of one that costs less, whatever the pair costs."""
+def test_a_pair_in_a_model_that_one_head_breaks_does_not_work_together() -> None:
+    """Whatever the pair costs: less than one of its heads alone is no sign of it."""
     tables = made()
     pairs, alone = tables["pairs"], tables["alone"]
     pairs.loc[5, LOSS_RISE] = 0.39
-    assert kinds_of_pairs(pairs, alone, 1.5)[5] == TOGETHER
-    alone.loc[2, LOSS_RISE] = 0.75
-    pairs["kind"] = kinds_of_pairs(pairs, alone, all_closed(tables["together"]))
-    assert list(pairs["kind"]) == [STAND_IN, NEITHER, NEITHER, NEITHER, NEITHER, SATURATED]
+    assert kinds_of_pairs(pairs, alone)[5] == TOGETHER
+    alone.loc[2, QUALITY] = 0.45
+    pairs["kind"] = kinds_of_pairs(pairs, alone)
+    assert list(pairs["kind"]) == [STAND_IN, NEITHER, NEITHER, NEITHER, NEITHER, BROKEN]
     said = " ".join(Interact.say(tables))
-    assert "1 of the 1 that cost less are saturated" in said
-    assert "1.50 nats" in said
+    assert "In 1 of the 1 that cost less, one of the two heads alone already leaves at most half of exact match" in said
     assert f"{TOGETHER} most" not in said
     assert Interact.headline(tables)[1].value == 0
     (crosses,) = [line for line in plot_of(interactions, tables).figure.axes[0].get_lines() if line.get_marker() == "x"]
