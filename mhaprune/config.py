@@ -79,7 +79,7 @@ def restored(saved: SavedModel, device: torch.device | str = "cpu") -> tuple[Seq
 
 
 def _parts(saved: SavedModel) -> dict[str, Any]:
-    """What a file was saved with, built. Raises ValueError that names the file."""
+    """Build what a file was saved with. Raises ValueError that names the file."""
     with foreign(f"model_file={saved.path}: damaged"):
         return {name: _build(kind, saved.settings[name], name) for name, kind in BUILT_FROM.items()}
 

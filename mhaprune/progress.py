@@ -32,7 +32,7 @@ class Step:
     """How it goes."""
     stages: Stages = field(default_factory=dict)
     costs: Sequence[float] = ()
-    """What each item takes beside the others; empty if they take alike."""
+    """The cost of each item beside the others; empty if they take alike."""
     spent: dict[str, float] = field(default_factory=dict)
     """The seconds of the stages that are over."""
     begun: float = field(default_factory=lambda: time.monotonic())

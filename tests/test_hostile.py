@@ -27,10 +27,10 @@ from mhaprune.storage.seals import sealed
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore")]
 SECONDS = 20
-"""What takes longer hangs."""
+"""A call that takes longer hangs."""
 SILENT, HUNG, RAW, CODE, REFUSED = "silent", "hung", "raw", "code run", "refused"
 RAN = Path("/tmp") / f"mhaprune-ran-{os.getpid()}"
-"""What code in a file would make."""
+"""A file that code in a file would make."""
 
 
 class Hung(BaseException):
@@ -59,7 +59,7 @@ def limited() -> Iterator[None]:
 
 
 def outcome(act: Callable[[], object], same: Callable[[Any], bool] = lambda found: False) -> str:
-    """How an attempt ended. What it returns must be what was there before the damage, by `same`."""
+    """Return how an attempt ended. Its result must be what was there before the damage, by `same`."""
     RAN.unlink(missing_ok=True)
     try:
         with limited():
@@ -300,7 +300,7 @@ def test_60_files_of_texts(tmp_path: Path) -> None:
 
 
 def test_links_and_pipes_in_every_place(trained: Path, tmp_path: Path) -> None:
-    """What is behind a link stays as it was, and is not made where it was not."""
+    """A file behind a link stays as it was, and is not made where there was none."""
     places = (".lock", "run.log", ".hydra", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
     places += ("status.json", "accuracy.csv", "figures", "report.html", "environment.json", "model.pt")
     counts, cache = Counter[str](), trained / "cache"

@@ -46,7 +46,7 @@ ALLOWED: dict[str, Any] = {
     "head": Ge(0),
     "dropout": Within(0, 1),
 }
-"""What numbers in a config must be, by a part of their names."""
+"""Ranges of numbers in a config, by a part of their names."""
 CHECKSUMS = "checksums.json"
 """The file of checksums in a folder: of every other file, by its name."""
 CODE = "modeling_mhaprune"

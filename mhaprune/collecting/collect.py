@@ -22,7 +22,7 @@ from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.storage.sweeps import Sweep
 
 FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$)")
-"""How a text begins that is no number and that a spreadsheet computes."""
+"""The beginning of a text that is no number and that a spreadsheet computes."""
 
 
 def collect(folders: Iterable[Path], out: Path) -> list[str]:
@@ -72,7 +72,7 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
 
 
 def no_formulas(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same table without a text that a spreadsheet would take for a formula: a quote stands before it."""
+    """Return the table without a text that a spreadsheet would take for a formula: a quote stands before it."""
 
     def plain(value: Any) -> Any:
         return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value

@@ -84,7 +84,7 @@ Numbered = Iterator[tuple[int, Mapping[str, str]]]
 
 
 class Unreadable(ValueError):
-    """What is wrong with a line."""
+    """Return the fault of a line."""
 
 
 def _lines(file: Iterable[str]) -> Numbered:

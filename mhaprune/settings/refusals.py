@@ -88,7 +88,7 @@ MEANT = {
     "is not Optional": "must not be null",
     "with ListConfig": "must be a list in brackets",
 }
-"""What Hydra says of a value that does not fit, and what is said instead."""
+"""Words of Hydra about a value that does not fit, and the words that replace them."""
 
 
 EXTENDED = ("scorer", "task", "schedule", "recovery", "experiment")

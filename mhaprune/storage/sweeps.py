@@ -54,7 +54,7 @@ class Orders(Checked):
     retries: Annotated[int, Within(0, 100)] = 0
     """How often a failed job is tried again at once."""
     max_jobs: Annotated[int, Within(1, 1_000_000)] = 10_000
-    """How many jobs a sweep may have, so that a slip of the hand does not fill the memory."""
+    """The most jobs that a sweep may have, so that a slip of the hand does not fill the memory."""
     time_limit: Annotated[float | None, Gt(0)] = None
     """The seconds after which a job is stopped. It counts as failed, and goes on from there when it is tried again."""
 

@@ -1,4 +1,4 @@
-"""What `wrap` proves of a model, and what it says of models that it cannot prove."""
+"""Proofs of `wrap`, and its answers for models that it cannot prove."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def with_code(folder: Path) -> Path:
 
 
 def refused(path: Any, **options: Any) -> str:
-    """What loading says."""
+    """Return the answer of loading."""
     with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
         mhaprune.load(path, **options)
     assert "weights_only" not in str(error.value)

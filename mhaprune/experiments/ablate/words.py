@@ -91,7 +91,7 @@ def _furthest(row: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _headline(tables: Tables) -> str:
-    """How many heads can go, and what is left."""
+    """Say how many heads can go, and what is left."""
     best = largest_budget(as_they_are(tables["summary"]))
     total, dense, quality = int(best["heads_total"]), share(best["dense_quality"]), quality_name(tables)
     if best["heads_removed"] == 0:
@@ -110,7 +110,7 @@ def _scoring_alike(tables: Tables) -> list[str]:
 
 
 def _after(row: Mapping[str, Any], tables: Tables) -> str:
-    """The same after a recovery."""
+    """Say the same after a recovery."""
     if not row["heads_removed"]:
         return f"After {row['recovery']} none can go."
     return (
@@ -120,7 +120,7 @@ def _after(row: Mapping[str, Any], tables: Tables) -> str:
 
 
 def _which(row: Mapping[str, Any] | pd.Series) -> str:
-    """Which heads are removed."""
+    """Name the heads that are removed."""
     names = by_block(head_names(row["removed"]))
     return f"They are, as chosen by {row['scorer']} (site.layer: heads, counted from 0), {names}."
 
