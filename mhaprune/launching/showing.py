@@ -91,8 +91,8 @@ def _words(step: Step) -> str:
 
 
 def seconds_left(steps: Sequence[Step]) -> float | None:
-    """Return how long the outermost step will still take; None where that is not known: it has no stages, or the present one
-    takes longer than usual and does not say how far it is.
+    """Return how long the outermost step will still take; None where that is not known: it has no stages, or the
+    present one takes longer than usual and does not say how far it is.
 
     The stages to come take what they usually take, on a machine as fast as this one has been in those that are over.
     A stage that took next to nothing does not tell: the model has come from the cache.
@@ -116,8 +116,8 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
 
 
 def _share(steps: Sequence[Step]) -> float:
-    """Return how much of the first step is done of what it had to do, by its items and what they cost; 0 where their number is
-    not known."""
+    """Return how much of the first step is done of what it had to do, by its items and what they cost; 0 where their
+    number is not known."""
     if not steps or not steps[0].total:
         return 0.0
     step, done, total = steps[0], steps[0].done, steps[0].total

@@ -27,8 +27,8 @@ def share(value: float) -> str:
 
 
 def as_fast(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:
-    """Say what a removal brings: `With fewer heads greedy decoding of 32 examples is 1.21× as fast (quartiles 1.20–1.22).`
-    It is said to be no clear gain if its quartiles overlap those of the dense model timed against itself."""
+    """Say what a removal brings: `With fewer heads greedy decoding of 32 examples is 1.21× as fast (quartiles
+    1.20–1.22).` There is no clear gain if the quartiles overlap those of the dense model timed against itself."""
     latency = tables.get("latency", pd.DataFrame())
     batch = f" of {latency['timed_examples'].iloc[0]} examples" if "timed_examples" in latency else ""
     line = (

@@ -20,7 +20,7 @@ MOST_NAMES = 6
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Say what does best at any cost and at few passes, which heads are prunable, and what one split would have changed."""
+    """Say what does best at any cost and at few passes, which heads are prunable, and what one split would change."""
     winners, quality = tables["winner"], quality_name(tables)
     for _, row in winners.drop_duplicates("choice").iterrows():
         yield from _best(row, quality)
