@@ -119,7 +119,7 @@ def _details(winner: pd.DataFrame, quality: str, unit: str) -> Iterator[str]:
     row = winner.iloc[0]
     if "prunable_heads" in row and not math.isnan(row["prunable_heads"]):
         yield (
-            f"{int(row['prunable_heads'])} of {int(row['heads_total'])} heads are prunable one at a time: at 95 %"
+            f"{int(row['prunable_heads']) or 'None'} of {int(row['heads_total'])} heads are prunable one at a time: at 95 %"
             f" confidence for all of these together, the ablation of each costs less than"
             f" {row['prunable_tolerance']:g}{unit}."
         )

@@ -113,7 +113,7 @@ def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
         return f"{among} none is surely faster than the whole one: the lower quartile of no speed-up is above 1."
     noise = ""
     if best["speedup_q1"] <= best.get("aa_ratio_q3", math.nan):
-        noise = f" That is no clear gain: the whole one against itself is at {_quartiles(best, 'aa_ratio')}."
+        noise = f" That is no clear gain: the whole one against itself has {_quartiles(best, 'aa_ratio')}."
     decimals = max(0, 2 - math.floor(math.log10(best["latency_ms"])))
     times = [f"{row['latency_ms']:.{decimals}f}" for row in (best, dense)]
     return (
