@@ -119,8 +119,8 @@ def _details(winner: pd.DataFrame, quality: str, unit: str) -> Iterator[str]:
     row = winner.iloc[0]
     if "prunable_heads" in row and not math.isnan(row["prunable_heads"]):
         yield (
-            f"{int(row['prunable_heads']) or 'None'} of {int(row['heads_total'])} heads are prunable one at a time: at 95 %"
-            f" confidence for all of these together, the ablation of each costs less than"
+            f"{int(row['prunable_heads']) or 'None'} of {int(row['heads_total'])} heads are prunable one at a time: at"
+            f" 95 % confidence for all of these together, the ablation of each costs less than"
             f" {row['prunable_tolerance']:g}{unit}."
         )
     if not math.isnan(row["leak"]):

@@ -44,8 +44,8 @@ def say(tables: Tables) -> Iterator[str]:
     costs = f"cost {least}"
     yield (
         f"{more or 'None'} of {len(pairs)} pairs of heads {costs} more together than the sum of both alone"
-        f"{': they can stand in for each other' if more else ''}. {less + full or 'None'} {costs} less. The other {rest} differ by less than that, or"
-        " not at 95 % confidence for all pairs together."
+        f"{': they can stand in for each other' if more else ''}. {less + full or 'None'} {costs} less. The other"
+        f" {rest} differ by less than that, or not at 95 % confidence for all pairs together."
     )
     if full:
         yield (
