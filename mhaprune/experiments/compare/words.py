@@ -89,7 +89,7 @@ def _best(row: pd.Series, quality: str) -> Iterator[str]:
     if tied:
         yield (
             f"No winner {limit}: {first} is first on the choose split, but on the report split these differ from it by"
-            f" less than the noise: {tied}."
+            f" less than the noise in {quality}: {tied}."
         )
     else:
         yield f"{first} does best on the choose split {limit}."

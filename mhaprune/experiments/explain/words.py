@@ -20,17 +20,18 @@ NAMED = 3
 
 def say(tables: Tables) -> Iterator[str]:
     """The heads that matter most, what they do, and what breaks without them."""
-    yield _headline(tables["looks"], quality_name(tables))
+    yield _headline(tables["looks"], quality_name(tables), in_unit(tables))
     yield from _details(tables)
 
 
-def _headline(looks: pd.DataFrame, quality: str) -> str:
+def _headline(looks: pd.DataFrame, quality: str, unit: str) -> str:
     """The head that matters most, and by how much."""
     there = looks[~looks["removed"]].sort_values("rank")
     best = there.iloc[0]
+    interval = f"{share(best['quality_low'])}–{share(best['quality_high'])}, 95 %"
     return (
-        f"{_name(best)} matters most of {len(there)} heads by {best['scorer']}: without it {quality} is"
-        f" {share(best[QUALITY])} ({share(best['quality_low'])}–{share(best['quality_high'])}, 95 %) on the report"
+        f"{_name(best)} matters most of {len(there)} heads by {best['scorer']}: without it the loss rises by"
+        f" {number(best['loss_rise'], 3)}{unit}, and {quality} is {share(best[QUALITY])} ({interval}) on the report"
         f" split, with all heads {share(best['open_quality'])}."
     )
 

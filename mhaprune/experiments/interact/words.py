@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 
 from mhaprune.reporting.headline import Number
@@ -31,7 +32,8 @@ def say(tables: Tables) -> Iterator[str]:
     pairs, unit = tables["pairs"], in_unit(tables)
     alone = dict(zip(named(tables["alone"]), tables["alone"][LOSS_RISE], strict=True))
     for what, sign in ((STAND_IN, 1), (TOGETHER, -1)):
-        rows = pairs[pairs["kind"] == what]
+        helped = [min(alone[a], alone[b]) < 0 for a, b in zip(named(pairs), other_heads(pairs), strict=True)]
+        rows = pairs[(pairs["kind"] == what) & ~np.array(helped, dtype=bool)]  # closing a head that harms is no loss
         rows = rows.loc[(sign * rows[INTERACTION]).nlargest(1).index]
         for first, second, both in zip(named(rows), other_heads(rows), rows[LOSS_RISE], strict=True):
             yield (

@@ -49,7 +49,10 @@ def _headline(sizes: pd.DataFrame) -> str:
         f" itself {_quartiles(best, 'aa_ratio')})"
     )
     if len(rows) > 1:
-        line += f", and least at {_size(least)}: {least['speedup']:.2f}× ({_quartiles(least, 'speedup')})"
+        line += (
+            f", and least at {_size(least)}: {least['speedup']:.2f}× ({_quartiles(least, 'speedup')}; the dense model"
+        )
+        line += f" against itself {_quartiles(least, 'aa_ratio')})"
     return f"{line}."
 
 
@@ -66,7 +69,7 @@ def _details(tables: Tables) -> list[str]:
             f" over {len(removed)} sizes and budgets), and at worst {worst['built_ratio']:.3f}"
             f" ({_quartiles(worst, 'built_ratio', 3)}; the dense model against itself"
             f" {_quartiles(worst, 'aa_ratio', 3)}): {WHAT[worst['what']]} at {_size(worst)},"
-            f" {int(worst['model_heads_removed'])} heads removed."
+            f" {int(worst['heads_removed'])} of its {int(worst['heads_total'])} heads removed."
         )
     for what, rows in tables["parts"][tables["parts"]["part"] == "attention"].groupby("what", sort=False):
         lines.append(

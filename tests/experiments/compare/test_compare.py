@@ -278,7 +278,7 @@ def test_without_a_winner_the_cheapest_is_named(tables: Mapping[str, pd.DataFram
     }  # fmt: skip
     lines = list(Compare.say({"winner": pd.DataFrame([any_cost, few])}))
     assert lines[0].startswith("No winner at any cost: ")
-    assert lines[0].endswith("noise: greedy, all.")
+    assert lines[0].endswith("noise in exact match: greedy, all.")
     assert "greedy, which costs 300 passes" in lines[1]
     assert "0.1 points of exact match (95 % interval −0.1 to 0.9) against the best subset," in lines[1]
     assert lines[2] == "Surely worse than swap: s0, s1, s2, s3, s4, s5 and 3 others."

@@ -64,7 +64,8 @@ def test_everything_is_there_and_can_be_read(tables: Tables, plots: dict[str, Pl
     best = tables["looks"].sort_values("score").iloc[-1]
     name = f"{best['site']}.{best['layer']}.{best['head']}"
     assert lines[0].startswith(
-        f"{name} matters most of 6 heads by ablation: without it exact match is {best['quality']:.3f} ("
+        f"{name} matters most of 6 heads by ablation: without it the loss rises by {best['loss_rise']:.3f} nats, and"
+        f" exact match is {best['quality']:.3f} ("
     )
     assert lines[0].endswith(f" with all heads {best['open_quality']:.3f}.")
     assert "report split" in lines[0]

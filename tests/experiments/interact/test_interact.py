@@ -150,6 +150,15 @@ def test_a_pair_in_a_model_that_one_head_breaks_does_not_work_together() -> None
     assert sorted(map(int, crosses.get_xdata())) == [2, 3]  # type: ignore[arg-type]
 
 
+def test_a_pair_of_which_one_head_harms_is_not_named_first() -> None:
+    """Closing a head that harms is a gain, and what two of these do together is no work."""
+    tables = made()
+    tables["alone"].loc[3, LOSS_RISE] = -0.05
+    said = list(Interact.say(tables))
+    assert not any(f"{TOGETHER} most" in line for line in said)
+    assert any(f"{STAND_IN} most" in line for line in said)
+
+
 def both() -> Tables:
     runs = [made("seed=0"), made("seed=1"), made("seed=2", sign=-1.0)]
     return {name: pd.concat([one[name] for one in runs], ignore_index=True) for name in runs[0]}
