@@ -5,7 +5,6 @@ Torch and pandas are imported only where a run begins: help and typing errors mu
 
 from __future__ import annotations
 
-import difflib
 import functools
 import gc
 import io
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -87,10 +87,10 @@ def described(*overrides: str) -> Run:
     for override in overrides:
         if re.split(r"[./=@]", override.lstrip("+~"))[0] in ("hydra", "launch", *ORDERS):
             raise ValueError(f"{override}: is for the command line alone, leave this out")
-    search = _search_path(overrides)
+    _register(overrides)
     try:
         with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            return _build(hydra.compose("config", overrides=[*overrides, *search]), overrides)
+            return _build(hydra.compose("config", overrides=list(overrides)), overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(_said(error, overrides)) from None
 
@@ -136,7 +136,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _show_settings(arguments: Sequence[str]) -> None:
     """What Hydra shows for --cfg, with a comment on every setting; of a sweep those of the first job."""
     from mhaprune.settings.explained import explained
-    from mhaprune.settings.plugins import installed, listed
 
     first, varying, swept = list[str](), dict[str, str](), any(each in MULTIRUN for each in arguments)
     with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -155,8 +154,7 @@ def _show_settings(arguments: Sequence[str]) -> None:
     shown = io.StringIO()
     with _as_hydra_needs_it(first), redirect_stdout(shown):
         execute()
-    named = listed(each.partition("=")[2] for each in first if each.startswith("plugins="))
-    print(explained(shown.getvalue(), ["mhaprune", *installed(), *named], varying), end="")
+    print(explained(shown.getvalue(), varying), end="")
 
 
 def _complete(arguments: list[str]) -> None:
@@ -165,28 +163,10 @@ def _complete(arguments: list[str]) -> None:
 
     line, found = typed(os.environ.get("COMP_LINE", "")), io.StringIO()
     with suppress(Exception), redirect_stdout(found), redirect_stderr(io.StringIO()), _as_hydra_needs_it(arguments):
-        os.environ["COMP_LINE"] = line.line(*_search_path(f"plugins={text}" for text in line.plugins))
+        _register(f"plugins={text}" for text in line.plugins)
+        os.environ["COMP_LINE"] = line.line()
         execute()
     print(" ".join(line.offers(found.getvalue().split())))
-
-
-def option_named(name: str, groups: Sequence[str]) -> Any:
-    """What an option of one of these groups describes, a scorer or a schedule for example.
-
-    Raises ValueError for a name that is none, with the nearest one.
-    """
-    from mhaprune.config import plug_in_of
-
-    options = {path.stem: group for group in groups for path in sorted((conf_folder() / group).glob("*.yaml"))}
-    if name not in options:
-        near = difflib.get_close_matches(name, options, 1)
-        meant = f", did you mean {near[0]}?" if near else "."
-        kinds = " or ".join(groups)
-        raise ValueError(f"{'/'.join(groups)}={name}: no such {kinds}{meant} There are {', '.join(options)}")
-    group = options[name]
-    with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        settings = plain(hydra.compose("config", overrides=[f"{group}=[{name}]"]))[group][name]
-    return plug_in_of(group, name, settings)
 
 
 class SweepAsked(BaseException):
@@ -237,7 +217,8 @@ def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
 def _values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """Raises ConfigError where a setting is given that the model brings with it: it would not be used."""
     values = plain(config)
-    from mhaprune.config import BROUGHT_BY_OTHERS, ConfigError, is_of_others
+    from mhaprune.config import BROUGHT_BY_OTHERS, is_of_others
+    from mhaprune.settings.options import ConfigError
 
     brought: dict[str, Sequence[str]] = {}
     if config.get("model_file") is not None:
@@ -257,9 +238,8 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
     before, variables, handlers = sys.argv, dict(os.environ), list(logging.getLogger().handlers)
     flags = [argument for argument in arguments if argument in MULTIRUN]  # argparse wants them first
     rest = [argument for argument in arguments if argument not in flags]
-    search = _search_path(arguments)
-    at = next((i for i, argument in enumerate(rest) if argument.startswith("plugins=")), len(rest))
-    sys.argv = [before[0], *flags, *rest[:at], *search, *rest[at:]]
+    _register(arguments)
+    sys.argv = [before[0], *flags, *rest]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra hand its exceptions on instead of printing them
     try:
         with interruptible():
@@ -274,12 +254,19 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
         logging.getLogger().handlers[:] = handlers
 
 
-def _search_path(arguments: Iterable[str]) -> list[str]:
-    """Where Hydra finds the YAML files of plug-ins: in the folder `conf` of their packages."""
-    from mhaprune.settings.plugins import conf_folders
+def _register(arguments: Iterable[str]) -> None:
+    """Tell Hydra the options of plug-ins. Their classes fill in what their YAML files leave out."""
+    from mhaprune.settings.plugins import from_folder, listed
 
-    folders = conf_folders(argument.partition("=")[2] for argument in arguments if argument.startswith("plugins="))
-    return [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"] if folders else []
+    packages = from_folder(listed(each.partition("=")[2] for each in arguments if each.startswith("plugins=")))
+    if not packages:
+        return
+    from mhaprune.config import GROUPS, SEVERAL
+    from mhaprune.settings.options import options_of
+
+    for package in packages:
+        for group, name, place, settings in options_of(package, GROUPS, SEVERAL):
+            ConfigStore.instance().store(name, settings, group, place, provider=package)
 
 
 def _said(error: BaseException, arguments: Sequence[str]) -> str:

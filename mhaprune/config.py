@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import types
-import typing
 from collections.abc import Mapping
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_type_hints
 
 import torch
 
+from mhaprune.experiments.base import Experiment
 from mhaprune.model.checkpoint import SavedModel, load, restore
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.recoveries.base import Recovery
 from mhaprune.running import Run
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.settings.plugins import allow, allowed, find_class
-from mhaprune.settings.ranges import expected, fits
+from mhaprune.settings import options
+from mhaprune.settings.plugins import allow, find_class
 from mhaprune.settings.refusals import foreign
 from mhaprune.storage.sweeps import ORDERS, Orders
 from mhaprune.studies.study import ModelOfOthers
@@ -27,10 +26,6 @@ from mhaprune.tasks.base import Task
 from mhaprune.training.loop import Training
 
 log = logging.getLogger(__name__)
-
-
-class ConfigError(ValueError):
-    """A setting that cannot be: the message names its key, its value and what is allowed."""
 
 
 def build(config: Mapping[str, Any]) -> Run:
@@ -48,7 +43,7 @@ def build(config: Mapping[str, Any]) -> Run:
     if is_of_others(config):
         config = {**config, **dict.fromkeys(BROUGHT_BY_OTHERS)}
     orders_of(config)
-    run = _construct(Run, {name: value for name, value in config.items() if name not in ORDERS}, "")
+    run = options.construct(Run, {name: value for name, value in config.items() if name not in ORDERS})
     assert isinstance(run, Run)
     return run
 
@@ -60,13 +55,13 @@ def check(config: Mapping[str, Any], again: bool) -> Run | None:
         return build(config)
     given = {name: value for name, value in config.items() if name not in (*ORDERS, *BROUGHT_BY_OTHERS)}
     for name, value in given.items():
-        _build(typing.get_type_hints(Run)[name], value, name)
+        options.build(get_type_hints(Run)[name], value, name)
     return None
 
 
 def orders_of(config: Mapping[str, Any]) -> Orders:
     """How a config wants its runs to be done."""
-    orders = _construct(Orders, {name: value for name, value in config.items() if name in ORDERS}, "")
+    orders = options.construct(Orders, {name: value for name, value in config.items() if name in ORDERS})
     assert isinstance(orders, Orders)
     return orders
 
@@ -81,7 +76,7 @@ def restored(saved: SavedModel, device: torch.device | str = "cpu") -> tuple[Seq
 def _parts(saved: SavedModel) -> dict[str, Any]:
     """Build what a file was saved with. Raises ValueError that names the file."""
     with foreign(f"model_file={saved.path}: damaged"):
-        return {name: _build(kind, saved.settings[name], name) for name, kind in BUILT_FROM.items()}
+        return {name: options.build(kind, saved.settings[name], name) for name, kind in BUILT_FROM.items()}
 
 
 BROUGHT_BY_OTHERS = ("task", "training", "gate")
@@ -95,12 +90,20 @@ def is_of_others(config: Mapping[str, Any]) -> bool:
     return isinstance(target, str) and find_class(ModelOfOthers, target) is not None
 
 
+GROUPS: dict[str, type] = {
+    "task": Task,
+    "model": ModelOfOthers,
+    "gate": GateConfig,
+    "training": Training,
+    "scorer": Scorer,
+    "schedule": Schedule,
+    "recovery": Recovery,
+    "experiment": Experiment,
+}
+"""The groups of options to which plug-ins add, with the class that their options are made from."""
+SEVERAL = ("scorer", "schedule", "recovery")
+"""The groups of which a run may have several options."""
 BUILT_FROM = {"task": Task, "model": Transformer, "gate": GateConfig | None, "training": Training}
-
-
-def plug_in_of(group: str, name: str, settings: Mapping[str, Any]) -> Any:
-    """The scorer or the schedule that the settings of an option describe."""
-    return _plug_in({"scorer": Scorer, "schedule": Schedule}[group], settings, f"{group}.{name}")
 
 
 def _with_what_a_file_brings(config: Mapping[str, Any], saved: SavedModel) -> dict[str, Any]:
@@ -118,66 +121,3 @@ def _with_what_a_file_brings(config: Mapping[str, Any], saved: SavedModel) -> di
             log.warning("model_file has no learned gates, so scorer=[%s] is left out", ",".join(dropped))
             scorers = kept
     return {**config, "scorer": scorers, **saved.settings}
-
-
-def _build(kind: Any, value: Any, key: str) -> Any:
-    """`value` as an instance of the type annotation `kind`, checked all the way down."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        plain = [k for k in arguments if not (isinstance(k, type) and dataclasses.is_dataclass(k))]
-        nested = [k for k in arguments if k not in plain]
-        if nested and isinstance(value, Mapping):
-            target = value.get("_target_")
-            suitable = [k for k in nested if isinstance(target, str) and find_class(k, target) is not None]
-            return _build((suitable or nested)[0], value, key)
-        for one in plain:
-            if fits(one, value):
-                return _build(one, value, key)
-    elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return _plug_in(kind, value, key)
-    elif origin is tuple and isinstance(value, list | tuple):
-        return tuple(_build(arguments[0], item, f"{key}[{i}]") for i, item in enumerate(value))
-    elif origin is dict and isinstance(value, Mapping):
-        return {name: _build(arguments[1], item, f"{key}.{name}") for name, item in value.items()}
-    elif fits(kind, value):
-        return float(value) if kind is float else value
-    raise ConfigError(f"{key}={value!r}: must be {expected(kind)}")
-
-
-def _plug_in(base: type, value: Any, key: str) -> Any:
-    """An instance of `base` or of the subclass of it that `_target_` names."""
-    if key.endswith("._target_"):
-        group = key.removesuffix("._target_")
-        raise ConfigError(
-            f"{key}={value!r}: stands one level too high, its YAML must begin with: # @package {group}.NAME"
-        )
-    if not isinstance(value, Mapping) or not isinstance(value.get("_target_"), str):
-        raise ConfigError(f"{key}={value!r}: must be settings with a _target_ that names a {base.__name__}")
-    target = value["_target_"]
-    found = find_class(base, target)
-    if found is None or not found.__dataclass_params__.frozen:
-        raise ConfigError(
-            f"{key}._target_={target}: must name a frozen dataclass of {' or '.join(allowed())} that is a"
-            f" {base.__name__}; plugins=[PACKAGE] allows others"
-        )
-    return _construct(found, {name: item for name, item in value.items() if name != "_target_"}, key)
-
-
-def _construct(cls: type, values: Mapping[str, Any], key: str) -> Any:
-    kinds = typing.get_type_hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    prefix = f"{key}." if key else ""
-    for name, value in values.items():
-        if name not in fields:
-            raise ConfigError(f"{prefix}{name}={value!r}: no such setting, allowed are {', '.join(fields)}")
-    built = {name: _build(kinds[name], value, prefix + name) for name, value in values.items()}
-    for name, field in fields.items():
-        no_default = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if name not in built and no_default:
-            raise ConfigError(f"{prefix}{name}: is missing, must be {expected(kinds[name])}")
-    try:
-        return cls(**built)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"{prefix}{error}") from error

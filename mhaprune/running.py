@@ -24,10 +24,11 @@ from mhaprune.reporting.verdict import SmallMap, in_small
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
+from mhaprune.settings.options import describe, modules_of, option_name, target
 from mhaprune.settings.places import results_folder
 from mhaprune.settings.ranges import Checked, Within
-from mhaprune.storage.cache import code_of, source_digests
-from mhaprune.storage.store import RunFolder, describe, fingerprint, modules_of, option_name, target
+from mhaprune.storage.cache import code_of
+from mhaprune.storage.store import RunFolder, fingerprint
 from mhaprune.studies.study import ModelOfOthers, Source, Study
 from mhaprune.studies.trained import Recipe
 from mhaprune.tasks.base import Task
@@ -150,8 +151,7 @@ class Run(Checked):
         for name, scorer in scorers.items():
             with naming(name):
                 scorer.check(len(grid), gated)
-        for plug_in in (*scorers.values(), *recoveries.values()):
-            source_digests(*modules_of(plug_in))
+        code_of(self.packages)  # now, before files may be edited
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -160,13 +160,13 @@ class Run(Checked):
         return {"run": fingerprint(settings | self.source.decisive), **self.source.identity}
 
     @property
-    def modules(self) -> list[str]:
-        """The modules whose code, with what they import, decides what the run finds."""
-        return sorted({*modules_of(self), type(self.source).__module__} - {type(self).__module__})
+    def packages(self) -> list[str]:
+        """The packages whose code decides what the run finds: this one, and those of plug-ins."""
+        return sorted({module.split(".")[0] for module in modules_of(self)})
 
     def __call__(self, folder: RunFolder) -> Results:
         """Run the experiment and write its tables, figures and report into the folder."""
-        folder.note(experiment=target(self.experiment), identity=self.identity, code=code_of(self.modules))
+        folder.note(experiment=target(self.experiment), identity=self.identity, code=code_of(self.packages))
         environment = self.source.environment()
         folder.write_json("environment.json", environment)
         with self._whole() as whole:

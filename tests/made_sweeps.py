@@ -15,8 +15,9 @@ from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.launching.jobs import do_in_sweep
 from mhaprune.launching.sweeping import Launcher, More, do_sweep
 from mhaprune.running import Results
+from mhaprune.settings.options import target
 from mhaprune.storage.cache import code_of
-from mhaprune.storage.store import RunFolder, fingerprint, target
+from mhaprune.storage.store import RunFolder, fingerprint
 from mhaprune.storage.sweeps import ORDERS, Job, Orders
 
 

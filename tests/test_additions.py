@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 from conftest import ROOT, TINY, compose
-from mhaprune.config import ConfigError, build
+from mhaprune.config import build
 from mhaprune.settings import plugins
+from mhaprune.settings.options import ConfigError
 from mhaprune.storage.store import RunFolder, read_status
 from tiny import small
 

@@ -15,12 +15,11 @@ import pytest
 import yaml
 
 from conftest import ROOT
-from mhaprune.config import _construct
 from mhaprune.experiments.base import Experiment
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.storage.store import option_name
+from mhaprune.settings.options import construct, option_name
 from mhaprune.tasks.base import Task
 
 HOUSE = """
@@ -178,7 +177,7 @@ def required(cls: Any) -> set[str]:
 
 def default_of(cls: Any, settings: Mapping[str, Any]) -> Any:
     """The plug-in with its defaults, and what its YAML says where there are none."""
-    return _construct(cls, {name: settings[name] for name in required(cls)}, "")
+    return construct(cls, {name: settings[name] for name in required(cls)})
 
 
 @pytest.mark.parametrize("path", OPTIONS, ids=lambda path: f"{path.parent.name}/{path.stem}")

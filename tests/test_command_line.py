@@ -13,7 +13,8 @@ import pytest
 import mhaprune
 from conftest import ROOT, TINY, TINY_SEQUENCES, compose, run_here
 from mhaprune.command_line import described, main
-from mhaprune.config import ConfigError, build
+from mhaprune.config import build
+from mhaprune.settings.options import ConfigError
 from mhaprune.storage.locks import locked
 from mhaprune.storage.store import read_status
 
@@ -58,7 +59,10 @@ REFUSED = [
     ),
     (["hydra/callbacks=x"], "hydra/callbacks=x: not allowed, names code to run, which no setting may"),
     (["++hydra.launcher={_target_: x}"], "++hydra.launcher={_target_: x}: not allowed, names code to run"),
-    (["plugins=[nowhere]", "scorer=[my_own]"], "plugins=nowhere: cannot be imported, must name a package"),
+    (
+        ["plugins=[nowhere]", "scorer=[my_own]"],
+        "plugins=nowhere: cannot be imported (No module named 'nowhere'), must name a package",
+    ),
     (["example='3 1"], "example='3 1: cannot be read; brackets and quotes must close"),
     (["hydra.run.dir=/x/a=b"], "hydra.run.dir=/x/a=b: cannot be read; brackets and quotes must close"),
     (["hydra/launcher=nowhere"], "hydra/launcher=nowhere: no such option, allowed is basic"),

@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from conftest import ROOT, TINY, compose
-from mhaprune.config import ConfigError, build, is_of_others
+from mhaprune.config import build, is_of_others
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.scorers.ablation import Ablation
-from mhaprune.storage.store import RunFolder, describe, read_status
+from mhaprune.settings.options import ConfigError, describe
+from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.tasks.sort import Sort
 from tiny import SEVERAL, chosen, options, small
 

@@ -19,7 +19,6 @@ from mhaprune.adapters.saving import make_plain
 from mhaprune.adapters.speed import speed_table, timed_as
 from mhaprune.adapters.training import FINE_TUNING
 from mhaprune.adapters.wrapped import WrappedModel
-from mhaprune.command_line import option_named
 from mhaprune.experiments.ablate.study import Ablate, Recover
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadGrid, HeadMask
@@ -39,6 +38,7 @@ from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table, naming
 from mhaprune.settings.arguments import checked
+from mhaprune.settings.options import option
 from mhaprune.settings.ranges import Ge, Within
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.storage.store import write_bytes
@@ -131,7 +131,7 @@ class Heads:
         """The same for several sizes, on one way from the whole model to the smallest."""
         total = len(self.grid)
         counts = [total - self._kept(each) for each in keep]
-        chosen: Any = option_named(by, ["scorer", "schedule"]) if isinstance(by, str) else by
+        chosen: Any = option(by, {"scorer": Scorer, "schedule": Schedule}) if isinstance(by, str) else by
         scorers: dict[str, Scorer] = {}
         schedule: Schedule = OneShot() if rescore_every is None else Iterative(every=rescore_every)
         if not isinstance(chosen, Schedule):
@@ -286,7 +286,7 @@ class Heads:
     def _scorers(self, scorers: Iterable[str | Scorer]) -> dict[str, Scorer]:
         chosen = {}
         for scorer in scorers:
-            made = option_named(scorer, ["scorer"]) if isinstance(scorer, str) else scorer
+            made = option(scorer, {"scorer": Scorer}) if isinstance(scorer, str) else scorer
             name = scorer if isinstance(scorer, str) else type(scorer).__name__
             with naming(name):
                 made.check(len(self.grid), gated=False)

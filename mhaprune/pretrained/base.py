@@ -9,8 +9,8 @@ from typing import Annotated
 
 from mhaprune.pretrained.borrowed import Borrowed
 from mhaprune.pretrained.material import Material
+from mhaprune.settings.options import option_name
 from mhaprune.settings.ranges import Ge
-from mhaprune.storage.store import option_name
 from mhaprune.studies.study import ModelOfOthers
 from mhaprune.tasks.base import SplitSize
 

@@ -26,7 +26,7 @@ from mhaprune.pretrained.material import Material
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.storage.cache import Cache, data_digest, source_digests, weights_digest
+from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
 from mhaprune.storage.store import fingerprint
 from mhaprune.studies.environment import environment
 from mhaprune.studies.study import Source, Study
@@ -157,7 +157,7 @@ class Borrowed(Source):
         recipe = {
             **self._content,
             "heads": list(map(str, subject.grid)),
-            "sources": source_digests("mhaprune.adapters.training"),
+            "sources": sources("mhaprune.adapters"),
             "num_threads": self.num_threads,
             "device": torch.device(self.device).type,
             "torch": str(torch.__version__),

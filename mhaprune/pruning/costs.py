@@ -12,11 +12,9 @@ import torch
 from mhaprune.data import Data
 from mhaprune.heads import Block, HeadMask
 from mhaprune.schedules.budgets import Cost
-from mhaprune.storage.cache import Make, Remember, data_digest, source_digests
+from mhaprune.storage.cache import Make, Remember, data_digest, sources
 from mhaprune.subject import Subject
 from mhaprune.timing import device_name, in_turn
-
-source_digests(__name__, "mhaprune.timing")  # now, before they may be edited
 
 
 class Costs:
@@ -61,9 +59,7 @@ class Costs:
             "rounds": self.rounds,
             "device": device_name(self.timed.device),
             "num_threads": torch.get_num_threads(),
-            "measured_with": source_digests(
-                __name__, "mhaprune.timing", type(self.subject).__module__, "mhaprune.model.decoding"
-            ),
+            "measured_with": sources(__name__, "mhaprune.timing", type(self.subject).__module__),
         }
         content = self.remember("costs", what, make)
         named = {str(block): block for block in self.subject.grid.blocks}

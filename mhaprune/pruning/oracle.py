@@ -15,7 +15,7 @@ from mhaprune.data import Data
 from mhaprune.heads import HeadMask
 from mhaprune.measure import all_open, measure_masks
 from mhaprune.progress import doing
-from mhaprune.storage.cache import Remember, data_digest, source_digests
+from mhaprune.storage.cache import Remember, data_digest, sources
 from mhaprune.subject import Subject
 from mhaprune.tables import QUALITY
 
@@ -24,7 +24,6 @@ MOST_HEADS = 16
 MASKS_AT_ONCE = 256
 OBJECTIVES = ("loss", QUALITY)
 
-source_digests(__name__)  # now, before it may be edited
 
 Removed = tuple[int, ...]
 """The removed heads by their place on N, ascending."""
@@ -82,7 +81,7 @@ def find_best(
     what = {
         "oracle": ["exact"] if exact else ["beam", beam_width, sorted(budgets)],
         "chosen_on": data_digest(examples),
-        "searched_with": source_digests(__name__, type(subject).__module__),
+        "searched_with": sources(__name__, "mhaprune.measure", type(subject).__module__),
     }
     content = make(None, None) if remember is None else remember("oracle", what, make)
     run = _Runner(subject, examples, content, None)

@@ -12,7 +12,7 @@ from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import Budget
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.scoring import Scoring, settings_text
-from mhaprune.storage.store import option_name
+from mhaprune.settings.options import option_name
 from mhaprune.tables import join_names
 
 SEARCH = "search"

@@ -12,9 +12,9 @@ import pandas as pd
 
 from mhaprune.data import Learnt
 from mhaprune.measure import Diverged
+from mhaprune.settings.options import describe, modules_of
 from mhaprune.settings.ranges import Checked
-from mhaprune.storage.cache import Remember, source_digests, weights_digest
-from mhaprune.storage.store import describe, modules_of
+from mhaprune.storage.cache import Remember, sources, weights_digest
 from mhaprune.tables import VALID_QUALITY
 from mhaprune.training.descent import Descent
 
@@ -121,7 +121,7 @@ def recover(recovery: Recovery, lesson: Lesson, left: Left, draw: int, remember:
         "recovery": settings,
         "from": recovery.starts_from(lesson, left),
         "draw": draw,
-        "recovered_with": source_digests(*modules_of(recovery)),
+        "recovered_with": sources(*modules_of(recovery)),
     }
     content = remember("recovered", what, make) if recovery.kept else make(None, lambda state: None)
     model = copy.deepcopy(left)

@@ -16,9 +16,9 @@ from mhaprune.data import Data
 from mhaprune.heads import HeadId
 from mhaprune.progress import doing
 from mhaprune.scorers.base import Budgeted, Scorer, Scores, TrainedGates
+from mhaprune.settings.options import describe
 from mhaprune.settings.ranges import Checked
-from mhaprune.storage.cache import Remember, data_digest, source_digests
-from mhaprune.storage.store import describe
+from mhaprune.storage.cache import Remember, data_digest, sources
 from mhaprune.subject import Subject
 from mhaprune.tables import HEAD
 
@@ -76,7 +76,7 @@ class Scoring:
                 "seed": self.seed,
                 "heads": [str(head) for head in self.subject.grid],
                 "scored_on": data_digest(self.examples),
-                "scored_with": source_digests(type(scorer).__module__),
+                "scored_with": sources(type(scorer).__module__, "mhaprune.measure", type(self.subject).__module__),
             }
             content = dict(self.remember("gates", what, make))
         else:

@@ -23,10 +23,10 @@ class Typed(NamedTuple):
         """What stands behind `plugins=`."""
         return [word.partition("=")[2] for word in self.before.split() if word.startswith("plugins=")]
 
-    def line(self, *more: str) -> str:
-        """What Hydra is asked: it knows the options of a list by its key alone. `more` are further settings."""
+    def line(self) -> str:
+        """What Hydra is asked: it knows the options of a list by its key alone."""
         listing = LIST.fullmatch(self.word)
-        return f"{self.before}{''.join(f'{each} ' for each in more)}{listing[1] if listing else self.word}"
+        return f"{self.before}{listing[1] if listing else self.word}"
 
     def offers(self, found: Iterable[str]) -> list[str]:
         """Of what Hydra finds that which can follow."""

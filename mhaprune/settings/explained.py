@@ -5,37 +5,77 @@ The comments are the docstrings and the ranges of the dataclasses themselves.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import pairwise
 from types import MappingProxyType
+from typing import Any
 
 import yaml
 
-from mhaprune.settings.sources import Sources
+from mhaprune.settings.options import dataclasses_in
+from mhaprune.settings.plugins import find_class
+from mhaprune.settings.ranges import expected
 
 WIDTH = 100
 """Columns of a line of comment."""
 RUN = ("mhaprune.running.Run", "mhaprune.storage.sweeps.Orders")
-"""What the settings at the top are fields of."""
+"""The classes that the settings at the top are fields of."""
 NO_SWEEP: Mapping[str, str] = MappingProxyType({})
 
 
-def explained(text: str, packages: Iterable[str] = ("mhaprune",), varying: Mapping[str, str] = NO_SWEEP) -> str:
-    """The YAML with comments, which loads to the same values.
-
-    Only classes of these packages are looked up. `varying` holds what keys of a sweep may be, by their whole names.
-    """
+def explained(text: str, varying: Mapping[str, str] = NO_SWEEP) -> str:
+    """Return the YAML with comments, which loads to the same values. `varying` holds the values of swept keys."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode):
         return text
     part = re.match(r"# @package ([\w.]+)\n", text)
     own = _target(root)
-    targets = (own,) if own is not None else () if part else RUN
-    above = dict(_comments(root, part[1] if part else "", targets, Sources(frozenset(packages)), varying))
+    targets = [own] if own is not None else [] if part else RUN
+    above = dict(_comments(root, part[1] if part else "", targets, varying))
     return "".join(
         f"{out}\n" for i, line in enumerate(text.splitlines()) for out in [*_wrapped(above.get(i, ""), line), line]
     )
+
+
+def about(target: str) -> str:
+    """Return the first paragraph of the docstring of a class; empty for a class that is not found."""
+    return " ".join((inspect.getdoc(find_class(object, target)) or "").split("\n\n")[0].split())
+
+
+def about_fields(target: str) -> dict[str, str]:
+    """Return meaning and range of each field of a dataclass; nothing for a class that is not found."""
+    cls = find_class(object, target)
+    if cls is None:
+        return {}
+    kinds, docs = typing.get_type_hints(cls, include_extras=True), dict[str, str]()
+    for base in reversed(cls.__mro__):
+        if "__dataclass_fields__" in vars(base):
+            docs |= _field_docs(base)
+    return {field.name: f"{docs.get(field.name, '')} {_range(kinds[field.name])}".strip() for field in fields(cls)}
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """Return the docstring under each field of a class, from its source."""
+    [tree] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        node.target.id: " ".join(inspect.cleandoc(after.value.value).split())
+        for node, after in pairwise(tree.body)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
+    }
+
+
+def _range(kind: Any) -> str:
+    """Return which values a field takes; nothing for one that holds an option with settings of its own."""
+    parts = typing.get_args(kind) if typing.get_origin(kind) is dict else [kind]
+    return "" if any(dataclasses_in(part) for part in parts) else f"Allowed: {expected(kind)}."
 
 
 def _wrapped(comment: str, line: str) -> list[str]:
@@ -52,15 +92,14 @@ def _target(node: yaml.Node) -> str | None:
 
 
 def _comments(
-    root: yaml.MappingNode, path: str, targets: Iterable[str], sources: Sources, varying: Mapping[str, str]
+    root: yaml.MappingNode, path: str, targets: Sequence[str], varying: Mapping[str, str]
 ) -> Iterator[tuple[int, str]]:
-    """The number of a line and what is to be said above it."""
-    known = {name: setting for target in targets for name, setting in sources.settings(target).items()}
+    """Yield the number of a line and the comment above it."""
+    known = {name: text for target in targets for name, text in about_fields(target).items()}
     for key, value in root.value:
         name, target = f"{path}.{key.value}".lstrip("."), _target(value)
-        said = [known[key.value].text] if key.value in known else []
-        said += [sources.about(target)] if target is not None else []
+        said = [known.get(key.value, ""), about(target) if target is not None else ""]
         said += [f"In this sweep: {varying[name]}."] if name in varying else []
         yield key.start_mark.line, " ".join(filter(None, said))
         if isinstance(value, yaml.MappingNode):
-            yield from _comments(value, name, () if target is None else (target,), sources, varying)
+            yield from _comments(value, name, () if target is None else (target,), varying)

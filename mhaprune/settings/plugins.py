@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
+import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ENTRY_POINTS = "mhaprune.plugins"
@@ -37,27 +38,22 @@ def listed(typed: Iterable[str]) -> list[str]:
     return [name.strip() for text in typed for name in text.strip("[]\"'").split(",") if name.strip()]
 
 
-def conf_folders(typed: Iterable[str]) -> list[Path]:
-    """The folders `conf` of plug-ins: of `plugins=[a,b]` on the command line, and of installed packages.
-
-    A listed package is looked for in the working folder too. Raises ValueError for one that cannot be found.
-    """
-    names = listed(typed)
+def from_folder(packages: Iterable[str]) -> list[str]:
+    """Return the packages with those that are installed as plug-ins. A listed one is looked for in the working folder
+    too; raises ValueError for one that cannot be found."""
+    names = list(packages)
     if names and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    found = []
-    for name in dict.fromkeys([*names, *installed()]):
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            spec = None
-        if spec is None and name in names:
-            raise ValueError(
-                f"plugins={name}: cannot be imported, must name a package that is installed or in the working folder"
-            )
-        folders = spec.submodule_search_locations if spec is not None else None
-        found += [Path(folder) / "conf" for folder in folders or () if (Path(folder) / "conf").is_dir()]
-    return found
+    allow(names)
+    return list(dict.fromkeys([*names, *installed()]))
+
+
+def modules(package: str) -> Iterator[ModuleType]:
+    """Import a package and every module in it. Raises ImportError."""
+    top = importlib.import_module(package)
+    yield top
+    for found in pkgutil.walk_packages(getattr(top, "__path__", ()), f"{package}."):
+        yield importlib.import_module(found.name)
 
 
 def allowed() -> list[str]:

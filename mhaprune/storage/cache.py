@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
 import importlib.util
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -94,81 +91,47 @@ def weights_digest(model: nn.Module) -> str:
     return fingerprint([sha256(value.cpu().numpy().tobytes()).hexdigest() for value in model.state_dict().values()])
 
 
-NOT_HASHED = {
-    "mhaprune.storage.cache": "finds what was computed and computes nothing",
-    "mhaprune.storage.store": "names and writes files",
-    "mhaprune.interrupts": "decides when a training stops, not what it ends in",
-    "mhaprune.progress": "says how far a loop is",
-    "mhaprune.settings.ranges": "refuses settings; those that it lets pass are part of the recipe",
-    "mhaprune.timing": "only tells the name of the device",
-    "mhaprune.model.decoding": "decodes, which training does not",
-}
-"""Modules that others import and that decide no result of theirs, each with the reason."""
+def sources(*modules: str) -> dict[str, str]:
+    """Return the digests of the source files that decide a result: for each module those of its room.
 
-
-def source_digests(*modules: str) -> dict[str, str]:
-    """The digests of the sources that decide a result: these modules and what they import, by the name of the module.
-
-    Imports are followed within the packages of the modules, except those in `NOT_HASHED` and those for types only.
+    A room is a part of this package, such as `mhaprune.model`; the modules of a plug-in are all in the room of its
+    package. Files are read once per process: the digest is that of the code that runs, also when it is edited then.
     """
-    found: dict[str, str] = {}
-    left = list(modules)
-    while left:
-        module = left.pop()
-        if module not in found:
-            found[module], imported = _source(module)
-            left += [name for name in imported if name not in NOT_HASHED]
-    return dict(sorted(found.items()))
+    rooms = {".".join(module.split(".")[: 2 if module.startswith("mhaprune.") else 1]) for module in modules}
+    return {room: _digest(room) for room in sorted(rooms)}
 
 
-def code_of(modules: Sequence[str]) -> dict[str, Any]:
-    """What these modules do, as a status notes it: compared later it tells whether they still do the same."""
-    return {"modules": list(modules), "digest": fingerprint(source_digests(*modules))}
+def code_of(packages: Sequence[str]) -> dict[str, Any]:
+    """Return what identifies the code of whole packages, as a status notes it. Raises ImportError for one that is not
+    there."""
+    return {"modules": list(packages), "digest": fingerprint([_digest(package) for package in packages])}
 
 
 @cache
-def _source(module: str) -> tuple[str, tuple[str, ...]]:
-    """The digest of what a module *does*, without comments and docstrings, and the modules of its package it imports.
+def _digest(room: str) -> str:
+    package, _, part = room.partition(".")
+    return fingerprint([each for each in _files(package) if not part or each[0].startswith((f"{part}.py", f"{part}/"))])
 
-    It is read once per process: it should be that of the code that runs, also when the file is edited during a sweep.
+
+@cache
+def _files(package: str) -> list[tuple[str, str]]:
+    """Return every source file of a package or of a single module, by its path there, and its sha256.
+
+    The YAML files in a package, which are the options of a plug-in, count too.
     """
-    loaded = importlib.import_module(module)
-    assert loaded.__file__ is not None
-    tree = _without_docstrings(ast.parse(Path(loaded.__file__).read_text()))
-    package = module.split(".")[0]
-    imported: dict[str, None] = {}
-    for node in _statements(tree):
-        if isinstance(node, ast.Import):
-            imported |= dict.fromkeys(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = importlib.util.resolve_name("." * node.level + (node.module or ""), loaded.__package__ or "")
-            parts = [f"{base}.{alias.name}" for alias in node.names]
-            imported |= dict.fromkeys(part if part in sys.modules else base for part in parts)
-    own = tuple(name for name in imported if name.split(".")[0] == package and name != package)
-    return fingerprint(ast.dump(tree)), own
-
-
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """The statements in a node and in these, but those that only a type checker sees. Expressions, which are most of a
-    tree, hold none."""
-    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-        children = getattr(node, name, None)
-        for child in children if isinstance(children, list) else ():
-            if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)):
-                yield child
-                yield from _statements(child)
-
-
-def _without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in [tree, *_statements(tree)]:
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [n for n in body if not _is_docstring(n)]  # type: ignore[attr-defined]
-    return tree
-
-
-def _is_docstring(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        raise ImportError(f"{package}: is not there")
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    paths = [
+        (path.relative_to(folder), path)
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.suffix in (".py", ".yaml")
+    ]
+    if not folders and spec.origin is not None:
+        paths = [(Path(package), Path(spec.origin))]
+    return sorted((name.as_posix(), sha256(path.read_bytes()).hexdigest()) for name, path in paths)
 
 
 def _taken(kind: str, path: Path, content: dict[str, Any]) -> dict[str, Any]:

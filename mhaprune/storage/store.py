@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
-import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,45 +61,9 @@ def make_folder(key: str, path: Path) -> Path:
     return path
 
 
-def target(value: object) -> str:
-    """Where the class of a configured object stands: what a config has under `_target_`."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def describe(value: Any) -> Any:
-    """A configured object as plain values, with its class under `_target_`: what `config.build` reads back."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"_target_": target(value), **fields}
-    if isinstance(value, Mapping):
-        return {key: describe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [describe(item) for item in value]
-    return value
-
-
-def modules_of(value: Any) -> list[str]:
-    """The modules of the classes of a configured object and of those that it holds."""
-    return sorted(_modules(describe(value)))
-
-
-def _modules(description: Any) -> set[str]:
-    if isinstance(description, Mapping):
-        own = {description["_target_"].rpartition(".")[0]} if "_target_" in description else set()
-        return own.union(*map(_modules, description.values()))
-    if isinstance(description, list):
-        return set().union(*map(_modules, description))
-    return set()
-
-
 def fingerprint(description: Any) -> str:
     """Twelve hexadecimal digits that change when the description does."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def option_name(value: object) -> str:
-    """The name under which a configured object is chosen: `RunningSum` is `running_sum`; `none` for None."""
-    return "none" if value is None else re.sub(r"(?<!^)(?=[A-Z])", "_", type(value).__name__).lower()
 
 
 def inside(folder: Path, name: str) -> Path | None:

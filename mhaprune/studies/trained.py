@@ -21,8 +21,8 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.storage.cache import Cache, data_digest, source_digests, weights_digest
-from mhaprune.storage.store import describe, option_name
+from mhaprune.settings.options import describe, option_name
+from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
 from mhaprune.studies.environment import environment, trained_with
 from mhaprune.studies.study import Source, Study, Trained
 from mhaprune.tasks.base import Splits, Task
@@ -37,6 +37,9 @@ LARGE = (
     *("max_length", "train"),
 )
 """The settings that decide how much memory a model and its examples take."""
+
+COMPUTES = tuple(f"mhaprune.{room}" for room in ("heads", "data", "subject", "model", "training"))
+"""The rooms whose code decides what a training ends in."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,6 @@ class Recipe(Source):
 
     def check(self) -> None:
         """Raise ValueError for a model or examples that this machine cannot hold, by an estimate."""
-        # The sources that decide the model are read now, before they may be edited.
-        source_digests(*self._modules, type(self).__module__, "mhaprune.model.transformer", "mhaprune.model.decoding")
         have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         model = self.model.bytes_to_train(len(self.task.vocabulary))
         for key, needed in (("model", model), ("task", self.task.bytes_of_examples())):
@@ -210,19 +211,13 @@ class Recipe(Source):
         model = restore(saved, self.model, len(self.task.vocabulary), self.gate, self.device)
         return model, pd.DataFrame(saved.history), saved.facts.get(TRAINED_WITH, {})
 
-    @property
-    def _modules(self) -> list[str]:
-        """The modules whose code, with what they import, decides what a training ends in."""
-        modules = ["mhaprune.training.loop", "mhaprune.model.network"]
-        return modules if self.gate is None else [*modules, type(self.gate).__module__]
-
     def _recipe(self, splits: Splits) -> dict[str, Any]:
         """All that decides which weights a training ends in: settings, code, data, and what computes them."""
         return {
             **{name: describe(getattr(self, name)) for name in ("model", "gate", "training", "seed")},
             "vocabulary_size": len(self.task.vocabulary),
             "data": [data_digest(splits.train), data_digest(splits.valid)],
-            "sources": source_digests(*self._modules),
+            "sources": sources(*COMPUTES, *([] if self.gate is None else [type(self.gate).__module__])),
             "num_threads": self.num_threads,
             "device": torch.device(self.device).type,
             "torch": str(torch.__version__),

@@ -15,7 +15,6 @@ from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.losses import Drift
 from mhaprune.adapters.wrap import wrap
-from mhaprune.command_line import option_named
 from mhaprune.heads import HeadMask
 from mhaprune.launching import showing
 from mhaprune.measure import measure
@@ -23,6 +22,8 @@ from mhaprune.pruning.search import Search
 from mhaprune.recoveries.refitting import refit, show
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.greedy_refit import GreedyRefit
+from mhaprune.scorers.base import Scorer
+from mhaprune.settings.options import option
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_a_model_without_heads_in_a_block_is_scored_further(heads: Heads) -> Non
     first = heads.grid.blocks[0]
     left = heads.without(HeadMask(heads.grid, frozenset(head for head in heads.grid if head.block == first)))
     for name in ("ablation_mean", "gate_output", "refit_error", "redundancy", "magnitude"):
-        (scores_N,) = option_named(name, ["scorer"])(left, heads.splits["score"], 0).values
+        (scores_N,) = option(name, {"scorer": Scorer})(left, heads.splits["score"], 0).values
         assert scores_N.shape == (len(left.grid),)
         assert scores_N.isfinite().all()
 
@@ -163,7 +164,7 @@ def test_scores_that_need_what_the_model_has_not_say_so(heads: Heads, scorer: st
 def test_scores_that_train_or_play_work_on_any_model(heads: Heads, scorer: str) -> None:
     from dataclasses import fields, replace
 
-    made: Any = option_named(scorer, ["scorer"])
+    made: Any = option(scorer, {"scorer": Scorer})
     if "steps" in {field.name for field in fields(made)}:
         made = replace(made, steps=3)
     assert len(heads.score(made)) == 8

@@ -14,7 +14,8 @@ from made_tables import pruning_table, summary
 from mhaprune.collecting.collect import collect
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.train import Train
-from mhaprune.storage.store import RunFolder, read_status, target
+from mhaprune.settings.options import target
+from mhaprune.storage.store import RunFolder, read_status
 
 
 def make_run(path: Path, **identity: Any) -> None:

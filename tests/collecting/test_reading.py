@@ -16,8 +16,9 @@ from mhaprune.collecting.collect import collect
 from mhaprune.collecting.reading import Slice, below_each_other, slices_of
 from mhaprune.collecting.runs import FoundRun, find_runs
 from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.settings.options import target
 from mhaprune.storage.seals import Damaged, checksum
-from mhaprune.storage.store import RunFolder, target
+from mhaprune.storage.store import RunFolder
 
 FILES = (
     b"a,b\n\n8,after a blank line\n",

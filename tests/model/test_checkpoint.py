@@ -15,13 +15,14 @@ import mhaprune
 from conftest import LEARNT, compose, run_here, run_script
 from mhaprune import api
 from mhaprune.command_line import main
-from mhaprune.config import ConfigError, build
+from mhaprune.config import build
 from mhaprune.data import shift_right
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import measure
 from mhaprune.model.checkpoint import exported, load, restore, to_bytes
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.settings.options import ConfigError
 from mhaprune.storage.seals import sealed
 from mhaprune.storage.store import RunFolder
 from mhaprune.studies.study import Study

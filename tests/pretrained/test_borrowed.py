@@ -18,7 +18,7 @@ from classifier import batches, classifier
 from conftest import compose
 from legible import check_legible
 from mhaprune import losses
-from mhaprune.config import ConfigError, build
+from mhaprune.config import build
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
@@ -26,6 +26,7 @@ from mhaprune.pretrained.base import Pretrained
 from mhaprune.pretrained.material import Material, Objective
 from mhaprune.running import Results, Run
 from mhaprune.settings import plugins
+from mhaprune.settings.options import ConfigError
 from mhaprune.tables import in_brackets, in_unit, loss_unit
 from tiny import chosen, options, slow
 

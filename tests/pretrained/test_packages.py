@@ -13,8 +13,8 @@ from conftest import compose
 from mhaprune.config import build
 from mhaprune.pretrained.base import Pretrained
 from mhaprune.running import Run
+from mhaprune.settings.options import option_name
 from mhaprune.settings.plugins import find_class
-from mhaprune.storage.store import option_name
 from mhaprune.studies.study import ModelOfOthers
 from tiny import CONF
 

@@ -257,7 +257,7 @@ def test_it_is_done_anew_rather_than_kept_in_a_cache(lesson: Lesson, left: Seq2S
         recover(FineTune(steps=1), lesson, left, 0, refuse)
 
 
-def test_a_recovery_that_holds_another_is_kept_for_the_code_of_both(lesson: Lesson) -> None:
+def test_a_recovery_that_holds_another_is_kept_for_the_settings_of_both(lesson: Lesson) -> None:
     asked: list[dict[str, Any]] = []
 
     def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
@@ -267,8 +267,7 @@ def test_a_recovery_that_holds_another_is_kept_for_the_code_of_both(lesson: Less
     for start in (None, Refit(), Refit(ridge=0.1)):
         recover(FineTune(start=start), lesson, lesson.dense, 0, remember)
     plain, started, other = asked
-    assert "mhaprune.recoveries.refit" not in plain["recovered_with"]
-    assert "mhaprune.recoveries.refit" in started["recovered_with"]
+    assert list(plain["recovered_with"]) == ["mhaprune.recoveries"]
     assert started["recovery"] != other["recovery"]
 
 

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from conftest import TINY, TINY_SEQUENCES, compose
-from mhaprune.config import ConfigError, build
+from mhaprune.config import build
 from mhaprune.reporting.curves import event_files
+from mhaprune.settings.options import ConfigError
 from mhaprune.storage.store import RunFolder
 
 needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="is not installed")

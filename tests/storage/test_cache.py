@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import logging
 import re
 import threading
@@ -12,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import PACKAGE
-from mhaprune.storage.cache import NOT_HASHED, Cache, _source, source_digests
+from mhaprune.storage.cache import Cache, sources
 
 RECIPE = {"task": "sort", "seed": 0}
 
@@ -149,66 +147,28 @@ def test_a_full_disk_loses_no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert make.calls == calls
 
 
-def test_the_digest_follows_code_and_not_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def digest(name: str, source: str) -> str:
-        (tmp_path / f"{name}.py").write_text(source)
-        return source_digests(name)[name]
-
-    plain = digest("plain_module", "def f():\n    return 1\n")
-    assert digest("commented_module", 'def f():\n    """Say one."""\n    # indeed\n    return (1)\n') == plain
-    assert digest("changed_module", "def f():\n    return 2\n") != plain
-
-
 def test_the_digest_is_that_of_the_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "edited_module.py").write_text("x = 1\n")
-    before = source_digests("edited_module")
+    before = sources("edited_module")
     (tmp_path / "edited_module.py").write_text("x = 2\n")
-    assert source_digests("edited_module") == before
+    assert sources("edited_module") == before
+    (tmp_path / "other_module.py").write_text("x = 2\n")
+    assert sources("other_module")["other_module"] != before["edited_module"]
 
 
-def test_what_a_module_imports_is_digested_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by way of others, within the package; not what only a type checker sees, nor a named exception."""
+def test_the_digest_of_a_module_is_that_of_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a plug-in it is that of its whole package, with the YAML files of its options."""
+    assert sources("mhaprune.training.loop", "mhaprune.heads") == sources("mhaprune.heads", "mhaprune.training.descent")
+    assert set(sources("mhaprune.training.loop", "mhaprune.heads")) == {"mhaprune.heads", "mhaprune.training"}
+    assert sources("mhaprune.heads")["mhaprune.heads"] != sources("mhaprune.data")["mhaprune.data"]
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "closed_package").mkdir()
-    sources = {
-        "__init__": "",
-        "top": "from typing import TYPE_CHECKING\nimport json\nfrom closed_package import middle\n"
-        "from closed_package.excepted import x\nif TYPE_CHECKING:\n    import closed_package.typed\n",
-        "middle": "def f():\n    from . import bottom\n",
-        "bottom": "",
-        "typed": "",
-        "excepted": "from closed_package import beyond\nx = 1\n",
-        "beyond": "",
-    }
-    for name, source in sources.items():
-        (tmp_path / "closed_package" / f"{name}.py").write_text(source)
-    importlib.import_module("closed_package.bottom")
-    importlib.import_module("closed_package.top")
-    monkeypatch.setitem(NOT_HASHED, "closed_package.excepted", "for the test")
-    assert list(source_digests("closed_package.top")) == [f"closed_package.{n}" for n in ("bottom", "middle", "top")]
-
-
-ROOTS = ["mhaprune.training.loop", "mhaprune.model.network", "mhaprune.pruning.oracle", "mhaprune.pruning.costs"]
-ROOTS += ["mhaprune.model.transformer"]
-ROOTS += [f"mhaprune.{f}.{p.stem}" for f in ("scorers", "recoveries") for p in (PACKAGE / f).glob("[!_]*.py")]
-
-
-def test_every_exception_is_met_and_has_a_reason() -> None:
-    """What is named in vain would one day hide a module that decides something."""
-    hashed = {module for root in ROOTS for module in source_digests(root)}
-    assert "mhaprune.model.attention" in hashed
-    assert not hashed & set(NOT_HASHED)
-    imported = {name for module in hashed for name in _source(module)[1]}
-    assert set(NOT_HASHED) <= imported
-    assert all(len(reason.split()) > 2 for reason in NOT_HASHED.values())
-
-
-def test_what_observes_a_trained_model_is_no_part_of_how_it_is_trained() -> None:
-    """The wall: how a network is observed, pruned and decoded may be edited, and nothing is trained again."""
-    training = source_digests("mhaprune.training.loop", "mhaprune.model.network")
-    assert "mhaprune.model.layers" in training
-    assert "mhaprune.model.transformer" not in training
-    assert "mhaprune.model.transformer" in source_digests("mhaprune.model.transformer")
+    found = []
+    for package, power in (("first_heads", 1), ("second_heads", 2)):
+        (tmp_path / package / "conf").mkdir(parents=True)
+        (tmp_path / package / "peak.py").write_text("x = 1\n")
+        (tmp_path / package / "conf" / "peak.yaml").write_text(f"power: {power}\n")
+        found += sources(f"{package}.peak").values()
+    assert found[0] != found[1]
+    with pytest.raises(ImportError, match="nowhere: is not there"):
+        sources("nowhere.module")

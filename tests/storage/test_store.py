@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from mhaprune.model.gates import Softmax
-from mhaprune.storage.store import RunFolder, describe, fingerprint, option_name, read_status, write_bytes
+from mhaprune.settings.options import describe, option_name
+from mhaprune.storage.store import RunFolder, fingerprint, read_status, write_bytes
 from mhaprune.tasks.running_sum import RunningSum
 
 

@@ -26,8 +26,8 @@ from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.scoring import Scoring
+from mhaprune.settings.options import option_name
 from mhaprune.statistics.rankings import spearman
-from mhaprune.storage.store import option_name
 from mhaprune.studies.study import Study
 from mhaprune.tables import QUALITY, REFERENCE
 

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from conftest import LEARNT, compose, judged
-from mhaprune.config import ConfigError, build
+from mhaprune.config import build
 from mhaprune.experiments.compare import words
 from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.experiments.compare.study import Compare, winner_table
@@ -27,6 +27,7 @@ from mhaprune.scorers.fisher import Fisher
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.subset import Subset
 from mhaprune.scorers.taylor import Taylor
+from mhaprune.settings.options import ConfigError
 from mhaprune.statistics.intervals import area, prunable, student_interval
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.subject import Answered

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conftest import LEARNT, TINY, compose
-from mhaprune.config import ConfigError, build
+from mhaprune.config import build
+from mhaprune.settings.options import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import TINY, compose
 from legible import check_legible
-from mhaprune.config import ConfigError, build
+from mhaprune.config import build
 from mhaprune.experiments.interact.figures import by_block, interactions, together
 from mhaprune.experiments.interact.study import Interact, kinds_of_pairs
 from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
@@ -19,6 +19,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.running import Run
+from mhaprune.settings.options import ConfigError
 from mhaprune.tables import ENDS, HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, QUALITY, Tables, named
 from tiny import chosen, small
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from conftest import LEARNT, compose, tables_in
-from mhaprune.config import ConfigError, build
+from mhaprune.config import build
 from mhaprune.experiments.mistakes import mistakes
 from mhaprune.experiments.mistakes.study import Mistakes
 from mhaprune.experiments.mistakes.words import RANDOM_GATES
 from mhaprune.measure import gate_gradients, measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.taylor import Taylor
+from mhaprune.settings.options import ConfigError
 from mhaprune.statistics.rankings import spearman
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.tables import Tables

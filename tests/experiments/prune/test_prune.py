@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from conftest import LEARNT, PRUNE, compose, tables_in
-from mhaprune.config import ConfigError, build
+from mhaprune.config import build
 from mhaprune.data import Examples
 from mhaprune.evaluation import by_group
 from mhaprune.experiments.prune import trials
@@ -36,6 +36,7 @@ from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.scorers.subset import Subset
+from mhaprune.settings.options import ConfigError
 from mhaprune.statistics.intervals import paired_interval
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.studies.study import Study

@@ -10,10 +10,11 @@ import torch
 
 from conftest import RUNS, compose, tables_in
 from made_tables import said_over_runs, text_of
-from mhaprune.config import ConfigError, build
+from mhaprune.config import build
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
 from mhaprune.model.network import Transformer
+from mhaprune.settings.options import ConfigError
 from mhaprune.storage.store import read_status
 from tiny import chosen
 

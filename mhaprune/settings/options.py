@@ -1,0 +1,234 @@
+"""Options as objects: from the settings of an option, plain values, to an instance of its class; or one clear line.
+
+An option is a frozen dataclass that knows its own defaults. A YAML of `conf/` names the class under `_target_`, and
+may set some of its fields. It may instead start from another option of its group, as the scorer `taylor_batch` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, Union, get_args, get_origin
+
+import yaml
+
+from mhaprune.settings.places import conf_folder
+from mhaprune.settings.plugins import allowed, find_class, modules
+from mhaprune.settings.ranges import expected, fits
+
+Settings = dict[str, Any]
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be: the message names its key, its value and what is allowed."""
+
+
+def option(name: str, groups: Mapping[str, type]) -> Any:
+    """Return the option of that name in one of these groups, each given with the class of its options.
+
+    Raises ValueError for a name that there is not, with the nearest one.
+    """
+    files = {path.stem: path for group in groups for path in sorted((conf_folder() / group).glob("*.yaml"))}
+    if name not in files:
+        kinds = " or ".join(groups)
+        raise ValueError(f"{'/'.join(groups)}={name}: no such {kinds}, {did_you_mean(name, files)}")
+    group = files[name].parent.name
+    return build(groups[group], settings_of(group, name), f"{group}.{name}")
+
+
+def settings_of(group: str, name: str) -> Settings:
+    """Return what the YAML of an option says of it, with what it takes from the option that it starts from."""
+    content = yaml.safe_load((conf_folder() / group / f"{name}.yaml").read_text()) or {}
+    settings = dict(content.get(group, content))
+    inherited: Settings = {}
+    for entry in settings.pop("defaults", ()):
+        if isinstance(entry, str) and entry != "_self_":
+            inherited = settings_of(group, entry.partition("@")[0])
+    return inherited | settings
+
+
+class Option(NamedTuple):
+    """An option of a plug-in."""
+
+    group: str
+    name: str
+    package: str | None
+    """Where its settings stand in the config, as `# @package` of a YAML says; None for the name of its group."""
+    settings: Settings
+    """The content of its YAML, with the default of every field that this leaves out."""
+
+
+def options_of(package: str, groups: Mapping[str, type], several: Iterable[str]) -> Iterator[Option]:
+    """Find the options of a plug-in: a YAML for each in its folder `conf`, or a class alone.
+
+    `groups` holds the class of the options of each group; of those in `several` a run may have more than one.
+    """
+    with_yaml = set()
+    for folder in getattr(importlib.import_module(package), "__path__", ()):
+        for path in sorted(Path(folder, "conf").glob("*/*.yaml")):
+            text, group = path.read_text(), path.parent.name
+            content = yaml.safe_load(text) or {}
+            header = re.match(r"# @package ([\w.]+)\n", text)
+            own = content[group] if group in content and "_target_" not in content else content
+            if group in groups and "_target_" in own:
+                with_yaml.add(own["_target_"])
+                filled = completed(groups[group], own, f"{group}.{path.stem}")
+                content = content | {group: filled} if own is not content else content | filled
+            yield Option(group, path.stem, header and header[1], content)
+    for module in modules(package):
+        for cls in vars(module).values():
+            kind = _group_of(cls, module.__name__, groups)
+            named = {"_target_": f"{module.__name__}.{getattr(cls, '__name__', '')}"}
+            if kind is not None and named["_target_"] not in with_yaml:
+                name = _snake(cls.__name__)
+                place = f"{kind}.{name}" if kind in several else None
+                yield Option(kind, name, place, completed(groups[kind], named, f"{kind}.{name}"))
+
+
+def _group_of(cls: object, module: str, groups: Mapping[str, type]) -> str | None:
+    """Return the group of which a class of this module is an option; None for what is none."""
+    if not (isinstance(cls, type) and cls.__module__ == module and is_dataclass(cls)) or inspect.isabstract(cls):
+        return None
+    return next((group for group, base in groups.items() if issubclass(cls, base)), None)
+
+
+def build(kind: Any, value: Any, key: str) -> Any:
+    """Return `value` as an instance of the type annotation `kind`, checked all the way down."""
+    origin, arguments, bases = get_origin(kind), get_args(kind), dataclasses_in(kind)
+    if bases and (isinstance(value, Mapping) or bases == [kind]):
+        return construct(class_of(bases, value, key), _without_target(value), key)
+    if origin in (Union, types.UnionType):
+        for one in arguments:
+            if one not in bases and fits(one, value):
+                return build(one, value, key)
+    elif origin is tuple and isinstance(value, list | tuple):
+        return tuple(build(arguments[0], item, f"{key}[{i}]") for i, item in enumerate(value))
+    elif origin is dict and isinstance(value, Mapping):
+        return {name: build(arguments[1], item, f"{key}.{name}") for name, item in value.items()}
+    elif fits(kind, value):
+        return float(value) if kind is float else value
+    raise ConfigError(f"{key}={value!r}: must be {expected(kind)}")
+
+
+def construct(cls: type, values: Mapping[str, Any], key: str = "") -> Any:
+    """Return an instance of a dataclass with these fields; the others keep their defaults."""
+    prefix = f"{key}." if key else ""
+    kinds = fields_of(cls, values, key)
+    built = {name: build(kinds[name], value, prefix + name) for name, value in values.items()}
+    for field in dataclasses.fields(cls):
+        if field.name not in built and default_of(field) is dataclasses.MISSING:
+            raise ConfigError(f"{prefix}{field.name}: is missing, must be {expected(kinds[field.name])}")
+    try:
+        return cls(**built)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{prefix}{error}") from error
+
+
+def class_of(bases: Sequence[type], value: Any, key: str) -> Any:
+    """Return the class that settings name under `_target_`: one of `bases`, or one that is made from it."""
+    if key.endswith("._target_"):
+        group = key.removesuffix("._target_")
+        raise ConfigError(
+            f"{key}={value!r}: stands one level too high, its YAML must begin with: # @package {group}.NAME"
+        )
+    target, base = value.get("_target_") if isinstance(value, Mapping) else None, bases[0]
+    if not isinstance(target, str):
+        raise ConfigError(f"{key}={value!r}: must be settings with a _target_ that names a {base.__name__}")
+    found = next(filter(None, (find_class(one, target) for one in bases)), None)
+    if found is None or not found.__dataclass_params__.frozen:
+        raise ConfigError(
+            f"{key}._target_={target}: must name a frozen dataclass of {' or '.join(allowed())} that is a"
+            f" {base.__name__}; plugins=[PACKAGE] allows others"
+        )
+    return found
+
+
+def fields_of(cls: type, values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the fields of a dataclass and their types. Raises `ConfigError` for a value that is none of them."""
+    kinds = _types(cls)
+    for name in values:
+        if name not in kinds:
+            prefix = f"{key}." if key else ""
+            raise ConfigError(f"{prefix}{name}={values[name]!r}: no such setting, allowed are {', '.join(kinds)}")
+    return kinds
+
+
+@cache
+def _types(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def completed(base: type, value: Mapping[str, Any], key: str) -> Settings:
+    """Return the settings of an option with the defaults of the fields that they leave out."""
+    cls, given = class_of([base], value, key), _without_target(value)
+    fields_of(cls, given, key)
+    defaults = {field.name: describe(default_of(field)) for field in dataclasses.fields(cls)}
+    there = {name: default for name, default in defaults.items() if default is not dataclasses.MISSING}
+    return {"_target_": value["_target_"], **there, **given}
+
+
+def dataclasses_in(kind: Any) -> list[type]:
+    """Return the dataclasses among the types that an annotation allows."""
+    union = get_origin(kind) in (Union, types.UnionType)
+    return [one for one in (get_args(kind) if union else [kind]) if isinstance(one, type) and is_dataclass(one)]
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field, or `dataclasses.MISSING`."""
+    if field.default_factory is not dataclasses.MISSING:
+        factory: Callable[[], Any] = field.default_factory
+        return factory()
+    return field.default
+
+
+def describe(value: Any) -> Any:
+    """Return a configured object as plain values, with its class under `_target_`: what `build` reads back."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"_target_": target(value), **fields}
+    if isinstance(value, Mapping):
+        return {key: describe(item) for key, item in value.items()}
+    return [describe(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def target(value: object) -> str:
+    """Return MODULE.CLASS of a configured object: what a config has under `_target_`."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def modules_of(value: object) -> list[str]:
+    """Return the modules of the classes of a configured object and of those that it holds."""
+    return sorted(set(re.findall(r'"_target_": "([^"]+)\.\w+"', json.dumps(describe(value)))))
+
+
+def option_name(value: object) -> str:
+    """Return the name under which a configured object is chosen: `RunningSum` is `running_sum`; `none` for None."""
+    return "none" if value is None else _snake(type(value).__name__)
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def did_you_mean(given: str, allowed: Iterable[str]) -> str:
+    """Return what is allowed and, if one of it is close to what was given, that first."""
+    names = list(allowed)
+    close = [name for name in names if given and name.startswith(given)] or difflib.get_close_matches(given, names, n=1)
+    return f"{f'did you mean {close[0]}? ' if close else ''}allowed are {', '.join(names) or 'none'}"
+
+
+def _without_target(value: Mapping[str, Any]) -> Settings:
+    return {name: item for name, item in value.items() if name != "_target_"}
