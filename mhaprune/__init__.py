@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mhaprune.adapters.blocks import AttentionBlock
-    from mhaprune.adapters.wrap import wrap
-    from mhaprune.api import load, run, save, study
+    from mhaprune.api import run, study
     from mhaprune.heads import HeadMask
+    from mhaprune.library.heads import wrap
+    from mhaprune.library.saved import load, save
     from mhaprune.model.attention import MultiHeadAttention
 
 _HOME = {
     "run": "api",
     "study": "api",
-    "load": "api",
-    "save": "api",
-    "wrap": "adapters.wrap",
+    "load": "library.saved",
+    "save": "library.saved",
+    "wrap": "library.heads",
     "AttentionBlock": "adapters.blocks",
     "MultiHeadAttention": "model.attention",
     "HeadMask": "heads",

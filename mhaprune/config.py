@@ -6,22 +6,18 @@ import logging
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
-import torch
-
 from mhaprune.experiments.base import Experiment
-from mhaprune.model.checkpoint import SavedModel, load, restore
+from mhaprune.model.checkpoint import SavedModel, load
 from mhaprune.model.gates import GateConfig
-from mhaprune.model.network import Transformer
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Recovery
 from mhaprune.running import Run
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings import options
 from mhaprune.settings.plugins import allow, find_class
-from mhaprune.settings.refusals import foreign
 from mhaprune.storage.sweeps import ORDERS, Orders
 from mhaprune.studies.study import ModelOfOthers
+from mhaprune.studies.trained import parts_of
 from mhaprune.tasks.base import Task
 from mhaprune.training.loop import Training
 
@@ -66,19 +62,6 @@ def orders_of(config: Mapping[str, Any]) -> Orders:
     return orders
 
 
-def restored(saved: SavedModel, device: torch.device | str = "cpu") -> tuple[Seq2Seq, Task]:
-    """A saved model as a module, and the task that it was trained on."""
-    parts = _parts(saved)
-    task = parts["task"]
-    return restore(saved, parts["model"], len(task.vocabulary), parts["gate"], str(device)), task
-
-
-def _parts(saved: SavedModel) -> dict[str, Any]:
-    """Build what a file was saved with. Raises ValueError that names the file."""
-    with foreign(f"model_file={saved.path}: damaged"):
-        return {name: options.build(kind, saved.settings[name], name) for name, kind in BUILT_FROM.items()}
-
-
 BROUGHT_BY_OTHERS = ("task", "training", "gate")
 """The settings of our own model that a model of others does not have."""
 
@@ -103,12 +86,11 @@ GROUPS: dict[str, type] = {
 """The groups of options to which plug-ins add, with the class that their options are made from."""
 SEVERAL = ("scorer", "schedule", "recovery")
 """The groups of which a run may have several options."""
-BUILT_FROM = {"task": Task, "model": Transformer, "gate": GateConfig | None, "training": Training}
 
 
 def _with_what_a_file_brings(config: Mapping[str, Any], saved: SavedModel) -> dict[str, Any]:
     """The config with the file's task and model, without scorers that need the gates which a pruned model has lost."""
-    _parts(saved)
+    parts_of(saved)
     scorers = config.get("scorer", {})
     if saved.settings["gate"] is None and isinstance(scorers, Mapping):
         targets = {

@@ -26,6 +26,17 @@ Replacement = Callable[[Subject, Batch, Tensor], Fallback]
 split."""
 
 
+MAX_DIFFERENCE = 1e-9
+"""The largest allowed difference, in float64, between logits with heads removed and with the same heads masked.
+
+In float32 rounding alone makes 1e-5, which could hide a small fault.
+"""
+
+
+class ProofFailed(RuntimeError):
+    """Removing heads did not do what masking them does, or masking them did nothing."""
+
+
 class Diverged(ValueError):
     """A loss, a quality or a weight that is not finite: what follows from it would mean nothing."""
 

@@ -8,19 +8,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
 
-import pandas as pd
 import torch
 
-from mhaprune.experiments.base import Experiment, Findings, Setup, figures_of
+from mhaprune.experiments.base import Experiment, Setup
+from mhaprune.experiments.results import Results, present
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.progress import Step, doing, track
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.curves import check_tensorboard, event_files
-from mhaprune.reporting.page import proof_sentences, render
-from mhaprune.reporting.plots import Plot
-from mhaprune.reporting.sentences import if_poor
-from mhaprune.reporting.verdict import SmallMap, in_small
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
@@ -38,37 +34,6 @@ MODEL, SHOW = "model", "figures and page"
 """The first stage of every run and the last."""
 SECONDS_A_STEP = 0.05
 """What a training step usually takes; for the time left, which soon goes by what this machine takes."""
-
-
-@dataclass(frozen=True, repr=False)
-class Results:
-    """What a run found: what its folder holds, for a notebook."""
-
-    title: str
-    tables: dict[str, pd.DataFrame]
-    """Tidy tables by name; every row says which run it came from."""
-    figures: dict[str, Plot]
-    """Figures by name; a notebook shows them."""
-    sentences: list[str]
-    """The findings in words, the most important one first."""
-    checks: dict[str, float]
-    """The proofs of the run."""
-    files: dict[str, bytes]
-    """What else a run folder would hold, for example saved models."""
-    found: dict[str, pd.DataFrame]
-    """The tables without the columns that name the run."""
-    small_map: SmallMap | None = None
-    """Which heads stay, for an experiment that decides it."""
-    trained_with: Mapping[str, Any] = field(default_factory=dict)
-    """The threads, device and version of torch that trained the model; empty where that is not known."""
-
-    def page(self, facts: Mapping[str, Any] | None = None) -> str:
-        """The report as one self-contained HTML page."""
-        proofs = proof_sentences(self.checks)
-        return render(self.title, self.sentences, self.figures.values(), self.found, facts or {}, proofs)
-
-    def __repr__(self) -> str:
-        return "\n".join([self.title, *self.sentences])
 
 
 @dataclass(frozen=True)
@@ -215,27 +180,11 @@ class Run(Checked):
         with nullcontext() if self.experiment.stages else doing(option_name(self.experiment), 1):
             findings = self.experiment(study)
         with doing(SHOW):
-            return self._shown(study, findings)
+            return present(self.experiment, study, findings, self._title, self.identity)
 
     @property
     def _title(self) -> str:
         return f"{option_name(self.experiment)} on {self.source.name}"
-
-    def _shown(self, study: Study, findings: Findings) -> Results:
-        """What was found as figures and sentences, too."""
-        found = {name: frame.assign(**study.words) for name, frame in findings.tables.items()}
-        verdict = self.experiment.head_map(found)
-        return Results(
-            title=self._title,
-            tables={name: self._identified(frame) for name, frame in found.items()},
-            figures={plot.name: plot for plot in figures_of(type(self.experiment), found)},
-            sentences=[*self.experiment.say(found), *if_poor(found)],
-            checks=findings.checks,
-            files=findings.files,
-            found=found,
-            small_map=None if verdict is None else in_small(verdict),
-            trained_with=study.trained_with,
-        )
 
     def study(self) -> Study:
         """The trained model and all that an experiment may do with it."""
@@ -287,10 +236,6 @@ class Run(Checked):
                 f" {self.model.max_length - 1} and the end of sequence"
             )
         return source
-
-    def _identified(self, frame: pd.DataFrame) -> pd.DataFrame:
-        identity = pd.DataFrame(self.identity, index=frame.index)
-        return pd.concat([identity, frame.drop(columns=list(identity), errors="ignore")], axis=1)
 
 
 def _listed(facts: Mapping[str, Any]) -> str:

@@ -28,11 +28,11 @@ import mhaprune
 from benches.sides import Pair, timed
 from mhaprune import losses
 from mhaprune.adapters.batches import Batches
-from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.proof import prove
 from mhaprune.adapters.wrap import with_dense
 from mhaprune.data import Data
 from mhaprune.heads import HeadMask
+from mhaprune.library.heads import Heads
 from mhaprune.measure import measure, measure_masks, measure_removed
 from mhaprune.subject import Subject
 from mhaprune.timing import COPIES, taking_turns

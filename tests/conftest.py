@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import mhaprune.collecting.comparing
-from mhaprune import running
 from mhaprune.command_line import plain
 from mhaprune.config import build
 from mhaprune.data import Examples, shift_right
+from mhaprune.experiments import results
 from mhaprune.heads import HeadMask
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
@@ -151,9 +151,9 @@ def drawing(**wanted: bool) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def figures_where_they_are_wanted() -> Iterator[None]:
-    of_run, of_runs = running.figures_of, mhaprune.collecting.comparing.draw
+    of_run, of_runs = results.figures_of, mhaprune.collecting.comparing.draw
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "figures_of", lambda *given: of_run(*given) if Drawing.wanted else [])
+        patch.setattr(results, "figures_of", lambda *given: of_run(*given) if Drawing.wanted else [])
         patch.setattr(
             mhaprune.collecting.comparing,
             "draw",

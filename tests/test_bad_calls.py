@@ -14,8 +14,8 @@ from torch import nn
 import mhaprune
 from classifier import Classifier, batches, classifier
 from mhaprune import losses
-from mhaprune.adapters.heads import Heads
 from mhaprune.heads import HeadMask
+from mhaprune.library.heads import Heads
 from mhaprune.model.attention import MultiHeadAttention
 
 

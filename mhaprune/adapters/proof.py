@@ -14,8 +14,7 @@ from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.blocks import Unsupported
 from mhaprune.adapters.wrapped import WrappedModel
 from mhaprune.heads import HeadId, HeadMask
-from mhaprune.measure import gate_effects, output_difference
-from mhaprune.pruning.removal import MAX_DIFFERENCE
+from mhaprune.measure import MAX_DIFFERENCE, gate_effects, output_difference
 
 
 class Proven(NamedTuple):

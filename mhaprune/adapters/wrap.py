@@ -1,60 +1,87 @@
-"""Bring your own model: `mhaprune.wrap`."""
+"""Any model as a subject: its heads are found and proved."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mhaprune.adapters.batches import Batches
+from mhaprune.adapters.batches import Batches, UserSplits
 from mhaprune.adapters.blocks import AttentionBlock, Unsupported
 from mhaprune.adapters.discovery import discover, unseen
 from mhaprune.adapters.gating import at_rest
-from mhaprune.adapters.heads import Heads
-from mhaprune.adapters.losses import Drift, Judge, name_of, quality_for
-from mhaprune.adapters.proof import prove
+from mhaprune.adapters.losses import Drift, Judge, name_of, quality_for, unit_of
+from mhaprune.adapters.proof import Proven, prove
 from mhaprune.adapters.torch_nn import converted, convertible
 from mhaprune.adapters.wrapped import WrappedModel, wrapped
+from mhaprune.heads import HeadGrid
 from mhaprune.measure import Diverged, check_weights_finite, measure
-from mhaprune.settings.arguments import checked
-from mhaprune.settings.ranges import Within
+from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME
 
 
-@checked
-def wrap(
+@dataclass(frozen=True, repr=False, eq=False)
+class ModelWithData:
+    """A wrapped model, its examples, and what was proved of it."""
+
+    subject: WrappedModel
+    splits: Mapping[str, Batches]
+    """The batches of `score` and, where they were given, `choose`, `report` and `train`."""
+    quality_name: str
+    proven: Proven
+    seed: int
+    """The seed of scores that draw random numbers."""
+    unseen: tuple[str, ...] = ()
+    """Attention layers that no head was found in."""
+
+    def __repr__(self) -> str:
+        blocks, idle = len(self.subject.blocks), self.proven.without_effect
+        parts = [
+            f"{len(self.grid)} heads in {blocks} block{'s' * (blocks != 1)}",
+            f"{len(idle)} without effect ({_first(idle)})" if idle else "all with an effect",
+            f"none removable: {self.proven.why_not}" if self.proven.why_not else "all removable",
+        ]
+        return ", ".join(parts) + (f"; not seen: {_first(self.unseen)}" if self.unseen else "")
+
+    @property
+    def grid(self) -> HeadGrid:
+        """The heads by name, in the order of the flat axis N."""
+        return self.subject.grid
+
+    @property
+    def words(self) -> dict[str, str]:
+        """How tables call the quality, the timed call and the unit of the loss, by column."""
+        return {
+            QUALITY_NAME: self.quality_name,
+            TIMED_NAME: "a forward pass",
+            LOSS_UNIT: unit_of(self.subject.loss),
+        }
+
+    @property
+    def user_splits(self) -> UserSplits:
+        return UserSplits(self.splits)
+
+    def check_removable(self) -> None:
+        """Raise `Unsupported` if heads can be gated only."""
+        if self.proven.why_not:
+            raise Unsupported(f"heads of this model can be gated, not removed: {self.proven.why_not}")
+
+
+def understand(
     model: nn.Module,
     loss: Judge,
-    *,
-    score: Any,
-    choose: Any = None,
-    report: Any = None,
-    train: Any = None,
+    given: Mapping[str, Any],
     quality: Judge | None = None,
     blocks: Sequence[AttentionBlock] | None = None,
     call: Callable[[nn.Module, Any], Any] | None = None,
-    seed: Annotated[int, Within(0, 2**32 - 1)] = 0,
-) -> Heads:
-    """Find the heads of a model, and prove that they can be gated and removed. The model stays as it is.
-
-    `loss` takes what the model returns and a batch, and returns one number per example (see `mhaprune.losses`);
-    `quality` likewise, the higher the better. Each split is a list of batches: heads are scored on `score`, choices are
-    made on `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`; if there is none, they use
-    `score`.
-
-    Batches are dicts, tuples or tensors with a row per example. A tuple is (inputs ..., target), as torch loaders make
-    it. The model is called as `model(**batch)`, `model(*inputs)` or `model(batch)`, and never with the target;
-    `call(model, batch)` is another way to call it. No pass holds more examples than your largest batch.
-
-    `blocks` names the attention layers by hand, where tracing finds none. Raises `Unsupported`, one line, for a model
-    that cannot be understood.
-    """
+    seed: int = 0,
+) -> ModelWithData:
+    """Find and prove the heads of a model, see `mhaprune.wrap`; `given` holds the batches of each split, or None."""
     check_weights(model)
     splits = {
-        name: Batches.of(batches, name)
-        for name, batches in (("score", score), ("choose", choose), ("report", report), ("train", train))
-        if batches is not None or name == "score"
+        name: Batches.of(batches, name) for name, batches in given.items() if batches is not None or name == "score"
     }
     run = call or call_plainly
     quality = quality or quality_for(loss)
@@ -82,7 +109,7 @@ def wrap(
     measure(subject, splits["score"][:2])  # a loss that cannot be used is refused before anything long
     proven = prove(subject, splits["score"])
     subject = subject.changed(without_effect=frozenset(proven.without_effect))
-    return Heads(subject, splits, name_of(quality), proven, seed, unseen(model, found))
+    return ModelWithData(subject, splits, name_of(quality), proven, seed, tuple(unseen(model, found)))
 
 
 def call_plainly(model: nn.Module, arguments: Any) -> Any:
@@ -138,3 +165,7 @@ def check_weights(model: nn.Module) -> None:
 def _place(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     weight = next(iter(parameter for parameter in model.parameters() if parameter.is_floating_point()))
     return weight.device, weight.dtype
+
+
+def _first(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names[:8])) + (", ..." if len(names) > 8 else "")

@@ -6,31 +6,28 @@ import copy
 import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mhaprune.adapters.batches import Batches
+from mhaprune.adapters.batches import Batches, UserSplits
 from mhaprune.adapters.blocks import Unsupported
-from mhaprune.adapters.heads import Heads, UserSplits
-from mhaprune.adapters.losses import unit_of
 from mhaprune.adapters.saving import make_plain, save_folder
 from mhaprune.adapters.training import FINE_TUNING
-from mhaprune.adapters.wrap import wrap
+from mhaprune.adapters.wrap import ModelWithData, understand
 from mhaprune.adapters.wrapped import WrappedModel
 from mhaprune.heads import HeadGrid
 from mhaprune.pretrained.material import Material
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
+from mhaprune.storage.cache import Cache, Remember, data_digest, no_memory, sources, weights_digest
 from mhaprune.storage.store import fingerprint
 from mhaprune.studies.environment import environment
 from mhaprune.studies.study import Source, Study
-from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +49,15 @@ class Borrowed(Source):
         return self.read()
 
     @cached_property
-    def heads(self) -> Heads:
+    def heads(self) -> ModelWithData:
         """The wrapped model, proved."""
         material = self.material
         model, (loss, quality) = material.model.to(self.device).eval(), material.objective
-        found = wrap(model, loss, quality=quality, call=material.call, seed=self.seed, **material.splits)
+        found = understand(model, loss, material.splits, quality, call=material.call, seed=self.seed)
         log.info("%s: %r", self.title, found)
-        return found
+        subject, splits = found.subject, found.splits
+        here = {name: split.converted(subject.device, subject.dtype) for name, split in splits.items()}
+        return replace(found, splits=here)
 
     @property
     def name(self) -> str:
@@ -81,11 +80,9 @@ class Borrowed(Source):
     def grid(self) -> HeadGrid:
         return self.heads.grid
 
-    @cached_property
+    @property
     def splits(self) -> UserSplits:
-        subject, splits = self.heads.subject, self.heads.splits
-        here = {name: split.converted(subject.device, subject.dtype) for name, split in splits.items()}
-        return UserSplits(here["score"], here["choose"], here["report"], here.get("train"))
+        return self.heads.user_splits
 
     def sketch(self) -> WrappedModel:
         """The model itself."""
@@ -140,7 +137,7 @@ class Borrowed(Source):
         weights = fingerprint([weights_digest(subject.model), settings])
         return {
             "weights": weights,
-            "data": [data_digest(split) for split in self.splits if split is not None],
+            "data": [data_digest(split) for split in self.heads.splits.values()],
             "judged_by": dict(self.material.facts),
         }
 
@@ -163,24 +160,35 @@ class Borrowed(Source):
             "torch": str(torch.__version__),
         }
 
-        named = {QUALITY_NAME: self.heads.quality_name, TIMED_NAME: "a forward pass"}
-        return Study(
-            subject=subject,
-            splits=self.splits,
-            scorers=scorers,
-            schedules=schedules,
-            recoveries=recoveries,
-            seed=self.seed,
-            remember=Cache(self.cache).about(recipe),
-            saved=files_of if self.material.saves else no_files,
-            words=named | {LOSS_UNIT: unit_of(subject.loss)},
-            tokens=self._tokens,
-            fine_tuning=FINE_TUNING,
-        )
+        study = study_of(self.heads, scorers, schedules, recoveries, Cache(self.cache).about(recipe))
+        saved = files_of if self.material.saves else no_files
+        return replace(study, saved=saved, tokens=self._tokens)
 
     def _tokens(self, batch: Batches) -> list[list[str]]:
         read = self.material.tokens
         return [] if read is None else read(batch.as_given())
+
+
+def study_of(
+    model: ModelWithData,
+    scorers: Mapping[str, Scorer],
+    schedules: Mapping[str, Schedule],
+    recoveries: Mapping[str, Recovery],
+    remember: Remember = no_memory,
+) -> Study:
+    """Return what an experiment is given of a wrapped model; nothing is kept in a cache by default."""
+    return Study(
+        subject=model.subject,
+        splits=model.user_splits,
+        scorers=scorers,
+        schedules=schedules,
+        recoveries=recoveries,
+        seed=model.seed,
+        remember=remember,
+        saved=no_files,
+        words=model.words,
+        fine_tuning=FINE_TUNING,
+    )
 
 
 def files_of(name: str, model: WrappedModel, steps: int = 0) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ import torch
 from mhaprune.data import Data
 from mhaprune.heads import Block, HeadMask
 from mhaprune.schedules.budgets import Cost
-from mhaprune.storage.cache import Make, Remember, data_digest, sources
+from mhaprune.storage.cache import Remember, data_digest, sources
 from mhaprune.subject import Subject
 from mhaprune.timing import device_name, in_turn
 
@@ -65,11 +65,6 @@ class Costs:
         named = {str(block): block for block in self.subject.grid.blocks}
         own, head = ({named[row[0]]: row[i] for row in content["blocks"]} for i in (1, 2))
         return Cost("ms", content["floor"], own, head)
-
-
-def no_memory(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
-    """For costs that nothing is measured for."""
-    return make(None, lambda state: None)
 
 
 def counted(unit: str, subject: Subject, count: Callable[[Subject], float]) -> Cost:

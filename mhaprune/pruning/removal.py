@@ -12,22 +12,12 @@ import pandas as pd
 from mhaprune.data import Data, HeldOut
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.heads import HeadMask
-from mhaprune.measure import gate_effects, greedy_disagreements, measure, output_difference
+from mhaprune.measure import MAX_DIFFERENCE, ProofFailed, gate_effects, greedy_disagreements, measure, output_difference
 from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan, plan_columns, plan_words, removed_names
 from mhaprune.subject import DecodesGreedily, Outcome, Subject
 from mhaprune.tables import DENSE, DENSE_AGAIN
 from mhaprune.timing import copies, copies_that_fit, in_turn, speed_columns, taking_turns
-
-MAX_DIFFERENCE = 1e-9
-"""The largest allowed difference, in float64, between logits with heads removed and with the same heads masked.
-
-In float32 rounding alone makes 1e-5, which could hide a small fault.
-"""
-
-
-class ProofFailed(RuntimeError):
-    """Removing heads did not do what masking them does, or masking them did nothing."""
 
 
 class Pruned(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 from mhaprune.settings.ranges import check, expected, fits
@@ -19,7 +20,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.cache
     def hints() -> dict[str, Any]:
-        return get_type_hints(function, include_extras=True)
+        taken = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
+        return get_type_hints(
+            SimpleNamespace(__annotations__=taken), inspect.unwrap(function).__globals__, include_extras=True
+        )
 
     @functools.wraps(function)
     def door(*args: P.args, **kwargs: P.kwargs) -> R:

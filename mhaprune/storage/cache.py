@@ -80,6 +80,11 @@ class Cache:
         return remember
 
 
+def no_memory(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
+    """Compute it, and keep nothing."""
+    return make(None, lambda state: None)
+
+
 def data_digest(examples: Data) -> str:
     """A fingerprint of what a model is trained on: the package that brings the data may change it."""
     every = examples.tensors().values()

@@ -21,7 +21,9 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
+from mhaprune.settings import options
 from mhaprune.settings.options import describe, option_name
+from mhaprune.settings.refusals import foreign
 from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
 from mhaprune.studies.environment import environment, trained_with
 from mhaprune.studies.study import Source, Study, Trained
@@ -222,3 +224,19 @@ class Recipe(Source):
             "device": torch.device(self.device).type,
             "torch": str(torch.__version__),
         }
+
+
+BUILT_FROM = {"task": Task, "model": Transformer, "gate": GateConfig | None, "training": Training}
+
+
+def restored(saved: SavedModel, device: torch.device | str = "cpu") -> tuple[Seq2Seq, Task]:
+    """Return a saved model as a module, and the task that it was trained on."""
+    parts = parts_of(saved)
+    task = parts["task"]
+    return restore(saved, parts["model"], len(task.vocabulary), parts["gate"], str(device)), task
+
+
+def parts_of(saved: SavedModel) -> dict[str, Any]:
+    """Build what a file was saved with. Raises ValueError that names the file."""
+    with foreign(f"model_file={saved.path}: damaged"):
+        return {name: options.build(kind, saved.settings[name], name) for name, kind in BUILT_FROM.items()}

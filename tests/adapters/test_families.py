@@ -16,10 +16,9 @@ pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 
 from families import FAMILIES, GATES_ONLY, UNKNOWN, Family, batch_of, make, per_example
 
-from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.saving import load_folder, make_plain
-from mhaprune.adapters.wrap import wrap
 from mhaprune.heads import HeadGrid, HeadMask
+from mhaprune.library.heads import Heads, wrap
 from mhaprune.measure import all_open, measure, measure_masks, output_difference
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]

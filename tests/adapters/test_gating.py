@@ -5,8 +5,7 @@ import torch
 
 from classifier import Classifier, batches
 from mhaprune import losses
-from mhaprune.adapters.heads import Heads
-from mhaprune.adapters.wrap import wrap
+from mhaprune.library.heads import Heads, wrap
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from classifier import Classifier, batches
 from mhaprune import losses
-from mhaprune.adapters.heads import Heads
-from mhaprune.adapters.wrap import wrap
 from mhaprune.heads import HeadId
+from mhaprune.library.heads import Heads, wrap
 from mhaprune.model.attention import MultiHeadAttention
 
 

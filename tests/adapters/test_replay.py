@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from classifier import Classifier, batches
 from mhaprune import losses
 from mhaprune.adapters.replay import Replay
-from mhaprune.adapters.wrap import wrap
+from mhaprune.library.heads import wrap
 from mhaprune.measure import all_open, measure, measure_masks
 
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from classifier import Classifier, batches
 from mhaprune import losses
-from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.speed import timed_as
-from mhaprune.adapters.wrap import wrap
+from mhaprune.library.heads import Heads, wrap
 from mhaprune.pruning import removal
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from mhaprune.adapters.blocks import AttentionBlock
 from mhaprune.adapters.torch_nn import converted
-from mhaprune.adapters.wrap import wrap
 from mhaprune.heads import HeadMask
+from mhaprune.library.heads import wrap
 from mhaprune.measure import output_difference
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.gates import Softmax

@@ -15,11 +15,10 @@ from torch import nn
 from classifier import batches, classifier
 from mhaprune import losses
 from mhaprune.adapters.batches import Batches
-from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.training import FINE_TUNING, PlainTraining
-from mhaprune.adapters.wrap import wrap
 from mhaprune.adapters.wrapped import WrappedModel
 from mhaprune.heads import HeadMask
+from mhaprune.library.heads import Heads, wrap
 from mhaprune.measure import Diverged, measure
 
 SPLITS: dict[str, Any] = {name: batches(3, seed) for seed, name in enumerate(("score", "choose", "report"))}

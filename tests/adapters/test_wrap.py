@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from classifier import Classifier, batches, classifier
 from mhaprune.adapters.batches import Batches
-from mhaprune.adapters.heads import Heads
 from mhaprune.adapters.losses import Drift
-from mhaprune.adapters.wrap import wrap
 from mhaprune.heads import HeadMask
 from mhaprune.launching import showing
+from mhaprune.library.heads import Heads, wrap
 from mhaprune.measure import measure
 from mhaprune.pruning.search import Search
 from mhaprune.recoveries.refitting import refit, show

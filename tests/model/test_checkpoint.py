@@ -13,7 +13,6 @@ import torch
 
 import mhaprune
 from conftest import LEARNT, compose, run_here, run_script
-from mhaprune import api
 from mhaprune.command_line import main
 from mhaprune.config import build
 from mhaprune.data import shift_right
@@ -233,7 +232,7 @@ def test_weights_that_are_not_finite_are_named(pruned: Seq2Seq, file: Path, tmp_
         next(iter(broken.attention_sublayers().values())).attention.q_proj.weight[0, 0] = float("nan")
     path.write_bytes(to_bytes(broken, saved.settings, saved.history, saved.facts))
     with pytest.raises(ValueError, match=r"model.pt: damaged, its weight encoder.0.*q_proj.weight is nan in 1 of"):
-        api.load(path)
+        mhaprune.load(path)
 
 
 def test_a_file_runs_no_code(tmp_path: Path) -> None:

@@ -221,14 +221,13 @@ def test_nothing_computed_for_other_weights_is_taken_from_the_cache(cache: Path)
 def test_heads_that_cannot_be_removed_are_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mhaprune.pretrained import borrowed
 
-    wrap = borrowed.wrap
+    understand = borrowed.understand
 
     def only_gated(*arguments: Any, **named: Any) -> Any:
-        heads = wrap(*arguments, **named)
-        heads.proven = heads.proven._replace(why_not="attention.0: its norm spans all heads")
-        return heads
+        heads = understand(*arguments, **named)
+        return replace(heads, proven=heads.proven._replace(why_not="attention.0: its norm spans all heads"))
 
-    monkeypatch.setattr(borrowed, "wrap", only_gated)
+    monkeypatch.setattr(borrowed, "understand", only_gated)
     with pytest.raises(ConfigError, match="^model=guest: its heads can be gated, not removed: attention.0: its norm"):
         described("ablate", cache)
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask, Site
-from mhaprune.measure import measure
+from mhaprune.measure import ProofFailed, measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import Plan, choices, plans_of
-from mhaprune.pruning.removal import ProofFailed, prune, smallest_effect, time_removed
+from mhaprune.pruning.removal import prune, smallest_effect, time_removed
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Budgeted, Scores

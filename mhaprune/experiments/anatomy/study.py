@@ -24,7 +24,8 @@ from mhaprune.experiments.anatomy.walkthrough import (
 from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.examples import check_examples, examples_table, heads_named, show, sources
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
-from mhaprune.pruning.removal import MAX_DIFFERENCE, EquivalenceCheck, ProofFailed, proofs
+from mhaprune.measure import MAX_DIFFERENCE, ProofFailed
+from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.reporting.plots import Figures
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.settings.ranges import Ge, Sizes

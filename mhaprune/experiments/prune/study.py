@@ -24,7 +24,7 @@ from mhaprune.experiments.prune.figures import (
 from mhaprune.experiments.prune.order_figure import order_of_removal
 from mhaprune.experiments.prune.trials import Trial, Trials
 from mhaprune.progress import Stages, doing, track
-from mhaprune.pruning.costs import Costs, no_memory
+from mhaprune.pruning.costs import Costs
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import proofs, time_removed
 from mhaprune.recoveries.base import left_digest
@@ -43,7 +43,7 @@ from mhaprune.schedules.budgets import (
 )
 from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.scoring import Scoring
-from mhaprune.storage.cache import Make
+from mhaprune.storage.cache import Make, no_memory
 from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
 from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_QUALITY, ENDS, NOTHING, QUALITY, SURE

@@ -18,9 +18,9 @@ from mhaprune.experiments.anatomy.study import Anatomy
 from mhaprune.experiments.anatomy.walkthrough import walk
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadId, Site
+from mhaprune.measure import ProofFailed
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.removal import ProofFailed
 from mhaprune.running import Run
 from tiny import chosen, small
 

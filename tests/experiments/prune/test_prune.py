@@ -21,11 +21,10 @@ from mhaprune.evaluation import by_group
 from mhaprune.experiments.prune import trials
 from mhaprune.experiments.prune.study import choose_next, first_plans, removal_order, smallest_table
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
-from mhaprune.measure import Diverged, measure
+from mhaprune.measure import Diverged, ProofFailed, measure
 from mhaprune.model.checkpoint import load
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import under_way
-from mhaprune.pruning.removal import ProofFailed
 from mhaprune.recoveries.base import Lesson
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.from_scratch import FromScratch

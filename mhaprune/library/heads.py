@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
 import torch
 from torch import nn
 
-from mhaprune.adapters.batches import Batches
-from mhaprune.adapters.blocks import Unsupported
-from mhaprune.adapters.losses import unit_of
-from mhaprune.adapters.proof import Proven
+from mhaprune.adapters.blocks import AttentionBlock
+from mhaprune.adapters.losses import Judge
 from mhaprune.adapters.saving import make_plain
 from mhaprune.adapters.speed import speed_table, timed_as
 from mhaprune.adapters.training import FINE_TUNING
+from mhaprune.adapters.wrap import ModelWithData, understand
 from mhaprune.adapters.wrapped import WrappedModel
-from mhaprune.experiments.ablate.study import Ablate, Recover
-from mhaprune.experiments.base import figures_of
-from mhaprune.heads import HeadGrid, HeadMask
+from mhaprune.heads import HeadMask
 from mhaprune.launching.showing import shown
+from mhaprune.pretrained.borrowed import study_of
 from mhaprune.progress import doing
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck
-from mhaprune.recoveries.base import Lesson
+from mhaprune.recoveries.base import Lesson, Recovery
 from mhaprune.recoveries.fine_tune import FineTune
-from mhaprune.recoveries.refitting import Shown, show
-from mhaprune.recoveries.refitting import refit as fitted
-from mhaprune.running import Results
+from mhaprune.recoveries.refit import Refit
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.iterative import Iterative
@@ -42,11 +39,10 @@ from mhaprune.settings.options import option
 from mhaprune.settings.ranges import Ge, Within
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.storage.store import write_bytes
-from mhaprune.tables import LOSS_UNIT, MOMENTS, QUALITY_NAME, TIMED_NAME
+from mhaprune.tables import MOMENTS
 
-REFIT_EXAMPLES = 1024
-"""What a refit reads of the *score* split at most."""
-
+if TYPE_CHECKING:
+    from mhaprune.experiments.results import Results
 
 By = str | Scorer | Schedule
 """What chooses heads: a scorer, or a schedule that uses no scores; by name or as an object."""
@@ -54,52 +50,41 @@ Every = Annotated[int | None, Ge(1)]
 """After how many heads the smaller model is scored again. None scores once."""
 
 
-class UserSplits(NamedTuple):
-    """The splits of a user, see `Learnt`."""
+@checked
+def wrap(
+    model: nn.Module,
+    loss: Judge,
+    *,
+    score: Any,
+    choose: Any = None,
+    report: Any = None,
+    train: Any = None,
+    quality: Judge | None = None,
+    blocks: Sequence[AttentionBlock] | None = None,
+    call: Callable[[nn.Module, Any], Any] | None = None,
+    seed: Annotated[int, Within(0, 2**32 - 1)] = 0,
+) -> Heads:
+    """Find the heads of a model, and prove that they can be gated and removed. The model stays as it is.
 
-    score: Batches
-    choose: Batches
-    report: Batches
-    to_learn: Batches | None = None
-    """None where a recovery learns from the examples that heads are scored on."""
+    `loss` takes what the model returns and a batch, and returns one number per example (see `mhaprune.losses`);
+    `quality` likewise, the higher the better. Each split is a list of batches: heads are scored on `score`, choices are
+    made on `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`; if there is none, they use
+    `score`.
 
-    @property
-    def train(self) -> Batches:
-        return self.score if self.to_learn is None else self.to_learn
+    Batches are dicts, tuples or tensors with a row per example. A tuple is (inputs ..., target), as torch loaders make
+    it. The model is called as `model(**batch)`, `model(*inputs)` or `model(batch)`, and never with the target;
+    `call(model, batch)` is another way to call it. No pass holds more examples than your largest batch.
 
-    @property
-    def valid(self) -> Batches:
-        return self.choose
+    `blocks` names the attention layers by hand, where tracing finds none. Raises `Unsupported`, one line, for a model
+    that cannot be understood.
+    """
+    splits = {"score": score, "choose": choose, "report": report, "train": train}
+    return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed)))
 
 
-class Heads:
-    """The attention heads of a model, with what scores, removes and judges them. Made by `wrap`."""
-
-    def __init__(
-        self,
-        subject: WrappedModel,
-        splits: Mapping[str, Batches],
-        quality_name: str,
-        proven: Proven,
-        seed: int,
-        unseen: Sequence[str] = (),
-    ) -> None:
-        self.subject, self.splits, self.quality_name = subject, dict(splits), quality_name
-        self.proven, self.seed, self.unseen = proven, seed, tuple(unseen)
-
-    def __repr__(self) -> str:
-        blocks, idle = len(self.subject.blocks), self.proven.without_effect
-        parts = [
-            f"{len(self.grid)} heads in {blocks} block{'s' * (blocks != 1)}",
-            f"{len(idle)} without effect ({_first(idle)})" if idle else "all with an effect",
-            f"none removable: {self.proven.why_not}" if self.proven.why_not else "all removable",
-        ]
-        return ", ".join(parts) + (f"; not seen: {_first(self.unseen)}" if self.unseen else "")
-
-    @property
-    def grid(self) -> HeadGrid:
-        """The heads by name, in the order of the flat axis N."""
-        return self.subject.grid
+@dataclass(frozen=True, repr=False, eq=False)
+class Heads(ModelWithData):
+    """The attention heads of a model: what scores, removes and judges them. Made by `wrap`."""
 
     @checked
     @shown()
@@ -141,7 +126,7 @@ class Heads:
         else:
             raise ValueError(f"by={by}: must be a scorer, or a schedule that uses no scores and then no rescore_every")
         if schedule.removes:
-            self._removable()
+            self.check_removable()
         made = choices(self.scoring, scorers, schedule, removing(counts, self.grid), draws=1)
         return [plan.mask for plan in plans_of(made)]
 
@@ -177,14 +162,12 @@ class Heads:
     @shown()
     def without(self, mask: HeadMask, refit: bool = False, fine_tune: Annotated[int, Ge(0)] = 0) -> WrappedModel:
         """The model without these heads as a subject, to be measured further. It is proved first."""
-        self._removable()
-        EquivalenceCheck(self.subject, self._split("score")).prove(mask)
+        self.check_removable()
+        EquivalenceCheck(self.subject, self.user_splits.score).prove(mask)
         smaller = self.subject.without(mask)
-        if refit:
-            smaller = self._refitted(smaller)
-        if fine_tune:
-            lesson = Lesson(self.subject, FINE_TUNING, self._user_splits, self.seed)
-            smaller, _ = FineTune(steps=fine_tune)(lesson, smaller, 0, None, lambda state: None)
+        recoveries: list[Recovery] = [Refit()] if refit else []
+        for recovery in [*recoveries, FineTune(steps=fine_tune)] if fine_tune else recoveries:
+            smaller, _ = recovery(self._lesson, smaller, 0, None, lambda state: None)
         return smaller
 
     @checked
@@ -203,27 +186,20 @@ class Heads:
         Heads go in one shot by each of the scorers, shares of them or numbers. `tolerance` is the largest loss of the
         quality, which decides on the *choose* split. With `refit` the models of the best scorer are refitted, too.
         """
-        self._removable()
+        self.check_removable()
         if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
             raise ValueError(f"path={path}: must be a file in a folder that exists")
+        for name in ("choose", "report"):
+            self.user_splits[name]
+        from mhaprune.experiments.ablate.study import Ablate
+        from mhaprune.experiments.results import present
+
         experiment = Ablate(budgets=tuple(budgets), tolerance=tolerance, latency_rounds=rounds)
-        splits = self._user_splits
-        recoveries: dict[str, Recover] = {}
-        if refit:
-            recoveries["refit"] = lambda mask: (self._refitted(self.subject.without(mask)), "")
-        with doing(f"the heads of {type(self.subject.model).__name__}", stages=Ablate.stages):
-            found = experiment.study(self.scoring, splits, self._scorers(by), OneShot(), recoveries)
-        named = {QUALITY_NAME: self.quality_name, TIMED_NAME: "a forward pass", LOSS_UNIT: unit_of(self.subject.loss)}
-        tables = {name: table.assign(**named) for name, table in found.tables.items()}
-        results = Results(
-            title=f"The heads of {type(self.subject.model).__name__}",
-            tables=tables,
-            figures={plot.name: plot for plot in figures_of(Ablate, tables)},
-            sentences=list(Ablate.say(tables)),
-            checks=found.checks | {"smallest_gate_effect": self.proven.smallest_effect},
-            files={},
-            found=found.tables,
-        )
+        recoveries = {"refit": Refit()} if refit else {}
+        study = study_of(self, self._scorers(by), {"one_shot": OneShot()}, recoveries)
+        title = f"The heads of {type(self.subject.model).__name__}"
+        with doing(title, stages=Ablate.stages):
+            results = present(experiment, study, experiment(study), title)
         if path is not None:
             write_bytes(Path(path), results.page({"heads": repr(self)}).encode())
         return results
@@ -247,8 +223,8 @@ class Heads:
         speed-up over the whole model. That is the median of the rounds, in which all take turns, with its quartiles.
         The row `dense again` shows what is noise. A batch is never larger than the split.
         """
-        self._removable()
-        split = self._split("report")
+        self.check_removable()
+        split = self.user_splits.report
         keep = [keep] if isinstance(keep, int | float) else keep
         sizes = [batch_sizes] if isinstance(batch_sizes, int) else list(batch_sizes)
         if min(sizes, default=0) < 1:
@@ -261,27 +237,11 @@ class Heads:
     @cached_property
     def scoring(self) -> Scoring:
         """Scores on the *score* split, each computed once."""
-        return Scoring(self.subject, self._split("score"), self.seed)
-
-    @property
-    def _user_splits(self) -> UserSplits:
-        return UserSplits(self._split("score"), self._split("choose"), self._split("report"), self.splits.get("train"))
+        return Scoring(self.subject, self.user_splits.score, self.seed)
 
     @cached_property
-    def _shown(self) -> Shown:
-        return show(self.subject, self.splits.get("train", self._split("score"))[:REFIT_EXAMPLES])
-
-    def _refitted(self, left: WrappedModel) -> WrappedModel:
-        return fitted(left, self._shown)
-
-    def _split(self, name: str) -> Batches:
-        if name not in self.splits:
-            raise ValueError(f"{name}: no batches were given, name them: wrap(..., {name}=batches)")
-        return self.splits[name]
-
-    def _removable(self) -> None:
-        if self.proven.why_not:
-            raise Unsupported(f"heads of this model can be gated, not removed: {self.proven.why_not}")
+    def _lesson(self) -> Lesson:
+        return Lesson(self.subject, FINE_TUNING, self.user_splits, self.seed)
 
     def _scorers(self, scorers: Iterable[str | Scorer]) -> dict[str, Scorer]:
         chosen = {}
@@ -292,8 +252,3 @@ class Heads:
                 made.check(len(self.grid), gated=False)
             chosen[name] = made
         return chosen
-
-
-def _first(names: Sequence[object]) -> str:
-    """The first names of a list."""
-    return ", ".join(map(str, names[:8])) + (", ..." if len(names) > 8 else "")

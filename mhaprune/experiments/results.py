@@ -1,0 +1,71 @@
+"""What a run found, as tables, figures and sentences: what its folder holds, and what a notebook shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from mhaprune.experiments.base import Experiment, Findings, figures_of
+from mhaprune.reporting.page import proof_sentences, render
+from mhaprune.reporting.plots import Plot
+from mhaprune.reporting.sentences import if_poor
+from mhaprune.reporting.verdict import SmallMap, in_small
+from mhaprune.studies.study import Study
+
+
+@dataclass(frozen=True, repr=False)
+class Results:
+    """What a run found: what its folder holds, for a notebook."""
+
+    title: str
+    tables: dict[str, pd.DataFrame]
+    """Tidy tables by name; every row says which run it came from."""
+    figures: dict[str, Plot]
+    """Figures by name; a notebook shows them."""
+    sentences: list[str]
+    """The findings in words, the most important one first."""
+    checks: dict[str, float]
+    """The proofs of the run."""
+    files: dict[str, bytes]
+    """What else a run folder would hold, for example saved models."""
+    found: dict[str, pd.DataFrame]
+    """The tables without the columns that name the run."""
+    small_map: SmallMap | None = None
+    """Which heads stay, for an experiment that decides it."""
+    trained_with: Mapping[str, Any] = field(default_factory=dict)
+    """The threads, device and version of torch that trained the model; empty where that is not known."""
+
+    def page(self, facts: Mapping[str, Any] | None = None) -> str:
+        """The report as one self-contained HTML page."""
+        proofs = proof_sentences(self.checks)
+        return render(self.title, self.sentences, self.figures.values(), self.found, facts or {}, proofs)
+
+    def __repr__(self) -> str:
+        return "\n".join([self.title, *self.sentences])
+
+
+def present(
+    experiment: Experiment, study: Study, findings: Findings, title: str, identity: Mapping[str, Any] | None = None
+) -> Results:
+    """Return the findings with their figures and sentences. `identity` holds the first columns of every table."""
+    found = {name: frame.assign(**study.words) for name, frame in findings.tables.items()}
+    verdict = experiment.head_map(found)
+    return Results(
+        title=title,
+        tables={name: _identified(frame, identity or {}) for name, frame in found.items()},
+        figures={plot.name: plot for plot in figures_of(type(experiment), found)},
+        sentences=[*experiment.say(found), *if_poor(found)],
+        checks=findings.checks,
+        files=findings.files,
+        found=found,
+        small_map=None if verdict is None else in_small(verdict),
+        trained_with=study.trained_with,
+    )
+
+
+def _identified(frame: pd.DataFrame, identity: Mapping[str, Any]) -> pd.DataFrame:
+    columns = pd.DataFrame(dict(identity), index=frame.index)
+    return pd.concat([columns, frame.drop(columns=list(identity), errors="ignore")], axis=1)

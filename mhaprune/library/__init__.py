@@ -1,0 +1,1 @@
+"""mhaprune from Python, on a model of your own."""

@@ -1,0 +1,72 @@
+"""Saved models: write them, and bring them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.adapters.saving import is_folder_of_transformers, load_folder, save_folder
+from mhaprune.data import pad
+from mhaprune.heads import HeadGrid
+from mhaprune.model.checkpoint import load as read
+from mhaprune.model.transformer import Seq2Seq
+from mhaprune.settings.arguments import checked
+from mhaprune.settings.refusals import foreign
+from mhaprune.studies.trained import restored
+from mhaprune.tasks.base import Task
+
+
+class Loaded(nn.Module):
+    """A saved model with the task that it was trained on. Called with source and prefix it returns logits."""
+
+    def __init__(self, network: Seq2Seq, task: Task) -> None:
+        super().__init__()
+        self.network, self.task = network, task
+
+    @property
+    def grid(self) -> HeadGrid:
+        """The heads that are left."""
+        return self.network.grid
+
+    def forward(self, source_BS: Tensor, prefix_BT: Tensor, gates: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) of what follows each position of the prefix; `gates` (N,) or (B, N), 1 is open."""
+        return self.network(source_BS, prefix_BT, gates)
+
+    @checked
+    def decode(self, *sources: str) -> str | list[str]:
+        """The model's answer to a source as a person types it (`"3 1 2"`); a list of answers for several sources.
+
+        Raises ValueError, one line, for a source that the task cannot read.
+        """
+        if not sources:
+            raise ValueError("decode: needs a source, for example decode('3 1 2')")
+        words: list[Sequence[str]] = [self.task.read(source) for source in sources]
+        ids_BS = pad([self.task.vocabulary.encode(symbols) for symbols in words]).to(self.network.positions.device)
+        said = self.network.decode_greedily(ids_BS, self.network.config.max_length, stop=True)
+        shown = [self.task.show(source, target) for source, target in zip(ids_BS.tolist(), said.tolist(), strict=True)]
+        answers = [text.rpartition(" -> ")[2] for text in shown]
+        return answers[0] if len(answers) == 1 else answers
+
+
+@checked
+def load(path: str | Path, device: torch.device | str = "cpu", trust_remote_code: bool = False) -> nn.Module:
+    """A saved model: a file of `experiment=train` or `experiment=prune` as a `Loaded`, or a folder that `save` or the
+    `save_pretrained` of a pruned model of transformers wrote. Raises ValueError, one line, for anything else.
+
+    `trust_remote_code` runs Python code that others laid into a folder. What `save` wrote needs it not.
+    """
+    with foreign(f"device={device}: not to be had on this machine"):
+        torch.empty(0, device=device)
+    if is_folder_of_transformers(Path(path)):
+        return load_folder(Path(path), trust_remote_code).to(device)
+    return Loaded(*restored(read(str(path)), device))
+
+
+@checked
+def save(model: nn.Module, path: str | Path) -> None:
+    """Write a pruned model of transformers into a folder that is read by `load`, and where mhaprune is not installed by
+    `AutoModelFor....from_pretrained(path, trust_remote_code=True)`. Raises ValueError, one line, for other models."""
+    save_folder(model, path)
