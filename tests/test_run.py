@@ -16,6 +16,7 @@ import torch
 from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, drawing, run_here, run_script, tables_in
 from mhaprune.command_line import main
 from mhaprune.config import build
+from mhaprune.experiments.results import _identified
 from mhaprune.storage.store import RunFolder, fingerprint, read_status
 from mhaprune.storage.sweeps import Sweep
 from mhaprune.training import loop
@@ -129,7 +130,7 @@ def test_the_same_seed_gives_the_same_tables_twice(first: Path, tmp_path: Path) 
 
 def test_an_empty_table_still_says_which_run_it_is_from(tmp_path: Path) -> None:
     described = build(compose(*SMALL, f"cache={tmp_path}"))
-    empty = described._identified(pd.DataFrame(columns=["head", "example"]))
+    empty = _identified(pd.DataFrame(columns=["head", "example"]), described.identity)
     assert list(empty)[:4] == ["run", "task", "gate", "seed"]
 
 
