@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 from mhaprune.experiments.base import Experiment
 from mhaprune.model.checkpoint import SavedModel, load
 from mhaprune.model.gates import GateConfig
+from mhaprune.pretrained.base import Pretrained
 from mhaprune.recoveries.base import Recovery
 from mhaprune.running import Run
 from mhaprune.schedules.base import Schedule
@@ -16,7 +17,6 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.settings import options
 from mhaprune.settings.plugins import allow, find_class
 from mhaprune.storage.sweeps import ORDERS, Orders
-from mhaprune.studies.study import ModelOfOthers
 from mhaprune.studies.trained import parts_of
 from mhaprune.tasks.base import Task
 from mhaprune.training.loop import Training
@@ -70,12 +70,12 @@ def is_of_others(config: Mapping[str, Any]) -> bool:
     """Whether the option of the group `model` is one that others made."""
     settings = config.get("model")
     target = settings.get("_target_") if isinstance(settings, Mapping) else None
-    return isinstance(target, str) and find_class(ModelOfOthers, target) is not None
+    return isinstance(target, str) and find_class(Pretrained, target) is not None
 
 
 GROUPS: dict[str, type] = {
     "task": Task,
-    "model": ModelOfOthers,
+    "model": Pretrained,
     "gate": GateConfig,
     "training": Training,
     "scorer": Scorer,

@@ -14,6 +14,7 @@ from mhaprune.experiments.base import Experiment, Setup
 from mhaprune.experiments.results import Results, present
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
+from mhaprune.pretrained.base import Pretrained
 from mhaprune.progress import Step, doing, track
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.curves import check_tensorboard, event_files
@@ -25,7 +26,7 @@ from mhaprune.settings.places import results_folder
 from mhaprune.settings.ranges import Checked, Within
 from mhaprune.storage.cache import code_of
 from mhaprune.storage.store import RunFolder, fingerprint
-from mhaprune.studies.study import ModelOfOthers, Source, Study
+from mhaprune.studies.study import Source, Study
 from mhaprune.studies.trained import Recipe
 from mhaprune.tasks.base import Task
 from mhaprune.training.loop import Training
@@ -42,7 +43,7 @@ class Run(Checked):
 
     task: Task | None
     """What the model learns. A model that others made has none."""
-    model: Transformer | ModelOfOthers
+    model: Transformer | Pretrained
     """The sizes of a model to train, or a model that others made."""
     training: Training | None
     """How the model is trained. A model that others made is trained already."""
@@ -201,7 +202,7 @@ class Run(Checked):
     def source(self) -> Source:
         """Where the model and its examples come from."""
         where: Any = {name: getattr(self, name) for name in ("seed", "device", "num_threads", "cache")}
-        if isinstance(self.model, ModelOfOthers):
+        if isinstance(self.model, Pretrained):
             for name in ("task", "training", "gate", "model_file"):
                 if getattr(self, name) is not None:
                     raise ValueError(

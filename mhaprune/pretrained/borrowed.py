@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +20,6 @@ from mhaprune.adapters.training import FINE_TUNING
 from mhaprune.adapters.wrap import ModelWithData, understand
 from mhaprune.adapters.wrapped import WrappedModel
 from mhaprune.heads import HeadGrid
-from mhaprune.pretrained.material import Material
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
@@ -28,6 +27,9 @@ from mhaprune.storage.cache import Cache, Remember, data_digest, no_memory, sour
 from mhaprune.storage.store import fingerprint
 from mhaprune.studies.environment import environment
 from mhaprune.studies.study import Source, Study
+
+if TYPE_CHECKING:
+    from mhaprune.pretrained.base import Material
 
 log = logging.getLogger(__name__)
 

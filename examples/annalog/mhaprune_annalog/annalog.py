@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import pickle
+import random
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -18,13 +20,16 @@ from torch import Tensor, nn
 
 from mhaprune.adapters import losses
 from mhaprune.adapters.batches import IGNORED
-from mhaprune.pretrained.base import Pretrained
-from mhaprune.pretrained.material import Material, Objective, batched, chosen
-from mhaprune.pretrained.molecules import molecules
+from mhaprune.pretrained.base import Material, Objective, Pretrained, batched, chosen
 from mhaprune.pretrained.texts import Row, in_splits, read_rows
 from mhaprune.progress import track
 from mhaprune.storage.cache import Cache, weights_digest
 from mhaprune.tasks.base import SplitSize
+
+CORES = ("c1ccc({a})cc1{b}", "c1cc({a})cnc1{b}", "c1cc({a})ccc1{b}", "C1CCN({a})CC1{b}", "c1cc({a})sc1{b}")
+FIRST = ("C", "OC", "Cl", "F", "C(F)(F)F", "C#N", "N(C)C", "CC", "C(C)C", "S(C)(=O)=O")
+SECOND = ("C(=O)NC", "C(=O)O", "CO", "OCC", "NC(C)=O", "C(=O)N1CCOCC1", "CN1CCNCC1", "c1ccccc1", "C(=O)OC", "CCN")
+
 
 INSTALL = "pip install --no-deps annalog==1.0.6"
 LONGEST_ANSWER = 60
@@ -126,3 +131,10 @@ def read_package() -> Reader:
     model = module.Seq2Seq(*parts, pad, pad, device)
     model.load_state_dict(torch.load(weights / "Lev_extended.pt", map_location=device))
     return Reader(model.eval(), tokenize, ids)
+
+
+def molecules() -> list[str]:
+    """Return molecules as SMILES, put together from common parts, in an order that is always the same."""
+    found = [core.format(a=a, b=b) for core, a, b in itertools.product(CORES, FIRST, SECOND)]
+    random.Random(0).shuffle(found)
+    return found

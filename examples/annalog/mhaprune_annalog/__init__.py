@@ -1,0 +1,1 @@
+"""The model annalog as an option of mhaprune: `model=annalog`."""
