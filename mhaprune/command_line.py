@@ -30,7 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mhaprune.interrupts import interruptible
-from mhaprune.settings.places import conf_folder, results_folder
+from mhaprune.settings.plugins import conf_folder, results_folder
 from mhaprune.settings.refusals import RunFailed, check_arguments, composition_error, one_line, unreadable
 
 if TYPE_CHECKING:

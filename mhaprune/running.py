@@ -22,7 +22,7 @@ from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
 from mhaprune.settings.options import describe, modules_of, option_name, target
-from mhaprune.settings.places import results_folder
+from mhaprune.settings.plugins import results_folder
 from mhaprune.settings.ranges import Checked, Within
 from mhaprune.storage.cache import code_of
 from mhaprune.storage.store import RunFolder, fingerprint

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from mhaprune.interrupts import interruptible_once
-from mhaprune.settings.places import results_folder
+from mhaprune.settings.plugins import results_folder
 from mhaprune.statistics.intervals import LEAST_RUNS, geometric_mean, prediction_interval, student_interval
 
 SEEDS = {"claimed": "0,1,2,3,4,5,6,7,8,9", "found": "20,21,22,23,24"}

@@ -5,14 +5,13 @@ Dimensions: B = batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mhaprune.adapters.batches import MASK, Batches
-from mhaprune.adapters.returned import tensors_in
 
 PerExample = Callable[[Any, Any], Tensor]
 """From what the model returns and a batch to one number per example, (B,)."""
@@ -53,3 +52,15 @@ def flat(output: Any, batch: Batches) -> Tensor:
             by_token = mask is not None and value.dim() == 3 and mask.shape == value.shape[:2]
             parts.append(value[mask != 0].flatten() if by_token else value.flatten())
     return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in it, in its order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from tensors_in(each)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from tensors_in(each)

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from mhaprune.adapters.returned import tensors_in
+from mhaprune.adapters.judging import tensors_in
 
 
 @dataclass

@@ -28,7 +28,7 @@ from mhaprune.launching.isolation import end_with_parent
 from mhaprune.launching.searching import Range, Searching, check_optuna
 from mhaprune.launching.sweeping import Launcher, do_sweep
 from mhaprune.running import Run
-from mhaprune.settings.places import conf_folder, results_folder
+from mhaprune.settings.plugins import conf_folder, results_folder
 from mhaprune.storage.store import LOCK, refuse_links
 from mhaprune.storage.sweeps import Job, Orders, Sweep
 

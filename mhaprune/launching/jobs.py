@@ -14,7 +14,7 @@ from mhaprune.launching.isolation import isolated
 from mhaprune.launching.showing import shown
 from mhaprune.launching.watching import progress
 from mhaprune.running import Results, Run
-from mhaprune.settings.places import results_folder
+from mhaprune.settings.plugins import results_folder
 from mhaprune.settings.refusals import RunFailed
 from mhaprune.storage.locks import holder, locked, whose
 from mhaprune.storage.store import LOCK as RUN_LOCK

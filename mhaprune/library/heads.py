@@ -34,9 +34,8 @@ from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table, naming
-from mhaprune.settings.arguments import checked
 from mhaprune.settings.options import option
-from mhaprune.settings.ranges import Ge, Within
+from mhaprune.settings.ranges import Ge, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.storage.store import write_bytes
 from mhaprune.tables import MOMENTS

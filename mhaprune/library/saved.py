@@ -13,7 +13,7 @@ from mhaprune.data import pad
 from mhaprune.heads import HeadGrid
 from mhaprune.model.checkpoint import load as read
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.settings.arguments import checked
+from mhaprune.settings.ranges import checked
 from mhaprune.settings.refusals import foreign
 from mhaprune.studies.trained import restored
 from mhaprune.tasks.base import Task

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhaprune.model.gates import GateConfig
-from mhaprune.settings.arguments import checked
-from mhaprune.settings.ranges import Ge, Lt
+from mhaprune.settings.ranges import Ge, Lt, checked
 
 Size = Annotated[int, Ge(1)]
 

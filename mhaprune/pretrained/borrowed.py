@@ -25,8 +25,7 @@ from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.storage.cache import Cache, Remember, data_digest, no_memory, sources, weights_digest
 from mhaprune.storage.store import fingerprint
-from mhaprune.studies.environment import environment
-from mhaprune.studies.study import Source, Study
+from mhaprune.studies.study import Source, Study, environment
 
 if TYPE_CHECKING:
     from mhaprune.pretrained.base import Material

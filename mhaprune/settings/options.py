@@ -22,8 +22,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 
 import yaml
 
-from mhaprune.settings.places import conf_folder
-from mhaprune.settings.plugins import allowed, find_class, modules
+from mhaprune.settings.plugins import allowed, conf_folder, find_class, modules
 from mhaprune.settings.ranges import expected, fits
 
 Settings = dict[str, Any]

@@ -5,6 +5,8 @@ A range is anything that answers `value in range` and whose text completes the s
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import numbers
 import operator
@@ -12,7 +14,8 @@ import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from types import SimpleNamespace
+from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -169,3 +172,39 @@ def expected(kind: Any) -> str:
 @cache
 def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function raise ValueError, one line that names the argument, its value and what is allowed."""
+    signature = inspect.signature(function)
+
+    @functools.cache
+    def hints() -> dict[str, Any]:
+        taken = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
+        return get_type_hints(
+            SimpleNamespace(__annotations__=taken), inspect.unwrap(function).__globals__, include_extras=True
+        )
+
+    @functools.wraps(function)
+    def door(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            if name not in hints():
+                continue
+            several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            for each in value if several else [value]:
+                if not fits(hints()[name], each):
+                    raise ValueError(f"{name}={_short(each)}: must be {expected(hints()[name])}")
+                check(name, each, hints()[name])
+        return function(*args, **kwargs)
+
+    return door
+
+
+def _short(value: object) -> str:
+    """A value in one short line; the name of its type where that is not possible."""
+    text = repr(value)
+    return text if len(text) <= 100 and "\n" not in text else f"<{type(value).__name__}>"

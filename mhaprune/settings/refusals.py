@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mhaprune.settings.places import PACKAGE
+from mhaprune.settings.plugins import PACKAGE
 
 
 class RunFailed(BaseException):

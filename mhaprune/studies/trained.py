@@ -25,8 +25,7 @@ from mhaprune.settings import options
 from mhaprune.settings.options import describe, option_name
 from mhaprune.settings.refusals import foreign
 from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
-from mhaprune.studies.environment import environment, trained_with
-from mhaprune.studies.study import Source, Study, Trained
+from mhaprune.studies.study import Source, Study, Trained, environment, trained_with
 from mhaprune.tasks.base import Splits, Task
 from mhaprune.training.loop import Training
 
