@@ -21,7 +21,7 @@ from mhaprune.adapters.wrap import ModelWithData, understand
 from mhaprune.adapters.wrapped import WrappedModel
 from mhaprune.heads import HeadMask
 from mhaprune.launching.showing import shown
-from mhaprune.pretrained.borrowed import study_of
+from mhaprune.pretrained.source import study_of
 from mhaprune.progress import doing
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck

@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
-from torch import nn
-
-from mhaprune.adapters.losses import Judge
-from mhaprune.pretrained.borrowed import Borrowed
+from mhaprune.pretrained.source import Objective, PretrainedModel, PretrainedSource
 from mhaprune.settings.options import option_name
 from mhaprune.settings.ranges import Checked, Ge
 from mhaprune.tasks.base import SplitSize
 
 BATCH = 32
 """Number of texts that are filled up to the same length, and of examples in a batch."""
-
-
-class Objective(NamedTuple):
-    """What a model is judged by, see `adapters.losses`."""
-
-    loss: Judge
-    quality: Judge | None = None
-    """None is what goes with the loss."""
-
-
-class Material(NamedTuple):
-    """A model, its examples, and what judges it."""
-
-    model: nn.Module
-    splits: Mapping[str, Sequence[Any]]
-    """The batches of `score`, `choose`, `report` and, if a recovery has texts of its own, `train`."""
-    objective: Objective
-    facts: Mapping[str, str]
-    """What tells its runs apart from those of other models, tasks and objectives."""
-    packages: Sequence[str]
-    """What the model needs, for the environment of the run."""
-    call: Callable[[nn.Module, Any], Any] | None = None
-    """How the model is called, if not in the usual way."""
-    tokens: Callable[[Any], list[list[str]]] | None = None
-    """Returns the tokens of each example of a batch, as a person reads them."""
-    saves: bool = False
-    """Whether pruned models are saved."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +36,7 @@ class Pretrained(Checked, ABC):
     """Whether `experiment=prune` saves the pruned models, each as a folder that `mhaprune.load` reads."""
 
     @abstractmethod
-    def material(self, data: str | None, objective: str | None, cache: str) -> Material:
+    def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
         """Read the model and its examples. Raises ValueError, one line, for what cannot be had."""
 
     @property
@@ -82,9 +52,9 @@ class Pretrained(Checked, ABC):
 
     def source(
         self, *, data: str | None, objective: str | None, seed: int, device: str, num_threads: int, cache: str
-    ) -> Borrowed:
-        read = partial(self.material, data, objective, cache)
-        return Borrowed(self.title, read, seed, device, num_threads, cache)
+    ) -> PretrainedSource:
+        read = partial(self.read, data, objective, cache)
+        return PretrainedSource(self.title, read, seed, device, num_threads, cache)
 
 
 def batched(rows: Sequence[Any]) -> list[Sequence[Any]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mhaprune.adapters import losses
 from mhaprune.adapters.batches import IGNORED
-from mhaprune.pretrained.base import Material, Objective, Pretrained, batched, chosen
+from mhaprune.pretrained.base import Objective, Pretrained, PretrainedModel, batched, chosen
 from mhaprune.pretrained.texts import LABEL, TARGET, Row, in_splits, read_rows
 from mhaprune.pretrained.transformers_folder import Folder
 
@@ -62,7 +62,7 @@ class Hf(Pretrained):
     def title(self) -> str:
         return Path(self.path or "hf").name
 
-    def material(self, data: str | None, objective: str | None, cache: str) -> Material:
+    def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
         if self.path is None:
             raise ValueError("model.path=null: must name the folder of a model, for example model.path=my-bert")
         if data is None:
@@ -71,7 +71,7 @@ class Hf(Pretrained):
         task = folder.task(self.task)
         name, judged_by = chosen(objective, OBJECTIVES[task], f"model.task={task}")
         rows = in_splits(read_rows(data, *needed(task, name)), self.sizes, f"data={data}")
-        return material_of(folder, task, name, judged_by, rows, self)
+        return model_with_texts(folder, task, name, judged_by, rows, self)
 
 
 def needed(task: str, objective: str) -> list[str]:
@@ -81,7 +81,7 @@ def needed(task: str, objective: str) -> list[str]:
     return [TARGET] if task == "seq2seq-lm" else []
 
 
-def material_of(
+def model_with_texts(
     folder: Folder,
     task: str,
     name: str,
@@ -89,7 +89,7 @@ def material_of(
     rows: Mapping[str, Sequence[Row]],
     model: Pretrained,
     packages: Sequence[str] = (),
-) -> Material:
+) -> PretrainedModel:
     """A model of transformers with texts in batches."""
     network, tokenizer = folder.model(task), folder.tokenizer()
     classes = getattr(folder.config, "num_labels", 0)
@@ -112,7 +112,7 @@ def material_of(
         ids, mask = batch["input_ids"], batch["attention_mask"]
         return [tokenizer.convert_ids_to_tokens(row[real != 0].tolist()) for row, real in zip(ids, mask, strict=True)]
 
-    return Material(
+    return PretrainedModel(
         model=network,
         splits={split: [read(part) for part in batched(some)] for split, some in rows.items()},
         objective=objective,

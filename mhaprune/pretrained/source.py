@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from mhaprune.adapters.batches import Batches, UserSplits
 from mhaprune.adapters.blocks import Unsupported
+from mhaprune.adapters.losses import Judge
 from mhaprune.adapters.saving import make_plain, save_folder
 from mhaprune.adapters.training import FINE_TUNING
 from mhaprune.adapters.wrap import ModelWithData, understand
@@ -27,34 +29,58 @@ from mhaprune.storage.cache import Cache, Remember, data_digest, no_memory, sour
 from mhaprune.storage.store import fingerprint
 from mhaprune.studies.study import Source, Study, environment
 
-if TYPE_CHECKING:
-    from mhaprune.pretrained.base import Material
-
 log = logging.getLogger(__name__)
 
 
+class Objective(NamedTuple):
+    """What a model is judged by, see `adapters.losses`."""
+
+    loss: Judge
+    quality: Judge | None = None
+    """None is what goes with the loss."""
+
+
+class PretrainedModel(NamedTuple):
+    """A model, its examples, and what judges it."""
+
+    model: nn.Module
+    splits: Mapping[str, Sequence[Any]]
+    """The batches of `score`, `choose`, `report` and, if a recovery has texts of its own, `train`."""
+    objective: Objective
+    facts: Mapping[str, str]
+    """What tells its runs apart from those of other models, tasks and objectives."""
+    packages: Sequence[str]
+    """What the model needs, for the environment of the run."""
+    call: Callable[[nn.Module, Any], Any] | None = None
+    """How the model is called, if not in the usual way."""
+    tokens: Callable[[Any], list[list[str]]] | None = None
+    """Returns the tokens of each example of a batch, as a person reads them."""
+    saves: bool = False
+    """Whether pruned models are saved."""
+
+
 @dataclass(frozen=True)
-class Borrowed(Source):
+class PretrainedSource(Source):
     """A model that others made, with its examples. It is read and proved when it is first asked for."""
 
     title: str
-    read: Callable[[], Material]
+    read: Callable[[], PretrainedModel]
     seed: int
     device: str
     num_threads: int
     cache: str
 
     @cached_property
-    def material(self) -> Material:
+    def loaded(self) -> PretrainedModel:
         torch.set_num_threads(self.num_threads)
         return self.read()
 
     @cached_property
     def heads(self) -> ModelWithData:
         """The wrapped model, proved."""
-        material = self.material
-        model, (loss, quality) = material.model.to(self.device).eval(), material.objective
-        found = understand(model, loss, material.splits, quality, call=material.call, seed=self.seed)
+        read = self.loaded
+        model, (loss, quality) = read.model.to(self.device).eval(), read.objective
+        found = understand(model, loss, read.splits, quality, call=read.call, seed=self.seed)
         log.info("%s: %r", self.title, found)
         subject, splits = found.subject, found.splits
         here = {name: split.converted(subject.device, subject.dtype) for name, split in splits.items()}
@@ -66,7 +92,7 @@ class Borrowed(Source):
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {"task": self.title, "gate": "none", "seed": self.seed, **self.material.facts}
+        return {"task": self.title, "gate": "none", "seed": self.seed, **self.loaded.facts}
 
     @property
     def decisive(self) -> dict[str, Any]:
@@ -127,7 +153,7 @@ class Borrowed(Source):
         return ""
 
     def environment(self) -> dict[str, Any]:
-        return environment(self.seed, self.num_threads, self.device, *self.material.packages)
+        return environment(self.seed, self.num_threads, self.device, *self.loaded.packages)
 
     @cached_property
     def _content(self) -> dict[str, Any]:
@@ -139,7 +165,7 @@ class Borrowed(Source):
         return {
             "weights": weights,
             "data": [data_digest(split) for split in self.heads.splits.values()],
-            "judged_by": dict(self.material.facts),
+            "judged_by": dict(self.loaded.facts),
         }
 
     def study(
@@ -162,11 +188,11 @@ class Borrowed(Source):
         }
 
         study = study_of(self.heads, scorers, schedules, recoveries, Cache(self.cache).about(recipe))
-        saved = files_of if self.material.saves else no_files
+        saved = files_of if self.loaded.saves else no_files
         return replace(study, saved=saved, tokens=self._tokens)
 
     def _tokens(self, batch: Batches) -> list[list[str]]:
-        read = self.material.tokens
+        read = self.loaded.tokens
         return [] if read is None else read(batch.as_given())
 
 
