@@ -89,7 +89,6 @@ TINY_SEQUENCES = tuple(small("task", "sort"))
 TINY_ABLATE = tuple(small("experiment", "ablate"))
 RUNS = {
     "explain": (*LEARNT, "example=3 1 2", "experiment.shown=2"),
-    "mistakes": LEARNT,
     "prune": (*LEARNT, *PRUNE),
     "speed": (*TINY, *TINY_SEQUENCES, "scorer=[ablation,random]"),
 }

@@ -30,10 +30,9 @@ from mhaprune.reporting.shared_figures import agreement, compare_curves
 from mhaprune.reporting.training_figure import training_curve
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
-from mhaprune.scorers.agreement import rank_agreement, with_reference
+from mhaprune.scorers.agreement import rank_agreement, spearman, with_reference
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table
-from mhaprune.statistics.rankings import spearman
 from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
 from mhaprune.tables import (
@@ -234,7 +233,7 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
                 "dense_quality": dense[QUALITY],
                 **{f"{QUALITY}{end}": best[f"{QUALITY}{end}"] for end in ENDS},
                 **{f"speedup{end}": best[f"speedup{end}"] for end in QUARTILES},
-                "spearman_with_ablation": with_reference(agreement, name).get("spearman", nan),
+                "spearman_with_ablation": with_reference(agreement, name),
             }
         )
     return pd.DataFrame(rows)

@@ -35,14 +35,13 @@ from mhaprune.reporting.shared_figures import compare_curves
 from mhaprune.reporting.training_figure import training_curve
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing, with_a_choice
-from mhaprune.scorers.agreement import rank_agreement, with_reference
+from mhaprune.scorers.agreement import rank_agreement, spearman, with_reference
 from mhaprune.scorers.base import TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import CONFIDENCE, difference_interval, holm, prunable, sign_flip_p, with_interval
-from mhaprune.statistics.rankings import spearman
 from mhaprune.studies.study import Study
-from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, QUALITY, REFERENCE, UNINFORMED
+from mhaprune.tables import CHOOSE_QUALITY, MOMENTS, QUALITY, REFERENCE, UNINFORMED
 
 
 @dataclass(frozen=True)
@@ -245,7 +244,6 @@ def methods_table(
         name, choice = contestant.name, contestant.choice
         curve = pruning[(pruning["scorer"] == name) & (pruning["draw"] == 0)]
         inner = curve[curve["heads_removed"].between(1, curve["heads_total"] - 1)]
-        rho = with_reference(agreement, name)
         rows.append(
             {
                 "scorer": name,
@@ -256,7 +254,7 @@ def methods_table(
                 CHOOSE_QUALITY: float(inner[CHOOSE_QUALITY].mean()),
                 "choose_loss": float(inner["choose_loss"].mean()),
                 **regrets.columns(regrets.of(name)),
-                **{f"spearman_with_ablation{end}": rho.get(f"spearman{end}", nan) for end in ENDS},
+                "spearman_with_ablation": with_reference(agreement, name),
                 "reliability": reliability.get(name, nan),
                 **choice.cost,
             }

@@ -1,4 +1,4 @@
-"""What heads look at while the model answers an example, and where the gates go from other starts."""
+"""What heads look at while the model answers an example."""
 
 from __future__ import annotations
 
@@ -16,22 +16,14 @@ from mhaprune.reporting.colours import MATTERS, MISSING
 from mhaprune.reporting.heat_map import frame, heat_map
 from mhaprune.reporting.labels import SIGNS
 from mhaprune.reporting.plots import (
-    COLOURS,
-    MARKERS,
     Plot,
-    columns_of,
-    legend_above,
     number,
-    panels,
 )
 from mhaprune.reporting.verdict import REMOVED
 from mhaprune.tables import (
-    BLOCK,
     HEAD,
     SITES,
     Tables,
-    block_label,
-    blocks_in,
     in_unit,
 )
 
@@ -43,8 +35,6 @@ CELL, LABEL = 0.21, 0.135
 """Inches: the largest size of a token, and the size that its name needs."""
 LEAST_TOP = 0.3
 """The least end of a colour scale: small differences between even weights should not look like large ones."""
-MOST_BLOCKS = 24
-"""Panels of gates in one figure. More take minutes to draw."""
 NO_PATTERN = "no clear pattern"
 WRITING = ("decoder_self", "cross")
 """The sites of our own model at which a token is written."""
@@ -184,47 +174,3 @@ def name_tokens(
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set(visible=True, color="#999999", linewidth=0.6)
-
-
-def gates_from_other_starts(tables: Tables) -> Plot | None:
-    """The gates of each block after training from other starts, beside those of the model."""
-    if "starts" not in tables:
-        return None
-    starts, agreement = tables["starts"], tables["gates"].set_index("gates")
-    every = blocks_in(starts)
-    blocks = _that_differ_most(starts, every)
-    columns = columns_of(len(blocks), 3)
-    lines = -(-len(blocks) // columns)
-    figure = Figure(figsize=(1 + 2.6 * columns, 0.9 + 1.9 * lines))
-    grid = panels(figure, len(blocks), columns, "head", "gate", sharey=True)
-    numbers = sorted(starts["start"].unique())
-    for axes, (site, layer) in zip(grid, blocks, strict=True):
-        rows = starts[(starts["site"] == site) & (starts["layer"] == layer)]
-        own = rows[rows["start"] == numbers[0]]
-        axes.plot(own["head"], own["gate_own"], "_", color="black", markersize=22, mew=2.5, label="as trained")
-        for i, start in enumerate(numbers):
-            run = rows[rows["start"] == start]
-            x = run["head"] + 0.24 * (i - (len(numbers) - 1) / 2)
-            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-            axes.vlines(x, run["gate_start"], run["gate_end"], linewidth=1, color=colour)
-            axes.plot(x, run["gate_start"], marker, color=colour, mfc="white", label=f"start {start}")
-            axes.plot(x, run["gate_end"], marker, color=colour, label=f"end {start}")
-        axes.set(title=block_label(site, layer), xticks=sorted(rows["head"].unique()))
-        axes.margins(x=0.15)
-    legend_above(figure, grid[0], "Do gates end at those of the model, whatever they start from?")
-    rhos = [number(agreement.loc[f"weights held still, start {n}", "spearman_with_own"], 2) for n in numbers]
-    caption = (
-        "Do learned gates depend on where they start? From other starts (open marks), all weights held still, they go"
-        " to the filled ones; black bars are those of the model. The gates of a block keep their sum. Rank correlation"
-        f" of the ends with the model's own over all heads: {', '.join(rhos)}."
-    )
-    if len(blocks) < len(every):
-        caption += f" Shown are the {len(blocks)} of {len(every)} blocks whose gates of the model differ most."
-    return Plot("gates", caption, figure)
-
-
-def _that_differ_most(starts: pd.DataFrame, blocks: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The blocks of one figure, in the order of the model: those whose own gates are farthest apart."""
-    own = starts.groupby(BLOCK)["gate_own"]
-    widest = (own.max() - own.min()).sort_values(ascending=False, kind="stable").index[:MOST_BLOCKS]
-    return [block for block in blocks if block in set(widest)]

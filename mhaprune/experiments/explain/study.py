@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import nan
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -17,8 +16,7 @@ from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.examples import attention_table, check_examples, examples_table, heads_named, show, sources
 from mhaprune.experiments.explain import words
 from mhaprune.experiments.explain.before_after import MOST_HEADS, before_and_after
-from mhaprune.experiments.explain.figures import attention_maps, gates_from_other_starts
-from mhaprune.experiments.explain.gate_starts import from_other_starts
+from mhaprune.experiments.explain.figures import attention_maps
 from mhaprune.experiments.explain.patterns import observe
 from mhaprune.experiments.explain.profiles_figure import head_profiles
 from mhaprune.experiments.explain.texts import text_tables
@@ -31,11 +29,10 @@ from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import agreement
 from mhaprune.reporting.training_figure import training_curve
-from mhaprune.scorers.agreement import rank_agreement
+from mhaprune.scorers.agreement import rank_agreement, spearman
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import prunable
-from mhaprune.statistics.rankings import spearman
 from mhaprune.studies.study import Source, Study
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import GATE, HEAD, MOMENTS, REFERENCE, named
@@ -44,7 +41,7 @@ from mhaprune.tables import GATE, HEAD, MOMENTS, REFERENCE, named
 @dataclass(frozen=True)
 class Explain(Experiment):
     """What the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`, `examples`,
-    `attention`, `gates`, `starts` and `training`.
+    `attention`, `gates` and `training`.
 
     Attention is shown while the model answers an example; a model that others made shows it on a text of the report
     split. A head is prunable if its ablation costs less than
@@ -58,10 +55,6 @@ class Explain(Experiment):
     """The heads (`cross.1.2`) and layers (`cross.1`) to look at. Without any, all heads."""
     shown: Annotated[int, Ge(0)] = 3
     """Number of examples to list for each head, of those that turn wrong without it."""
-    starts: Annotated[int, Ge(0)] = 2
-    """Number of other starts from which the gates are trained, while the weights stay as they are."""
-    start_steps: Annotated[int, Ge(1)] = 100
-    """Number of training steps from each start."""
     retrain: bool = False
     """Whether to train the whole model again too, from gates with another start."""
     tolerance_nats: Annotated[float, Ge(0)] = 0.01
@@ -73,7 +66,7 @@ class Explain(Experiment):
         "patterns": 0.4,
         "close each head": 1,
         "show": 0.4,
-        "gates": 5,
+        "gates": 0.1,
         "prove": 0.5,
     }
     tables: ClassVar[tuple[str, ...]] = (
@@ -86,7 +79,6 @@ class Explain(Experiment):
         "agreement",
         "patterns",
         "gates",
-        "starts",
         "retraining",
         "training",
     )
@@ -95,7 +87,6 @@ class Explain(Experiment):
         attention_maps,
         before_and_after,
         agreement,
-        gates_from_other_starts,
         training_curve,
     )
     say = staticmethod(words.say)
@@ -196,9 +187,8 @@ class Explain(Experiment):
         return {"attention_before": attention_table(model, task, [show(network, task, *pair)], heads)}
 
     def _gates(self, study: Study, heads: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """Tables `starts` and `gates`, for a model with gates. `starts` holds the gates after training from other
-        starts, head by head; `gates` says how their ranking agrees with that of the start, of the model's own gates and
-        of ablation."""
+        """Return table `gates`, for a model with gates: how their ranking agrees with that of their start and with
+        ablation. With `retrain` also for a second model, and its training in `retraining`."""
         own_N = study.subject.learned_gates()
         if own_N is None:
             return {}
@@ -206,15 +196,6 @@ class Explain(Experiment):
         ablation = heads.loc[heads["scorer"] == REFERENCE, "score"].to_numpy()
         rows = [ranking("trained", own, first_gates(study.history, study.subject), ablation)]
         tables = {}
-        if self.starts:
-            starts = from_other_starts(
-                study.subject, study.trained.splits.train, self.starts, self.start_steps, study.seed
-            )
-            for start, path in starts.groupby("start"):
-                end, begin = (path[f"gate_{when}"].to_numpy() for when in ("end", "start"))
-                row = ranking(f"weights held still, start {start}", end, begin, ablation)
-                rows.append(row | {"spearman_with_own": spearman(end, own)})
-            tables["starts"] = starts
         gate = study.trained.gate
         if self.retrain and isinstance(gate, Softmax):
             init: Any = "rand" if gate.init == "zeros" else "zeros"
@@ -243,7 +224,6 @@ def ranking(name: str, gates: np.ndarray, start: np.ndarray, ablation: np.ndarra
         "gates": name,
         "spearman_with_start": spearman(gates, start),
         "spearman_with_ablation": spearman(gates, ablation),
-        "spearman_with_own": nan,
     }
 
 

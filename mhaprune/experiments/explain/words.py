@@ -128,14 +128,6 @@ def _gates(gates: pd.DataFrame) -> Iterator[str]:
     own = gates.iloc[0]["spearman_with_ablation"]
     if not isnan(own):
         yield f"The learned gates rank the heads like ablation at ρ = {correlation(own)} (Spearman)."
-    still = gates[gates["gates"].str.startswith("weights held still")]
-    if len(still):
-        ends, starts = (", ".join(map(correlation, still[f"spearman_with_{other}"])) for other in ("own", "start"))
-        yield (
-            f"Do gates depend on where they start? They were trained {len(still)} times from other starts, with the"
-            f" weights held still. The ranks of the heads then agree with those by the model's own gates at ρ = {ends},"
-            f" and with the starts at ρ = {starts}."
-        )
     for again in gates[gates["gates"].str.startswith("retrained")].itertuples():
         start = correlation(again.spearman_with_start)
         line = f"With the whole model {again.gates}, its gates are at ρ = {start} with where they started"

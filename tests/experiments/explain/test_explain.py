@@ -20,7 +20,6 @@ from mhaprune.data import Examples, shift_right
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.examples import attention_table, examples_table, show
 from mhaprune.experiments.explain.before_after import MOST_HEADS
-from mhaprune.experiments.explain.gate_starts import from_other_starts
 from mhaprune.experiments.explain.study import Explain
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.attention import MultiHeadAttention
@@ -28,9 +27,9 @@ from mhaprune.model.gates import Softmax
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.reporting.plots import Plot
 from mhaprune.running import Run
+from mhaprune.scorers.agreement import spearman
 from mhaprune.scorers.entropy import Entropy
 from mhaprune.statistics.intervals import prunable as claimed
-from mhaprune.statistics.rankings import spearman
 from mhaprune.storage.cache import weights_digest
 from mhaprune.storage.store import RunFolder
 from mhaprune.tables import HEAD, Tables
@@ -80,7 +79,7 @@ def test_the_heads_said_to_be_prunable_are_removed_for_its_proof(
     proved: list[HeadMask] = []
     monkeypatch.setattr(EquivalenceCheck, "prove", lambda self, mask: proved.append(mask))
     study = run.study()
-    tolerant = Explain(tolerance_nats=float(tables["looks"]["score"].median()), starts=0)
+    tolerant = Explain(tolerance_nats=float(tables["looks"]["score"].median()))
     looks = tolerant(study).tables["looks"]
     names = {tuple(name) for name in looks.loc[looks["prunable"], HEAD].to_numpy().tolist()}
     assert 0 < len(names) < len(looks)
@@ -102,12 +101,10 @@ def test_heads_are_scored_and_watched_on_the_score_split_and_broken_on_the_repor
     }
     assert len(tables["wrong"])
     assert set(tables["wrong"]["example"]) <= report | {"3 1 2 -> 1 2 3"}, "and what was asked"
-    starts = from_other_starts(model, splits.train, 2, 3, study.seed)
-    np.testing.assert_allclose(tables["starts"]["gate_end"], starts["gate_end"])
     own = model.learned_gates()
     assert own is not None
-    end = starts.loc[starts["start"] == 1, "gate_end"]
-    assert tables["gates"]["spearman_with_own"][2] == pytest.approx(spearman(end, own.detach()))
+    ablation_scores = tables["heads"].query("scorer == 'ablation'")["score"]
+    assert tables["gates"]["spearman_with_ablation"][0] == pytest.approx(spearman(own.detach(), ablation_scores))
     prunable = tables["looks"]["prunable"]
     ablation = study.scorers["ablation"](model, splits.score, 0)
     assert ablation.stderr is not None
@@ -288,14 +285,13 @@ def test_removed_heads_are_grey_and_say_so(run: Run, cache: Path, tmp_path: Path
 
 
 def test_one_layer_or_head_can_be_asked_for(run: Run) -> None:
-    named = Explain(heads=("encoder_self.0", "cross.0.1"), start_steps=1, starts=0)
+    named = Explain(heads=("encoder_self.0", "cross.0.1"))
     tables = replace(run, experiment=named).experiment(run.study()).tables
     asked = {"encoder_self.0.0", "encoder_self.0.1", "cross.0.1"}
     for name in ("attention", "wrong"):
         rows = tables[name][["site", "layer", "head"]].astype(str).agg(".".join, axis=1)
         assert set(rows) <= asked
     assert len(tables["looks"]) == 6
-    assert "starts" not in tables
     plots = {plot.name: plot for plot in figures_of(Explain, tables)}
     left = plots["attention-0-cross"].figure.axes[0]
     assert [text.get_text() for text in left.texts] == ["not asked for"]
@@ -321,7 +317,7 @@ def test_an_example_that_the_split_does_not_have(run: Run, cache: Path) -> None:
 
 
 def test_examples_of_the_split_are_shown_with_what_is_right(run: Run) -> None:
-    chosen = replace(run, example=None, experiment=Explain(examples=(4, 0), starts=0, heads=("cross.0.1",)))
+    chosen = replace(run, example=None, experiment=Explain(examples=(4, 0), heads=("cross.0.1",)))
     study = chosen.study()
     examples = chosen.experiment(study).tables["examples"]
     for row, number in zip(examples.itertuples(), (4, 0), strict=True):
@@ -333,17 +329,17 @@ def test_examples_of_the_split_are_shown_with_what_is_right(run: Run) -> None:
 def test_an_example_that_the_task_does_not_know_has_no_right_answer(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     study = run.study()
     monkeypatch.setattr(Sort, "answer", lambda self, source: None)
-    tables = Explain(starts=0)(study).tables
+    tables = Explain()(study).tables
     assert pd.isna(tables["examples"]["right_answer"].item())
     assert "(no answer is known)" in " ".join(Explain.say(tables))
     assert "wrong" not in next(plot for plot in figures_of(Explain, tables) if plot.name == "attention-0-cross").caption
 
 
 def test_with_retrain_the_model_is_trained_from_other_gates(run: Run) -> None:
-    again = replace(run, experiment=Explain(starts=1, start_steps=2, retrain=True, heads=("cross.0.1",)))
+    again = replace(run, experiment=Explain(retrain=True, heads=("cross.0.1",)))
     tables = again.experiment(again.study()).tables
     names = list(tables["gates"]["gates"])
-    assert names == ["trained", "weights held still, start 0", "retrained, init=rand"]
+    assert names == ["trained", "retrained, init=rand"]
     start = tables["retraining"].filter(like="gate_cross").iloc[0]
     assert start.nunique() == 2, "random numbers, not all the same"
     assert any("With the whole model retrained, init=rand" in line for line in Explain.say(tables))
