@@ -16,11 +16,11 @@ from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.progress import Step, doing, track
 from mhaprune.recoveries.base import Recovery
-from mhaprune.reporting.curves import check_tensorboard, event_files
+from mhaprune.reporting.head_map import SmallMap, in_small
 from mhaprune.reporting.page import proof_sentences, render
 from mhaprune.reporting.plots import Plot
 from mhaprune.reporting.sentences import if_poor
-from mhaprune.reporting.verdict import SmallMap, in_small
+from mhaprune.reporting.training import check_tensorboard, event_files
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming

@@ -16,7 +16,7 @@ from mhaprune.model.checkpoint import exported
 from mhaprune.reporting.headline import Number, share_number
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.sentences import say_accuracy
-from mhaprune.reporting.training_figure import training_curve
+from mhaprune.reporting.training import training_curve
 from mhaprune.settings.ranges import Ge
 from mhaprune.studies.study import Study
 from mhaprune.tables import QUALITY, Tables, quality_name

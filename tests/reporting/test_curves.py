@@ -8,7 +8,7 @@ import pytest
 
 from conftest import TINY, TINY_SEQUENCES, compose
 from mhaprune.config import ConfigError, build
-from mhaprune.reporting.curves import event_files
+from mhaprune.reporting.training import event_files
 from mhaprune.storage.store import RunFolder
 
 needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="is not installed")

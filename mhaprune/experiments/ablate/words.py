@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.experiments.can_go import if_too_few, sure_count, what_can_go, what_is_sure
+from mhaprune.reporting.head_map import Verdict, scored
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import correlation
 from mhaprune.reporting.sentences import as_fast, share
-from mhaprune.reporting.verdict import Verdict, scored
 from mhaprune.tables import (
     CHOOSE_QUALITY,
     INITIAL_GATE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,35 +13,60 @@ import torch
 
 from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.compare import words
-from mhaprune.experiments.compare.contestants import Contestant, contestants
-from mhaprune.experiments.compare.cost_figure import quality_cost
 from mhaprune.experiments.compare.figures import (
     agreement_matrix,
     compare_methods,
     method_curves,
+    quality_cost,
     regret_map,
 )
-from mhaprune.experiments.compare.limits import passes
 from mhaprune.experiments.compare.regret import Regrets
+from mhaprune.experiments.compare.words import passes
 from mhaprune.measure import measure_removed
-from mhaprune.progress import Stages, doing
+from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
-from mhaprune.pruning.plans import Plan
+from mhaprune.pruning.plans import Choice, Plan, choices
 from mhaprune.pruning.removal import proofs, prune
 from mhaprune.pruning.search import COSTS
 from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import compare_curves
-from mhaprune.reporting.training_figure import training_curve
+from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.base import Schedule
-from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing, with_a_choice
+from mhaprune.schedules.budgets import Budget, check_budgets, heads_to_remove, removing, with_a_choice
 from mhaprune.scorers.agreement import rank_agreement, spearman, with_reference
-from mhaprune.scorers.base import TrainedGates
+from mhaprune.scorers.base import Scorer, TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import CONFIDENCE, difference_interval, holm, prunable, sign_flip_p, with_interval
 from mhaprune.studies.study import Study
 from mhaprune.tables import CHOOSE_QUALITY, MOMENTS, QUALITY, REFERENCE, UNINFORMED
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A choice of heads under a name of its own."""
+
+    name: str
+    choice: Choice
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans in the name of the contestant."""
+        return [plan._replace(scorer=self.name) for plan in self.choice.plans]
+
+
+def contestants(
+    scoring: Scoring, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule], budgets: Sequence[Budget]
+) -> Iterator[Contestant]:
+    """A scorer goes by its own name with the first schedule that uses it, and by both names with every other."""
+    known: set[str] = set()
+    costs = [1.0 if schedule.scoring == "none" else float(len(scorers)) for schedule in schedules.values()]
+    for how, schedule in track(schedules.items(), "schedule", costs=costs):
+        for choice in choices(scoring, scorers, schedule, budgets, how):
+            name = f"{choice.scorer} + {how}" if choice.scorer in known else choice.scorer
+            known.add(choice.scorer)
+            yield Contestant(name, choice)
 
 
 @dataclass(frozen=True)

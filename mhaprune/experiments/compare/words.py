@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
-from mhaprune.experiments.compare.limits import limit_words, passes
+from mhaprune.reporting.head_map import Verdict, prunable_alone, scored
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import number
 from mhaprune.reporting.sentences import points_over_runs
-from mhaprune.reporting.verdict import Verdict, prunable_alone, scored
 from mhaprune.statistics.intervals import LEAST_RUNS, prunable, student_interval
 from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, REFERENCE, UNINFORMED, Tables, in_unit, quality_name
 
@@ -129,3 +129,14 @@ def _details(winner: pd.DataFrame, quality: str, unit: str) -> Iterator[str]:
             f" reported {100 * abs(row['leak']):.1f} points of {quality} {'higher' if row['leak'] >= 0 else 'lower'}"
             f" ({number(100 * row['leak_low'], 1)} to {number(100 * row['leak_high'], 1)})."
         )
+
+
+def passes(methods: Any) -> Any:
+    """What a choice costs, of a row or of a whole table: forward passes over the score split, a backward pass counts
+    two."""
+    return methods["forward_passes"] + 2 * methods["backward_passes"]
+
+
+def limit_words(most_passes: float) -> str:
+    """How figures and sentences name the choices that cost at most so much."""
+    return "at any cost" if math.isinf(most_passes) else f"with at most {most_passes:g} forward passes"

@@ -1,8 +1,11 @@
-"""See inside the heads: what they look at, what they are worth, and how a call of their layer goes."""
+"""See inside the heads: what they look at, what they are worth, and what breaks without them.
+
+Dimensions: E = examples of a split, M = the open model and one with each head closed, N = all heads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -11,31 +14,40 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mhaprune.data import Data
+from mhaprune.data import Data, Examples
+from mhaprune.evaluation import interval_for
 from mhaprune.experiments.base import Experiment, Findings, Setup
-from mhaprune.experiments.examples import attention_table, check_examples, examples_table, heads_named, show, sources
+from mhaprune.experiments.examples import (
+    Shown,
+    answer_under,
+    attention_table,
+    check_examples,
+    examples_table,
+    heads_named,
+    show,
+    sources,
+    text_tables,
+)
 from mhaprune.experiments.explain import words
-from mhaprune.experiments.explain.before_after import MOST_HEADS, before_and_after
-from mhaprune.experiments.explain.figures import attention_maps
+from mhaprune.experiments.explain.figures import MOST_HEADS, attention_maps, before_and_after, head_profiles
 from mhaprune.experiments.explain.patterns import observe
-from mhaprune.experiments.explain.profiles_figure import head_profiles
-from mhaprune.experiments.explain.texts import text_tables
-from mhaprune.experiments.explain.without_each import close_each, closed_table, turned_wrong
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
-from mhaprune.measure import all_open, measure
+from mhaprune.measure import all_open, measure, measure_masks
 from mhaprune.model.gates import Softmax
-from mhaprune.progress import Stages, doing
+from mhaprune.model.transformer import Seq2Seq
+from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import agreement
-from mhaprune.reporting.training_figure import training_curve
+from mhaprune.reporting.training import training_curve
 from mhaprune.scorers.agreement import rank_agreement, spearman
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.settings.ranges import Ge
-from mhaprune.statistics.intervals import prunable
+from mhaprune.statistics.intervals import prunable, with_interval
 from mhaprune.studies.study import Source, Study
 from mhaprune.subject import Outcome, Subject
-from mhaprune.tables import GATE, HEAD, MOMENTS, REFERENCE, named
+from mhaprune.tables import GATE, HEAD, MOMENTS, QUALITY, REFERENCE, named
+from mhaprune.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -264,3 +276,59 @@ def quality_without(subject: Subject, mask: HeadMask, report: Data) -> float:
     """The quality under a mask, in exact match for our own models."""
     gates_N = all_open(subject, 1)[0] * mask.gates(report.device)
     return float(measure(subject, report, gates_N).quality.mean())
+
+
+def close_each(subject: Subject, examples: Data) -> Outcome:
+    """(1 + N, E): the outcome with all heads open and then with one closed at a time."""
+    gates_MN = all_open(subject, 1 + len(subject.grid))
+    gates_MN[1:].fill_diagonal_(0.0)
+    return measure_masks(subject, examples, gates_MN)
+
+
+def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
+    """One row per head: the quality without it with its interval, the numbers of examples that it gets worse and better
+    for, and the rise of the loss."""
+    exact_ME, loss_ME = (x.double().cpu().numpy() for x in (closed.quality, closed.loss))
+    rows = []
+    for head, exact_E, loss_E in zip(heads, exact_ME[1:], loss_ME[1:], strict=True):
+        rows.append(
+            head_columns(head)
+            | with_interval(QUALITY, exact_E, interval_for(QUALITY, exact_E))
+            | {"turned_wrong": int((exact_E < exact_ME[0]).sum()), "turned_right": int((exact_E > exact_ME[0]).sum())}
+            | {"open_quality": exact_ME[0].mean(), "examples": len(exact_E)}
+            | {"loss_rise": (loss_E - loss_ME[0]).mean()}
+        )
+    return pd.DataFrame(rows)
+
+
+def turned_wrong(
+    subject: Seq2Seq,
+    task: Task,
+    asked: Sequence[Shown],
+    examples: Examples,
+    closed: Outcome,
+    heads: Collection[HeadId],
+    shown: int,
+) -> pd.DataFrame:
+    """For each of the `heads` what turns wrong when it is closed, with the model's answer: those that it was `asked`,
+    and then the first `shown` of the `examples`."""
+    right_E = closed.quality[0] == 1
+    rows: list[dict[str, Any]] = []
+    for n, head in enumerate(track(subject.grid, "heads", name=str)):
+        if head not in heads:
+            continue
+        gates_N = HeadMask(subject.grid).without(head).gates(examples.device).to(subject.positions.dtype)
+        for one in asked:
+            without_it = answer_under(subject, task, one, gates_N)
+            if one.answer == one.right != without_it:
+                example = f"{one.source} -> {one.right}"
+                rows.append(head_columns(head) | {"example": example, "said_without_it": without_it})
+        at = (right_E & (closed.quality[n + 1] == 0)).nonzero()[:shown, 0]
+        if not len(at):
+            continue
+        some = examples[at]
+        said = subject.decode_greedily(some.source, examples.target.shape[1], gates_N)
+        for source, target, answer in zip(some.source.tolist(), some.target.tolist(), said.tolist(), strict=True):
+            words = task.show(source, answer).rpartition(" -> ")[2]
+            rows.append(head_columns(head) | {"example": task.show(source, target), "said_without_it": words})
+    return pd.DataFrame(rows, columns=[*HEAD, "example", "said_without_it"])

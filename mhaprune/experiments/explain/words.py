@@ -7,13 +7,17 @@ from math import isnan
 
 import pandas as pd
 
+from mhaprune.reporting.head_map import REMOVED, Together, Verdict, prunable_alone
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import correlation, number
 from mhaprune.reporting.sentences import share
-from mhaprune.reporting.verdict import REMOVED, Together, Verdict, prunable_alone
 from mhaprune.tables import HEAD, QUALITY, HeadName, Tables, in_unit, named, quality_name
 
 SPREAD = "spreads its attention evenly over all that it may look at"
+ABOVE_CHANCE = 0.15
+"""... and it gets at least this share of the attention that is possible beyond chance, which is large where few keys
+are allowed: 1 / (i + 1) in row i of a causal block. Voita et al. 2019, section 5.2, require 0.9 of the former and
+nothing of the latter, so a weight that is largest by a hair is enough."""
 NAMED = 3
 """Number of the most important heads that get a sentence each."""
 

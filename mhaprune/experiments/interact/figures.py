@@ -11,8 +11,7 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
-from mhaprune.reporting.colours import EXTRA_COST
-from mhaprune.reporting.heat_map import heat_map
+from mhaprune.reporting.heat_map import EXTRA_COST, heat_map
 from mhaprune.reporting.plots import Plot, errors, legend_above, line_style, number, panels
 from mhaprune.tables import (
     BLOCK,

@@ -12,8 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.learn.words import LAST, by_task, plain
-from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, panels
-from mhaprune.reporting.scales import scale_in_ratios
+from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, panels, scale_in_ratios
 from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.shared_figures import MOST_LINES, mean_over_runs
 from mhaprune.reporting.whiskers import Whisker, arrows_beyond

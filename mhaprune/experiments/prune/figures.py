@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mhaprune.experiments.prune.words import fewest_heads
-from mhaprune.reporting.colours import LOST
-from mhaprune.reporting.heat_map import heat_map
+from mhaprune.reporting.heat_map import LOST, bar_in_words, heat_map
 from mhaprune.reporting.plots import (
     COLOURS,
     CONTROL_COLOUR,
@@ -30,6 +29,7 @@ from mhaprune.reporting.plots import (
 from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.shared_figures import MOST_LINES, setting_names
 from mhaprune.tables import (
+    BLOCK,
     NOTHING,
     QUALITY,
     SETTING,
@@ -37,6 +37,7 @@ from mhaprune.tables import (
     Tables,
     block_label,
     block_order,
+    blocks_in,
     head_names,
     quality_name,
 )
@@ -223,3 +224,44 @@ def _shade(site: str, layer: int, sites: Sequence[str]) -> tuple[float, ...]:
     share = 0.75**layer
     colour = COLOURS[sites.index(site) % len(COLOURS)]
     return tuple(1 - share * (1 - channel) for channel in to_rgb(colour))
+
+
+def order_of_removal(tables: Tables) -> Plot | None:
+    """At which step every head goes: site and layer × head, a panel per schedule."""
+    if "order" not in tables:
+        return None
+    order = tables["order"]
+    rows = sorted(blocks_in(order), key=lambda block: block_order(*block))
+    heads, ways = sorted(order["head"].unique()), list(ways_of(order).unique())
+    columns = columns_of(len(ways), 4)
+    width = max(0.42 * len(heads), 1.9)
+    height = 0.6 + (0.6 + 0.32 * len(rows)) * -(-len(ways) // columns)
+    figure = Figure(figsize=(2.2 + width * columns, max(height, 2.0)))  # the bar needs room for its words
+    grid = panels(figure, len(ways), columns, "head")
+    most = int(order["step"].max())
+    for axes, way in zip(grid, ways, strict=True):
+        steps = order[ways_of(order) == way].pivot_table(index=BLOCK, columns="head", values="step")
+        values = steps.reindex(index=rows, columns=heads).to_numpy(float)
+        staying = np.isnan(values) & _present(tables, rows, heads)
+        names: Any = {"rows": [block_label(*row) for row in rows], "columns": heads}
+        shown = np.where(staying, most + 1.0, values)
+        write = partial(_step, last=most)
+        image = heat_map(axes, shown, **names, write=write, vmin=0, vmax=most + bool(staying.any()))
+        axes.set_title(wrapped(way, width))
+    bar_in_words(image, grid, "step at which it goes", "first", "last")
+    caption = (
+        "The order of removal: the step at which each head goes, 1 first; the darker, the later, and so the more it"
+        " matters. A dash: it stays to the end."
+    )
+    return Plot("order", caption, figure)
+
+
+def _present(tables: Tables, rows: Sequence[tuple[str, int]], heads: Sequence[int]) -> np.ndarray:
+    """Which heads the whole model has: block × head."""
+    kept = tables["recovery"]["kept"] if "recovery" in tables else []
+    names = {head for cell in set(kept) for head in head_names(cell)}
+    return np.array([[(*row, head) in names for head in heads] for row in rows])
+
+
+def _step(step: float, last: int) -> str:
+    return "–" if step > last else number(step, 0)

@@ -18,10 +18,10 @@ from mhaprune.experiments.prune import words
 from mhaprune.experiments.prune.figures import (
     accuracy_by_group,
     compare_smallest,
+    order_of_removal,
     recovery_curves,
     survivors,
 )
-from mhaprune.experiments.prune.order_figure import order_of_removal
 from mhaprune.experiments.prune.trials import Trial, Trials
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.costs import Costs, no_memory
@@ -29,7 +29,7 @@ from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import proofs, time_removed
 from mhaprune.recoveries.base import left_digest
 from mhaprune.reporting.plots import Figures
-from mhaprune.reporting.training_figure import training_curve
+from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.base import Schedule, Stepwise
 from mhaprune.schedules.budgets import (
     COUNTED_UNITS,

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.experiments.can_go import sure_count, what_can_go, what_is_sure
+from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.sentences import as_fast, share
-from mhaprune.reporting.verdict import Verdict
 from mhaprune.tables import (
     CHOOSE_QUALITY,
     HEAD,

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from legible import check_legible
-from mhaprune.experiments.ablate.answers_figure import MORE, answers
+from mhaprune.experiments.ablate.figures import MORE, answers
 from mhaprune.reporting.plots import Plot, draw
 
 

@@ -13,8 +13,7 @@ import torch
 from conftest import TINY, compose
 from mhaprune.config import build
 from mhaprune.data import Examples
-from mhaprune.experiments.anatomy.calls import call_of_other_sizes
-from mhaprune.experiments.anatomy.study import Anatomy
+from mhaprune.experiments.anatomy.study import Anatomy, call_of_other_sizes
 from mhaprune.experiments.anatomy.walkthrough import walk
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadId, Site

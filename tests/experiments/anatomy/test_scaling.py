@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mhaprune.experiments.anatomy.scaling import scaling_table, softmax_gradient, with_and_without
+from mhaprune.experiments.anatomy.study import scaling_table, softmax_gradient, with_and_without
 from mhaprune.experiments.anatomy.words import _scaling
 from mhaprune.reporting.plots import short
 

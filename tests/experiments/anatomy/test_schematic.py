@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from legible import check_legible
-from mhaprune.experiments.anatomy.schematic import MOST_HEADS, schematic
+from mhaprune.experiments.anatomy.figures import MOST_HEADS, schematic
 from mhaprune.experiments.anatomy.walkthrough import LayerCall, heads_here_table, steps_table, values_table, walk
 from mhaprune.model.attention import MultiHeadAttention, padding_bias, padding_mask
 from mhaprune.model.gates import Softmax

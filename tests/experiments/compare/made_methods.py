@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mhaprune.experiments.compare import figures
-from mhaprune.experiments.compare.cost_figure import quality_cost
+from mhaprune.experiments.compare.figures import quality_cost
 from mhaprune.experiments.compare.study import Compare
 from mhaprune.reporting.plots import Plot, draw
 

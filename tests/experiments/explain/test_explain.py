@@ -19,7 +19,7 @@ from mhaprune.config import build
 from mhaprune.data import Examples, shift_right
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.examples import attention_table, examples_table, show
-from mhaprune.experiments.explain.before_after import MOST_HEADS
+from mhaprune.experiments.explain.figures import MOST_HEADS
 from mhaprune.experiments.explain.study import Explain
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.attention import MultiHeadAttention

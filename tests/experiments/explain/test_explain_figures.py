@@ -9,9 +9,8 @@ from matplotlib.colors import to_hex
 
 from legible import check_legible
 from made_tables import text_of
-from mhaprune.experiments.explain.figures import NO_PATTERN, attention_maps, scale_of
-from mhaprune.experiments.explain.profiles_figure import head_profiles
-from mhaprune.reporting.colours import MISSING
+from mhaprune.experiments.explain.figures import NO_PATTERN, attention_maps, head_profiles, scale_of
+from mhaprune.reporting.heat_map import MISSING
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, draw
 from mhaprune.tables import HEAD, Tables
 

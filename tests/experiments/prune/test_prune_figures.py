@@ -15,10 +15,10 @@ from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.prune.figures import (
     accuracy_by_group,
     compare_smallest,
+    order_of_removal,
     recovery_curves,
     survivors,
 )
-from mhaprune.experiments.prune.order_figure import order_of_removal
 from mhaprune.experiments.prune.study import Prune
 from mhaprune.reporting.plots import draw
 from mhaprune.tables import Tables
