@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,15 +23,11 @@ from mhaprune.reporting.plots import (
     scale_in_ratios,
     wrapped,
 )
-from mhaprune.reporting.settings import styles_of
-from mhaprune.reporting.shared_figures import setting_names
-from mhaprune.reporting.whiskers import ARROWS, Whisker, arrows_beyond, room_for
-from mhaprune.statistics.intervals import student_interval
+from mhaprune.reporting.whiskers import ARROWS, Whisker, arrows_beyond
 from mhaprune.tables import (
     DENSE_AGAIN,
     NOTHING,
     QUALITY,
-    SETTING,
     SURE,
     Tables,
     candidates,
@@ -40,12 +35,6 @@ from mhaprune.tables import (
     repeated_draws,
     timed_name,
 )
-
-SHARE, AGREEMENT = "heads that can go (share)", "Spearman ρ with ablation"
-ENDS_OF: dict[str, tuple[float, float]] = {SHARE: (0, 1), AGREEMENT: (-1, 1)}
-"""The least and the most that a number can be."""
-MOST_ROWS = 30
-"""Settings of one figure."""
 
 
 def accuracy_curves(tables: Tables) -> Plot | None:
@@ -182,80 +171,6 @@ def within(curve: pd.DataFrame, tables: Tables) -> pd.Series:
     """Which models of a curve lose at most the tolerance of what the one with the most heads has."""
     dense = curve.loc[curve["heads_removed"].idxmin(), QUALITY]
     return curve[QUALITY] >= dense - tolerance_of(tables) - 1e-9
-
-
-def compare_runs(tables: Tables) -> Plot | None:
-    """What can go and what that brings, scorer by scorer: heads within tolerance, speed-up, agreement with ablation. A
-    row per setting, with a small mark per run and a large one for their mean."""
-    if "summary" not in tables:
-        return None
-    summary = tables["summary"].assign(**{SETTING: setting_names(tables["summary"])})
-    settings = list(styles_of(summary[SETTING].unique()))
-    if len(settings) > MOST_ROWS:
-        return None
-    recovered = recoveries(summary)
-    summary = summary.assign(scorer=summary["scorer"].where(recovered == NOTHING, "after " + recovered))
-    measures = {
-        SHARE: summary["heads_removed"] / summary["heads_total"],
-        "speed-up there": summary["speedup"],
-        AGREEMENT: summary["spearman_with_ablation"].where(recovered == NOTHING),
-    }
-    measures = {title: values for title, values in measures.items() if values.notna().any()}
-    names = list(summary["scorer"].unique())
-    controls = repeated_draws(tables["pruning"]) if "pruning" in tables else []
-    looks = dict(
-        zip([name for name in names if name not in controls], map(line_style, range(len(names))), strict=False)
-    )
-    looks |= {name: {"color": CONTROL_COLOUR, "marker": "o"} for name in controls}
-    figure = Figure(figsize=(0.8 + 2.9 * len(measures), 1.4 + len(settings) * max(0.4, 0.13 * len(names))))
-    grid = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
-    for axes, (title, values) in zip(grid, measures.items(), strict=True):
-        rows = {name: summary.assign(value=values)[summary["scorer"] == name].dropna(subset="value") for name in names}
-        shifts = {name: 0.8 * ((i + 0.5) / len(names) - 0.5) for i, name in enumerate(names)}
-        for name in names:
-            _draw_means(axes, rows[name], settings, shifts[name], looks[name] | {"label": name})
-        whiskers = [
-            _interval(runs, title, settings.index(label) + shifts[name], looks[name]["color"])
-            for name in names
-            for label, runs in rows[name].groupby(SETTING, sort=False)["value"]
-        ]
-        for place, low, high, colour in whiskers:
-            axes.hlines(place, low, high, color=colour, linewidth=0.9)
-        seen = pd.concat([own["value"] for own in rows.values()])
-        axes.set_xlim(room_for(seen, [end for each in whiskers for end in each[1:3]]))
-        axes.set(title=title, yticks=range(len(settings)), ylim=(len(settings) - 0.5, -0.5))
-        axes.set_yticklabels(settings)
-        for row in range(1, len(settings)):
-            axes.axhline(row - 0.5, color="#dddddd", linewidth=0.8)
-        axes.grid(visible=False, axis="y")
-        axes.axvline(1.0 if title.startswith("speed") else 0.0, color="black", linewidth=0.8)
-    legend_above(figure, grid[0])
-    tolerance = summary["tolerance"].max()
-    quality = quality_name(tables)
-    caption = f"The largest budget that loses at most {tolerance:g} of {quality} on the choose split, by scorer"
-    if summary.duplicated([SETTING, "scorer"]).any():
-        caption += ": a small mark per run, a large one for the mean of runs that differ only in their seed, with its"
-        caption += " 95 % interval if they are three or more"
-    caption += "."
-    if (recovered != NOTHING).any():
-        caption += " Recovered are the models of the scorer that can remove the most heads without."
-    return Plot("runs", caption, figure)
-
-
-def _interval(runs: pd.Series, measure: str, place: float, colour: str) -> Whisker:
-    """The interval of the mean over the runs, cut at the least and the most that the measure can be."""
-    low, high = np.clip(student_interval(runs), *ENDS_OF.get(measure, (-np.inf, np.inf)))
-    return Whisker(place, float(low), float(high), colour)
-
-
-def _draw_means(axes: Axes, rows: pd.DataFrame, settings: Sequence[str], shift: float, style: dict[str, Any]) -> None:
-    """The runs of one scorer: small marks, and a large one for the mean of those that share a setting."""
-    means = rows.groupby(SETTING, sort=False)["value"].mean()
-    small = {name: value for name, value in style.items() if name != "label"}
-    places = [settings.index(name) + shift for name in rows[SETTING]]
-    if len(means) < len(rows):
-        axes.scatter(rows["value"], places, s=11, linewidth=0, alpha=0.5, zorder=2.5, **small)
-    axes.scatter(means, [settings.index(name) + shift for name in means.index], s=36, linewidth=0, zorder=3, **style)
 
 
 COLOURS: Any = {"cmap": LOST, "vmin": 0, "vmax": 1.5}

@@ -13,7 +13,7 @@ import pandas as pd
 from mhaprune.data import HeldOut
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.experiments.ablate import words
-from mhaprune.experiments.ablate.figures import accuracy_curves, answers, compare_runs, latency_curves
+from mhaprune.experiments.ablate.figures import accuracy_curves, answers, latency_curves
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance, the_one
 from mhaprune.experiments.can_go import within_tolerance
 from mhaprune.experiments.examples import show
@@ -81,15 +81,8 @@ class Ablate(WithinTolerance):
         "answers",
         "training",
     )
-    figures: ClassVar[Figures] = (
-        accuracy_curves,
-        answers,
-        head_scores,
-        agreement,
-        latency_curves,
-        training_curve,
-    )
-    figures_over_runs: ClassVar[Figures] = (compare_curves, compare_runs)
+    figures: ClassVar[Figures] = (accuracy_curves, answers, head_scores, agreement, latency_curves, training_curve)
+    figures_over_runs: ClassVar[Figures] = (compare_curves,)
     stages: ClassVar[Stages] = {"score": 1, "prune": 5, "time": 5, "recover": 3, "prove": 0.3}
     say = staticmethod(words.say)
     headline = staticmethod(words.headline)

@@ -103,13 +103,7 @@ class Compare(Experiment):
         training_curve,
     )
     figures_over_runs: ClassVar[Figures] = (compare_methods, compare_curves)
-    stages: ClassVar[Stages] = {
-        "score": 300,
-        "best subset": 80,
-        "prune": 15,
-        "score again": 190,
-        "prove": 1,
-    }
+    stages: ClassVar[Stages] = {"score": 300, "best subset": 80, "prune": 15, "score again": 190, "prove": 1}
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
     headline = staticmethod(words.headline)

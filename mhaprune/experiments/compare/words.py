@@ -13,18 +13,24 @@ from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import number
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.statistics.intervals import LEAST_RUNS, prunable, student_interval
-from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, REFERENCE, UNINFORMED, Tables, in_unit, quality_name
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, REFERENCE, UNINFORMED, Tables, quality_name
 
 MOST_NAMES = 6
 """Names of methods in one sentence."""
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Say what does best at any cost and at few passes, which heads are prunable, and what one split would change."""
+    """Say what does best at any cost and at few passes, and what one split for all would change."""
     winners, quality = tables["winner"], quality_name(tables)
     for _, row in winners.drop_duplicates("choice").iterrows():
         yield from _best(row, quality)
-    yield from _details(winners, quality, in_unit(tables))
+    row = winners.iloc[0]
+    if not math.isnan(row["leak"]):
+        yield (
+            "Leak: with scoring, choosing and reporting on one split, the best choices by a score would have been"
+            f" reported {100 * abs(row['leak']):.1f} points of {quality} {'higher' if row['leak'] >= 0 else 'lower'}"
+            f" ({number(100 * row['leak_low'], 1)} to {number(100 * row['leak_high'], 1)})."
+        )
 
 
 def over_runs(tables: Tables) -> Iterator[str]:
@@ -113,22 +119,6 @@ def _names(cell: object) -> str:
     names = cell.split(", ") if isinstance(cell, str) and cell else []
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} others" if more > 0 else "")
-
-
-def _details(winner: pd.DataFrame, quality: str, unit: str) -> Iterator[str]:
-    row = winner.iloc[0]
-    if "prunable_heads" in row and not math.isnan(row["prunable_heads"]):
-        yield (
-            f"{int(row['prunable_heads']) or 'None'} of {int(row['heads_total'])} heads are prunable one at a time: at"
-            f" 95 % confidence for all of these together, the ablation of each costs less than"
-            f" {row['prunable_tolerance']:g}{unit}."
-        )
-    if not math.isnan(row["leak"]):
-        yield (
-            "Leak: with scoring, choosing and reporting on one split, the best choices by a score would have been"
-            f" reported {100 * abs(row['leak']):.1f} points of {quality} {'higher' if row['leak'] >= 0 else 'lower'}"
-            f" ({number(100 * row['leak_low'], 1)} to {number(100 * row['leak_high'], 1)})."
-        )
 
 
 def passes(methods: Any) -> Any:

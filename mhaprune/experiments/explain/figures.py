@@ -17,24 +17,8 @@ from mhaprune.experiments.explain.words import ABOVE_CHANCE
 from mhaprune.reporting.head_map import REMOVED
 from mhaprune.reporting.heat_map import MATTERS, MISSING, frame, heat_map
 from mhaprune.reporting.labels import SIGNS
-from mhaprune.reporting.plots import (
-    CONTROL_COLOUR,
-    Plot,
-    number,
-    wrapped,
-)
-from mhaprune.tables import (
-    HEAD,
-    QUALITY,
-    REFERENCE,
-    SITES,
-    HeadName,
-    Tables,
-    in_brackets,
-    in_unit,
-    named,
-    quality_name,
-)
+from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, number, wrapped
+from mhaprune.tables import HEAD, QUALITY, REFERENCE, SITES, HeadName, Tables, in_brackets, in_unit, named, quality_name
 
 ACROSS = 4
 """Panels in a row."""

@@ -94,13 +94,7 @@ class Explain(Experiment):
         "retraining",
         "training",
     )
-    figures: ClassVar[Figures] = (
-        head_profiles,
-        attention_maps,
-        before_and_after,
-        agreement,
-        training_curve,
-    )
+    figures: ClassVar[Figures] = (head_profiles, attention_maps, before_and_after, agreement, training_curve)
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
     headline = staticmethod(words.headline)
@@ -248,12 +242,7 @@ def whole_grid(study: Study) -> HeadGrid:
 
 
 def looks_table(
-    whole: HeadGrid,
-    left: HeadGrid,
-    looks: pd.DataFrame,
-    heads: pd.DataFrame,
-    closed: pd.DataFrame,
-    tolerance: float,
+    whole: HeadGrid, left: HeadGrid, looks: pd.DataFrame, heads: pd.DataFrame, closed: pd.DataFrame, tolerance: float
 ) -> pd.DataFrame:
     """One row per head of the whole model: what it does, what it is worth, whether it is left at all."""
     first = heads[(heads["scorer"] == heads["scorer"].iloc[0]) & (heads["draw"] == 0)]

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from mhaprune.experiments.prune.words import fewest_heads
 from mhaprune.reporting.heat_map import LOST, bar_in_words, heat_map
@@ -26,13 +25,10 @@ from mhaprune.reporting.plots import (
     panels,
     wrapped,
 )
-from mhaprune.reporting.settings import styles_of
-from mhaprune.reporting.shared_figures import MOST_LINES, setting_names
 from mhaprune.tables import (
     BLOCK,
     NOTHING,
     QUALITY,
-    SETTING,
     SITES,
     Tables,
     block_label,
@@ -168,35 +164,6 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
     return Plot("groups", caption, figure)
 
 
-def compare_smallest(tables: Tables) -> Plot | None:
-    """The smallest model within tolerance: a panel per task, a row per way, a mark per run."""
-    if "smallest" not in tables:
-        return None
-    table = tables["smallest"]
-    table = table.assign(way=_full(table), **{SETTING: setting_names(table)})
-    styles = styles_of(table[SETTING].unique())
-    ways, tasks = list(table["way"].unique()), list(table["task"].unique())
-    figure = Figure(figsize=(2.6 + 2.9 * len(tasks), 1.4 + 0.34 * len(ways)))
-    grid = panels(figure, len(tasks), len(tasks), "fewest heads within tolerance", sharey=True)
-    for axes, task in zip(grid, tasks, strict=True):
-        runs = table[table["task"] == task]
-        labels = list(runs["label"].unique())
-        for i, label in enumerate(labels):
-            run = runs[runs["label"] == label]
-            shift = 0.5 * ((i + 0.5) / len(labels) - 0.5)  # equal runs would hide each other
-            y = [ways.index(way) + shift for way in run["way"]]
-            axes.scatter(run["heads_kept"], y, s=26, zorder=3, **styles[run[SETTING].iloc[0]])
-        axes.set(title=task, yticks=range(len(ways)), yticklabels=ways, ylim=(len(ways) - 0.4, -0.6))
-        axes.set_xlim(0, runs["heads_total"].max() + 0.5)
-    if 1 < len(styles) <= MOST_LINES:
-        legend_above(figure, [Line2D([], [], linestyle="", label=name, **style) for name, style in styles.items()])
-    caption = (
-        f"The fewest heads with which a model stays within the tolerance of its dense {quality_name(tables)} on the"
-        " choose split, for each way of choosing and recovering; a mark per run, in the order of the runs."
-    )
-    return Plot("smallest", caption, figure)
-
-
 def ways_of(table: pd.DataFrame) -> pd.Series:
     """The schedule of every row, with the scorer that it uses."""
     return table.apply(_way_of, axis=1)
@@ -204,10 +171,6 @@ def ways_of(table: pd.DataFrame) -> pd.Series:
 
 def _way_of(row: Any) -> str:
     return str(row["schedule"]) + (f" by {row['scorer']}" if row["scorer"] != row["schedule"] else "")
-
-
-def _full(table: pd.DataFrame) -> pd.Series:
-    return ways_of(table) + ", " + table["recovery"].map(_title)
 
 
 def _title(recovery: str) -> str:
