@@ -17,7 +17,7 @@ from mhaprune.model.network import Transformer
 from mhaprune.pretrained.base import Pretrained
 from mhaprune.progress import Step, doing, track
 from mhaprune.recoveries.base import Recovery
-from mhaprune.reporting.curves import check_tensorboard, event_files
+from mhaprune.reporting.training import check_tensorboard, event_files
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming

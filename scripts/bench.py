@@ -13,7 +13,7 @@ import torch
 from benches.answers import decode, removal
 from benches.masks import ablation, greedy, oracle, pairs_of_heads
 from benches.refit import refit
-from benches.scores import racing, shapley
+from benches.scores import shapley
 from benches.sides import Row, timed
 from benches.sweep import sweep
 from benches.training import recipes, training
@@ -22,7 +22,7 @@ TIMED = {
     bench.__name__: bench
     for bench in (training, recipes, removal, decode, ablation, pairs_of_heads, oracle, shapley, greedy, refit)
 }
-COUNTED = {bench.__name__: bench for bench in (racing, sweep)}
+COUNTED = {bench.__name__: bench for bench in (sweep,)}
 BENCHES = (*TIMED, *COUNTED)
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,7 +89,6 @@ TINY_SEQUENCES = tuple(small("task", "sort"))
 TINY_ABLATE = tuple(small("experiment", "ablate"))
 RUNS = {
     "explain": (*LEARNT, "example=3 1 2", "experiment.shown=2"),
-    "mistakes": LEARNT,
     "prune": (*LEARNT, *PRUNE),
     "speed": (*TINY, *TINY_SEQUENCES, "scorer=[ablation,random]"),
 }
@@ -370,3 +369,24 @@ def run_script(name: str, *arguments: str, cwd: Path = ROOT, **environment: str)
         env=os.environ | environment,
         timeout=280,
     )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--renew", action="store_true", help="write the sentences of the experiments anew, to be read in the diff"
+    )
+
+
+@pytest.fixture
+def snapshot(request: pytest.FixtureRequest) -> Callable[[str, Mapping[str, Iterable[str]]], None]:
+    """Compare all sentences of an experiment, case by case, with its file in `tests/experiments/snapshots`."""
+
+    def check(name: str, cases: Mapping[str, Iterable[str]]) -> None:
+        path = ROOT / "tests" / "experiments" / "snapshots" / f"{name}.txt"
+        text = "\n".join("\n".join([f"== {case}", *lines, ""]) for case, lines in cases.items())
+        if request.config.getoption("--renew"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert path.read_text() == text, "if the new sentences are better: python -m pytest --renew, and read the diff"
+
+    return check

@@ -23,7 +23,6 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "hard_concrete": {"steps": 5},
         "integrated_gradients": {"steps": 3},
         "integrated_gradients_all": {"steps": 3},
-        "racing": {"first": 8},
         "random": {"draws": 2},
         "shapley": {"evaluations": 80},
         "subset": {"steps": 5},
@@ -39,7 +38,6 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "experiment": {
         "ablate": {"latency_rounds": 2, "latency_batch": 4},
         "anatomy": {"head_dims": [2, 4]},
-        "explain": {"start_steps": 3},
         "prune": {"budgets": [0.5], "latency_rounds": 2, "latency_batch": 4},
         "speed": {
             "d_models": [16, 24],

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from mhaprune.collecting.reading import Slices
 from mhaprune.collecting.runs import FoundRun
 from mhaprune.experiments.base import Experiment
+from mhaprune.reporting.head_map import SmallMap, in_small
 from mhaprune.reporting.headline import Number
-from mhaprune.reporting.verdict import SmallMap, in_small
 from mhaprune.storage.seals import Damaged
 from mhaprune.storage.store import reason
 from mhaprune.tables import Tables

@@ -12,10 +12,9 @@ import pandas as pd
 from mhaprune.heads import HeadGrid
 from mhaprune.progress import NO_STAGES, Stages
 from mhaprune.recoveries.base import Recovery
-from mhaprune.reporting.head_map import heads_that_matter
+from mhaprune.reporting.head_map import Verdict, heads_that_matter
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import Figures, Plot, draw
-from mhaprune.reporting.verdict import Verdict
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.ranges import Checked, Ge, Within

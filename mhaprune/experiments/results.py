@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.experiments.base import Experiment, Findings, figures_of
+from mhaprune.reporting.head_map import SmallMap, in_small
 from mhaprune.reporting.page import proof_sentences, render
 from mhaprune.reporting.plots import Plot
 from mhaprune.reporting.sentences import if_poor
-from mhaprune.reporting.verdict import SmallMap, in_small
 from mhaprune.studies.study import Study
 
 

@@ -1,25 +1,30 @@
-"""Train a model, or take it from the cache, and look at its answers."""
+"""Train a model, or take one that was saved, and look at its answers: the experiments `train` and `evaluate`."""
 
 from __future__ import annotations
 
+import io
+from abc import ABC
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import torch
+
 from mhaprune.evaluation import evaluate
 from mhaprune.experiments.base import Experiment, Findings
+from mhaprune.model.checkpoint import exported
 from mhaprune.reporting.headline import Number, share_number
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.sentences import say_accuracy
-from mhaprune.reporting.training_figure import training_curve
+from mhaprune.reporting.training import training_curve
 from mhaprune.settings.ranges import Ge
 from mhaprune.studies.study import Study
 from mhaprune.tables import QUALITY, Tables, quality_name
 
 
 @dataclass(frozen=True)
-class Train(Experiment):
-    """The training curve, the accuracy on the report split, its first examples, and the model itself, as `model.pt`."""
+class Answers(Experiment, ABC):
+    """Accuracy on the report split and on every kind of example, and the first examples of the split."""
 
     examples: Annotated[int, Ge(1)] = 20
     """Number of examples of the report split to show with the model's answers."""
@@ -28,10 +33,11 @@ class Train(Experiment):
     tables: ClassVar[tuple[str, ...]] = ("accuracy", "groups", "examples", "training")
     figures: ClassVar[Figures] = (training_curve,)
 
-    def __call__(self, study: Study) -> Findings:
+    def findings(self, study: Study, files: dict[str, bytes]) -> Findings:
+        """Return the tables, with these files."""
         trained = study.trained
         tables = evaluate(trained.network, trained.task, trained.splits.report, self.examples)
-        return Findings({**study.training_table, **tables}, files=study.saved("model", trained.network))
+        return Findings({**study.training_table, **tables}, files=files)
 
     @staticmethod
     def say(tables: Tables) -> Iterator[str]:
@@ -40,3 +46,25 @@ class Train(Experiment):
     @staticmethod
     def headline(tables: Tables) -> list[Number]:
         return [share_number(quality_name(tables), tables["accuracy"][QUALITY].iloc[0])]
+
+
+@dataclass(frozen=True)
+class Train(Answers):
+    """The training curve, the accuracy, and the model itself, as `model.pt`."""
+
+    def __call__(self, study: Study) -> Findings:
+        return self.findings(study, study.saved("model", study.trained.network))
+
+
+@dataclass(frozen=True)
+class Evaluate(Answers):
+    """The accuracy of a model that was trained, or saved by `train` or `prune`."""
+
+    export: bool = False
+    """Whether to write `model.pt2` too, the program of `torch.export` from source and prefix to logits."""
+
+    def __call__(self, study: Study) -> Findings:
+        buffer = io.BytesIO()
+        if self.export:
+            torch.export.save(exported(study.trained.network, study.trained.splits.report[:4]), buffer)
+        return self.findings(study, {"model.pt2": buffer.getvalue()} if self.export else {})

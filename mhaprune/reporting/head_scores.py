@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from mhaprune.reporting.heat_map import bar_in_words, heat_map, thinned
+from mhaprune.reporting.heat_map import bar_in_words, heat_map, similar_order, thinned
 from mhaprune.reporting.plots import Plot, columns_of, elided, panels, short, wrapped
-from mhaprune.reporting.similarity import similar_order
 from mhaprune.tables import BLOCK, HEAD, Tables, block_label, blocks_in, candidates
 
 MOST_PANELS = 6

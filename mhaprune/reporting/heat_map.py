@@ -1,4 +1,8 @@
-"""A matrix of numbers as colours, with the numbers in the cells."""
+"""A matrix of numbers as colours, with the numbers in the cells; and what colours mean in every figure.
+
+Blue matters, red is lost, white is nothing of either. All maps grow darker from white, so a figure is read in grey
+print too. Signed ones differ by hue alone there: such a figure writes the sign, or says it at its colour bar.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
-from mhaprune.reporting.colours import MATTERS, MISSING
+MATTERS = "Blues"
+"""The darker, the more: how much a head matters, or how much it attends."""
+WEIGHTS: Any = {"cmap": MATTERS, "vmin": 0, "vmax": 1}
+"""Attention weights from 0 to 1, beside other numbers; maps of attention alone end at their largest weight."""
+LOST = "Reds"
+"""The darker, the more is lost: accuracy that a choice, a group or a mistake costs."""
+EXTRA_COST = "RdBu_r"
+"""Signed: red costs more than it should, blue less."""
+ALIKE = "RdBu"
+"""Signed: blue agrees, red contradicts."""
+VALUES = "PuOr_r"
+"""Signed numbers that are neither good nor bad: orange is positive, purple negative."""
+MISSING = "#d9d9d9"
+"""A cell without a number: a head that is gone, or nothing measured."""
 
 
 def heat_map(
@@ -76,3 +93,19 @@ def bar_in_words(image: AxesImage, beside: Sequence[Axes], label: str, least: st
     bar.set_ticks([low + 0.04 * (high - low), high - 0.04 * (high - low)], labels=[least, most])
     bar.ax.tick_params(length=0)
     bar.outline.set_visible(False)
+
+
+def similar_order(alike: np.ndarray) -> list[int]:
+    """The order of the rows of a symmetric matrix of correlations in which similar rows are neighbours. Row 0 is in
+    the first half.
+
+    The eigenvector of the smallest eigenvalue but one of the matrix's Laplacian (Fiedler 1973) puts them on a line.
+    What is NaN counts as 0.
+    """
+    weights = (1 + np.nan_to_num(alike)) / 2
+    np.fill_diagonal(weights, 0)
+    if len(weights) < 3:
+        return list(range(len(weights)))
+    places = np.linalg.eigh(np.diag(weights.sum(axis=0)) - weights)[1][:, 1].round(9)
+    order = np.argsort(places, kind="stable")
+    return list(map(int, order if 2 * list(order).index(0) < len(order) else order[::-1]))

@@ -13,8 +13,8 @@ from urllib.parse import quote
 import pandas as pd
 from markupsafe import escape
 
-from mhaprune.reporting.templates import fill
-from mhaprune.reporting.verdict import SmallMap
+from mhaprune.reporting.head_map import SmallMap
+from mhaprune.reporting.page import fill
 
 TILE = 7
 """Pixels of the side of a head in a thumbnail."""

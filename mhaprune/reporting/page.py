@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from pandas.api.types import is_numeric_dtype
 
 from mhaprune.reporting.plots import Plot
-from mhaprune.reporting.templates import fill
 from mhaprune.tables import Tables, varying
 
 LONGEST = 500
@@ -107,3 +108,14 @@ def _text(value: object) -> Markup:
     if isinstance(value, float):
         return Markup("" if math.isnan(value) else f"{value:.4g}")
     return Markup("") if value is None or value is pd.NA else escape(value)
+
+
+NO_FILTERS: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+
+
+def fill(template: str, filters: Mapping[str, Callable[..., Any]] = NO_FILTERS, **values: Any) -> str:
+    """The template of that name with these values, escaped; raises jinja2's UndefinedError for one that is missing."""
+    loader = PackageLoader("mhaprune.reporting", ".")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    environment.filters |= filters
+    return environment.get_template(f"{template}.html.jinja").render(**values)

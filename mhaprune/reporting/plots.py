@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +15,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis, XAxis, YAxis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import FixedLocator, Formatter, LogFormatter, MaxNLocator
 
-from mhaprune.reporting.layout import place, raised
 from mhaprune.tables import QUALITY, UNINFORMED, Tables
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -101,9 +104,21 @@ def draw(figures: Figures, tables: Tables) -> Iterator[Plot]:
 
 
 def lay_out(figure: Figure) -> None:
-    """Put everything in its place, once: afterwards nothing moves."""
+    """Put everything in its place, once: afterwards nothing moves.
+
+    The layout engine goes: as long as a figure has one, even one that does nothing, `savefig` draws twice.
+    """
+    if (layout := figure.get_layout_engine()) is None:
+        return
+    FigureCanvasAgg(figure)  # its renderer remembers how large texts are
+    for axes in figure.axes:
+        _write_powers_plainly(axes.xaxis)
+        _write_powers_plainly(axes.yaxis)
+        for spine in axes.spines.values():  # they end where the axes end
+            spine.set_in_layout(False)
     with matplotlib.rc_context(LAID_OUT):
-        place(figure)
+        layout.execute(figure)
+        figure.set_layout_engine(None)
 
 
 def line_style(i: int) -> dict[str, Any]:
@@ -195,3 +210,57 @@ def short(value: float) -> str:
 def power_of_ten(exponent: int) -> str:
     """10 to that power, in one line of text."""
     return "10" + raised(str(exponent))
+
+
+def scale_in_ratios(axis: XAxis | YAxis, low: float, high: float, apart: float = 0.12) -> None:
+    """Make an axis logarithmic from `low` to `high`, with a few plain numbers as ticks: `1.5`, not a power of ten.
+    Between two of them lies at least the share `apart` of the axis, or their numbers would touch."""
+    (axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale)("log")
+    if high / low < 12:
+        ticks: Sequence[float] = MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)).tick_values(low, high)
+    else:
+        digits = (1, 2, 5) if high / low < 200 else (1,)
+        exponents = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+        ticks = [digit * 10.0**exponent for exponent in exponents for digit in digits]
+    seen: list[float] = []
+    for tick in ticks:
+        if low <= tick <= high and (not seen or tick / seen[-1] > (high / low) ** apart):
+            seen.append(tick)
+    axis.set_ticks(seen, [f"{tick:,.6g}" for tick in seen])
+    axis.set_minor_locator(FixedLocator([]))
+    (axis.axes.set_xlim if axis.axis_name == "x" else axis.axes.set_ylim)(low, high)
+
+
+def _write_powers_plainly(axis: Axis) -> None:
+    if isinstance(each := axis.get_major_formatter(), LogFormatter):
+        axis.set_major_formatter(PlainPowers(each))
+    if isinstance(each := axis.get_minor_formatter(), LogFormatter):
+        axis.set_minor_formatter(PlainPowers(each))
+
+
+class PlainPowers(Formatter):
+    """10⁻³ as text, where matplotlib would set a formula: in an SVG it can be searched, and it is drawn at once."""
+
+    def __init__(self, inner: Formatter) -> None:
+        self.inner = inner
+
+    def set_locs(self, locs: Any) -> None:
+        super().set_locs(locs)
+        self.inner.set_locs(locs)
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return plain(self.inner(x, pos))
+
+
+def plain(formula: str) -> str:
+    """`$\\mathdefault{2\\times10^{-3}}$` as 2×10⁻³; anything else as it is."""
+    found = re.fullmatch(r"\$\\mathdefault\{(.*)\}\$", formula)
+    if found is None:
+        return formula
+    text = found[1].replace("\\times", "×").replace("-", "−")
+    return re.sub(r"\^\{(.*?)\}", lambda exponent: raised(exponent[1].replace("−", "-")), text)
+
+
+def raised(number: str) -> str:
+    """A whole number as an exponent."""
+    return number.translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

@@ -79,7 +79,7 @@ def agreement(tables: Tables) -> Plot | None:
                 low, high = skewed_ends(y[MOMENTS].to_numpy().T)
                 bars = [y["score"] - low, high - y["score"]]
                 axes.errorbar(x, y["score"], bars, label=SITES.get(site, site), **style)
-        rho = with_reference(pairs, name)["spearman"]
+        rho = with_reference(pairs, name)
         axes.set(title=_rank_correlation(rho, scores), xlabel=wrapped(f"{name} score", 3.2))
         _scale_logarithmic(axes.yaxis, reference["score"].dropna())
         if scores.abs().max() > PILED * scores.abs().median() > 0:

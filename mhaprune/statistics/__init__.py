@@ -1,1 +1,1 @@
-"""How sure we are, and how alike two rankings of heads are."""
+"""Intervals and tests."""

@@ -18,7 +18,7 @@ from mhaprune.collecting import comparing
 from mhaprune.collecting.collect import collect
 from mhaprune.collecting.parts import Part
 from mhaprune.collecting.runs import FoundRun
-from mhaprune.experiments.evaluate import Evaluate
+from mhaprune.experiments.train import Evaluate
 from mhaprune.storage.seals import checksum
 from mhaprune.storage.store import RunFolder, inside, read_status
 from tiny import slow

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from math import isnan, nan
 
 import pandas as pd
-import pytest
 import torch
 
 from mhaprune.evaluation import choose_columns
-from mhaprune.experiments.can_go import sure_count, surely, what_is_sure, within_tolerance
+from mhaprune.experiments.can_go import sure_count, surely, within_tolerance
 from mhaprune.statistics.intervals import paired_interval
 from mhaprune.subject import Answered
 
@@ -101,8 +100,3 @@ def test_without_an_interval_nothing_is_said_of_what_is_sure() -> None:
     assert sure_count({}) is None, "a table from before"
     assert sure_count(pd.Series({"heads_removed_sure": 3.0})) == 3
     assert sure_count({"heads_removed_sure": 0}) == 0
-
-
-@pytest.mark.parametrize("tolerance", [0.01, 0.005])
-def test_the_tolerance_is_said(tolerance: float) -> None:
-    assert f"ends within {tolerance:g}," in what_is_sure(tolerance)

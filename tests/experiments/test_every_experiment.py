@@ -15,12 +15,11 @@ from conftest import run_of, tables_in
 from made_tables import said_over_runs
 from mhaprune.collecting.runs import read_run
 from mhaprune.experiments.base import Experiment, figures_of
-from mhaprune.reporting.head_map import heads_that_matter
+from mhaprune.reporting.head_map import heads_that_matter, in_small
 from mhaprune.reporting.headline import against_settings
 from mhaprune.reporting.plots import draw, lay_out
 from mhaprune.reporting.sentences import if_poor
 from mhaprune.reporting.settings import setting
-from mhaprune.reporting.verdict import in_small
 from mhaprune.running import MODEL, SHOW
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.tables import Tables

@@ -8,7 +8,7 @@ import pytest
 
 from conftest import TINY, TINY_SEQUENCES, compose
 from mhaprune.config import build
-from mhaprune.reporting.curves import event_files
+from mhaprune.reporting.training import event_files
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.store import RunFolder
 

@@ -13,11 +13,10 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from conftest import PACKAGE, ROOT
-from mhaprune.reporting import colours
-from mhaprune.reporting.heat_map import thinned
+from mhaprune.reporting import heat_map
+from mhaprune.reporting.heat_map import similar_order, thinned
 from mhaprune.reporting.labels import label_points
-from mhaprune.reporting.plots import STYLE, correlation, short
-from mhaprune.reporting.similarity import similar_order
+from mhaprune.reporting.plots import STYLE, Plot, correlation, plain, short
 
 
 def test_figures_and_words_need_no_torch(tmp_path: Path) -> None:
@@ -67,9 +66,9 @@ def lightness_of(name: str) -> np.ndarray:
 
 def test_heat_maps_are_read_without_colour() -> None:
     """Every colour map grows darker all the way from white; a signed one in both directions."""
-    for name in (colours.MATTERS, colours.LOST):
+    for name in (heat_map.MATTERS, heat_map.LOST):
         assert (np.diff(lightness_of(name)) < 0).all(), name
-    for name in (colours.EXTRA_COST, colours.ALIKE, colours.VALUES):
+    for name in (heat_map.EXTRA_COST, heat_map.ALIKE, heat_map.VALUES):
         lightness = lightness_of(name)
         assert (np.diff(lightness[:26]) > 0).all(), name
         assert (np.diff(lightness[25:]) < 0).all(), name
@@ -80,7 +79,7 @@ def test_a_colour_means_the_same_in_every_figure() -> None:
     paths = [*PACKAGE.glob("reporting/*.py"), *PACKAGE.glob("experiments/*/*figure*.py")]
     for path in paths:
         own = set(re.findall(r"""["'](Blues|Reds|RdBu\w*|PuOr\w*|cividis\w*|\w*viridis\w*)["']""", path.read_text()))
-        assert not own or path.stem in ("colours", "settings"), (path, own)
+        assert not own or path.stem in ("heat_map", "settings"), (path, own)
 
 
 @pytest.mark.parametrize(
@@ -135,3 +134,54 @@ def test_what_is_alike_stands_side_by_side() -> None:
 )
 def test_a_correlation_that_is_not_1_is_not_written_so(rho: float, text: str) -> None:
     assert correlation(rho) == text
+
+
+def figure_of_all_kinds() -> Figure:
+    """Log axes, a twin, titles with ticks above, labels, a legend that hides least, a colour bar."""
+    figure = Figure(figsize=(7, 5))
+    (log, twin), (image, empty) = figure.subplots(2, 2)
+    log.plot([1, 2, 3], [1e-3, 10, 1e4], label="a line")
+    log.set(yscale="log", ylabel="loss", xlabel="step", title="both")
+    log.legend()
+    other = twin.twinx()
+    other.plot([0, 1], [100000.5, 100000.9])
+    other.set_ylabel("exact match")
+    twin.set(xlabel="heads removed")
+    drawn = image.imshow(np.arange(4).reshape(2, 2))
+    image.xaxis.tick_top()
+    image.set_title("above the ticks")
+    figure.colorbar(drawn)
+    empty.set_axis_off()
+    return figure
+
+
+def drawn() -> Plot:
+    with matplotlib.rc_context(STYLE):
+        return Plot("all", "", figure_of_all_kinds())
+
+
+def test_both_files_are_the_same_byte_for_byte() -> None:
+    first, second = drawn(), drawn()
+    assert first.svg == second.svg
+    assert first.png == second.png == drawn().png, "whatever was drawn before"
+
+
+def test_powers_of_ten_are_text() -> None:
+    svg = drawn().svg.decode()
+    assert re.search(">10⁻[¹²³]</text>", svg)
+    assert "mathdefault" not in svg
+
+
+@pytest.mark.parametrize(
+    ("formula", "text"),
+    [
+        (r"$\mathdefault{10^{-3}}$", "10⁻³"),
+        (r"$\mathdefault{-10^{12}}$", "−10¹²"),
+        (r"$\mathdefault{2\times10^{0}}$", "2×10⁰"),
+        (r"$\mathdefault{0}$", "0"),
+        ("0.5", "0.5"),
+        ("", ""),
+    ],
+)
+def test_a_formula_for_a_power_becomes_text(formula: str, text: str) -> None:
+    assert plain(formula) == text

@@ -8,7 +8,7 @@ import pytest
 
 from made_tables import all_tables, text_of
 from mhaprune.reporting.plots import Plot, draw
-from mhaprune.reporting.training_figure import MOST_NAMED, training_curve
+from mhaprune.reporting.training import MOST_NAMED, training_curve
 
 
 def drawn(training: pd.DataFrame) -> Plot:

@@ -13,7 +13,6 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.gate import Gate
-from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.random import Random
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.scorers.shapley import Shapley
@@ -77,9 +76,9 @@ def test_what_a_scorer_refuses_is_said_with_the_key_that_is_at_fault(model: Seq2
 
 def test_a_share_of_the_heads_and_their_number_are_one_scorer(model: Seq2Seq, splits: Splits) -> None:
     scoring = Scoring(model, splits.score, 0)
-    assert scoring("racing", Racing(keep=0.5)) is scoring("racing", Racing(keep=9))
-    assert scoring("racing", Racing(keep=1)) is not scoring("racing", Racing(keep=1.0))
-    assert scoring.cost([Racing(keep=0.5), Racing(keep=9)]) == scoring.cost([Racing(keep=9)])
+    assert scoring("subset", Subset(keep=0.5, steps=3)) is scoring("subset", Subset(keep=9, steps=3))
+    assert scoring("subset", Subset(keep=1, steps=3)) is not scoring("subset", Subset(keep=1.0, steps=3))
+    assert scoring.cost([Subset(keep=0.5, steps=3), Subset(keep=9, steps=3)]) == scoring.cost([Subset(keep=9, steps=3)])
 
 
 def test_a_scorer_that_trains_is_remembered_and_no_other(model: Seq2Seq, splits: Splits, tmp_path: Path) -> None:

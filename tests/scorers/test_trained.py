@@ -1,4 +1,4 @@
-"""Scorers that are asked for a number of heads: trained gates and racing."""
+"""Scorers that are asked for a number of heads: trained gates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Budgeted, Scorer, TrainedGates
 from mhaprune.scorers.gate_training import train_gates
 from mhaprune.scorers.hard_concrete import LOGIT_BOUND, HardConcrete, probability_open, stretched
-from mhaprune.scorers.racing import Racing
 from mhaprune.scorers.subset import Subset, relaxed_top_k
 from mhaprune.tasks.base import Splits
 from tiny import slow
@@ -45,7 +44,6 @@ def planted(model: Seq2Seq, splits: Splits) -> tuple[Seq2Seq, Examples]:
     [
         HardConcrete(keep=3),
         Subset(keep=3),
-        Racing(keep=3, first=16),
         Ablation(),
     ],
     ids=repr,
@@ -194,20 +192,6 @@ def test_the_probability_of_an_open_gate_is_that_of_its_draws() -> None:
     gates = stretched((u.log() - (1 - u).log() + logits) * 3)
     torch.testing.assert_close((gates > 0).double().mean(0), probability_open(logits), rtol=0, atol=0.005)
     assert ((gates >= 0) & (gates <= 1)).all()
-
-
-def test_racing_removes_what_ablation_removes_for_less(planted: tuple[Seq2Seq, Examples]) -> None:
-    model, examples = planted
-    full = Ablation()(model, examples, seed=0)
-    for keep in (1, 2, 3):
-        race = Racing(keep=keep, first=16)(model, examples, seed=0)
-        assert (
-            race.values[0]
-            .argsort(descending=True)[:keep]
-            .sort()
-            .values.equal(full.values[0].argsort(descending=True)[:keep].sort().values)
-        )
-        assert race.forward_passes < full.forward_passes / 2
 
 
 def test_a_number_of_heads_that_cannot_be_is_refused(model: Seq2Seq, splits: Splits) -> None:

@@ -1,8 +1,7 @@
-"""The figures of one run: accuracy, scores, agreement with ablation, time, training."""
+"""Figures of `experiment=ablate`: accuracy, time, the answer to one example, and runs side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.ablate.words import recoveries
+from mhaprune.reporting.heat_map import LOST, heat_map, write_inside
+from mhaprune.reporting.labels import SIGNS
 from mhaprune.reporting.plots import (
     CONTROL_COLOUR,
     Plot,
@@ -18,17 +19,15 @@ from mhaprune.reporting.plots import (
     errors,
     legend_above,
     line_style,
+    panels,
+    scale_in_ratios,
+    wrapped,
 )
-from mhaprune.reporting.scales import scale_in_ratios
-from mhaprune.reporting.settings import styles_of
-from mhaprune.reporting.shared_figures import setting_names
-from mhaprune.reporting.whiskers import ARROWS, Whisker, arrows_beyond, room_for
-from mhaprune.statistics.intervals import student_interval
+from mhaprune.reporting.whiskers import ARROWS, Whisker, arrows_beyond
 from mhaprune.tables import (
     DENSE_AGAIN,
     NOTHING,
     QUALITY,
-    SETTING,
     SURE,
     Tables,
     candidates,
@@ -36,12 +35,6 @@ from mhaprune.tables import (
     repeated_draws,
     timed_name,
 )
-
-SHARE, AGREEMENT = "heads that can go (share)", "Spearman ρ with ablation"
-ENDS_OF: dict[str, tuple[float, float]] = {SHARE: (0, 1), AGREEMENT: (-1, 1)}
-"""The least and the most that a number can be."""
-MOST_ROWS = 30
-"""Settings of one figure."""
 
 
 def accuracy_curves(tables: Tables) -> Plot | None:
@@ -180,75 +173,59 @@ def within(curve: pd.DataFrame, tables: Tables) -> pd.Series:
     return curve[QUALITY] >= dense - tolerance_of(tables) - 1e-9
 
 
-def compare_runs(tables: Tables) -> Plot | None:
-    """What can go and what that brings, scorer by scorer: heads within tolerance, speed-up, agreement with ablation. A
-    row per setting, with a small mark per run and a large one for their mean."""
-    if "summary" not in tables:
+COLOURS: Any = {"cmap": LOST, "vmin": 0, "vmax": 1.5}
+"""A wrong symbol is red, but its name can be read on it."""
+MORE = 3
+"""Symbols beyond the right answer that are shown. A model with too few heads may never end."""
+LETTER = 0.11
+"""Inches."""
+
+
+def answers(tables: Tables) -> Plot | None:
+    """Panels for the model as it is left and after each recovery: a row per budget, a cell per symbol of the answer."""
+    if "answers" not in tables or tables["answers"].empty:
         return None
-    summary = tables["summary"].assign(**{SETTING: setting_names(tables["summary"])})
-    settings = list(styles_of(summary[SETTING].unique()))
-    if len(settings) > MOST_ROWS:
-        return None
-    recovered = recoveries(summary)
-    summary = summary.assign(scorer=summary["scorer"].where(recovered == NOTHING, "after " + recovered))
-    measures = {
-        SHARE: summary["heads_removed"] / summary["heads_total"],
-        "speed-up there": summary["speedup"],
-        AGREEMENT: summary["spearman_with_ablation"].where(recovered == NOTHING),
-    }
-    measures = {title: values for title, values in measures.items() if values.notna().any()}
-    names = list(summary["scorer"].unique())
-    controls = repeated_draws(tables["pruning"]) if "pruning" in tables else []
-    looks = dict(
-        zip([name for name in names if name not in controls], map(line_style, range(len(names))), strict=False)
+    table = tables["answers"].fillna("")
+    first = table.iloc[0]
+    right = _symbols(str(first["right_answer"]), first)
+    most = max(len(right), 1) + MORE
+    said = [_cut(_symbols(str(answer), first), most) for answer in table["answer"]]
+    places = max(len(right), *map(len, said), 1)
+    removed, ways = sorted(table["heads_removed"].unique()), list(table["recovery"].unique())
+    longest = max((len(symbol) for symbols in (right, *said) for symbol in symbols), default=1)
+    width = max(places * max(0.3, LETTER * (longest + 1)), 1.9)
+    figure = Figure(figsize=(1.3 + (width + 0.2) * len(ways), 1.3 + 0.28 * len(removed)))
+    grid = panels(figure, len(ways), len(ways), "place in the answer", f"heads removed, of {first['heads_total']}")
+    for axes, way in zip(grid, ways, strict=True):
+        rows = table[table["recovery"] == way].set_index("heads_removed")["answer"]
+        cells = [_cut(_symbols(str(rows.get(number, "")), first), most) for number in removed]
+        wrong = np.full((len(removed), places), np.nan)
+        for i, symbols in enumerate(cells):
+            for j, symbol in enumerate(symbols):
+                wrong[i, j] = float(j >= len(right) or symbol != right[j])
+            wrong[i, len(symbols) : len(right)] = 1.0  # what is not said is wrong, too
+        heat_map(axes, wrong, rows=removed, columns=range(1, places + 1), **COLOURS)
+        axes.set_facecolor("white")
+        for i, symbols in enumerate(cells):
+            for j, symbol in enumerate(symbols):
+                bad = bool(wrong[i, j])
+                style: Any = {"fontweight": "bold" if bad else "normal", "color": "white" if bad else "black"}
+                write_inside(axes, j, i, symbol, fontsize=9, **style)
+        axes.set_title("as it is left" if way == NOTHING else f"after {way}")
+    title = f"{first['source']} → {first['right_answer']}"
+    figure.suptitle(wrapped(title, 0.9 * figure.get_figwidth()), fontsize=11)
+    caption = (
+        "What the model answers to the first example of the report split with fewer and fewer heads, removed in the"
+        f" order of {first['scorer']}. Red: a symbol that is wrong or missing; “…”: it goes on."
     )
-    looks |= {name: {"color": CONTROL_COLOUR, "marker": "o"} for name in controls}
-    figure = Figure(figsize=(0.8 + 2.9 * len(measures), 1.4 + len(settings) * max(0.4, 0.13 * len(names))))
-    grid = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
-    for axes, (title, values) in zip(grid, measures.items(), strict=True):
-        rows = {name: summary.assign(value=values)[summary["scorer"] == name].dropna(subset="value") for name in names}
-        shifts = {name: 0.8 * ((i + 0.5) / len(names) - 0.5) for i, name in enumerate(names)}
-        for name in names:
-            _draw_means(axes, rows[name], settings, shifts[name], looks[name] | {"label": name})
-        whiskers = [
-            _interval(runs, title, settings.index(label) + shifts[name], looks[name]["color"])
-            for name in names
-            for label, runs in rows[name].groupby(SETTING, sort=False)["value"]
-        ]
-        for place, low, high, colour in whiskers:
-            axes.hlines(place, low, high, color=colour, linewidth=0.9)
-        seen = pd.concat([own["value"] for own in rows.values()])
-        axes.set_xlim(room_for(seen, [end for each in whiskers for end in each[1:3]]))
-        axes.set(title=title, yticks=range(len(settings)), ylim=(len(settings) - 0.5, -0.5))
-        axes.set_yticklabels(settings)
-        for row in range(1, len(settings)):
-            axes.axhline(row - 0.5, color="#dddddd", linewidth=0.8)
-        axes.grid(visible=False, axis="y")
-        axes.axvline(1.0 if title.startswith("speed") else 0.0, color="black", linewidth=0.8)
-    legend_above(figure, grid[0])
-    tolerance = summary["tolerance"].max()
-    quality = quality_name(tables)
-    caption = f"The largest budget that loses at most {tolerance:g} of {quality} on the choose split, by scorer"
-    if summary.duplicated([SETTING, "scorer"]).any():
-        caption += ": a small mark per run, a large one for the mean of runs that differ only in their seed, with its"
-        caption += " 95 % interval if they are three or more"
-    caption += "."
-    if (recovered != NOTHING).any():
-        caption += " Recovered are the models of the scorer that can remove the most heads without."
-    return Plot("runs", caption, figure)
+    return Plot("answers", caption, figure)
 
 
-def _interval(runs: pd.Series, measure: str, place: float, colour: str) -> Whisker:
-    """The interval of the mean over the runs, cut at the least and the most that the measure can be."""
-    low, high = np.clip(student_interval(runs), *ENDS_OF.get(measure, (-np.inf, np.inf)))
-    return Whisker(place, float(low), float(high), colour)
+def _symbols(words: str, example: pd.Series) -> list[str]:
+    """The symbols of an answer: words or, where the right answer is a single word, its letters."""
+    apart = " " in str(example["right_answer"])
+    return [SIGNS.get(symbol, symbol) for symbol in (words.split() if apart else words)]
 
 
-def _draw_means(axes: Axes, rows: pd.DataFrame, settings: Sequence[str], shift: float, style: dict[str, Any]) -> None:
-    """The runs of one scorer: small marks, and a large one for the mean of those that share a setting."""
-    means = rows.groupby(SETTING, sort=False)["value"].mean()
-    small = {name: value for name, value in style.items() if name != "label"}
-    places = [settings.index(name) + shift for name in rows[SETTING]]
-    if len(means) < len(rows):
-        axes.scatter(rows["value"], places, s=11, linewidth=0, alpha=0.5, zorder=2.5, **small)
-    axes.scatter(means, [settings.index(name) + shift for name in means.index], s=36, linewidth=0, zorder=3, **style)
+def _cut(symbols: list[str], most: int) -> list[str]:
+    return symbols if len(symbols) <= most else [*symbols[: most - 1], "…"]

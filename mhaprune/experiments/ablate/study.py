@@ -13,12 +13,11 @@ import pandas as pd
 from mhaprune.data import HeldOut
 from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.experiments.ablate import words
-from mhaprune.experiments.ablate.answers import answers_table
-from mhaprune.experiments.ablate.answers_figure import answers
-from mhaprune.experiments.ablate.figures import accuracy_curves, compare_runs, latency_curves
+from mhaprune.experiments.ablate.figures import accuracy_curves, answers, latency_curves
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance, the_one
 from mhaprune.experiments.can_go import within_tolerance
-from mhaprune.heads import HeadMask
+from mhaprune.experiments.examples import show
+from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure import measure
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
@@ -27,14 +26,13 @@ from mhaprune.recoveries.base import recover
 from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import agreement, compare_curves
-from mhaprune.reporting.training_figure import training_curve
+from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
-from mhaprune.scorers.agreement import rank_agreement, with_reference
+from mhaprune.scorers.agreement import rank_agreement, spearman, with_reference
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import Scoring, heads_table
-from mhaprune.statistics.rankings import spearman
-from mhaprune.studies.study import Study
+from mhaprune.studies.study import Study, Trained
 from mhaprune.subject import Subject
 from mhaprune.tables import (
     CHOOSE_DROP,
@@ -47,6 +45,7 @@ from mhaprune.tables import (
     QUARTILES,
     SURE,
     Tables,
+    head_names,
 )
 
 Recover = Callable[[HeadMask], tuple[Subject, str]]
@@ -82,15 +81,8 @@ class Ablate(WithinTolerance):
         "answers",
         "training",
     )
-    figures: ClassVar[Figures] = (
-        accuracy_curves,
-        answers,
-        head_scores,
-        agreement,
-        latency_curves,
-        training_curve,
-    )
-    figures_over_runs: ClassVar[Figures] = (compare_curves, compare_runs)
+    figures: ClassVar[Figures] = (accuracy_curves, answers, head_scores, agreement, latency_curves, training_curve)
+    figures_over_runs: ClassVar[Figures] = (compare_curves,)
     stages: ClassVar[Stages] = {"score": 1, "prune": 5, "time": 5, "recover": 3, "prove": 0.3}
     say = staticmethod(words.say)
     headline = staticmethod(words.headline)
@@ -234,7 +226,27 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
                 "dense_quality": dense[QUALITY],
                 **{f"{QUALITY}{end}": best[f"{QUALITY}{end}"] for end in ENDS},
                 **{f"speedup{end}": best[f"speedup{end}"] for end in QUARTILES},
-                "spearman_with_ablation": with_reference(agreement, name).get("spearman", nan),
+                "spearman_with_ablation": with_reference(agreement, name),
             }
         )
+    return pd.DataFrame(rows)
+
+
+def answers_table(
+    trained: Trained, pruned: pd.DataFrame, models: Mapping[str, Callable[[HeadMask], Any]]
+) -> pd.DataFrame:
+    """One row per way of `models`, from a mask to the model without these heads, and row of `pruned`: the answer to
+    the first example of the report split, decoded greedily, beside the right one."""
+    decode, report = trained.task.vocabulary.decode, trained.splits.report
+    source, right = decode(report.source[0].tolist()), decode(report.target[0].tolist())
+    grid, rows = trained.network.grid, []
+    for way, model in models.items():
+        for _, row in pruned.sort_values("heads_removed").iterrows():
+            mask = HeadMask(grid).without(*(HeadId(*name) for name in head_names(row["removed"])))
+            # a recovery leaves the dense model as it is
+            left = model(mask) if mask.removed else models[NOTHING](mask)
+            shown = show(left, trained.task, source, right)
+            said = {"source": shown.source, "answer": shown.answer, "right_answer": shown.right}
+            what = {"scorer": row["scorer"], "recovery": way, "heads_total": len(grid)}
+            rows.append({**what, "heads_removed": int(row["heads_removed"]), **said})
     return pd.DataFrame(rows)

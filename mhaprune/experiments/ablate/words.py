@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.experiments.can_go import if_too_few, sure_count, what_can_go, what_is_sure
+from mhaprune.reporting.head_map import Verdict, scored
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import correlation
 from mhaprune.reporting.sentences import as_fast, share
-from mhaprune.reporting.verdict import Verdict, scored
 from mhaprune.tables import (
     CHOOSE_QUALITY,
     INITIAL_GATE,
@@ -25,18 +25,11 @@ from mhaprune.tables import (
     loss_unit,
     named,
     quality_name,
-    repeated_draws,
 )
 
 READ = ("heads_total", "heads_removed", CHOOSE_QUALITY, QUALITY, "dense_quality", "speedup")
 """The columns that the headline is made of."""
 NO_NOTES = pd.DataFrame(columns=["recovery", "note"])
-
-
-def say(tables: Tables) -> Iterator[str]:
-    """How many heads can go, which they are, and how the scorers agree."""
-    yield _headline(tables)
-    yield from _details(tables)
 
 
 def recoveries(summary: pd.DataFrame) -> pd.Series:
@@ -131,38 +124,20 @@ def _surely(row: Mapping[str, Any] | pd.Series) -> str:
     return "" if sure is None else f" ({sure or 'none'} surely)"
 
 
-def _details(tables: Tables) -> Iterator[str]:
+def say(tables: Tables) -> Iterator[str]:
+    """Say how many heads can go, which they are, what that brings, and what is uncertain."""
+    yield _headline(tables)
     summary = tables["summary"]
     plain = as_they_are(summary)
-    rows, recovered = plain.to_dict("records"), summary.drop(plain.index).to_dict("records")
+    recovered = summary.drop(plain.index).to_dict("records")
     best = largest_budget(plain)
     if best["heads_removed"] > 0:
         yield f"{_which(best)} All others are kept."
         yield as_fast(best, tables)
     yield from (_after(row, tables) for row in recovered)
-    drawn = repeated_draws(tables["heads"]) if "heads" in tables else []
-    by = {
-        row["scorer"]: f"the first draw of {row['scorer']}" if row["scorer"] in drawn else row["scorer"] for row in rows
-    }
-    parts = [
-        f"{int(row['heads_removed'])} by {by[row['scorer']]} ({share(row[QUALITY])})"
-        if row["heads_removed"]
-        else f"none by {by[row['scorer']]}"
-        for row in rows
-    ]
-    yield (
-        f"The largest budget within {best['tolerance']:g} of {quality_name(tables)} on the choose split, scorer by"
-        f" scorer, and what is left on the report split: {', '.join(parts)}."
-    )
     if any(_surely(row) for row in (best, *recovered) if row["heads_removed"]):
         yield what_is_sure(best["tolerance"], quality_name(tables))
         yield from if_too_few(tables, best["tolerance"])
-    rhos = [
-        f"{row['scorer']} at ρ = {correlation(row['spearman_with_ablation'])}"
-        for row in plain.dropna(subset=["spearman_with_ablation"]).to_dict("records")
-    ]
-    if rhos:
-        yield f"Agreement with ablation over the heads (Spearman): {', '.join(rhos)}."
     for name in _scoring_alike(tables):
         yield f"{name} scores all heads alike, so it ranks none of them and agrees with no other score."
     for (name, note), failed in tables.get("recovered", NO_NOTES).dropna(subset="note").groupby(["recovery", "note"]):

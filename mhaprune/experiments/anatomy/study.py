@@ -1,18 +1,24 @@
-"""One call of the attention layer, tensor by tensor, and what dividing by √d_head is for."""
+"""One call of the attention layer, tensor by tensor, and what dividing by √d_head is for.
+
+Dimensions: R = draws, U = keys, K = head_dim.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.experiments.anatomy import words
-from mhaprune.experiments.anatomy.calls import call_in, call_of_other_sizes, place_in_block, scaling_here
-from mhaprune.experiments.anatomy.figures import life_of_the_tensors, scaling
-from mhaprune.experiments.anatomy.scaling import scaling_table
-from mhaprune.experiments.anatomy.schematic import schematic
+from mhaprune.experiments.anatomy.figures import life_of_the_tensors, scaling, schematic
 from mhaprune.experiments.anatomy.walkthrough import (
     LayerCall,
     heads_here_table,
@@ -22,14 +28,18 @@ from mhaprune.experiments.anatomy.walkthrough import (
     walk,
 )
 from mhaprune.experiments.base import Experiment, Findings, Setup
-from mhaprune.experiments.examples import check_examples, examples_table, heads_named, show, sources
-from mhaprune.heads import HeadGrid, HeadId, HeadMask
+from mhaprune.experiments.examples import check_examples, examples_table, heads_named, show, sources, tokens
+from mhaprune.heads import HeadGrid, HeadId, HeadMask, Site
 from mhaprune.measure import MAX_DIFFERENCE, ProofFailed
+from mhaprune.model.attention import MultiHeadAttention, causal_bias
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.reporting.plots import Figures
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.settings.ranges import Ge, Sizes
 from mhaprune.studies.study import Study
+from mhaprune.subject import Subject
+from mhaprune.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -112,3 +122,99 @@ def proved_equal(*calls: LayerCall) -> float:
             f"a layer and its heads one by one differ by {difference:.3g}, allowed is {MAX_DIFFERENCE:g} in float64"
         )
     return difference
+
+
+def call_in(subject: Seq2Seq, head: HeadId, example: Examples, report: Examples) -> LayerCall:
+    """The call of a head's layer while the model writes an example, in a batch with the longest of the first 64 of the
+    report split: a shorter one is padded."""
+    some = report[:64]
+    longest = int((some.source != PAD).sum(dim=1).argmax())
+    rows = [(example.source[0], example.target[0]), (some.source[longest], some.target[longest])]
+    batch = Examples(*(pad_sequence(list(ids), batch_first=True, padding_value=PAD) for ids in zip(*rows, strict=True)))
+    query, key = subject.attention_inputs(batch)[head.block]
+    bias = subject.bias(batch.source)
+    if head.site == Site.DECODER_SELF:
+        bias = causal_bias(query.shape[1], key.shape[1], query.dtype, query.device)[None, None]
+    return LayerCall(subject.attention_sublayers()[head.block].attention, query, key, key, bias)
+
+
+def call_of_other_sizes(subject: Seq2Seq) -> LayerCall:
+    """A layer of fresh weights whose queries, keys and values have sizes of their own; always the same."""
+    width, heads = subject.config.d_model, subject.config.num_heads
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = MultiHeadAttention(
+            width, heads, qdim=width + 2, kdim=width + 4, vdim=width + 6, head_dim=subject.head_dim
+        )
+        query, key, value = torch.randn(2, 4, width + 2), torch.randn(2, 6, width + 4), torch.randn(2, 6, width + 6)
+    return LayerCall(layer, query, key, value)
+
+
+def scaling_here(subject: Seq2Seq, task: Task, call: LayerCall, head: HeadId, example: Examples) -> pd.DataFrame:
+    """What the division does to the middle query of the call's first example: a row per key that it may look at."""
+    place = place_in_block(subject, head)
+    steps = {step.name: step.value for step in walk(call)}
+    ids = example.source if head.site == Site.ENCODER_SELF else example.target
+    query = ids.shape[1] // 2
+    open_U = steps["masked scores"][0, place, query] > -math.inf
+    table = with_and_without(steps["queries, split"][0, place, query], steps["keys, split"][0, place], open_U)
+    keys = shift_right(example.target) if head.site == Site.DECODER_SELF else example.source
+    names = tokens(task, keys)
+    table.insert(1, "looks_at", [names[key] for key in table["key"]])
+    return table.assign(**head_columns(head), query=query, token=tokens(task, ids)[query])
+
+
+def place_in_block(subject: Subject, head: HeadId) -> int:
+    """Where a head stands among those of its layer that are left."""
+    return subject.grid.index(head) - subject.grid.positions(head.block).start
+
+
+def softmax_gradient(weights: Tensor) -> Tensor:
+    """The Frobenius norm of softmax's derivative, diag(a) − a aᵀ, at weights a (..., U): 0 where one of them is 1."""
+    second, third = weights.square().sum(dim=-1), weights.pow(3).sum(dim=-1)
+    return (second - 2 * third + second.square()).clamp(min=0).sqrt()
+
+
+def entropy(weights: Tensor) -> Tensor:
+    """In nats, over the last axis."""
+    return -weights.xlogy(weights).sum(dim=-1)
+
+
+def scaling_table(head_dims: Sequence[int], num_keys: int = 10, draws: int = 400, seed: int = 0) -> pd.DataFrame:
+    """One row per d_head, with and without division by its root: of `draws` queries and `num_keys` keys each, with
+    components drawn from a standard normal distribution as in Vaswani et al. 2017, footnote 4.
+
+    `score_std` is the standard deviation of the scores, `entropy` (nats) and `gradient` (see `softmax_gradient`) are
+    medians with quartiles `_q1` and `_q3`, and means `_mean`.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    rows = []
+    for head_dim in head_dims:
+        query_RK = torch.randn(draws, head_dim, generator=draw, dtype=torch.float64)
+        keys_RUK = torch.randn(draws, num_keys, head_dim, generator=draw, dtype=torch.float64)
+        scores_RU = torch.einsum("rk,ruk->ru", query_RK, keys_RUK)
+        for scaled in (True, False):
+            entering_RU = scores_RU / math.sqrt(head_dim) if scaled else scores_RU
+            weights_RU = entering_RU.softmax(dim=-1)
+            row: dict[str, float] = {"head_dim": head_dim, "scaled": scaled, "num_keys": num_keys, "draws": draws}
+            row["score_std"] = float(entering_RU.std())
+            for name, values_R in (("entropy", entropy(weights_RU)), ("gradient", softmax_gradient(weights_RU))):
+                q1, median, q3 = np.quantile(values_R.numpy(), (0.25, 0.5, 0.75))
+                row |= {name: median, f"{name}_q1": q1, f"{name}_q3": q3, f"{name}_mean": float(values_R.mean())}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def with_and_without(query_K: Tensor, keys_UK: Tensor, open_U: Tensor) -> pd.DataFrame:
+    """One row per key that the query may look at: its score and weight with and without the division."""
+    raw_U = (keys_UK[open_U] @ query_K).double()
+    scaled_U = raw_U / math.sqrt(len(query_K))
+    return pd.DataFrame(
+        {
+            "key": open_U.nonzero()[:, 0].tolist(),
+            "score": scaled_U.tolist(),
+            "score_unscaled": raw_U.tolist(),
+            "weight": scaled_U.softmax(dim=0).tolist(),
+            "weight_unscaled": raw_U.softmax(dim=0).tolist(),
+        }
+    )

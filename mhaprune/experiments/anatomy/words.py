@@ -30,10 +30,7 @@ def _scaling(scaling: pd.DataFrame) -> str:
         f"{what} is {short(with_it[f'{name}_mean'])} on average with it (quartiles {short(with_it[f'{name}_q1'])} to"
         f" {short(with_it[f'{name}_q3'])}) and {short(without[f'{name}_mean'])} without"
         f" ({short(without[f'{name}_q1'])} to {short(without[f'{name}_q3'])})"
-        for name, what in (
-            ("entropy", "the entropy of its weights (nats)"),
-            ("gradient", "the norm of its derivative"),
-        )
+        for name, what in (("entropy", "the entropy of its weights (nats)"), ("gradient", "the norm of its derivative"))
     ]
     return (
         f"Dividing scores by √d_head keeps softmax soft. With random queries at d_head {largest} {said[0]}. There"

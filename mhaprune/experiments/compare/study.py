@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,36 +13,60 @@ import torch
 
 from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.compare import words
-from mhaprune.experiments.compare.contestants import Contestant, contestants
-from mhaprune.experiments.compare.cost_figure import quality_cost
 from mhaprune.experiments.compare.figures import (
     agreement_matrix,
     compare_methods,
     method_curves,
+    quality_cost,
     regret_map,
 )
-from mhaprune.experiments.compare.limits import passes
 from mhaprune.experiments.compare.regret import Regrets
+from mhaprune.experiments.compare.words import passes
 from mhaprune.measure import measure_removed
-from mhaprune.progress import Stages, doing
+from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
-from mhaprune.pruning.plans import Plan
+from mhaprune.pruning.plans import Choice, Plan, choices
 from mhaprune.pruning.removal import proofs, prune
 from mhaprune.pruning.search import COSTS
 from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import compare_curves
-from mhaprune.reporting.training_figure import training_curve
+from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.base import Schedule
-from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing, with_a_choice
-from mhaprune.scorers.agreement import rank_agreement, with_reference
-from mhaprune.scorers.base import TrainedGates
+from mhaprune.schedules.budgets import Budget, check_budgets, heads_to_remove, removing, with_a_choice
+from mhaprune.scorers.agreement import rank_agreement, spearman, with_reference
+from mhaprune.scorers.base import Scorer, TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import CONFIDENCE, difference_interval, holm, prunable, sign_flip_p, with_interval
-from mhaprune.statistics.rankings import spearman
 from mhaprune.studies.study import Study
-from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, QUALITY, REFERENCE, UNINFORMED
+from mhaprune.tables import CHOOSE_QUALITY, MOMENTS, QUALITY, REFERENCE, UNINFORMED
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A choice of heads under a name of its own."""
+
+    name: str
+    choice: Choice
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans in the name of the contestant."""
+        return [plan._replace(scorer=self.name) for plan in self.choice.plans]
+
+
+def contestants(
+    scoring: Scoring, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule], budgets: Sequence[Budget]
+) -> Iterator[Contestant]:
+    """A scorer goes by its own name with the first schedule that uses it, and by both names with every other."""
+    known: set[str] = set()
+    costs = [1.0 if schedule.scoring == "none" else float(len(scorers)) for schedule in schedules.values()]
+    for how, schedule in track(schedules.items(), "schedule", costs=costs):
+        for choice in choices(scoring, scorers, schedule, budgets, how):
+            name = f"{choice.scorer} + {how}" if choice.scorer in known else choice.scorer
+            known.add(choice.scorer)
+            yield Contestant(name, choice)
 
 
 @dataclass(frozen=True)
@@ -79,13 +103,7 @@ class Compare(Experiment):
         training_curve,
     )
     figures_over_runs: ClassVar[Figures] = (compare_methods, compare_curves)
-    stages: ClassVar[Stages] = {
-        "score": 300,
-        "best subset": 80,
-        "prune": 15,
-        "score again": 190,
-        "prove": 1,
-    }
+    stages: ClassVar[Stages] = {"score": 300, "best subset": 80, "prune": 15, "score again": 190, "prove": 1}
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
     headline = staticmethod(words.headline)
@@ -245,7 +263,6 @@ def methods_table(
         name, choice = contestant.name, contestant.choice
         curve = pruning[(pruning["scorer"] == name) & (pruning["draw"] == 0)]
         inner = curve[curve["heads_removed"].between(1, curve["heads_total"] - 1)]
-        rho = with_reference(agreement, name)
         rows.append(
             {
                 "scorer": name,
@@ -256,7 +273,7 @@ def methods_table(
                 CHOOSE_QUALITY: float(inner[CHOOSE_QUALITY].mean()),
                 "choose_loss": float(inner["choose_loss"].mean()),
                 **regrets.columns(regrets.of(name)),
-                **{f"spearman_with_ablation{end}": rho.get(f"spearman{end}", nan) for end in ENDS},
+                "spearman_with_ablation": with_reference(agreement, name),
                 "reliability": reliability.get(name, nan),
                 **choice.cost,
             }

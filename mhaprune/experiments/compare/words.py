@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
-from mhaprune.experiments.compare.limits import limit_words, passes
+from mhaprune.reporting.head_map import Verdict, prunable_alone, scored
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import number
 from mhaprune.reporting.sentences import points_over_runs
-from mhaprune.reporting.verdict import Verdict, prunable_alone, scored
 from mhaprune.statistics.intervals import LEAST_RUNS, prunable, student_interval
-from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, REFERENCE, UNINFORMED, Tables, in_unit, quality_name
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, REFERENCE, UNINFORMED, Tables, quality_name
 
 MOST_NAMES = 6
 """Names of methods in one sentence."""
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Say what does best at any cost and at few passes, which heads are prunable, and what one split would change."""
+    """Say what does best at any cost and at few passes, and what one split for all would change."""
     winners, quality = tables["winner"], quality_name(tables)
     for _, row in winners.drop_duplicates("choice").iterrows():
         yield from _best(row, quality)
-    yield from _details(winners, quality, in_unit(tables))
+    row = winners.iloc[0]
+    if not math.isnan(row["leak"]):
+        yield (
+            "Leak: with scoring, choosing and reporting on one split, the best choices by a score would have been"
+            f" reported {100 * abs(row['leak']):.1f} points of {quality} {'higher' if row['leak'] >= 0 else 'lower'}"
+            f" ({number(100 * row['leak_low'], 1)} to {number(100 * row['leak_high'], 1)})."
+        )
 
 
 def over_runs(tables: Tables) -> Iterator[str]:
@@ -115,17 +121,12 @@ def _names(cell: object) -> str:
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} others" if more > 0 else "")
 
 
-def _details(winner: pd.DataFrame, quality: str, unit: str) -> Iterator[str]:
-    row = winner.iloc[0]
-    if "prunable_heads" in row and not math.isnan(row["prunable_heads"]):
-        yield (
-            f"{int(row['prunable_heads']) or 'None'} of {int(row['heads_total'])} heads are prunable one at a time: at"
-            f" 95 % confidence for all of these together, the ablation of each costs less than"
-            f" {row['prunable_tolerance']:g}{unit}."
-        )
-    if not math.isnan(row["leak"]):
-        yield (
-            "Leak: with scoring, choosing and reporting on one split, the best choices by a score would have been"
-            f" reported {100 * abs(row['leak']):.1f} points of {quality} {'higher' if row['leak'] >= 0 else 'lower'}"
-            f" ({number(100 * row['leak_low'], 1)} to {number(100 * row['leak_high'], 1)})."
-        )
+def passes(methods: Any) -> Any:
+    """What a choice costs, of a row or of a whole table: forward passes over the score split, a backward pass counts
+    two."""
+    return methods["forward_passes"] + 2 * methods["backward_passes"]
+
+
+def limit_words(most_passes: float) -> str:
+    """How figures and sentences name the choices that cost at most so much."""
+    return "at any cost" if math.isinf(most_passes) else f"with at most {most_passes:g} forward passes"

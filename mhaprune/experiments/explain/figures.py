@@ -1,4 +1,4 @@
-"""What heads look at while the model answers an example, and where the gates go from other starts."""
+"""Figures of `experiment=explain`: attention on an example, before and after training, and profiles of heads."""
 
 from __future__ import annotations
 
@@ -7,33 +7,18 @@ from collections.abc import Iterator
 from math import ceil, isnan
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from mhaprune.reporting.colours import MATTERS, MISSING
-from mhaprune.reporting.heat_map import frame, heat_map
+from mhaprune.experiments.explain.words import ABOVE_CHANCE
+from mhaprune.reporting.head_map import REMOVED
+from mhaprune.reporting.heat_map import MATTERS, MISSING, frame, heat_map
 from mhaprune.reporting.labels import SIGNS
-from mhaprune.reporting.plots import (
-    COLOURS,
-    MARKERS,
-    Plot,
-    columns_of,
-    legend_above,
-    number,
-    panels,
-)
-from mhaprune.reporting.verdict import REMOVED
-from mhaprune.tables import (
-    BLOCK,
-    HEAD,
-    SITES,
-    Tables,
-    block_label,
-    blocks_in,
-    in_unit,
-)
+from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, number, wrapped
+from mhaprune.tables import HEAD, QUALITY, REFERENCE, SITES, HeadName, Tables, in_brackets, in_unit, named, quality_name
 
 ACROSS = 4
 """Panels in a row."""
@@ -43,8 +28,6 @@ CELL, LABEL = 0.21, 0.135
 """Inches: the largest size of a token, and the size that its name needs."""
 LEAST_TOP = 0.3
 """The least end of a colour scale: small differences between even weights should not look like large ones."""
-MOST_BLOCKS = 24
-"""Panels of gates in one figure. More take minutes to draw."""
 NO_PATTERN = "no clear pattern"
 WRITING = ("decoder_self", "cross")
 """The sites of our own model at which a token is written."""
@@ -186,45 +169,144 @@ def name_tokens(
         spine.set(visible=True, color="#999999", linewidth=0.6)
 
 
-def gates_from_other_starts(tables: Tables) -> Plot | None:
-    """The gates of each block after training from other starts, beside those of the model."""
-    if "starts" not in tables:
+MOST_HEADS = 4
+"""Heads that are shown, those that matter most."""
+
+
+def before_and_after(tables: Tables) -> Plot | None:
+    """Two rows of attention maps: the heads that matter most in the untrained model, and the same when trained."""
+    if "attention_before" not in tables or tables["attention_before"].empty:
         return None
-    starts, agreement = tables["starts"], tables["gates"].set_index("gates")
-    every = blocks_in(starts)
-    blocks = _that_differ_most(starts, every)
-    columns = columns_of(len(blocks), 3)
-    lines = -(-len(blocks) // columns)
-    figure = Figure(figsize=(1 + 2.6 * columns, 0.9 + 1.9 * lines))
-    grid = panels(figure, len(blocks), columns, "head", "gate", sharey=True)
-    numbers = sorted(starts["start"].unique())
-    for axes, (site, layer) in zip(grid, blocks, strict=True):
-        rows = starts[(starts["site"] == site) & (starts["layer"] == layer)]
-        own = rows[rows["start"] == numbers[0]]
-        axes.plot(own["head"], own["gate_own"], "_", color="black", markersize=22, mew=2.5, label="as trained")
-        for i, start in enumerate(numbers):
-            run = rows[rows["start"] == start]
-            x = run["head"] + 0.24 * (i - (len(numbers) - 1) / 2)
-            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-            axes.vlines(x, run["gate_start"], run["gate_end"], linewidth=1, color=colour)
-            axes.plot(x, run["gate_start"], marker, color=colour, mfc="white", label=f"start {start}")
-            axes.plot(x, run["gate_end"], marker, color=colour, label=f"end {start}")
-        axes.set(title=block_label(site, layer), xticks=sorted(rows["head"].unique()))
-        axes.margins(x=0.15)
-    legend_above(figure, grid[0], "Do gates end at those of the model, whatever they start from?")
-    rhos = [number(agreement.loc[f"weights held still, start {n}", "spearman_with_own"], 2) for n in numbers]
+    before = tables["attention_before"]
+    example = int(before["example"].iloc[0])
+    before, after = (table[table["example"] == example] for table in (before, tables["attention"]))
+    shown = named(before.drop_duplicates(HEAD))
+    scores, scorer = tables["looks"].set_index(HEAD)["score"], tables["looks"]["scorer"].iloc[0]
+    heads = sorted(shown, key=lambda head: -scores[head])
+    maps = [[_of(table, head) for head in heads] for table in (before, after)]
+    shown_weights = pd.concat([cells for row in maps for cells in row])
+    scale = scale_of(shown_weights)
+    figure = Figure(figsize=(1.9 + (PANEL + 0.3) * len(heads), 5.9))
+    grid: Any = figure.subplots(2, len(heads), squeeze=False)
+    for i, (row, when) in enumerate(zip(maps, ("before training", "after training"), strict=True)):
+        for j, (cells, head) in enumerate(zip(row, heads, strict=True)):
+            axes = grid[i, j]
+            weights = cells.pivot_table(index="query", columns="key", values="weight", sort=True).to_numpy(float)
+            image = heat_map(axes, weights, **scale)
+            name_tokens(axes, cells, head.site, left=True, below=True, sizes=(1.7, PANEL))
+            if i == 0:
+                axes.set_title(f"{head.label}\n{scorer} {number(scores[head], 3)}", fontsize=10)
+        grid[i, 0].set_ylabel(when, fontsize=11, fontweight="bold")
+    figure.supxlabel("it looks at", fontsize=9.5)
+    weight_bar(image, figure, shown_weights["weight"].max())
+    row = tables["examples"].set_index("example").loc[example]
     caption = (
-        "Do learned gates depend on where they start? From other starts (open marks), all weights held still, they go"
-        " to the filled ones; black bars are those of the model. The gates of a block keep their sum. Rank correlation"
-        f" of the ends with the model's own over all heads: {', '.join(rhos)}."
+        f"Where the {len(heads)} heads that matter most look while the model writes {row['answer']} for"
+        f" {row['source']}: above in the untrained model, made again from the seed, below in the trained one. Both read"
+        " the answer of the trained one. One colour scale for all; the weights of a row add up to 1."
     )
-    if len(blocks) < len(every):
-        caption += f" Shown are the {len(blocks)} of {len(every)} blocks whose gates of the model differ most."
-    return Plot("gates", caption, figure)
+    return Plot("attention-before-after", caption, figure)
 
 
-def _that_differ_most(starts: pd.DataFrame, blocks: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The blocks of one figure, in the order of the model: those whose own gates are farthest apart."""
-    own = starts.groupby(BLOCK)["gate_own"]
-    widest = (own.max() - own.min()).sort_values(ascending=False, kind="stable").index[:MOST_BLOCKS]
-    return [block for block in blocks if block in set(widest)]
+def _of(attention: pd.DataFrame, head: HeadName) -> pd.DataFrame:
+    return attention[(attention[HEAD] == list(head)).all(axis=1)]
+
+
+MOST_ROWS = 72
+"""Heads of one figure, those that matter most."""
+CLEAR = 0.05
+"""The least share beyond an even head's that is written."""
+TITLE = (
+    "Where does a head look? Each row is one head, the most important first. +19 means: 19 percentage points more of"
+    " its attention fall there than of a head that looks everywhere alike. Blue is more."
+)
+AT = "i is the place of the query, i−1 is the key before it; "
+OF_OUR_OWN = (
+    f"{AT}n is the place of the last symbol, so n−i mirrors i; “end” is the mark after it; “=read” are keys with the"
+    " symbol that stands at the query, “=write” keys with the symbol that the decoder writes there"
+)
+OF_OTHERS = f"{AT}“first” and “last” are the ends of the text, where many tokenizers put a mark"
+EMPTY = f"No number: no more than {100 * CLEAR:g} points apart from such a head. Grey: no such place for this head."
+COLUMNS = ("i−2", "i−1", "i", "i+1", "i+2", "n−i−1", "n−i", "n−i+1", "first", "last", "end", "=read", "=write")
+"""The patterns of all sites, in the order of the figure."""
+PLACES = (0.4, 1.2, 2.0, 2.9)
+"""Inches from the map: where the columns of words stand."""
+SCORER_WIDTH = 0.8
+"""Inches of the name of a scorer."""
+
+
+def head_profiles(tables: Tables) -> Plot | None:
+    """Where every head looks more than an even one, by the patterns of its site, the most important head first."""
+    if "patterns" not in tables:
+        return None
+    there = tables["looks"].query("not removed").sort_values("rank")
+    looks = there[:MOST_ROWS]
+    patterns = tables["patterns"].set_index(HEAD)
+    columns = [name for name in COLUMNS if name in set(patterns["pattern"])]
+    beyond = np.full((len(looks), len(columns)), np.nan)
+    for i, head in enumerate(looks[HEAD].itertuples(index=False, name=None)):
+        for pattern in patterns.loc[[head]].itertuples():
+            beyond[i, columns.index(pattern.pattern)] = pattern.mass - pattern.chance
+    width = 6.4 + 0.46 * len(columns)
+    letters = int(12.5 * width)
+    signs = textwrap.fill(f"Columns: {OF_OUR_OWN if 'end' in columns else OF_OTHERS}. {EMPTY}", letters)
+    title = textwrap.fill(TITLE, int(0.95 * letters))
+    lines = signs.count("\n") + title.count("\n")
+    figure = Figure(figsize=(width, 1.5 + 0.17 * lines + 0.235 * len(looks)))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    figure.supxlabel(signs, x=0.01, ha="left", fontsize=9)
+    axes, words = figure.subplots(1, 2, sharey=True, width_ratios=[0.46 * len(columns), 4.9])
+    names: Any = {"rows": [head.label for head in named(looks)], "columns": columns}
+    names |= {"vmin": 0, "vmax": max(0.3, float(np.nanmax(beyond, initial=0.0)))}
+    clear = np.where(np.abs(beyond) >= CLEAR, beyond, np.nan)
+    heat_map(axes, np.maximum(beyond, 0), **names, write=_points, written=clear)
+    axes.tick_params(labelsize=9)
+    for side in (axes, words):
+        side.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+        side.grid(visible=False)
+        side.spines[:].set_visible(False)
+    words.tick_params(labelleft=False, labelsize=9)
+    _write_facts(words, looks, tables)
+    shown = "every head does" if len(looks) == len(there) else f"the first {len(looks)} of {len(there)} heads do"
+    caption = (
+        f"What {shown}, the most important first. A number is the share of its attention on the score split that"
+        " falls on a pattern beyond that of a head that looks everywhere alike, in percentage points; the darker, the"
+        f" more. There is none within {100 * CLEAR:g} points of such a head; a cell is grey where the site has no such"
+        " pattern. Patterns overlap. Then its score, the"
+        f" {quality_name(tables)} on the report split without it, the mean entropy of its weights (nats), and what it"
+        " is named after: of the patterns on which most of its largest weights fall, and"
+        f" {100 * ABOVE_CHANCE:g} % of the attention that is possible beyond chance, the one that exceeds chance most;"
+        f" or “everywhere”. {bold(looks, in_unit(tables))}"
+    )
+    return Plot("patterns", caption, figure)
+
+
+def _points(share: float) -> str:
+    """A share that is more or less than another one, in percentage points with its sign."""
+    return f"{'+' if share > 0 else ''}{number(100 * share, 0)}"
+
+
+def _write_facts(words: Axes, looks: pd.DataFrame, tables: Tables) -> None:
+    """The columns of words beside the map: bold for heads that matter, grey for what has no name."""
+    scorer = looks["scorer"].iloc[0]
+    unit = in_brackets(tables).replace(" ", "\n") if scorer == REFERENCE else ""
+    facts = {
+        f"{wrapped(scorer, SCORER_WIDTH)}{unit}": [number(score, 3) for score in looks["score"]],
+        f"{wrapped(quality_name(tables), 1)}\nwithout it": [number(share, 2) for share in looks[QUALITY]],
+        "entropy\n(nats)": [number(value, 2) for value in looks["entropy"]],
+        "looks at": [_name_and_place(head) for _, head in looks.iterrows()],
+    }
+    words.set(xlim=(0, 4.9), xticks=PLACES, xticklabels=list(facts))
+    for (name, cells), place in zip(facts.items(), PLACES, strict=True):
+        for row, (cell, idle) in enumerate(zip(cells, looks["prunable"], strict=True)):
+            style: Any = {"fontweight": "normal" if idle else "bold"}
+            if cell == NO_PATTERN:
+                style = {"color": CONTROL_COLOUR}
+            side = "left" if name == "looks at" else "center"
+            words.text(place - 0.3 * (side == "left"), row, cell, ha=side, va="center", fontsize=9, **style)
+
+
+def _name_and_place(head: pd.Series) -> str:
+    """The name with the column that it is taken from."""
+    place = f" ({head['pattern']})" if isinstance(head["pattern"], str) and head["pattern"] else ""
+    return name_of(head) + place

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import EOS, PAD, SPECIAL, Data, Examples, shift_right
+from mhaprune.experiments.explain.words import ABOVE_CHANCE
 from mhaprune.heads import HeadId, Site
 from mhaprune.measure import BATCH_SIZE
 from mhaprune.scorers.scoring import head_columns
@@ -26,10 +27,6 @@ from mhaprune.tables import HEAD
 
 LARGEST = 0.5
 """A head is named after a pattern if for most queries its largest weight falls there ..."""
-ABOVE_CHANCE = 0.15
-"""... and it gets at least this share of the attention that is possible beyond chance, which is large where few keys
-are allowed: 1 / (i + 1) in row i of a causal block. Voita et al. 2019, section 5.2, require 0.9 of the former and
-nothing of the latter, so a weight that is largest by a hair is enough."""
 APPLIES = 0.5
 """The smallest share of queries for which a pattern must have places."""
 EVERYWHERE = 0.05

@@ -1,10 +1,12 @@
-"""See inside the heads: what they look at, what they are worth, and how a call of their layer goes."""
+"""See inside the heads: what they look at, what they are worth, and what breaks without them.
+
+Dimensions: E = examples of a split, M = the open model and one with each head closed, N = all heads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from math import nan
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -12,39 +14,46 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from mhaprune.data import Data
+from mhaprune.data import Data, Examples
+from mhaprune.evaluation import interval_for
 from mhaprune.experiments.base import Experiment, Findings, Setup
-from mhaprune.experiments.examples import attention_table, check_examples, examples_table, heads_named, show, sources
+from mhaprune.experiments.examples import (
+    Shown,
+    answer_under,
+    attention_table,
+    check_examples,
+    examples_table,
+    heads_named,
+    show,
+    sources,
+    text_tables,
+)
 from mhaprune.experiments.explain import words
-from mhaprune.experiments.explain.before_after import MOST_HEADS, before_and_after
-from mhaprune.experiments.explain.figures import attention_maps, gates_from_other_starts
-from mhaprune.experiments.explain.gate_starts import from_other_starts
+from mhaprune.experiments.explain.figures import MOST_HEADS, attention_maps, before_and_after, head_profiles
 from mhaprune.experiments.explain.patterns import observe
-from mhaprune.experiments.explain.profiles_figure import head_profiles
-from mhaprune.experiments.explain.texts import text_tables
-from mhaprune.experiments.explain.without_each import close_each, closed_table, turned_wrong
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
-from mhaprune.measure import all_open, measure
+from mhaprune.measure import all_open, measure, measure_masks
 from mhaprune.model.gates import Softmax
-from mhaprune.progress import Stages, doing
+from mhaprune.model.transformer import Seq2Seq
+from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import agreement
-from mhaprune.reporting.training_figure import training_curve
-from mhaprune.scorers.agreement import rank_agreement
+from mhaprune.reporting.training import training_curve
+from mhaprune.scorers.agreement import rank_agreement, spearman
 from mhaprune.scorers.scoring import Scoring, head_columns, heads_table
 from mhaprune.settings.ranges import Ge
-from mhaprune.statistics.intervals import prunable
-from mhaprune.statistics.rankings import spearman
+from mhaprune.statistics.intervals import prunable, with_interval
 from mhaprune.studies.study import Source, Study
 from mhaprune.subject import Outcome, Subject
-from mhaprune.tables import GATE, HEAD, MOMENTS, REFERENCE, named
+from mhaprune.tables import GATE, HEAD, MOMENTS, QUALITY, REFERENCE, named
+from mhaprune.tasks.base import Task
 
 
 @dataclass(frozen=True)
 class Explain(Experiment):
     """What the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`, `examples`,
-    `attention`, `gates`, `starts` and `training`.
+    `attention`, `gates` and `training`.
 
     Attention is shown while the model answers an example; a model that others made shows it on a text of the report
     split. A head is prunable if its ablation costs less than
@@ -58,10 +67,6 @@ class Explain(Experiment):
     """The heads (`cross.1.2`) and layers (`cross.1`) to look at. Without any, all heads."""
     shown: Annotated[int, Ge(0)] = 3
     """Number of examples to list for each head, of those that turn wrong without it."""
-    starts: Annotated[int, Ge(0)] = 2
-    """Number of other starts from which the gates are trained, while the weights stay as they are."""
-    start_steps: Annotated[int, Ge(1)] = 100
-    """Number of training steps from each start."""
     retrain: bool = False
     """Whether to train the whole model again too, from gates with another start."""
     tolerance_nats: Annotated[float, Ge(0)] = 0.01
@@ -73,7 +78,7 @@ class Explain(Experiment):
         "patterns": 0.4,
         "close each head": 1,
         "show": 0.4,
-        "gates": 5,
+        "gates": 0.1,
         "prove": 0.5,
     }
     tables: ClassVar[tuple[str, ...]] = (
@@ -86,18 +91,10 @@ class Explain(Experiment):
         "agreement",
         "patterns",
         "gates",
-        "starts",
         "retraining",
         "training",
     )
-    figures: ClassVar[Figures] = (
-        head_profiles,
-        attention_maps,
-        before_and_after,
-        agreement,
-        gates_from_other_starts,
-        training_curve,
-    )
+    figures: ClassVar[Figures] = (head_profiles, attention_maps, before_and_after, agreement, training_curve)
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)
     headline = staticmethod(words.headline)
@@ -196,9 +193,8 @@ class Explain(Experiment):
         return {"attention_before": attention_table(model, task, [show(network, task, *pair)], heads)}
 
     def _gates(self, study: Study, heads: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """Tables `starts` and `gates`, for a model with gates. `starts` holds the gates after training from other
-        starts, head by head; `gates` says how their ranking agrees with that of the start, of the model's own gates and
-        of ablation."""
+        """Return table `gates`, for a model with gates: how their ranking agrees with that of their start and with
+        ablation. With `retrain` also for a second model, and its training in `retraining`."""
         own_N = study.subject.learned_gates()
         if own_N is None:
             return {}
@@ -206,15 +202,6 @@ class Explain(Experiment):
         ablation = heads.loc[heads["scorer"] == REFERENCE, "score"].to_numpy()
         rows = [ranking("trained", own, first_gates(study.history, study.subject), ablation)]
         tables = {}
-        if self.starts:
-            starts = from_other_starts(
-                study.subject, study.trained.splits.train, self.starts, self.start_steps, study.seed
-            )
-            for start, path in starts.groupby("start"):
-                end, begin = (path[f"gate_{when}"].to_numpy() for when in ("end", "start"))
-                row = ranking(f"weights held still, start {start}", end, begin, ablation)
-                rows.append(row | {"spearman_with_own": spearman(end, own)})
-            tables["starts"] = starts
         gate = study.trained.gate
         if self.retrain and isinstance(gate, Softmax):
             init: Any = "rand" if gate.init == "zeros" else "zeros"
@@ -243,7 +230,6 @@ def ranking(name: str, gates: np.ndarray, start: np.ndarray, ablation: np.ndarra
         "gates": name,
         "spearman_with_start": spearman(gates, start),
         "spearman_with_ablation": spearman(gates, ablation),
-        "spearman_with_own": nan,
     }
 
 
@@ -256,12 +242,7 @@ def whole_grid(study: Study) -> HeadGrid:
 
 
 def looks_table(
-    whole: HeadGrid,
-    left: HeadGrid,
-    looks: pd.DataFrame,
-    heads: pd.DataFrame,
-    closed: pd.DataFrame,
-    tolerance: float,
+    whole: HeadGrid, left: HeadGrid, looks: pd.DataFrame, heads: pd.DataFrame, closed: pd.DataFrame, tolerance: float
 ) -> pd.DataFrame:
     """One row per head of the whole model: what it does, what it is worth, whether it is left at all."""
     first = heads[(heads["scorer"] == heads["scorer"].iloc[0]) & (heads["draw"] == 0)]
@@ -284,3 +265,59 @@ def quality_without(subject: Subject, mask: HeadMask, report: Data) -> float:
     """The quality under a mask, in exact match for our own models."""
     gates_N = all_open(subject, 1)[0] * mask.gates(report.device)
     return float(measure(subject, report, gates_N).quality.mean())
+
+
+def close_each(subject: Subject, examples: Data) -> Outcome:
+    """(1 + N, E): the outcome with all heads open and then with one closed at a time."""
+    gates_MN = all_open(subject, 1 + len(subject.grid))
+    gates_MN[1:].fill_diagonal_(0.0)
+    return measure_masks(subject, examples, gates_MN)
+
+
+def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
+    """One row per head: the quality without it with its interval, the numbers of examples that it gets worse and better
+    for, and the rise of the loss."""
+    exact_ME, loss_ME = (x.double().cpu().numpy() for x in (closed.quality, closed.loss))
+    rows = []
+    for head, exact_E, loss_E in zip(heads, exact_ME[1:], loss_ME[1:], strict=True):
+        rows.append(
+            head_columns(head)
+            | with_interval(QUALITY, exact_E, interval_for(QUALITY, exact_E))
+            | {"turned_wrong": int((exact_E < exact_ME[0]).sum()), "turned_right": int((exact_E > exact_ME[0]).sum())}
+            | {"open_quality": exact_ME[0].mean(), "examples": len(exact_E)}
+            | {"loss_rise": (loss_E - loss_ME[0]).mean()}
+        )
+    return pd.DataFrame(rows)
+
+
+def turned_wrong(
+    subject: Seq2Seq,
+    task: Task,
+    asked: Sequence[Shown],
+    examples: Examples,
+    closed: Outcome,
+    heads: Collection[HeadId],
+    shown: int,
+) -> pd.DataFrame:
+    """For each of the `heads` what turns wrong when it is closed, with the model's answer: those that it was `asked`,
+    and then the first `shown` of the `examples`."""
+    right_E = closed.quality[0] == 1
+    rows: list[dict[str, Any]] = []
+    for n, head in enumerate(track(subject.grid, "heads", name=str)):
+        if head not in heads:
+            continue
+        gates_N = HeadMask(subject.grid).without(head).gates(examples.device).to(subject.positions.dtype)
+        for one in asked:
+            without_it = answer_under(subject, task, one, gates_N)
+            if one.answer == one.right != without_it:
+                example = f"{one.source} -> {one.right}"
+                rows.append(head_columns(head) | {"example": example, "said_without_it": without_it})
+        at = (right_E & (closed.quality[n + 1] == 0)).nonzero()[:shown, 0]
+        if not len(at):
+            continue
+        some = examples[at]
+        said = subject.decode_greedily(some.source, examples.target.shape[1], gates_N)
+        for source, target, answer in zip(some.source.tolist(), some.target.tolist(), said.tolist(), strict=True):
+            words = task.show(source, answer).rpartition(" -> ")[2]
+            rows.append(head_columns(head) | {"example": task.show(source, target), "said_without_it": words})
+    return pd.DataFrame(rows, columns=[*HEAD, "example", "said_without_it"])

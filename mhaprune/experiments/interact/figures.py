@@ -11,15 +11,11 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
-from mhaprune.reporting.colours import EXTRA_COST
-from mhaprune.reporting.heat_map import heat_map
-from mhaprune.reporting.plots import Plot, errors, legend_above, line_style, number, panels
+from mhaprune.reporting.heat_map import EXTRA_COST, heat_map
+from mhaprune.reporting.plots import Plot, errors, legend_above, line_style, panels
 from mhaprune.tables import (
-    BLOCK,
     INTERACTION,
-    LABEL,
     LOSS_RISE,
-    OTHER_HEAD,
     HeadName,
     Tables,
     block_label,
@@ -95,32 +91,6 @@ def together(tables: Tables) -> Plot | None:
         f" examples; the axis is in proportion up to {SMALL:g}{in_unit(tables)} and logarithmic beyond."
     )
     return Plot("together", caption, figure)
-
-
-def by_block(tables: Tables) -> Plot | None:
-    """The mean interaction of two heads by the blocks they are in, over all runs: a panel per task."""
-    if "pairs" not in tables:
-        return None
-    tasks = list(tables["pairs"].groupby("task", sort=False))
-    blocks = [block_label(*block) for block in tables["alone"][BLOCK].drop_duplicates().itertuples(index=False)]
-    side = 0.62 * len(blocks)
-    figure = Figure(figsize=(1.6 + side * len(tasks), 1.6 + side))
-    grid = panels(figure, len(tasks), len(tasks), "", sharey=True)
-    for axes, (task, pairs) in zip(grid, tasks, strict=True):
-        first = [block_label(*block) for block in pairs[BLOCK].itertuples(index=False)]
-        second = [block_label(*block) for block in pairs[OTHER_HEAD[:2]].itertuples(index=False)]
-        mean = pairs.assign(first=first, second=second).groupby(["second", "first"])[INTERACTION].mean().unstack()
-        values = mean.reindex(index=blocks, columns=blocks).to_numpy(float)
-        largest = max(float(np.nanmax(np.abs(values))), SMALL)
-        colours: Any = {"cmap": EXTRA_COST, "norm": SymLogNorm(SMALL, vmin=-largest, vmax=largest)}
-        heat_map(axes, values, rows=blocks, columns=blocks, write=lambda x: number(x, 2), **colours)
-        axes.tick_params(axis="x", rotation=45)
-        axes.set_title(f"{task} ({pairs[LABEL].nunique()} models)")
-    caption = (
-        f"The mean interaction of two heads{in_brackets(tables)}, by the blocks they are in, over all models of a task."
-        " Red: they stand in for each other. Blue: they work together, or one alone already breaks the model."
-    )
-    return Plot("interactions", caption, figure)
 
 
 def _matrix(pairs: pd.DataFrame, column: str, heads: list[HeadName]) -> np.ndarray:

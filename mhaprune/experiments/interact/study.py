@@ -17,7 +17,7 @@ import torch
 from mhaprune.data import Data
 from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
 from mhaprune.experiments.interact import words
-from mhaprune.experiments.interact.figures import by_block, interactions, together
+from mhaprune.experiments.interact.figures import interactions, together
 from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
 from mhaprune.heads import HeadMask
 from mhaprune.measure import BATCH_SIZE, measure_removed
@@ -53,7 +53,6 @@ class Interact(Experiment):
 
     tables: ClassVar[tuple[str, ...]] = ("alone", "pairs", "together")
     figures: ClassVar[Figures] = (interactions, together)
-    figures_over_runs: ClassVar[Figures] = (by_block,)
     stages: ClassVar[Stages] = {"score": 1, "pairs": 7, "prove": 1}
     say = staticmethod(words.say)
     say_in_common = staticmethod(words.over_runs)

@@ -11,11 +11,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mhaprune.experiments.learn.words import LAST, by_task, plain
-from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, panels
-from mhaprune.reporting.scales import scale_in_ratios
+from mhaprune.experiments.learn.words import by_task, plain
+from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, panels, scale_in_ratios
 from mhaprune.reporting.settings import styles_of
-from mhaprune.reporting.shared_figures import MOST_LINES, mean_over_runs
+from mhaprune.reporting.shared_figures import MOST_LINES
 from mhaprune.reporting.whiskers import Whisker, arrows_beyond
 from mhaprune.statistics.intervals import geometric_mean
 from mhaprune.tables import LABEL, SETTING, VALID_QUALITY, Tables
@@ -151,34 +150,6 @@ def time_to_accuracy(tables: Tables) -> Plot | None:
         " does not get there, so it would take longer; beside it, how many runs of the setting do."
     )
     return Plot("time_to_accuracy", caption, figure)
-
-
-def last_accuracy(tables: Tables) -> Plot | None:
-    """Exact match at the end of training: a panel per task, a row per setting; for settings that do not all reach the
-    target, which time to accuracy cannot tell apart."""
-    if "reached" not in tables:
-        return None
-    tasks = [(task, runs) for task, runs in by_task(tables["reached"]) if not runs["reached"].all()]
-    if not tasks:
-        return None
-    names = [list(runs[SETTING].unique()) for _, runs in tasks]
-    heights = [0.3 + sum(0.34 + 0.15 * _wrapped(name).count("\n") for name in own) for own in names]
-    figure = Figure(figsize=(6.2 + 0.08 * _widest(names), 1.4 + sum(0.45 + height for height in heights)))
-    grid = panels(figure, len(tasks), 1, "exact match at the end (valid split)", sharex=True, height_ratios=heights)
-    for axes, (task, runs), own in zip(grid, tasks, names, strict=True):
-        mean_over_runs(axes, runs, SETTING, LAST, own, (-0.03, 1.03))
-        axes.set_yticklabels(list(map(_wrapped, own)))
-        target = runs["target"].iloc[0]
-        axes.axvline(target, label=f"target: {target:g}", **TARGET)
-        axes.set_title(task)
-        axes.tick_params(axis="y", length=0)
-    legend_above(figure, grid[0])
-    caption = (
-        "Exact match on the valid split when training ends: a mark per run, a bar for their mean with its 95 % interval"
-        " over runs, which ends in an arrow where it leaves the panel. Tasks in which every run reaches the target, the"
-        " dashed line, are left out."
-    )
-    return Plot("last_accuracy", caption, figure)
 
 
 def _draw_times(axes: Axes, runs: pd.DataFrame, time: str) -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 from mhaprune.evaluation import accuracy_columns
 from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.learn import words
-from mhaprune.experiments.learn.figures import last_accuracy, learning_curve, learning_curves, time_to_accuracy
+from mhaprune.experiments.learn.figures import learning_curve, learning_curves, time_to_accuracy
 from mhaprune.heads import HeadGrid
 from mhaprune.measure import measure
 from mhaprune.reporting.plots import Figures
@@ -41,7 +41,7 @@ class Learn(Experiment):
     needs_training: ClassVar[bool] = True
     tables: ClassVar[tuple[str, ...]] = ("learning", "reached")
     figures: ClassVar[Figures] = (learning_curve,)
-    figures_over_runs: ClassVar[Figures] = (learning_curves, time_to_accuracy, last_accuracy)
+    figures_over_runs: ClassVar[Figures] = (learning_curves, time_to_accuracy)
     say = staticmethod(words.say)
     headline = staticmethod(words.headline)
     say_in_common = staticmethod(words.over_runs)

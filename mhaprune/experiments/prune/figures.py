@@ -10,11 +10,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from mhaprune.experiments.prune.words import fewest_heads
-from mhaprune.reporting.colours import LOST
-from mhaprune.reporting.heat_map import heat_map
+from mhaprune.reporting.heat_map import LOST, bar_in_words, heat_map
 from mhaprune.reporting.plots import (
     COLOURS,
     CONTROL_COLOUR,
@@ -27,16 +25,15 @@ from mhaprune.reporting.plots import (
     panels,
     wrapped,
 )
-from mhaprune.reporting.settings import styles_of
-from mhaprune.reporting.shared_figures import MOST_LINES, setting_names
 from mhaprune.tables import (
+    BLOCK,
     NOTHING,
     QUALITY,
-    SETTING,
     SITES,
     Tables,
     block_label,
     block_order,
+    blocks_in,
     head_names,
     quality_name,
 )
@@ -167,35 +164,6 @@ def accuracy_by_group(tables: Tables) -> Plot | None:
     return Plot("groups", caption, figure)
 
 
-def compare_smallest(tables: Tables) -> Plot | None:
-    """The smallest model within tolerance: a panel per task, a row per way, a mark per run."""
-    if "smallest" not in tables:
-        return None
-    table = tables["smallest"]
-    table = table.assign(way=_full(table), **{SETTING: setting_names(table)})
-    styles = styles_of(table[SETTING].unique())
-    ways, tasks = list(table["way"].unique()), list(table["task"].unique())
-    figure = Figure(figsize=(2.6 + 2.9 * len(tasks), 1.4 + 0.34 * len(ways)))
-    grid = panels(figure, len(tasks), len(tasks), "fewest heads within tolerance", sharey=True)
-    for axes, task in zip(grid, tasks, strict=True):
-        runs = table[table["task"] == task]
-        labels = list(runs["label"].unique())
-        for i, label in enumerate(labels):
-            run = runs[runs["label"] == label]
-            shift = 0.5 * ((i + 0.5) / len(labels) - 0.5)  # equal runs would hide each other
-            y = [ways.index(way) + shift for way in run["way"]]
-            axes.scatter(run["heads_kept"], y, s=26, zorder=3, **styles[run[SETTING].iloc[0]])
-        axes.set(title=task, yticks=range(len(ways)), yticklabels=ways, ylim=(len(ways) - 0.4, -0.6))
-        axes.set_xlim(0, runs["heads_total"].max() + 0.5)
-    if 1 < len(styles) <= MOST_LINES:
-        legend_above(figure, [Line2D([], [], linestyle="", label=name, **style) for name, style in styles.items()])
-    caption = (
-        f"The fewest heads with which a model stays within the tolerance of its dense {quality_name(tables)} on the"
-        " choose split, for each way of choosing and recovering; a mark per run, in the order of the runs."
-    )
-    return Plot("smallest", caption, figure)
-
-
 def ways_of(table: pd.DataFrame) -> pd.Series:
     """The schedule of every row, with the scorer that it uses."""
     return table.apply(_way_of, axis=1)
@@ -203,10 +171,6 @@ def ways_of(table: pd.DataFrame) -> pd.Series:
 
 def _way_of(row: Any) -> str:
     return str(row["schedule"]) + (f" by {row['scorer']}" if row["scorer"] != row["schedule"] else "")
-
-
-def _full(table: pd.DataFrame) -> pd.Series:
-    return ways_of(table) + ", " + table["recovery"].map(_title)
 
 
 def _title(recovery: str) -> str:
@@ -223,3 +187,44 @@ def _shade(site: str, layer: int, sites: Sequence[str]) -> tuple[float, ...]:
     share = 0.75**layer
     colour = COLOURS[sites.index(site) % len(COLOURS)]
     return tuple(1 - share * (1 - channel) for channel in to_rgb(colour))
+
+
+def order_of_removal(tables: Tables) -> Plot | None:
+    """At which step every head goes: site and layer × head, a panel per schedule."""
+    if "order" not in tables:
+        return None
+    order = tables["order"]
+    rows = sorted(blocks_in(order), key=lambda block: block_order(*block))
+    heads, ways = sorted(order["head"].unique()), list(ways_of(order).unique())
+    columns = columns_of(len(ways), 4)
+    width = max(0.42 * len(heads), 1.9)
+    height = 0.6 + (0.6 + 0.32 * len(rows)) * -(-len(ways) // columns)
+    figure = Figure(figsize=(2.2 + width * columns, max(height, 2.0)))  # the bar needs room for its words
+    grid = panels(figure, len(ways), columns, "head")
+    most = int(order["step"].max())
+    for axes, way in zip(grid, ways, strict=True):
+        steps = order[ways_of(order) == way].pivot_table(index=BLOCK, columns="head", values="step")
+        values = steps.reindex(index=rows, columns=heads).to_numpy(float)
+        staying = np.isnan(values) & _present(tables, rows, heads)
+        names: Any = {"rows": [block_label(*row) for row in rows], "columns": heads}
+        shown = np.where(staying, most + 1.0, values)
+        write = partial(_step, last=most)
+        image = heat_map(axes, shown, **names, write=write, vmin=0, vmax=most + bool(staying.any()))
+        axes.set_title(wrapped(way, width))
+    bar_in_words(image, grid, "step at which it goes", "first", "last")
+    caption = (
+        "The order of removal: the step at which each head goes, 1 first; the darker, the later, and so the more it"
+        " matters. A dash: it stays to the end."
+    )
+    return Plot("order", caption, figure)
+
+
+def _present(tables: Tables, rows: Sequence[tuple[str, int]], heads: Sequence[int]) -> np.ndarray:
+    """Which heads the whole model has: block × head."""
+    kept = tables["recovery"]["kept"] if "recovery" in tables else []
+    names = {head for cell in set(kept) for head in head_names(cell)}
+    return np.array([[(*row, head) in names for head in heads] for row in rows])
+
+
+def _step(step: float, last: int) -> str:
+    return "–" if step > last else number(step, 0)

@@ -15,13 +15,7 @@ from mhaprune.evaluation import by_group, groups_of
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance
 from mhaprune.experiments.can_go import within_tolerance
 from mhaprune.experiments.prune import words
-from mhaprune.experiments.prune.figures import (
-    accuracy_by_group,
-    compare_smallest,
-    recovery_curves,
-    survivors,
-)
-from mhaprune.experiments.prune.order_figure import order_of_removal
+from mhaprune.experiments.prune.figures import accuracy_by_group, order_of_removal, recovery_curves, survivors
 from mhaprune.experiments.prune.trials import Trial, Trials
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.costs import Costs
@@ -29,7 +23,7 @@ from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import proofs, time_removed
 from mhaprune.recoveries.base import left_digest
 from mhaprune.reporting.plots import Figures
-from mhaprune.reporting.training_figure import training_curve
+from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.base import Schedule, Stepwise
 from mhaprune.schedules.budgets import (
     COUNTED_UNITS,
@@ -80,16 +74,8 @@ class Prune(WithinTolerance):
         "training",
     )
     figures: ClassVar[Figures] = (recovery_curves, survivors, order_of_removal, accuracy_by_group, training_curve)
-    figures_over_runs: ClassVar[Figures] = (compare_smallest,)
-    stages: ClassVar[Stages] = {
-        "cost": 1,
-        "prune and recover": 450,
-        "controls": 800,
-        "time": 10,
-        "prove": 1,
-    }
+    stages: ClassVar[Stages] = {"cost": 1, "prune and recover": 450, "controls": 800, "time": 10, "prove": 1}
     say = staticmethod(words.say)
-    say_in_common = staticmethod(words.over_runs)
     headline = staticmethod(words.headline)
     head_map = staticmethod(words.head_map)
 

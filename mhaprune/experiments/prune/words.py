@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.experiments.can_go import sure_count, what_can_go, what_is_sure
+from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.sentences import as_fast, share
-from mhaprune.reporting.verdict import Verdict
 from mhaprune.tables import (
     CHOOSE_QUALITY,
     HEAD,
@@ -23,12 +23,6 @@ from mhaprune.tables import (
     head_names,
     quality_name,
 )
-
-
-def say(tables: Tables) -> Iterator[str]:
-    """How few heads are enough, which they are, and what each recovery needs."""
-    yield _headline(tables)
-    yield from _details(tables)
 
 
 def _headline(tables: Tables) -> str:
@@ -59,8 +53,9 @@ def _control(best: Any) -> str:
     return f"{line}."
 
 
-def _details(tables: Tables) -> Iterator[str]:
-    """Which heads they are, what each recovery needs, and what went wrong."""
+def say(tables: Tables) -> Iterator[str]:
+    """Say how few heads are enough, which they are, what each recovery needs, and what went wrong."""
+    yield _headline(tables)
     smallest, noted = tables["smallest"], tables["recovery"].query("note != ''")
     best = _best(smallest)
     if best["heads_removed"]:
@@ -111,20 +106,6 @@ def fewest_heads(smallest: pd.DataFrame) -> pd.Series:
     """The smallest model. Ties go to the best on the choose split."""
     order = smallest.sort_values(["heads_kept", CHOOSE_QUALITY], ascending=[True, False], kind="stable")
     return order.iloc[0]
-
-
-def over_runs(tables: Tables) -> Iterator[str]:
-    """Over the runs of each task: the fewest heads of any way, with each kind of training and without."""
-    smallest = tables["smallest"]
-    for task, runs in smallest.groupby("task", sort=False):
-        labels = runs["label"].unique()
-        if len(labels) < 2:
-            continue
-        parts = []
-        for _, rows in runs.groupby("recovery", sort=False):
-            fewest = rows.groupby("label", sort=False)["heads_kept"].min()
-            parts.append(f"{', '.join(map(str, fewest))} {_after(rows.iloc[0])}")
-        yield f"{task} needs, of {int(runs['heads_total'].max())} heads, run by run: {'; '.join(parts)}."
 
 
 def _best(smallest: pd.DataFrame) -> Any:

@@ -11,15 +11,7 @@ from matplotlib.lines import Line2D
 
 from mhaprune.experiments.speed.words import judged
 from mhaprune.reporting.labels import label_points
-from mhaprune.reporting.plots import (
-    COLOURS,
-    CONTROL_COLOUR,
-    Plot,
-    columns_of,
-    legend_above,
-    line_style,
-    panels,
-)
+from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, columns_of, legend_above, line_style, panels
 from mhaprune.tables import QUALITY, Tables, candidates, quality_name, timed_name
 
 WHAT_LABELS = {"encoder": "encoder", "decoder": "decoder, KV cache", "both": "encoder and decoder"}

@@ -14,9 +14,8 @@ import pandas as pd
 from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
 from mhaprune.experiments.speed import words
 from mhaprune.experiments.speed.figures import accuracy_milliseconds, speedup_curves, time_by_part
-from mhaprune.experiments.speed.matchup import PRECISIONS, Matchup
+from mhaprune.experiments.speed.matchup import PRECISIONS, Matchup, Workload, evenly, scaled
 from mhaprune.experiments.speed.words import judged
-from mhaprune.experiments.speed.workloads import Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
 from mhaprune.model.network import Transformer
 from mhaprune.progress import Stages, doing

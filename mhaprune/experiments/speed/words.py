@@ -22,7 +22,8 @@ def say(tables: Tables) -> Iterator[str]:
     """What removal brings at which size, against which limits, and what the trained model can afford."""
     if "sizes" in tables:
         yield _headline(tables["sizes"])
-    yield from _details(tables)
+    if "speed" in tables:
+        yield from _against_built(tables["speed"])
     for _, rows in tables["tradeoff"].groupby("batch_size", sort=False) if "tradeoff" in tables else ():
         yield _tradeoff(rows, tables)
 
@@ -56,45 +57,18 @@ def _headline(sizes: pd.DataFrame) -> str:
     return f"{line}."
 
 
-def _details(tables: Tables) -> list[str]:
-    """Removal against the built limit, and the speed-up if attention took no time."""
-    if "speed" not in tables:
-        return []
-    speed, lines = tables["speed"], []
+def _against_built(speed: pd.DataFrame) -> Iterator[str]:
+    """Compare removal with models that were built with as few heads."""
     removed = speed[speed["heads_removed"] > 0]
     if len(removed):
         worst = removed.loc[removed["built_ratio"].idxmax()]
-        lines.append(
+        yield (
             f"Removal takes {removed['built_ratio'].median():.3f} of the time of models built with as few heads (median"
             f" over {len(removed)} sizes and budgets), and at worst {worst['built_ratio']:.3f}"
             f" ({_quartiles(worst, 'built_ratio', 3)}; the dense model against itself"
             f" {_quartiles(worst, 'aa_ratio', 3)}): {WHAT[worst['what']]} at {_size(worst)},"
             f" {int(worst['heads_removed'])} of its {int(worst['heads_total'])} heads removed."
         )
-    for what, rows in tables["parts"][tables["parts"]["part"] == "attention"].groupby("what", sort=False):
-        lines.append(
-            f"Attention takes {_range(100 * rows['share'], 0)} % of the time of {WHAT[str(what)]}. If it took no time"
-            f" and the rest stayed as it is, that would be {_range(rows['without_attention'], 1)} times as fast."
-        )
-        # With no head left the encoder is not run.
-        needed = (removed["what"] != "both") | (removed["heads_removed"] < removed["heads_total"])
-        lines[-1] += _beyond(removed[needed], rows)
-    return lines
-
-
-def _beyond(removed: pd.DataFrame, limits: pd.DataFrame) -> str:
-    """The speed-up that exceeds most what it would be without attention, where its lower quartile exceeds that too."""
-    sizes = ["what", "timed_d_model", "batch_size", "source_length", "target_length"]
-    both = removed.merge(limits[[*sizes, "without_attention"]], on=sizes)
-    of_sizes = both[sizes].drop_duplicates()
-    if (both := both[both["speedup_q1"] > both["without_attention"]]).empty:
-        return ""
-    most = both.loc[(both["speedup"] / both["without_attention"]).idxmax()]
-    return (
-        f" More was measured at {len(both[sizes].drop_duplicates())} of {len(of_sizes)} sizes:"
-        f" {most['speedup']:.2f}× ({_quartiles(most, 'speedup')}) where this says {most['without_attention']:.2f}, with"
-        f" {int(most['heads_removed'])} of {int(most['heads_total'])} heads removed at {_size(most)}."
-    )
 
 
 def judged(tradeoff: pd.DataFrame, tables: Tables) -> pd.DataFrame:
@@ -125,11 +99,6 @@ def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
         f" {best['speedup']:.2f}× as fast ({_quartiles(best, 'speedup')}), at {share(best[QUALITY])} {quality}"
         f" ({share(dense[QUALITY])} with all).{noise}"
     )
-
-
-def _range(values: pd.Series, decimals: int) -> str:
-    ends = dict.fromkeys(f"{end:.{decimals}f}" for end in (values.min(), values.max()))
-    return " to ".join(ends)
 
 
 def _quartiles(row: pd.Series, name: str, decimals: int = 2) -> str:

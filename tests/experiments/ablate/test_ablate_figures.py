@@ -7,13 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.collections import LineCollection
-from matplotlib.colors import to_hex
 
+from legible import check_legible
 from made_tables import all_tables, pruning_table, refitted, text_of
-from mhaprune.experiments.ablate.figures import latency_curves
+from mhaprune.experiments.ablate.figures import MORE, answers, latency_curves
 from mhaprune.experiments.ablate.study import Ablate
-from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, draw
+from mhaprune.reporting.plots import Plot, draw
 from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import Tables
 
@@ -32,21 +31,6 @@ def over_runs(tables: Tables) -> dict[str, Plot]:
     return {plot.name: plot for plot in draw(Ablate.figures_over_runs, tables)}
 
 
-def test_every_figure_is_labelled_and_says_what_it_shows(plots: dict[str, Plot]) -> None:
-    assert len(plots) == len(Ablate.figures)
-    for plot in plots.values():
-        bottom = [axes for axes in plot.figure.axes if (spec := axes.get_subplotspec()) and spec.is_last_row()]
-        assert any(axes.get_xlabel() for axes in bottom), plot.name
-        assert plot.caption.endswith(".")
-        assert plot.png.startswith(b"\x89PNG")
-    assert "heads removed, of 4" in text_of(plots["accuracy"])
-    assert "random (3 draws)" in text_of(plots["accuracy"])
-    assert "Spearman ρ = 0.88" in text_of(plots["agreement"])
-    assert "dense against itself" in text_of(plots["latency"])
-    assert "cross 0" in text_of(plots["heads"])
-    assert "held-out exact match" in text_of(plots["training"])
-
-
 def test_a_recovery_is_drawn_beside_the_curve_of_its_scorer() -> None:
     tables = all_tables()
     tables["recovered"] = refitted(tables["pruning"], quality=0.9)
@@ -57,7 +41,6 @@ def test_a_recovery_is_drawn_beside_the_curve_of_its_scorer() -> None:
     assert plain.get_color() == after.get_color()
     assert plain.get_linestyle() != after.get_linestyle()
     np.testing.assert_allclose(np.asarray(after.get_ydata(), dtype=float), 0.9)
-    assert plot.caption.endswith("what is left recovered.")
 
 
 def test_a_score_that_is_the_same_for_all_heads_has_no_rank_correlation_and_the_figure_says_so() -> None:
@@ -89,8 +72,6 @@ def test_a_ring_marks_what_can_go_surely() -> None:
     places = [tuple(float(np.asarray(ends).item()) for ends in ring.get_data()) for ring in rings]
     curve = tables["pruning"].set_index(["scorer", "heads_removed"])["quality"]
     assert places == [(2, curve["gate", 2].item()), (2, curve["ablation", 2].item()), (4, 0.9)]
-    assert "can go surely" in text_of(plot)
-    assert plot.caption.endswith(" Rings: the most heads that surely can go, at 95 % confidence on the choose split.")
     assert "surely" not in text_of(plain) + plain.caption
     tables["summary"] = tables["summary"].assign(heads_removed_sure=0)
     none = next(plot for plot in drawn(tables) if plot.name == "accuracy")
@@ -131,37 +112,11 @@ def test_neither_the_noise_nor_a_bar_of_speed_is_cut_in_silence() -> None:
     assert "an arrow at the edge" in plot.caption
 
 
-@pytest.mark.parametrize("name", ["accuracy", "agreement", "latency"])
-def test_the_legend_is_above_the_lines(plots: dict[str, Plot], name: str) -> None:
-    figure = plots[name].figure
-    figure.draw_without_rendering()
-    (legend,) = figure.legends
-    for axes in figure.axes:
-        assert axes.get_legend() is None
-        assert not legend.get_window_extent().overlaps(axes.get_window_extent())
-
-
-def test_runs_with_and_without_a_recovery_are_compared() -> None:
-    tables = comparison_tables()
-    after = refitted(tables["summary"], heads_removed=3)
-    tables = {**tables, "summary": pd.concat([tables["summary"], after], ignore_index=True)}
-    plot = over_runs(tables)["runs"]
-    assert "after refit" in text_of(plot)
-    assert "Recovered are the models" in plot.caption
-    assert "refit" not in text_of(over_runs(comparison_tables())["runs"])
-
-
 def test_the_heat_map_leaves_removed_heads_empty(plots: dict[str, Plot]) -> None:
     """Head 1 of `cross` does not exist; the numbers that do are all there, each in its own cell."""
     values = plots["heads"].figure.axes[0].images[0].get_array()
     assert values is not None
     np.testing.assert_array_equal(np.isnan(np.ma.filled(values, np.nan)), [[False, False, True], [False, True, False]])
-
-
-def test_the_same_tables_give_the_same_bytes(plots: dict[str, Plot]) -> None:
-    for first, second in zip(plots.values(), drawn(all_tables()), strict=True):
-        assert first.svg == second.svg, first.name
-        assert first.png == second.png, first.name
 
 
 @pytest.mark.parametrize("missing", ["heads", "agreement", "pruning", "latency", "training", "answers"])
@@ -182,41 +137,9 @@ def test_a_single_scorer_and_a_model_without_gates_drawn(plots: dict[str, Plot])
 
 def comparison_tables() -> Tables:
     labels = ("num_heads=2", "num_heads=4")
-    pruning = pd.concat([pruning_table(i).assign(label=label, setting=label) for i, label in enumerate(labels)])
-    summary = pd.DataFrame(
-        {
-            "label": label,
-            "setting": label,
-            "scorer": scorer,
-            "tolerance": 0.01,
-            "heads_total": 4,
-            "heads_removed": 2,
-            "speedup": 1.3,
-            "spearman_with_ablation": rho,
-        }
-        for label in labels
-        for scorer, rho in (("gate", 0.5), ("ablation", float("nan")))
-    )
-    return {"pruning": pruning, "summary": summary}
-
-
-def test_runs_are_compared() -> None:
-    plots = over_runs(comparison_tables())
-    assert plots
-    for plot in plots.values():
-        assert "num_heads=2" in text_of(plot)
-        assert "num_heads=4" in text_of(plot)
-
-
-def test_a_control_is_grey_and_takes_no_colour_from_a_scorer() -> None:
-    """A scorer has the colour that it has in the figures of one run."""
-    tables = comparison_tables()
-    control = tables["summary"].query("scorer == 'gate'").assign(scorer="random")
-    plot = over_runs({**tables, "summary": pd.concat([control, tables["summary"]], ignore_index=True)})["runs"]
-    wanted = {"random": CONTROL_COLOUR, "gate": COLOURS[0], "ablation": COLOURS[1]}
-    marks = [mark for mark in plot.figure.axes[0].collections if mark.get_label() in wanted]
-    colours = {mark.get_label(): to_hex(mark.get_facecolor()[0]) for mark in marks}  # type: ignore[index]
-    assert colours == {name: colour.lower() for name, colour in wanted.items()}
+    return {
+        "pruning": pd.concat([pruning_table(i).assign(label=label, setting=label) for i, label in enumerate(labels)])
+    }
 
 
 def test_a_run_keeps_its_colour_and_its_place_in_the_legend_in_every_panel() -> None:
@@ -245,28 +168,6 @@ def test_runs_that_differ_in_their_seed_are_one_line_with_an_interval() -> None:
     [_, band] = plots["comparison"].figure.axes[0].collections
     heights = np.asarray(band.get_paths()[0].vertices)
     assert set(heights[heights[:, 0] == 0.5, 1].round(9)) == set(np.round(student_interval(own), 9))
-    assert "95 % intervals" in plots["comparison"].caption
-    assert "a small mark per run" in plots["runs"].caption
-
-
-def test_an_interval_over_runs_stays_in_its_panel() -> None:
-    summary = comparison_tables()["summary"]
-    runs = [summary.assign(label=summary["label"] + f", seed={i}", speedup=1.1 + 0.4 * (i > 0)) for i in range(3)]
-    plot = over_runs({"summary": pd.concat(runs, ignore_index=True)})["runs"]
-    axes = next(axes for axes in plot.figure.axes if axes.get_title() == "speed-up there")
-    low, high = axes.get_xlim()
-    least, most = student_interval([1.1, 1.5, 1.5])
-    assert low < least < most < high
-    assert high - low < 1.4
-
-
-def test_the_interval_of_a_share_ends_where_a_share_does() -> None:
-    summary = comparison_tables()["summary"]
-    runs = [summary.assign(label=summary["label"] + f", seed={i}", heads_removed=4 * (i > 0)) for i in range(3)]
-    plot = over_runs({"summary": pd.concat(runs, ignore_index=True)})["runs"]
-    shares = plot.figure.axes[0]
-    bars = [np.asarray(each.get_segments()) for each in shares.collections if isinstance(each, LineCollection)]
-    assert {(bar[..., 0].min(), bar[..., 0].max()) for bar in bars} == {(0.0, 1.0)}
 
 
 def test_more_settings_than_can_be_told_apart_are_not_drawn() -> None:
@@ -277,8 +178,43 @@ def test_more_settings_than_can_be_told_apart_are_not_drawn() -> None:
     assert not over_runs(many)
 
 
-def test_the_same_runs_give_the_same_bytes() -> None:
-    tables = comparison_tables()
-    for first, second in zip(over_runs(tables).values(), over_runs(tables).values(), strict=True):
-        assert first.svg == second.svg, first.name
-        assert first.png == second.png, first.name
+def answered(*said: tuple[str, int, str], right: str = "1 2 3", source: str = "3 1 2") -> pd.DataFrame:
+    rows = [{"recovery": way, "heads_removed": removed, "answer": answer} for way, removed, answer in said]
+    return pd.DataFrame(rows).assign(scorer="ablation", heads_total=4, source=source, right_answer=right)
+
+
+def drawn_answers(frame: pd.DataFrame) -> Plot:
+    (plot,) = draw((answers,), {"answers": frame})
+    return plot
+
+
+def test_what_is_wrong_or_missing_is_red() -> None:
+    plot = drawn_answers(
+        answered(("nothing", 0, "1 2 3"), ("nothing", 2, "1 3"), ("refit", 0, "1 2 3"), ("refit", 2, "1 2 3 3"))
+    )
+    check_legible(plot)
+    plain, after = plot.figure.axes
+    assert [plain.get_title(), after.get_title()] == ["as it is left", "after refit"]
+    nan = np.nan
+    for axes, wrong in ((plain, [[0, 0, 0, nan], [0, 1, 1, nan]]), (after, [[0, 0, 0, nan], [0, 0, 0, 1]])):
+        np.testing.assert_array_equal(np.ma.filled(np.ma.asarray(axes.images[0].get_array(), float), nan), wrong)
+    assert [text.get_text() for text in after.texts] == ["1", "2", "3", "1", "2", "3", "3"]
+
+
+def test_an_answer_without_an_end_is_cut() -> None:
+    (axes,) = drawn_answers(answered(("nothing", 0, "1 2 3"), ("nothing", 4, " ".join("0" * 64)))).figure.axes
+    assert axes.images[0].get_size() == (2, 3 + MORE)
+    assert axes.texts[-1].get_text() == "…"
+
+
+def test_a_word_is_read_letter_by_letter_and_no_answer_is_wrong() -> None:
+    """An empty cell comes back from a file as NaN."""
+    frame = answered(("nothing", 0, "walks"), ("nothing", 2, "walk"), right="walks", source="walk verb3")
+    (axes,) = drawn_answers(pd.concat([frame, frame.tail(1).assign(heads_removed=4, answer=np.nan)])).figure.axes
+    wrong = np.ma.filled(np.ma.asarray(axes.images[0].get_array(), float), np.nan)
+    assert list(wrong.sum(axis=1)) == [0, 1, 5]
+
+
+def test_tables_without_answers_have_no_such_figure() -> None:
+    assert answers({}) is None
+    assert answers({"answers": pd.DataFrame()}) is None

@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from conftest import TINY, compose
 from mhaprune.config import build
 from mhaprune.data import Examples
-from mhaprune.experiments.anatomy.calls import call_of_other_sizes
-from mhaprune.experiments.anatomy.study import Anatomy
+from mhaprune.experiments.anatomy.study import (
+    Anatomy,
+    call_of_other_sizes,
+    scaling_table,
+    softmax_gradient,
+    with_and_without,
+)
 from mhaprune.experiments.anatomy.walkthrough import walk
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadId, Site
@@ -23,6 +30,8 @@ from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.running import Run
 from tiny import chosen, small
+
+ENDS_OF = ("_mean", "_q1", "_q3")
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +97,47 @@ def test_the_call_of_other_sizes_has_the_heads_of_the_model() -> None:
     call = call_of_other_sizes(Seq2Seq(config, 8))
     assert (call.layer.num_heads, call.layer.head_dim) == (5, 2)
     assert walk(call)[-1].value.shape == (2, 4, 12)
+
+
+def test_the_gradient_is_the_norm_of_the_jacobian() -> None:
+    scores = torch.randn(6, dtype=torch.double)
+    jacobian = torch.autograd.functional.jacobian(lambda x: x.softmax(dim=0), scores)
+    torch.testing.assert_close(softmax_gradient(scores.softmax(dim=0)), jacobian.norm())  # type: ignore[union-attr]
+    assert softmax_gradient(torch.tensor([1.0, 0.0, 0.0])) == 0
+
+
+def test_scores_spread_by_the_root_of_the_size_unless_they_are_divided_by_it() -> None:
+    table = scaling_table([4, 64, 256]).set_index(["head_dim", "scaled"])
+    for head_dim in (4, 64, 256):
+        assert table.loc[(head_dim, True), "score_std"] == pytest.approx(1, abs=0.1)
+        assert table.loc[(head_dim, False), "score_std"] == pytest.approx(math.sqrt(head_dim), rel=0.1)
+    assert table.loc[(256, False), "gradient"] < 0.1 * table.loc[(256, True), "gradient"]
+    assert table.loc[(256, False), "entropy"] < 0.1 < table.loc[(256, True), "entropy"] < math.log(10)
+    assert (table["entropy_q1"] <= table["entropy"]).all()
+    assert (table["entropy"] <= table["entropy_q3"]).all()
+    skewed = table.loc[(256, False)]
+    assert skewed["entropy_mean"] > 5 * skewed["entropy"], "so a median alone would say little"
+
+
+def test_what_is_said(snapshot: Any) -> None:
+    values = pd.DataFrame([{"site": "cross", "layer": 0, "head": 1}])
+    examples = pd.DataFrame([{"source": "3 1 2", "answer": "1 2 3"}])
+    rows = [
+        {"head_dim": size, "scaled": scaled}
+        | {f"{name}{end}": x * k for name, x in (("entropy", 1.9), ("gradient", 0.2)) for end in ENDS_OF}
+        for size, k in ((2, 1.0), (512, 0.01))
+        for scaled in (True, False)
+    ]
+    tables = {"values": values, "tensors": pd.DataFrame({"step": [1, 18]}), "examples": examples}
+    snapshot("anatomy", {"a call": Anatomy.say(tables | {"scaling": pd.DataFrame(rows)})})
+
+
+def test_one_query_with_and_without() -> None:
+    query, keys = torch.tensor([2.0, 0.0, 0.0, 0.0]), torch.eye(4)
+    table = with_and_without(query, keys, torch.tensor([True, False, True, True])).set_index("key")
+    assert list(table.index) == [0, 2, 3]
+    assert table.loc[0, "score_unscaled"] == 2
+    assert table.loc[0, "score"] == 1
+    assert table["weight"].sum() == pytest.approx(1)
+    assert table.loc[0, "weight"] == pytest.approx(math.e / (math.e + 2))
+    assert table.loc[0, "weight_unscaled"] == pytest.approx(math.e**2 / (math.e**2 + 2))

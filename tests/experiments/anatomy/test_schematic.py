@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from legible import check_legible
-from mhaprune.experiments.anatomy.schematic import MOST_HEADS, schematic
+from mhaprune.experiments.anatomy.figures import MOST_HEADS, schematic
 from mhaprune.experiments.anatomy.walkthrough import LayerCall, heads_here_table, steps_table, values_table, walk
 from mhaprune.model.attention import MultiHeadAttention, padding_bias, padding_mask
 from mhaprune.model.gates import Softmax
@@ -66,7 +66,7 @@ def test_more_heads_than_fit_are_counted() -> None:
     plot = drawn(tables_of(MOST_HEADS + 2))
     check_legible(plot)
     assert len(shown(plot)) == 5 + 3 * MOST_HEADS
-    assert plot.caption.endswith(f"The first {MOST_HEADS} of {MOST_HEADS + 2} heads are shown.")
+    assert f"{MOST_HEADS} of {MOST_HEADS + 2} heads" in plot.caption
 
 
 def test_without_its_tables_it_is_not_drawn() -> None:

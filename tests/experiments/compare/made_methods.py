@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mhaprune.experiments.compare import figures
-from mhaprune.experiments.compare.cost_figure import quality_cost
+from mhaprune.experiments.compare.figures import quality_cost
 from mhaprune.experiments.compare.study import Compare
 from mhaprune.reporting.plots import Plot, draw
 
@@ -31,7 +31,7 @@ FAMILIES = {
     "lrp": "attention",
     "hard_concrete": "trained",
     "subset": "trained",
-    "racing": "trained",
+    "raced": "trained",
     "random": "control",
 }
 PASSES = {
@@ -42,7 +42,7 @@ PASSES = {
     "shapley": (1200, 0),
     "hard_concrete": (300, 300),
     "subset": (500, 500),
-    "racing": (180, 0),
+    "raced": (180, 0),
     "integrated_gradients": (20, 20),
     "confidence": (1, 0),
     "entropy": (1, 0),

@@ -265,47 +265,19 @@ def test_many_comparisons_are_corrected() -> None:
     assert (row["worse"], row["choice"]) == ("b", "a")
 
 
-def test_without_a_winner_the_cheapest_is_named(tables: Mapping[str, pd.DataFrame]) -> None:
+def test_what_is_said(snapshot: Any) -> None:
+    """`dear` costs more than 30 passes in one of the runs, and `once` is in one run alone."""
     few = {
         "first": "fisher", "tied": "", "worse": "taylor", "better": "", "choice": "fisher", "most_passes": 30.0,
         "forward_passes": 1, "backward_passes": 1, "seconds": 0.31, "regret_quality": 0.004,
         "regret_quality_low": -0.001, "regret_quality_high": 0.009, "leak": 0.004, "leak_low": -0.001,
         "leak_high": 0.008, "prunable_heads": 3, "heads_total": 6, "prunable_tolerance": 0.01, "oracle": "exact",
     }  # fmt: skip
-    names = ", ".join(f"s{i}" for i in range(9))
     any_cost = few | {
-        "first": "swap", "tied": "greedy, all", "worse": names, "choice": "greedy", "most_passes": np.inf,
-        "forward_passes": 300, "backward_passes": 0, "regret_quality": 0.001,
+        "first": "swap", "tied": "greedy, all", "worse": ", ".join(f"s{i}" for i in range(9)), "choice": "greedy",
+        "most_passes": np.inf, "forward_passes": 300, "backward_passes": 0, "regret_quality": 0.001, "oracle": "bound",
     }  # fmt: skip
-    lines = list(Compare.say({"winner": pd.DataFrame([any_cost, few])}))
-    assert lines[0].startswith("No winner at any cost: ")
-    assert lines[0].endswith("noise in exact match: greedy, all.")
-    assert "greedy, which costs 300 passes" in lines[1]
-    assert "0.1 points of exact match (95 % interval −0.1 to 0.9) against the best subset," in lines[1]
-    assert lines[2] == "Surely worse than swap: s0, s1, s2, s3, s4, s5 and 3 others."
-    assert lines[3].startswith("fisher does best on the choose split with at most 30 forward passes")
-    assert "costs 3 passes" in lines[4]
-    assert lines[5] == "Surely worse than fisher: taylor."
-    assert lines[6].startswith("3 of 6 heads are prunable one at a time")
-    assert lines[7].endswith("would have been reported 0.4 points of exact match higher (−0.1 to 0.8).")
-    assert len(lines) == 8
-    assert not any("0.3 s" in line for line in lines), "seconds are the machine's"
     better = few | {"worse": float("nan"), "better": "taylor", "leak": -0.004, "backward_passes": 0}
-    _, cost, better_line, _, leak = Compare.say({"winner": pd.DataFrame([better])})
-    assert "costs 1 pass (" in cost
-    assert "taylor" in better_line
-    assert "better" in better_line
-    assert "reported 0.4 points of exact match lower" in leak
-
-
-def test_what_is_chosen_at_any_cost_and_at_few_passes_is_said_once(tables: Mapping[str, pd.DataFrame]) -> None:
-    winner = tables["winner"].iloc[[0]]
-    lines = list(Compare.say({"winner": pd.concat([winner, winner.assign(most_passes=30)])}))
-    assert sum("a backward pass counts two" in line for line in lines) == 1
-
-
-def test_over_runs_the_best_is_chosen_on_the_choose_splits_of_its_task() -> None:
-    """`dear` costs more than 30 passes in one of the runs, and `once` is in one run alone."""
     runs = pd.DataFrame(
         {"task": task, "label": f"{task} {seed}", "scorer": scorer, "family": "control" if scorer == "random" else "x"}
         | {"choose_quality": chosen, "regret_quality": regret + 0.001 * seed}
@@ -318,18 +290,23 @@ def test_over_runs_the_best_is_chosen_on_the_choose_splits_of_its_task() -> None
         if scorer != "once" or seed == 0
     )
     winners = pd.DataFrame({"task": "sort", "most_passes": [np.inf, 30.0] * 3})
-    few, any_cost = words.over_runs({"methods": runs, "winner": winners})
+    noisy = runs.copy()
+    noisy.loc[(runs["scorer"] == "a") & (runs["label"] == "sort 0"), "regret_quality"] = 0.06
+    cases = {
+        "no winner at any cost, one at few passes": [any_cost, few],
+        "the same at any cost and at few passes": [few | {"most_passes": np.inf}, few],
+        "another is better on the report split": [better],
+    }
+    snapshot(
+        "compare",
+        {name: Compare.say({"winner": pd.DataFrame(rows)}) for name, rows in cases.items()}
+        | {"over runs": words.over_runs({"methods": runs, "winner": winners})}
+        | {"over runs, within the noise": words.over_runs({"methods": noisy, "winner": winners})},
+    )
     low, high = student_interval([0.03, 0.031, 0.032])
-    assert few.startswith("Over 3 runs on sort b ")
-    assert f"3.1 points ({100 * low:.1f} to {100 * high:.1f}) of exact match" in few
-    assert "a comes next, by −1.0 points (−1.0 to −1.0) more" in few
-    assert "noise" not in few
-    assert any_cost.startswith("Over 3 runs on sort dear ")
-    assert "1.1 points (" in any_cost
-    assert any_cost.endswith("; b comes next, by 2.0 points (2.0 to 2.0) more.")
-    runs.loc[(runs["scorer"] == "a") & (runs["label"] == "sort 0"), "regret_quality"] = 0.06
-    noisy, _ = words.over_runs({"methods": runs, "winner": winners})
-    assert noisy.endswith("which is within the noise.")
+    assert f"3.1 points ({100 * low:.1f} to {100 * high:.1f})" in next(
+        words.over_runs({"methods": runs, "winner": winners})
+    )
 
 
 @pytest.mark.parametrize(

@@ -86,22 +86,9 @@ def test_a_control_far_outside_is_said_in_words_and_one_that_is_not_is_named() -
     assert axes.get_xlim()[1] > 30
 
 
-def test_runs_have_a_colour_each_as_long_as_colours_last() -> None:
-    few, many = (next(over_runs(method_runs(runs, EVERY[:3]))).figure for runs in (6, 7))
-    assert [text.get_text() for text in few.legends[0].get_texts()][1:] == [f"seed={seed}" for seed in range(6)]
-    assert [text.get_text() for text in many.legends[0].get_texts()][1:] == ["one run"]
-
-
 @pytest.mark.parametrize(("count", "columns"), [(1, 1), (5, 3), *slow((3, 2), (4, 2), (9, 3), (20, 4))])
 def test_curves_of_many_scorers_stand_in_rows_of_four_at_most(count: int, columns: int) -> None:
     figure = named(method_runs(2, EVERY[:count]))["comparison"].figure
     assert [axes.get_title() for axes in figure.axes] == list(EVERY[:count])
     assert figure.axes[0].get_gridspec().ncols == columns
     assert all(axes.get_xlabel() for axes in figure.axes[-columns:])
-
-
-@pytest.mark.slow
-def test_the_same_tables_give_the_same_bytes() -> None:
-    tables = method_runs(2, EVERY[-3:])
-    for first, second in zip(over_runs(tables), over_runs(tables), strict=True):
-        assert first.svg == second.svg, first.name

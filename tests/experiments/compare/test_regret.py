@@ -7,7 +7,7 @@ import torch
 from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.pruning.plans import Plan
-from mhaprune.statistics.intervals import difference_interval, mean_interval, share_interval, with_interval
+from mhaprune.statistics.intervals import difference_interval, mean_interval, share_interval
 from mhaprune.subject import Answered
 
 GRID = HeadGrid.full([Block(Site.CROSS, 0)], 3)
@@ -62,9 +62,3 @@ def test_the_area_is_that_of_the_whole_curve(regrets: Regrets) -> None:
     areas = [regrets.reported[without(*range(n))].quality.double().numpy() for n in range(4)]
     each = np.trapezoid(areas, axis=0) / 3
     assert (columns["area_low"], columns["area_high"]) == pytest.approx(share_interval(each))
-
-
-def test_an_interval_is_that_of_the_mean_over_examples() -> None:
-    values = np.random.default_rng(0).normal(1.0, 2.0, 400)
-    columns = with_interval("x", values)
-    assert columns["x_high"] - columns["x_low"] == pytest.approx(2 * 1.96 * 2.0 / 20, rel=0.2)

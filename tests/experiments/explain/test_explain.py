@@ -19,8 +19,7 @@ from mhaprune.config import build
 from mhaprune.data import Examples, shift_right
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.examples import attention_table, examples_table, show
-from mhaprune.experiments.explain.before_after import MOST_HEADS
-from mhaprune.experiments.explain.gate_starts import from_other_starts
+from mhaprune.experiments.explain.figures import MOST_HEADS
 from mhaprune.experiments.explain.study import Explain
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.attention import MultiHeadAttention
@@ -28,9 +27,9 @@ from mhaprune.model.gates import Softmax
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.reporting.plots import Plot
 from mhaprune.running import Run
+from mhaprune.scorers.agreement import spearman
 from mhaprune.scorers.entropy import Entropy
 from mhaprune.statistics.intervals import prunable as claimed
-from mhaprune.statistics.rankings import spearman
 from mhaprune.storage.cache import weights_digest
 from mhaprune.storage.store import RunFolder
 from mhaprune.tables import HEAD, Tables
@@ -63,14 +62,9 @@ def test_everything_is_there_and_can_be_read(tables: Tables, plots: dict[str, Pl
     lines = list(Explain.say(tables))
     best = tables["looks"].sort_values("score").iloc[-1]
     name = f"{best['site']}.{best['layer']}.{best['head']}"
-    assert lines[0].startswith(
-        f"{name} matters most of 6 heads by ablation: without it the loss rises by {best['loss_rise']:.3f} nats, and"
-        f" exact match is {best['quality']:.3f} ("
-    )
-    assert lines[0].endswith(f" with all heads {best['open_quality']:.3f}.")
-    assert "report split" in lines[0]
+    for words in (name, f"{best['loss_rise']:.3f} nats", f"{best['quality']:.3f}", f"{best['open_quality']:.3f}"):
+        assert words in lines[0]
     assert best["quality"] < best["open_quality"]
-    assert any(line.startswith("Asked 3 1 2 the model says ") for line in lines)
 
 
 def test_the_heads_said_to_be_prunable_are_removed_for_its_proof(
@@ -80,7 +74,7 @@ def test_the_heads_said_to_be_prunable_are_removed_for_its_proof(
     proved: list[HeadMask] = []
     monkeypatch.setattr(EquivalenceCheck, "prove", lambda self, mask: proved.append(mask))
     study = run.study()
-    tolerant = Explain(tolerance_nats=float(tables["looks"]["score"].median()), starts=0)
+    tolerant = Explain(tolerance_nats=float(tables["looks"]["score"].median()))
     looks = tolerant(study).tables["looks"]
     names = {tuple(name) for name in looks.loc[looks["prunable"], HEAD].to_numpy().tolist()}
     assert 0 < len(names) < len(looks)
@@ -102,12 +96,10 @@ def test_heads_are_scored_and_watched_on_the_score_split_and_broken_on_the_repor
     }
     assert len(tables["wrong"])
     assert set(tables["wrong"]["example"]) <= report | {"3 1 2 -> 1 2 3"}, "and what was asked"
-    starts = from_other_starts(model, splits.train, 2, 3, study.seed)
-    np.testing.assert_allclose(tables["starts"]["gate_end"], starts["gate_end"])
     own = model.learned_gates()
     assert own is not None
-    end = starts.loc[starts["start"] == 1, "gate_end"]
-    assert tables["gates"]["spearman_with_own"][2] == pytest.approx(spearman(end, own.detach()))
+    ablation_scores = tables["heads"].query("scorer == 'ablation'")["score"]
+    assert tables["gates"]["spearman_with_ablation"][0] == pytest.approx(spearman(own.detach(), ablation_scores))
     prunable = tables["looks"]["prunable"]
     ablation = study.scorers["ablation"](model, splits.score, 0)
     assert ablation.stderr is not None
@@ -117,40 +109,6 @@ def test_heads_are_scored_and_watched_on_the_score_split_and_broken_on_the_repor
     left = HeadMask(model.grid, frozenset(head for head, gone in zip(model.grid, prunable, strict=True) if gone))
     together = model.without(left).evaluate(splits.report).quality.mean().item()
     assert tables["looks"]["without_prunable"].unique() == pytest.approx(together)
-
-
-def test_a_head_that_looks_everywhere_and_matters_is_named(tables: Tables) -> None:
-    looks = tables["looks"].assign(name="everywhere", prunable=True)
-    looks.loc[0, "prunable"] = False
-    first = "{site}.{layer}.{head}".format(**looks.iloc[0])
-    lines = list(Explain.say({**tables, "looks": looks}))
-    assert any(line.startswith("6 heads spread") and f"1 of them ({first}) matters: " in line for line in lines)
-    none = list(Explain.say({**tables, "looks": looks.assign(prunable=True)}))
-    assert any(line.startswith("6 heads spread") and "none of them matter." in line for line in none)
-
-
-def test_an_answer_that_goes_on_for_ever_is_cut(tables: Tables) -> None:
-    tables = dict(tables)
-    long = {"answer": " ".join("0" * 64), "right_answer": "1 2 3"}
-    tables["examples"] = tables["examples"].assign(**long)
-    tables["wrong"] = tables["wrong"].assign(said_without_it="e" * 64, example="3 1 2 -> 1 2 3")
-    said = " ".join(Explain.say(tables))
-    assert "says 0 0 0 0 0 0 0 0 … (" in said
-    assert "it makes eeeeeeee…." in said
-    tables["wrong"] = tables["wrong"].assign(said_without_it=" ".join("123456789"), example="9 1 2 3 4 5 6 7 8 -> ?")
-    assert "it makes 1 2 3 4 5 6 7 8 9." in " ".join(Explain.say(tables)), "no longer than the right answer"
-    tables["wrong"] = tables["wrong"].assign(said_without_it="dicipherring", example="decipher verb2 -> deciphering")
-    assert "it makes dicipherring." in " ".join(Explain.say(tables))
-
-
-def test_a_wrong_answer_is_marked(run: Run, tables: Tables) -> None:
-    wrong = dict(tables) | {"examples": tables["examples"].assign(right_answer="9 9 9")}
-    assert (
-        "(wrong: it is 9 9 9)"
-        in next(plot for plot in figures_of(Explain, wrong) if plot.name == "attention-0-cross").caption
-    )
-    right = dict(tables) | {"examples": tables["examples"].assign(right_answer=tables["examples"]["answer"])}
-    assert "wrong" not in next(plot for plot in figures_of(Explain, right) if plot.name == "attention-0-cross").caption
 
 
 def test_an_answer_that_begins_with_padding_or_never_ends(run: Run) -> None:
@@ -281,21 +239,19 @@ def test_removed_heads_are_grey_and_say_so(run: Run, cache: Path, tmp_path: Path
     words = [text.get_text() for text in plots["matter"].figure.axes[0].texts]
     assert words.count("removed") == 3
     alt = plots["matter"].alt
-    assert alt.startswith("None of 3 heads surely costs next to nothing when it is closed. Stay: ")
-    assert "alone: none. Removed already: encoder self 0.1, decoder self 0.0, decoder self 0.1." in alt
+    assert "Removed already: encoder self 0.1, decoder self 0.0, decoder self 0.1." in alt
     for plot in plots.values():
         check_legible(plot)
 
 
 def test_one_layer_or_head_can_be_asked_for(run: Run) -> None:
-    named = Explain(heads=("encoder_self.0", "cross.0.1"), start_steps=1, starts=0)
+    named = Explain(heads=("encoder_self.0", "cross.0.1"))
     tables = replace(run, experiment=named).experiment(run.study()).tables
     asked = {"encoder_self.0.0", "encoder_self.0.1", "cross.0.1"}
     for name in ("attention", "wrong"):
         rows = tables[name][["site", "layer", "head"]].astype(str).agg(".".join, axis=1)
         assert set(rows) <= asked
     assert len(tables["looks"]) == 6
-    assert "starts" not in tables
     plots = {plot.name: plot for plot in figures_of(Explain, tables)}
     left = plots["attention-0-cross"].figure.axes[0]
     assert [text.get_text() for text in left.texts] == ["not asked for"]
@@ -321,7 +277,7 @@ def test_an_example_that_the_split_does_not_have(run: Run, cache: Path) -> None:
 
 
 def test_examples_of_the_split_are_shown_with_what_is_right(run: Run) -> None:
-    chosen = replace(run, example=None, experiment=Explain(examples=(4, 0), starts=0, heads=("cross.0.1",)))
+    chosen = replace(run, example=None, experiment=Explain(examples=(4, 0), heads=("cross.0.1",)))
     study = chosen.study()
     examples = chosen.experiment(study).tables["examples"]
     for row, number in zip(examples.itertuples(), (4, 0), strict=True):
@@ -333,20 +289,18 @@ def test_examples_of_the_split_are_shown_with_what_is_right(run: Run) -> None:
 def test_an_example_that_the_task_does_not_know_has_no_right_answer(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     study = run.study()
     monkeypatch.setattr(Sort, "answer", lambda self, source: None)
-    tables = Explain(starts=0)(study).tables
+    tables = Explain()(study).tables
     assert pd.isna(tables["examples"]["right_answer"].item())
-    assert "(no answer is known)" in " ".join(Explain.say(tables))
     assert "wrong" not in next(plot for plot in figures_of(Explain, tables) if plot.name == "attention-0-cross").caption
 
 
 def test_with_retrain_the_model_is_trained_from_other_gates(run: Run) -> None:
-    again = replace(run, experiment=Explain(starts=1, start_steps=2, retrain=True, heads=("cross.0.1",)))
+    again = replace(run, experiment=Explain(retrain=True, heads=("cross.0.1",)))
     tables = again.experiment(again.study()).tables
     names = list(tables["gates"]["gates"])
-    assert names == ["trained", "weights held still, start 0", "retrained, init=rand"]
+    assert names == ["trained", "retrained, init=rand"]
     start = tables["retraining"].filter(like="gate_cross").iloc[0]
     assert start.nunique() == 2, "random numbers, not all the same"
-    assert any("With the whole model retrained, init=rand" in line for line in Explain.say(tables))
 
 
 def test_a_model_from_a_file_is_retrained_from_the_seed_it_was_trained_with(

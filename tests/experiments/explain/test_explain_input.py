@@ -36,7 +36,6 @@ from mhaprune.settings.options import ConfigError
         (["scorer=[gate]"], "scorer=[gate]: must name ablation, which says what heads are worth"),
         (["experiment.heads=[cross.0.1.2]"], "heads=cross.0.1.2: must read SITE.LAYER or SITE.LAYER.HEAD, for example"),
         (["experiment.examples=[-1]"], "experiment.examples[0]=-1: must be 0 or more"),
-        (["experiment.start_steps=0"], "experiment.start_steps=0: must be 1 or more"),
         (["experiment=anatomy", "experiment.head_dims=[0]"], "experiment.head_dims[0]=0: must be from 1 to 65536"),
         (
             ["experiment=ablate", "example=3 1"],

@@ -6,7 +6,7 @@ import torch
 
 from mhaprune.data import PAD, Examples
 from mhaprune.experiments.examples import show
-from mhaprune.experiments.explain.without_each import close_each, closed_table, turned_wrong
+from mhaprune.experiments.explain.study import close_each, closed_table, turned_wrong
 from mhaprune.heads import HeadId, HeadMask, Site
 from mhaprune.measure import measure
 from mhaprune.model.transformer import Seq2Seq

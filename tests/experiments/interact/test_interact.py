@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ import pytest
 from conftest import TINY, compose
 from legible import check_legible
 from mhaprune.config import build
-from mhaprune.experiments.interact.figures import by_block, interactions, together
+from mhaprune.experiments.interact.figures import interactions, together
 from mhaprune.experiments.interact.study import Interact, kinds_of_pairs
 from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
 from mhaprune.heads import HeadMask
@@ -120,17 +121,15 @@ def made(label: str = "seed=0", sign: float = 1.0) -> dict[str, pd.DataFrame]:
     }
 
 
-def test_the_strongest_pairs_are_named_and_what_is_small_or_not_sure_is_not_counted() -> None:
-    """Two pairs differ from 0 surely by .001 and not surely by .002."""
-    apart, together_, counted, half = Interact.say(made())
-    assert "encoder_self.0.0 and encoder_self.0.1 stand in for each other" in apart
-    assert "0.100 and 0.200 nats on the report split, together 0.800" in apart
-    assert "cross.0.0 and cross.0.1 work together" in together_
-    assert "0.300 and 0.400" in together_
-    for count in ("1 of 6 pairs", "0.01 nats", "1 cost", "The other 4"):
-        assert count in counted
-    for cost in ("2 heads", "0.300 nats", "0.800"):
-        assert cost in half
+def test_what_is_said(snapshot: Any) -> None:
+    """Two pairs differ from 0 surely by .001 and not surely by .002. A head that harms is no work of two."""
+    broken, harms = made(), made()
+    broken["alone"].loc[2, QUALITY] = 0.45
+    broken["pairs"]["kind"] = kinds_of_pairs(broken["pairs"], broken["alone"])
+    harms["alone"].loc[3, LOSS_RISE] = -0.05
+    cases = {"a pair of each kind": made(), "one head breaks the model": broken, "one head harms": harms}
+    over = {"over models": Interact.say_in_common(both()), "over one model": Interact.say_in_common(made())}
+    snapshot("interact", {name: Interact.say(tables) for name, tables in cases.items()} | over)
     assert [number.value for number in Interact.headline(made())] == pytest.approx([100 / 6, 100 / 6])
 
 
@@ -143,32 +142,14 @@ def test_a_pair_in_a_model_that_one_head_breaks_does_not_work_together() -> None
     alone.loc[2, QUALITY] = 0.45
     pairs["kind"] = kinds_of_pairs(pairs, alone)
     assert list(pairs["kind"]) == [STAND_IN, NEITHER, NEITHER, NEITHER, NEITHER, BROKEN]
-    said = " ".join(Interact.say(tables))
-    assert "In 1 of the 1 that cost less, one of the two heads alone already leaves at most half of exact match" in said
-    assert f"{TOGETHER} most" not in said
     assert Interact.headline(tables)[1].value == 0
     (crosses,) = [line for line in plot_of(interactions, tables).figure.axes[0].get_lines() if line.get_marker() == "x"]
     assert sorted(map(int, crosses.get_xdata())) == [2, 3]  # type: ignore[arg-type]
 
 
-def test_a_pair_of_which_one_head_harms_is_not_named_first() -> None:
-    """Closing a head that harms is a gain, and what two of these do together is no work."""
-    tables = made()
-    tables["alone"].loc[3, LOSS_RISE] = -0.05
-    said = list(Interact.say(tables))
-    assert not any(f"{TOGETHER} most" in line for line in said)
-    assert any(f"{STAND_IN} most" in line for line in said)
-
-
 def both() -> Tables:
     runs = [made("seed=0"), made("seed=1"), made("seed=2", sign=-1.0)]
     return {name: pd.concat([one[name] for one in runs], ignore_index=True) for name in runs[0]}
-
-
-def test_over_models_it_is_the_share_of_pairs() -> None:
-    (line,) = Interact.say_in_common(both())
-    assert line.startswith("On sort, over 3 models, 17 % (17 to 17) of the pairs of heads stand in")
-    assert list(Interact.say_in_common(made())) == []
 
 
 def plot_of(figure: object, tables: Tables) -> Plot:
@@ -197,12 +178,6 @@ def test_what_is_measured_stands_beside_what_is_expected() -> None:
     lines = {line.get_label(): line.get_ydata() for line in plot.figure.axes[0].get_lines()}
     np.testing.assert_allclose(lines["sum of each alone"], [0, 0.1, 0.3, 0.6, 1])
     np.testing.assert_allclose(lines["sum with pairs"], [0, 0.1, 0.8, 1.1, 1.3])
-
-
-def test_over_models_blocks_are_compared() -> None:
-    plot = plot_of(by_block, both())
-    values = np.ma.filled(plot.figure.axes[0].images[0].get_array(), np.nan)
-    np.testing.assert_allclose(values, [[0.5 / 3, np.nan], [0, -0.2 / 3]], atol=1e-12)
 
 
 def test_a_model_that_has_names_of_its_own_is_drawn_too(tables: Tables) -> None:

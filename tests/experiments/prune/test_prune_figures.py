@@ -14,13 +14,11 @@ from made_tables import said_over_runs
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.prune.figures import (
     accuracy_by_group,
-    compare_smallest,
+    order_of_removal,
     recovery_curves,
     survivors,
 )
-from mhaprune.experiments.prune.order_figure import order_of_removal
 from mhaprune.experiments.prune.study import Prune
-from mhaprune.reporting.plots import draw
 from mhaprune.tables import Tables
 from tiny import slow
 
@@ -73,7 +71,7 @@ def titles(figure: Figure) -> list[str]:
 def test_a_run_draws_them_all_and_other_tables_none(tables: Tables) -> None:
     for figure in (recovery_curves, survivors, order_of_removal, accuracy_by_group):
         assert figure(tables) is not None
-    for figure in (recovery_curves, survivors, order_of_removal, accuracy_by_group, compare_smallest):
+    for figure in (recovery_curves, survivors, order_of_removal, accuracy_by_group):
         assert figure({}) is None
     for plot in figures_of(Prune, tables):
         check_legible(plot)
@@ -151,15 +149,6 @@ def test_a_head_that_stays_is_darkest_and_one_that_is_not_there_is_grey(tables: 
     assert [text.get_text() for text in plot.figure.axes[0].texts] == ["1", "2", "3", "4", "5"]
 
 
-def test_a_control_is_seen_below_a_curve_that_coincides(tables: Tables) -> None:
-    plot = recovery_curves(tables)
-    assert plot is not None
-    control, *others = plot.figure.axes[0].get_lines()
-    curve = next(line for line in others if len(np.asarray(line.get_xdata())) == 3)
-    assert control.get_linewidth() > curve.get_markersize() > curve.get_linewidth()
-    assert control.get_zorder() < curve.get_zorder()
-
-
 def test_groups_say_how_many_examples_they_have(tables: Tables) -> None:
     plot = accuracy_by_group({**tables, "groups": tables["groups"].assign(examples=7)})
     assert plot is not None
@@ -180,48 +169,24 @@ def test_groups_are_those_of_the_best_schedule(tables: Tables) -> None:
     assert [label.get_text() for label in plot.figure.axes[0].get_yticklabels()] == ["2 symbols", "10 symbols"]
 
 
-def test_runs_are_compared_task_by_task(tables: Tables) -> None:
-    runs = [
-        tables["smallest"].assign(label=f"seed={i}", setting="", task="sort" if i < 2 else "copy") for i in range(3)
-    ]
-    combined = {"smallest": pd.concat(runs)}
-    plot = compare_smallest(combined)
-    assert plot is not None
-    assert titles(plot.figure) == ["sort", "copy"]
-    assert [len(axes.collections) for axes in plot.figure.axes] == [2, 1]
-    assert len(plot.figure.axes[0].get_yticklabels()) == 6
-    assert plot.name in [drawn.name for drawn in draw(Prune.figures_over_runs, combined)]
-    combined["smallest"].loc[combined["smallest"]["label"] == "seed=1", "heads_kept"] = 3
-    over, *each = said_over_runs(Prune, combined)
-    assert over == (
-        "sort needs, of 6 heads, run by run: 4, 3 with nothing done afterwards; 4, 3 after tune; 4, 3 after between."
-    )
-    assert [line.split(":")[0] for line in each] == ["seed=0", "seed=1", "seed=2"]
-
-
-def test_the_answer_names_the_fewest_heads_and_the_control(tables: Tables) -> None:
+def test_what_is_said(tables: Tables, snapshot: Any) -> None:
     tables["smallest"].loc[tables["smallest"]["recovery"] == "tune", "choose_quality"] = 0.995
-    first, how, control, speed, which, ways = Prune.say(tables)
-    assert first == "4 of 6 heads are enough: 0.990 exact match is left on the report split (1.000 with all)."
-    assert "one_shot with ablation and trained for 30 steps more (tune)" in how
-    assert "reaches 0.850 (0.800 to 0.900, 2 of them)" in control
-    assert "greedy decoding is 1.50× as fast (quartiles 1.40–1.60)." in speed
-    assert which.endswith(" decoder_self.0: 0 1, cross.0: 0 1.")
-    assert "4 with nothing done afterwards (0.900, one_shot with ablation), 4 after tune" in ways
+    smallest = tables["smallest"]
     latency = pd.DataFrame({"model": ["dense", "dense again"], "speedup_q1": [0.0, 0.9], "speedup_q3": [9.0, 1.41]})
-    noisy = list(Prune.say({**tables, "latency": latency}))[3]
-    assert noisy.startswith(speed)
-    assert "0.90–1.41" in noisy
-    assert list(Prune.say({**tables, "latency": latency.assign(speedup_q3=1.39)}))[3] == speed
-    unsure = {**tables, "smallest": tables["smallest"].assign(heads_removed_sure=1)}
-    first, *_, ways, sure = Prune.say(unsure)
-    assert first.startswith("4 of 6 heads are enough (5 surely): 0.990 exact match")
-    assert "surely" not in ways, "beside counts of several ways it reads as if it compared them"
-    assert sure.startswith("Surely means ")
-    untrained = {**tables, "smallest": tables["smallest"].assign(steps=0)}
-    assert "one_shot with ablation and recovered by tune." in list(Prune.say(untrained))[1]
-    whole = tables["smallest"].assign(heads_kept=6, heads_removed=0)
-    (none, _) = Prune.say({**tables, "smallest": whole})
-    assert none.startswith("None of 6 heads can go within 0.01 of the dense model's 1.000 exact match")
     failed = tables["recovery"].assign(note=["diverged"] * 3 + [""] * (len(tables["recovery"]) - 3))
-    assert list(Prune.say({**tables, "recovery": failed}))[-1] == "nothing failed for 3 of the models (diverged)."
+    cases = {
+        "with a control": tables,
+        "a speed-up within the noise": {**tables, "latency": latency},
+        "what is sure": {**tables, "smallest": smallest.assign(heads_removed_sure=1)},
+        "recovered without training": {**tables, "smallest": smallest.assign(steps=0)},
+        "none can be removed": {**tables, "smallest": smallest.assign(heads_kept=6, heads_removed=0)},
+        "some failed": {**tables, "recovery": failed},
+    }
+    found = {name: list(Prune.say(case)) for name, case in cases.items()}
+    snapshot("prune", found)
+    assert list(Prune.say({**tables, "latency": latency.assign(speedup_q3=1.39)})) == found["with a control"]
+
+
+def test_of_several_runs_there_is_a_sentence_each(tables: Tables) -> None:
+    runs = pd.concat([tables["smallest"].assign(label=f"seed={i}", setting="", task="sort") for i in range(3)])
+    assert [line.split(":")[0] for line in said_over_runs(Prune, {"smallest": runs})] == ["seed=0", "seed=1", "seed=2"]

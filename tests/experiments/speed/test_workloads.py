@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mhaprune.experiments.speed.workloads import What, Workload, evenly, only, scaled
+from mhaprune.experiments.speed.matchup import What, Workload, evenly, only, scaled
 from mhaprune.heads import HeadMask, Site
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq

@@ -1,1 +1,0 @@
-"""Common mistakes in scoring heads, made on purpose: what each of them costs."""
