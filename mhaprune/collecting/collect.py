@@ -13,7 +13,6 @@ import pandas as pd
 from mhaprune.collecting.comparing import compare
 from mhaprune.collecting.overview import index_of, table_of, title_of
 from mhaprune.collecting.parts import part_of
-from mhaprune.collecting.reading import slices_of
 from mhaprune.collecting.run_names import names
 from mhaprune.collecting.runs import COLLECTION, FoundRun, find_runs
 from mhaprune.reporting.page import render
@@ -40,7 +39,7 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
     with RunFolder(out).recorded() as folder:
         folder.note(kind=COLLECTION)
         called = names([Path(run.place) for run in runs], [run.status for run in runs])
-        each = zip(runs, called.labels, called.settings, called.details, slices_of(runs), strict=True)
+        each = zip(runs, called.labels, called.settings, called.details, strict=True)
         parts = [part_of(*found) for found in each]
         tables: dict[str, pd.DataFrame] = {}
         plots: list[Plot] = []
@@ -78,7 +77,10 @@ def no_formulas(frame: pd.DataFrame) -> pd.DataFrame:
         return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
     texts = frame.select_dtypes(exclude=["number", "bool"])
-    return frame.assign(**{name: texts[name].map(plain) for name in texts}).rename(columns=plain)
+    changed = {
+        name: texts[name].replace({v: plain(v) for v in texts[name].unique() if plain(v) is not v}) for name in texts
+    }
+    return frame.assign(**changed).rename(columns=plain)
 
 
 def _how_to_repeat(folders: Sequence[Path], out: Path) -> dict[str, str]:

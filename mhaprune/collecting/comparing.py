@@ -6,11 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from mhaprune.collecting.parts import Part, misfit, said
-from mhaprune.collecting.reading import below_each_other
 from mhaprune.collecting.varying import numbers_of, settings_of, varying_first
 from mhaprune.experiments.base import Experiment
 from mhaprune.reporting.headline import against_settings, means_in_words
@@ -83,15 +81,13 @@ def _culprits(kind: type[Experiment], parts: Sequence[Part]) -> list[tuple[Part,
 
 def combined(parts: Sequence[Part]) -> dict[str, pd.DataFrame]:
     """The tables of all runs below each other, by name; columns in which no two runs differ come last."""
-    found = dict.fromkeys(name for part in parts for name in part.slices)
-    return {name: _with_labels([part for part in parts if name in part.slices], name) for name in found}
+    names = dict.fromkeys(name for part in parts for name in part.tables)
+    return {name: _with_labels([part for part in parts if name in part.tables], name) for name in names}
 
 
 def _with_labels(parts: Sequence[Part], name: str) -> pd.DataFrame:
-    slices = [part.slices[name] for part in parts]
-    table, sizes = below_each_other(slices), [each.end - each.start for each in slices]
-    texts = {LABEL: [part.label for part in parts], SETTING: [part.setting for part in parts]}
-    if taken := [column for column in texts if column in table]:
+    if taken := [column for part in parts for column in (LABEL, SETTING) if column in part.tables[name]]:
         raise ValueError(f"a column is named {taken[0]}")
-    names = pd.DataFrame({column: np.repeat(np.array(own, dtype=object), sizes) for column, own in texts.items()})
-    return varying_first(pd.concat([names, table], axis=1))
+    keys = [(part.label, part.setting) for part in parts]
+    table = pd.concat([part.tables[name] for part in parts], keys=keys, names=[LABEL, SETTING])
+    return varying_first(table.reset_index([LABEL, SETTING]).reset_index(drop=True))

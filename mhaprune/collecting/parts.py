@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from mhaprune.collecting.reading import Slices
 from mhaprune.collecting.runs import FoundRun
 from mhaprune.experiments.base import Experiment
 from mhaprune.reporting.headline import Number
@@ -26,7 +25,7 @@ class Part:
     """The label without seed and folder."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """All that is known of its settings, by name."""
-    slices: Slices = field(default_factory=dict)
+    tables: Tables = field(default_factory=dict)
     """Its tables as it wrote them."""
     sentence: str = ""
     """The first finding of the run."""
@@ -40,18 +39,18 @@ class Part:
         return f"{self.label} is not in here, {self.why_not} ({self.run.place})."
 
 
-def part_of(run: FoundRun, label: str, setting: str, settings: Mapping[str, str], slices: Slices | Damaged) -> Part:
+def part_of(run: FoundRun, label: str, setting: str, settings: Mapping[str, str]) -> Part:
     """What a run adds. One that is damaged, unfinished or of no known experiment adds nothing."""
     part = Part(run, label, setting, settings)
     if run.why_not is not None:
         return replace(part, why_not=run.why_not)
-    if isinstance(slices, Damaged):
-        return replace(part, why_not=f"damaged: {slices}")
     kind = run.experiment
     assert kind is not None
-    tables = {name: each.table for name, each in slices.items()}
     try:
-        part = replace(part, slices=slices, headline=list(kind.headline(tables)), sentence=_sentence(kind, run, tables))
+        tables = run.tables()
+        part = replace(part, tables=tables, headline=list(kind.headline(tables)), sentence=_sentence(kind, run, tables))
+    except Damaged as error:
+        return replace(part, why_not=f"damaged: {error}")
     except Exception as error:  # tables may hold anything
         return misfit(part, error)
     with suppress(Exception):  # a run without one is compared all the same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from mhaprune.experiments.base import Experiment
 from mhaprune.settings.plugins import find_class
@@ -123,13 +126,13 @@ class FoundRun:
         for name in self.files:
             self._read(name)
 
-    def contents(self) -> dict[str, bytes]:
-        """The files of the tables of the run by their names. Raises Damaged if one is missing or not as the run wrote
-        it."""
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Read the tables of the run by their names. Raises Damaged if one is missing, no table, or not as the run
+        wrote it."""
         names = [name for name in self.files if name.endswith(".csv")]
         if outside := [name for name in names if Path(name).name != name]:
             raise Damaged(f"{outside[0]} is not a file of this folder")
-        return {name.removesuffix(".csv"): self._read(name) for name in names}
+        return {name.removesuffix(".csv"): _table(name, self._read(name)) for name in names}
 
     def _read(self, name: str) -> bytes:
         path, expected = inside(self.folder, name), self.files[name]
@@ -144,6 +147,13 @@ class FoundRun:
         if name.endswith(".csv") and data.partition(b"\n")[0].count(b",") >= MOST:
             raise Damaged(f"{name} has more than {MOST} columns")
         return data
+
+
+def _table(name: str, data: bytes) -> pd.DataFrame:
+    try:
+        return pd.read_csv(io.BytesIO(data), low_memory=False)
+    except Exception as error:  # whatever pandas meets in a foreign file
+        raise Damaged(f"{name} is no table ({_one_line(str(error))})") from None
 
 
 def read_run(folder: Path) -> FoundRun:

@@ -12,6 +12,7 @@ from collect import main as collect_main
 from conftest import run_here
 from made_tables import pruning_table, summary
 from mhaprune.collecting.collect import collect
+from mhaprune.collecting.runs import find_runs
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.train import Train
 from mhaprune.storage.store import RunFolder, read_status, target
@@ -207,3 +208,23 @@ def test_the_script_does_the_same(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: folder=")
     assert refused.stderr.count("\n") == 1
+
+
+def test_a_run_says_itself_what_it_found_if_it_is_as_it_was_written(tmp_path: Path) -> None:
+    own = {"findings": ["As its report says."], "head_map": {"title": "its map", "rows": ["10", " 1"]}}
+    make_run(tmp_path / "a", num_heads=2)
+    with RunFolder(tmp_path / "b").recorded() as folder:
+        tables = {path.stem: pd.read_csv(path) for path in (tmp_path / "a").glob("*.csv")}
+        folder.note(kind="run", experiment=target(Ablate()), identity={"task": "sort", "num_heads": 4}, **own)
+        for name, table in tables.items():
+            folder.write_table(name, table)
+    lines = collect([tmp_path], tmp_path / "out")
+    assert lines[-2].startswith("num_heads=2: 9 of 24 heads can go")
+    assert lines[-1] == "num_heads=4: As its report says."
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert page.count("<title>its map</title>") == 1
+    [run] = find_runs([tmp_path / "b"])
+    (tmp_path / "b" / "status.json").write_text(json.dumps(run.status | {"files": list(run.files)}))  # no checksums
+    lines = collect([tmp_path], tmp_path / "out")
+    assert lines[-1].startswith("num_heads=4: 9 of 24 heads can go")
+    assert "its map" not in (tmp_path / "out" / "index.html").read_text()
