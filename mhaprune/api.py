@@ -13,9 +13,9 @@ from mhaprune.command_line import described
 from mhaprune.config import restored
 from mhaprune.data import pad
 from mhaprune.heads import HeadGrid
-from mhaprune.launching.showing import shown
 from mhaprune.model.checkpoint import load as read
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.progress import shown
 from mhaprune.running import Results
 from mhaprune.settings.arguments import checked
 from mhaprune.settings.refusals import foreign

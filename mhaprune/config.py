@@ -21,7 +21,7 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.settings.plugins import allow, allowed, find_class
 from mhaprune.settings.ranges import expected, fits
 from mhaprune.settings.refusals import foreign
-from mhaprune.storage.sweeps import ORDERS, Orders
+from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings
 from mhaprune.studies.study import ModelOfOthers
 from mhaprune.tasks.base import Task
 from mhaprune.training.loop import Training
@@ -47,8 +47,8 @@ def build(config: Mapping[str, Any]) -> Run:
         config = _with_what_a_file_brings(config, load(file))
     if is_of_others(config):
         config = {**config, **dict.fromkeys(BROUGHT_BY_OTHERS)}
-    orders_of(config)
-    run = _construct(Run, {name: value for name, value in config.items() if name not in ORDERS}, "")
+    sweep_settings(config)
+    run = _construct(Run, {name: value for name, value in config.items() if name not in SWEEP_SETTINGS}, "")
     assert isinstance(run, Run)
     return run
 
@@ -58,17 +58,17 @@ def check(config: Mapping[str, Any], again: bool) -> Run | None:
     read `again`, which takes seconds."""
     if not again or not is_of_others(config):
         return build(config)
-    given = {name: value for name, value in config.items() if name not in (*ORDERS, *BROUGHT_BY_OTHERS)}
+    given = {name: value for name, value in config.items() if name not in (*SWEEP_SETTINGS, *BROUGHT_BY_OTHERS)}
     for name, value in given.items():
         _build(typing.get_type_hints(Run)[name], value, name)
     return None
 
 
-def orders_of(config: Mapping[str, Any]) -> Orders:
-    """How a config wants its runs to be done."""
-    orders = _construct(Orders, {name: value for name, value in config.items() if name in ORDERS}, "")
-    assert isinstance(orders, Orders)
-    return orders
+def sweep_settings(config: Mapping[str, Any]) -> SweepSettings:
+    """Return the settings of a config that say how its runs are done."""
+    found = _construct(SweepSettings, {name: value for name, value in config.items() if name in SWEEP_SETTINGS}, "")
+    assert isinstance(found, SweepSettings)
+    return found
 
 
 def restored(saved: SavedModel, device: torch.device | str = "cpu") -> tuple[Seq2Seq, Task]:

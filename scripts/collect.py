@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mhaprune.collecting.collect import collect
-from mhaprune.launching.watching import watch
+from mhaprune.sweeps.collecting import collect
+from mhaprune.sweeps.jobs import watch
 from mhaprune.settings.refusals import one_line
 
 

@@ -26,7 +26,7 @@ from mhaprune.tasks.base import Task
 HOUSE = """
     settings interrupts progress heads data statistics tables timing storage subject measure model training tasks
     evaluation scorers schedules recoveries
-    pruning reporting studies experiments running config collecting launching command_line adapters pretrained
+    pruning reporting studies experiments running config sweeps command_line adapters pretrained
     api __main__
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 """The rooms. Each imports only from those before it."""

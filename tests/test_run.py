@@ -17,7 +17,7 @@ from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, drawing, 
 from mhaprune.command_line import main
 from mhaprune.config import build
 from mhaprune.storage.store import RunFolder, fingerprint, read_status
-from mhaprune.storage.sweeps import Sweep
+from mhaprune.sweeps.jobs import Sweep
 from mhaprune.training import loop
 
 SMALL = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE]

@@ -23,8 +23,7 @@ from mhaprune.command_line import option_named
 from mhaprune.experiments.ablate.study import Ablate, Recover
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadGrid, HeadMask
-from mhaprune.launching.showing import shown
-from mhaprune.progress import doing
+from mhaprune.progress import doing, shown
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.recoveries.base import Lesson

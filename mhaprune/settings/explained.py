@@ -16,7 +16,7 @@ from mhaprune.settings.sources import Sources
 
 WIDTH = 100
 """Columns of a line of comment."""
-RUN = ("mhaprune.running.Run", "mhaprune.storage.sweeps.Orders")
+RUN = ("mhaprune.running.Run", "mhaprune.settings.sweep.SweepSettings")
 """What the settings at the top are fields of."""
 NO_SWEEP: Mapping[str, str] = MappingProxyType({})
 

@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, TINY
-from mhaprune.launching import showing
-from mhaprune.launching.showing import line, seconds_left, shown
-from mhaprune.progress import doing, track, under_way
+from mhaprune import progress
+from mhaprune.progress import doing, line, seconds_left, shown, track, under_way
 
 STAGES = {"model": 30, "score": 10, "prune": 20, "figures": 4}
 
@@ -109,7 +108,7 @@ def test_nothing_is_promised_where_no_stages_are_known() -> None:
 
 
 def test_a_file_gets_a_line_each_time_and_also_of_a_stage_that_calls_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(showing, "EVERY", 0.05)
+    monkeypatch.setattr(progress, "EVERY", 0.05)
     to = io.StringIO()
     with shown("seed=1", to), doing("ablate on sort", stages=STAGES), doing("prune"):
         deadline = time.monotonic() + 10
@@ -123,7 +122,7 @@ def test_a_file_gets_a_line_each_time_and_also_of_a_stage_that_calls_nothing(mon
 
 def test_within_another_there_is_one_line_and_without_a_stderr_none(monkeypatch: pytest.MonkeyPatch) -> None:
     outer, inner = io.StringIO(), io.StringIO()
-    monkeypatch.setattr(showing, "EVERY", 0.02)
+    monkeypatch.setattr(progress, "EVERY", 0.02)
     with shown("", outer), doing("a sweep", 2), shown("", inner), doing("ablate on sort"):
         time.sleep(0.2)
     assert "a sweep 1 of 2: ablate on sort\n" in outer.getvalue()
@@ -134,7 +133,7 @@ def test_within_another_there_is_one_line_and_without_a_stderr_none(monkeypatch:
 
 
 def test_lines_come_often_enough() -> None:
-    assert showing.EVERY < 10
+    assert progress.EVERY < 10
 
 
 def test_a_short_run_says_nothing() -> None:
@@ -147,7 +146,7 @@ def test_a_short_run_says_nothing() -> None:
 def test_at_a_terminal_there_is_one_bar_that_never_goes_back_and_is_gone_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(showing, "REDRAWN", 0.02)
+    monkeypatch.setattr(progress, "REDRAWN", 0.02)
     to = Terminal()
     with shown("", to), doing("ablate on sort", stages={"model": 0.1, "prune": 0.4, "figures": 0.1}):
         with doing("model"):
@@ -163,7 +162,7 @@ def test_at_a_terminal_there_is_one_bar_that_never_goes_back_and_is_gone_at_the_
 
 
 def test_a_line_of_the_log_does_not_end_up_inside_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(showing, "REDRAWN", 0.02)
+    monkeypatch.setattr(progress, "REDRAWN", 0.02)
     to = Terminal()
     monkeypatch.setattr(sys, "stderr", to)
     handler = logging.StreamHandler(to)
@@ -178,7 +177,7 @@ def test_a_line_of_the_log_does_not_end_up_inside_the_bar(monkeypatch: pytest.Mo
 
 
 def test_jobs_side_by_side_write_lines_at_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(showing, "EVERY", 0.02)
+    monkeypatch.setattr(progress, "EVERY", 0.02)
     to = Terminal()
     with shown("seed=1", to, lines=True), doing("ablate on sort", stages=STAGES):
         time.sleep(0.1)

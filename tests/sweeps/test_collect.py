@@ -11,11 +11,11 @@ import pytest
 from collect import main as collect_main
 from conftest import run_here
 from made_tables import pruning_table, summary
-from mhaprune.collecting.collect import collect
-from mhaprune.collecting.runs import find_runs
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.train import Train
 from mhaprune.storage.store import RunFolder, read_status, target
+from mhaprune.sweeps.collecting import collect
+from mhaprune.sweeps.runs import find_runs
 
 
 def make_run(path: Path, **identity: Any) -> None:

@@ -18,7 +18,7 @@ from conftest import ROOT, TINY, TINY_SEQUENCES
 from mhaprune.storage.locks import holder
 from mhaprune.storage.seals import opened
 from mhaprune.storage.store import read_status
-from mhaprune.storage.sweeps import Sweep
+from mhaprune.sweeps.jobs import Sweep
 from real_sweeps import RAY, SLURM, check_same, command, hear, running, start, tables, whole
 
 pytestmark = pytest.mark.faults

@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 
 from browser import after, needs_browser
-from mhaprune.reporting.index import Row, render_index, thumbnail
 from mhaprune.reporting.verdict import SmallMap, Verdict, in_small
+from mhaprune.sweeps.index import Row, render_index, thumbnail
 
 HEADS = pd.DataFrame(
     [("encoder_self", 0, 0, True), ("encoder_self", 0, 1, False), ("cross", 0, 0, True)],

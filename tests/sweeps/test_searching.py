@@ -15,10 +15,11 @@ from conftest import run_here
 from made_sweeps import Bench
 from made_tables import summary
 from mhaprune.command_line import main
-from mhaprune.launching.from_hydra import to_choose
-from mhaprune.launching.searching import Searching
-from mhaprune.launching.sweeping import JobsFailed
-from mhaprune.storage.sweeps import Job, Search, Sweep
+from mhaprune.settings.sweep import Search
+from mhaprune.sweeps.from_hydra import to_choose
+from mhaprune.sweeps.jobs import Job, Sweep
+from mhaprune.sweeps.launching import JobsFailed
+from mhaprune.sweeps.searching import Searching
 
 pytest.importorskip("optuna", reason="pip install -e '.[search]'")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -128,7 +129,7 @@ def test_a_column_that_is_none_is_refused(sweep: Bench) -> None:
 
 
 def test_what_cannot_be_searched_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("mhaprune.launching.from_hydra.results_folder", lambda: tmp_path)
+    monkeypatch.setattr("mhaprune.sweeps.from_hydra.results_folder", lambda: tmp_path)
     settings = ("-m", "experiment=train", "sweep=mine", "search=optuna", "seed=0,1")
     assert "error: search.trials=0: must be from 1 to" in run_here(main, *settings, "search.trials=0").stderr
     assert "needs -m" in run_here(main, "search=optuna").stderr

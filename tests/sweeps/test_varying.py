@@ -12,15 +12,13 @@ import pandas as pd
 import pytest
 from test_collect import make_failed, make_run
 
-from mhaprune.collecting.collect import collect
-from mhaprune.collecting.overview import title_of
-from mhaprune.collecting.parts import Part
-from mhaprune.collecting.runs import FoundRun
-from mhaprune.collecting.varying import numbers_of, settings_of, varying_first
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import MOST_RUNS
 from mhaprune.storage.store import read_status
-from mhaprune.storage.sweeps import Job, Sweep, write
+from mhaprune.sweeps.collecting import collect
+from mhaprune.sweeps.jobs import Job, Sweep
+from mhaprune.sweeps.parts import Part, numbers_of, settings_of, title_of, varying_first
+from mhaprune.sweeps.runs import FoundRun
 
 
 def part(value: float = 1.0, **settings: str) -> Part:
@@ -81,7 +79,7 @@ def swept(tmp_path: Path) -> Path:
         status_with(root / name, trained_with={"num_threads": heads, "torch": "2.8.0"}, seconds=1.5)
     make_failed(root / "3-0", "model.num_heads=3: must divide")
     jobs = [Job(name, name, [f"model.num_heads={name[0]}"]) for name in [*names, "3-0"]]
-    write(root, Sweep(["model.num_heads", "seed"], "x", 1, "python scripts/run.py -m model.num_heads=2,3,4", jobs))
+    Sweep(["model.num_heads", "seed"], "x", 1, "python scripts/run.py -m model.num_heads=2,3,4", jobs).write(root)
     return root
 
 

@@ -14,13 +14,13 @@ from test_collect import make_run
 
 from conftest import ROOT
 from made_tables import pruning_table
-from mhaprune.collecting import comparing
-from mhaprune.collecting.collect import collect
-from mhaprune.collecting.parts import Part
-from mhaprune.collecting.runs import FoundRun
 from mhaprune.experiments.evaluate import Evaluate
 from mhaprune.storage.seals import checksum
 from mhaprune.storage.store import RunFolder, inside, read_status
+from mhaprune.sweeps import collecting
+from mhaprune.sweeps.collecting import collect
+from mhaprune.sweeps.parts import Part
+from mhaprune.sweeps.runs import FoundRun
 from tiny import slow
 
 
@@ -237,7 +237,7 @@ def test_what_cannot_be_drawn_is_found_among_many(tmp_path: Path, monkeypatch: p
                 raise ValueError("cannot\ndraw")
             return []
 
-        monkeypatch.setattr("mhaprune.collecting.comparing.draw", draw)
+        monkeypatch.setattr("mhaprune.sweeps.collecting.draw", draw)
         return collect([tmp_path / "runs"], tmp_path / "out")
 
     *lines, damaged = failing(lambda labels: "num_heads=4" in labels)
@@ -325,8 +325,8 @@ def test_the_run_that_cannot_be_drawn_is_found_wherever_it_stands(runs: int, mon
             raise ValueError("cannot be drawn")
         return {}, [part.label for part in parts], []
 
-    monkeypatch.setattr(comparing, "_in_common", draw)
+    monkeypatch.setattr(collecting, "_in_common", draw)
     parts = [Part(FoundRun(Path("run"), {}), str(i)) for i in range(runs)]
     for culprit in map(str, range(runs)):
-        compared = comparing.compare(Evaluate, parts, "")
+        compared = collecting.compare(Evaluate, parts, "")
         assert set(compared.without) == {culprit}

@@ -8,15 +8,14 @@ import pytest
 
 from collect import main as collect_main
 from conftest import run_here
-from mhaprune.launching.watching import watch
 from mhaprune.storage.locks import locked
-from mhaprune.storage.sweeps import LOCK, begin, write
+from mhaprune.sweeps.jobs import LOCK, Sweep, watch
 
 
 def test_a_running_sweep_is_followed_to_its_end(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    sweep, _ = begin(folder, "sweep=x", [[f"seed={i}"] for i in range(4)], [])
-    write(folder, sweep)
+    sweep, _ = Sweep.begin(folder, "sweep=x", [[f"seed={i}"] for i in range(4)], [])
+    sweep.write(folder)
     names = [job.name for job in sweep.jobs]
 
     def say(name: str, **status: Any) -> None:
