@@ -18,7 +18,7 @@ from mhaprune.settings.plugins import allowed
 from mhaprune.settings.sweep import SweepSettings
 from mhaprune.storage import store
 from mhaprune.storage.cache import code_of
-from mhaprune.storage.locks import Busy, holder, is_held, locked
+from mhaprune.storage.locks import holder, is_held, locked
 from mhaprune.storage.seals import Damaged
 from mhaprune.storage.store import read_status
 from mhaprune.sweeps.collecting import collect
@@ -114,10 +114,8 @@ def _held(root: Path, place: str) -> Iterator[None]:
     """No other process does the same sweep meanwhile. What is refused leaves nothing behind."""
     new = not (root / LOCK).exists()
     try:
-        with locked(root / LOCK, wait=False):
+        with locked(root / LOCK, f"{place}: in use by {{holder}}, which does this sweep"):
             yield
-    except Busy as error:
-        raise ValueError(f"{place}: {error}, which does this sweep") from None
     finally:
         if new and Sweep.read(root) is None:
             (root / LOCK).unlink()
