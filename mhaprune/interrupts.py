@@ -1,4 +1,4 @@
-"""What asks a run to stop: signals and a time limit. What can go on later saves its state before it stops.
+"""Signals and a time limit, which ask a run to stop. What can go on later saves its state before it stops.
 
 Signals are Python's main thread's, so in another thread nothing is handled; and a signal that is ignored stays ignored.
 """
@@ -83,12 +83,12 @@ def handling(handler: Handler | None = None, before: Mapping[int, Any] | None = 
 
 
 def interruptible() -> AbstractContextManager[None]:
-    """Every signal that asks to stop raises KeyboardInterrupt while the body runs."""
+    """Raise KeyboardInterrupt on every signal that asks to stop while the body runs."""
     return handling(signal.default_int_handler)
 
 
 def interruptible_once() -> AbstractContextManager[None]:
-    """The first signal that asks to stop raises KeyboardInterrupt while the body runs, later ones do nothing.
+    """Raise KeyboardInterrupt on the first signal that asks to stop while the body runs; later ones do nothing.
 
     A terminal signals all processes of a job, and the one that waits for the others passes the signal on.
     """
@@ -101,7 +101,7 @@ def interruptible_once() -> AbstractContextManager[None]:
 
 
 def before_stopping(first: Callable[[], None]) -> AbstractContextManager[None]:
-    """On a signal that asks to stop do something first, and then what the signal would have done.
+    """Do something first on a signal that asks to stop, and then what the signal would have done.
 
     A second signal does not wait for it. Copies of this process have nothing to do first.
     """

@@ -1,4 +1,4 @@
-"""What a run is doing, step within step, and the one line that shows it.
+"""Steps that a run is doing, one within another, and the one line that shows them.
 
 A step says how far it is without knowing of terminals, or of the run that it is part of. The line is a bar at a
 terminal; where stderr is none, a line every few seconds.
@@ -62,7 +62,7 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """How long it has been going on."""
+        """The time that it has been going on."""
         return time.monotonic() - self.begun
 
 
@@ -164,7 +164,7 @@ def _show(steps: Sequence[Step], label: str, to: TextIO, bar: tqdm | None) -> No
 
 
 def line(steps: Sequence[Step], label: str = "") -> str:
-    """For example `ablate on sort, about 20 s left: recover 4 of 9, 12 of 24 heads: refit 3 of 8`."""
+    """Write for example `ablate on sort, about 20 s left: recover 4 of 9, 12 of 24 heads: refit 3 of 8`."""
     left = seconds_left(steps)
     words = [_words(step) for step in steps]
     if left is not None:

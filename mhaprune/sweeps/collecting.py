@@ -75,7 +75,7 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the runs of one experiment have in common."""
+    """The tables, figures and sentences that the runs of one experiment have in common."""
 
     tables: Tables
     plots: Sequence[Plot]
@@ -149,9 +149,10 @@ def no_formulas(frame: pd.DataFrame) -> pd.DataFrame:
     def plain(value: Any) -> Any:
         return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
-    texts = frame.select_dtypes(exclude=["number", "bool"])
-    safe = {name: {value: plain(value) for value in texts[name].unique()} for name in texts}
-    return frame.assign(**{name: texts[name].map(safe[name]) for name in texts}).rename(columns=plain)
+    for name in frame.select_dtypes(exclude=["number", "bool"]):
+        if any(plain(value) is not value for value in frame[name].unique()):
+            frame = frame.assign(**{name: frame[name].map(plain)})
+    return frame.rename(columns=plain)
 
 
 def _how_to_repeat(folders: Sequence[Path], out: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Where a sweep meets Hydra, which knows the settings of its jobs and has launchers that start them."""
+"""The part of a sweep that Hydra does: it composes the settings of the jobs, and its launchers start them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class HydraLauncher:
         does.launch([[*job.overrides, place, f"hydra.sweep.subdir={_quoted(job.name)}"] for job in jobs], 0)
 
     def _composed(self, overrides: Sequence[str]) -> DictConfig:
-        """As Hydra does it, but the files are read once for each choice of options, which takes longest."""
+        """Compose settings as Hydra does, but read the files, which takes longest, once for each choice of options."""
         given = self.parser.parse_overrides(list(overrides))
         options = [one for one in given if self.is_group(one.key_or_group) and not isinstance(one.value(), dict)]
         own = copy.deepcopy(self.with_options(*(str(one.input_line) for one in options)))
@@ -128,8 +128,7 @@ def files_of_hydra(config: DictConfig) -> list[str]:
 
 
 def _end_workers_of_joblib_with_this_process() -> None:
-    """Without this, a worker that starts just when this process is killed waits for the rest of its first job for
-    ever."""
+    """Else a worker that starts just when this process is killed waits for the rest of its first job for ever."""
     from joblib import register_parallel_backend
     from joblib.parallel import BACKENDS
 

@@ -38,7 +38,7 @@ class JobsFailed(ValueError):
 
 
 class Launcher(Protocol):
-    """What a sweep needs of the part that composes settings and starts jobs."""
+    """The part that composes the settings of jobs and starts jobs."""
 
     def identity(self, job: Job) -> str:
         """Return the fingerprint of the run that a job would be now."""
@@ -111,7 +111,7 @@ def do_sweep(
 
 @contextmanager
 def _held(root: Path, place: str) -> Iterator[None]:
-    """No other process does the same sweep meanwhile. What is refused leaves nothing behind."""
+    """Keep other processes from the same sweep meanwhile. A sweep that is refused leaves nothing behind."""
     new = not (root / LOCK).exists()
     try:
         with locked(root / LOCK, f"{place}: in use by {{holder}}, which does this sweep"):

@@ -1,4 +1,4 @@
-"""What each run adds to what is collected from many, by what it is named, and what differs between runs."""
+"""The part of each run in what is collected from many: its name, its numbers, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOT_SET = "not set"
 
 @dataclass(frozen=True)
 class Part:
-    """What a run adds to what is collected, or why it adds nothing."""
+    """The part of a run in what is collected, or why it adds nothing."""
 
     run: FoundRun
     label: str
@@ -47,7 +47,7 @@ class Part:
 
     @property
     def trained_with(self) -> dict[str, Any]:
-        """What trained the model of the run, as columns; nothing where that is not known."""
+        """Facts of the training of its model, as columns; none where they are not known."""
         return {f"trained with {name}": value for name, value in self.run.status.get("trained_with", {}).items()}
 
     def damaged(self, why: str) -> Part:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 TRIES = 20
-"""How often another proposal is asked for where one was made before."""
+"""Proposals that are asked for, at most, where one was made before."""
 
 
 def check_optuna() -> None:
