@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from test_collect import make_run
+from test_collect import change_status, make_run
 
 from conftest import ROOT
 from made_tables import pruning_table
@@ -18,12 +18,6 @@ from mhaprune.storage.seals import checksum
 from mhaprune.storage.store import RunFolder, inside, read_status
 from mhaprune.sweeps.collecting import collect
 from tiny import slow
-
-
-def change_status(run: Path, **fields: Any) -> None:
-    status = json.loads((run / "status.json").read_text()) | fields
-    (run / "status.json").write_text(json.dumps(status))
-
 
 Damage = Callable[[Path], None]
 

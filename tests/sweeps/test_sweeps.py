@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import logging
 import multiprocessing
 import os
@@ -17,13 +18,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from collect import main as collect_main
 from conftest import run_here
 from made_sweeps import Bench
 from mhaprune.command_line import main
 from mhaprune.settings.sweep import SweepSettings
 from mhaprune.storage.locks import is_held, locked
 from mhaprune.sweeps.collecting import collect
-from mhaprune.sweeps.jobs import Job, Sweep
+from mhaprune.sweeps.jobs import LOCK, Job, Sweep, watch
 from mhaprune.sweeps.launching import DONE, JobsFailed, standing
 from tiny import slow
 
@@ -334,20 +336,61 @@ def test_folders_are_named_by_what_varies_in_any_order(tmp_path: Path) -> None:
     assert len(names(["seed=0"], ["seed=0"])) == 1, "the same job is done once"
 
 
-def test_a_job_list_that_leads_elsewhere_is_not_followed(sweep: Bench) -> None:
+def test_a_damaged_job_list_hides_no_job_and_one_that_leads_elsewhere_is_not_followed(sweep: Bench) -> None:
     sweep("seed=0,1")
     path = sweep.root / "sweep.json"
     path.write_text(path.read_text().replace(sweep.job("seed_0").name, "../../elsewhere"))
     lines = collect([sweep.root], sweep.folder / "out")
     assert "is not in here, damaged: its folder leads out of the sweep" in lines[-1]
-
-
-def test_a_damaged_job_list_hides_no_job(sweep: Bench) -> None:
-    sweep("seed=0,1")
-    (sweep.root / "sweep.json").write_text("{")
+    path.write_text("{")
     *said, damaged = collect([sweep.root], sweep.folder / "out")
     assert len([line for line in said if "9 of 24 heads can go" in line]) == 2
     assert "sweep.json: damaged, it must list the jobs of a sweep, so its jobs are told by their folders" in damaged
+
+
+def test_a_running_sweep_is_followed_to_its_end(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    sweep, _ = Sweep.begin(folder, "sweep=x", [[f"seed={i}"] for i in range(4)], [])
+    sweep.write(folder)
+    names = [job.name for job in sweep.jobs]
+
+    def say(name: str, **status: Any) -> None:
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "status.json").write_text(json.dumps({"start": 1, **status}))
+
+    def step(seconds: float) -> None:
+        next(steps)
+
+    def happening() -> Any:
+        with locked(folder / LOCK), locked(running):
+            say(names[1], status="running")
+            yield
+            yield  # nothing new
+            say(names[0], status="done", seconds=100)
+            yield
+            say(names[2], status="failed", reason="no")
+            say(names[3], status="failed", reason="of an earlier start", start=0)
+            yield
+        say(names[1], status="done", seconds=100)
+        yield
+
+    (folder / names[1]).mkdir()
+    running, steps = folder / names[1] / ".lock", happening()
+    next(steps)
+    assert list(watch(folder, pause=step)) == [
+        "4 jobs: 0 done, 1 running, 0 failed, 3 to go",
+        "4 jobs: 1 done, 1 running, 0 failed, 2 to go, about 4 min left",
+        "4 jobs: 1 done, 1 running, 1 failed, 1 to go, about 2 min left",
+        "4 jobs: 2 done, 0 running, 1 failed, 1 to go",
+    ]
+
+
+def test_what_is_no_sweep_is_not_followed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no sweep, --watch follows one"):
+        list(watch(tmp_path))
+    done = run_here(collect_main, str(tmp_path), "--watch", "--out", str(tmp_path / "out"))
+    assert done.returncode == 1
+    assert done.stderr == f"error: folder={tmp_path}: holds no sweep, --watch follows one that was started with -m\n"
 
 
 SEEDS = ("-m", "experiment=train", "training.steps=1", "task.train=50", "model.max_length=3", "seed=0,1")
