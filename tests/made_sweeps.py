@@ -17,7 +17,7 @@ from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings
 from mhaprune.storage.cache import code_of
 from mhaprune.storage.store import RunFolder, fingerprint, target
 from mhaprune.sweeps.doing import do_in_sweep
-from mhaprune.sweeps.jobs import Job
+from mhaprune.sweeps.jobs import Job, Sweep
 from mhaprune.sweeps.launching import More, do_sweep
 
 
@@ -87,6 +87,13 @@ class Bench:
     def job(self, name: str) -> Path:
         [found] = self.root.glob(f"*{name}-*")
         return found
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All jobs of its list."""
+        found = Sweep.read(self.root)
+        assert found is not None
+        return found.jobs
 
     @property
     def states(self) -> list[str]:

@@ -220,8 +220,7 @@ def test_a_job_whose_sweep_is_gone_ends_its_process(sweep: Bench, holds: bool, s
 
 
 def begin_and_wait(sweep: Bench, starts: int) -> None:
-    jobs = Sweep.read(sweep.root).jobs  # type: ignore[union-attr]
-    sweep.start(jobs[:1], starts)
+    sweep.start(sweep.jobs[:1], starts)
     time.sleep(60)
 
 
@@ -311,9 +310,8 @@ def test_after_each_job_it_is_said_how_far_the_sweep_is(sweep: Bench, caplog: An
 def test_a_skipped_job_costs_little(sweep: Bench) -> None:
     """At most 20 ms is asked for on a quiet machine."""
     sweep(f"seed={','.join(map(str, range(12)))}")
-    jobs = Sweep.read(sweep.root).jobs  # type: ignore[union-attr]
     start = time.process_time()
-    assert all(standing(sweep.root, job, None) == DONE for job in jobs)
+    assert all(standing(sweep.root, job, None) == DONE for job in sweep.jobs)
     assert (time.process_time() - start) / 12 < 0.02
 
 
