@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mhaprune.command_line import described
 from mhaprune.experiments.results import Results
-from mhaprune.launching.showing import shown
+from mhaprune.progress import shown
 from mhaprune.settings.ranges import checked
 from mhaprune.storage.store import RunFolder
 from mhaprune.studies.study import Study

@@ -50,14 +50,14 @@ BROUGHT = ("task", "model", "gate", "training")
 
 def job(config: DictConfig, start: int = 0) -> None:
     """One run, or one job of the n-th start of a sweep, in the folder that Hydra has made for it."""
-    from mhaprune.config import orders_of
-    from mhaprune.launching.jobs import do_alone, do_in_sweep
+    from mhaprune.config import sweep_settings
+    from mhaprune.sweeps.doing import do_alone, do_in_sweep
 
     hydra_config = HydraConfig.get()
     overrides = _texts(hydra_config.overrides.task)
     output = Path(hydra_config.runtime.output_dir)
     do = do_alone if hydra_config.mode == RunMode.RUN else functools.partial(do_in_sweep, start=start)
-    do(lambda: _build(config, overrides), output, overrides, lambda: orders_of(plain(config)))
+    do(lambda: _build(config, overrides), output, overrides, lambda: sweep_settings(plain(config)))
 
 
 execute = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(job)
@@ -82,10 +82,10 @@ def described(*overrides: str) -> Run:
 
     Raises ValueError, one line, for arguments that it would refuse.
     """
-    from mhaprune.storage.sweeps import ORDERS
+    from mhaprune.settings.sweep import SWEEP_SETTINGS
 
     for override in overrides:
-        if re.split(r"[./=@]", override.lstrip("+~"))[0] in ("hydra", "launch", *ORDERS):
+        if re.split(r"[./=@]", override.lstrip("+~"))[0] in ("hydra", "launch", *SWEEP_SETTINGS):
             raise ValueError(f"{override}: is for the command line alone, leave this out")
     _register(overrides)
     try:
@@ -178,11 +178,11 @@ class SweepAsked(BaseException):
 
 
 class HandingOver(Callback):
-    """Where Hydra would begin a sweep, it is done by `launching`; and a run is refused before Hydra writes anything."""
+    """Where Hydra would begin a sweep, it is done by `sweeps`; and a run is refused before Hydra writes anything."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        from mhaprune.launching.from_hydra import files_of_hydra
         from mhaprune.storage.store import refuse_busy, refuse_links
+        from mhaprune.sweeps.from_hydra import files_of_hydra
 
         typed = any(text.startswith("hydra.run.dir=") for text in config.hydra.overrides.hydra)  # else it is fresh
         try:
@@ -199,11 +199,11 @@ class HandingOver(Callback):
 
 
 def _sweep(asked: SweepAsked) -> None:
-    from mhaprune.config import orders_of
-    from mhaprune.launching.from_hydra import launch
+    from mhaprune.config import sweep_settings
+    from mhaprune.sweeps.from_hydra import launch
 
     given = {str(name): value for name, value in asked.config.items() if name != "hydra"}
-    launch(asked.config, asked.loader, job, orders_of(given), _build, _values)
+    launch(asked.config, asked.loader, job, sweep_settings(given), _values)
 
 
 def _build(config: DictConfig, overrides: Sequence[str]) -> Run:

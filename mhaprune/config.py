@@ -16,7 +16,7 @@ from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings import options
 from mhaprune.settings.plugins import allow, find_class
-from mhaprune.storage.sweeps import ORDERS, Orders
+from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings
 from mhaprune.studies.trained import parts_of
 from mhaprune.tasks.base import Task
 from mhaprune.training.loop import Training
@@ -38,8 +38,8 @@ def build(config: Mapping[str, Any]) -> Run:
         config = _with_what_a_file_brings(config, load(file))
     if is_of_others(config):
         config = {**config, **dict.fromkeys(BROUGHT_BY_OTHERS)}
-    orders_of(config)
-    run = options.construct(Run, {name: value for name, value in config.items() if name not in ORDERS})
+    sweep_settings(config)
+    run = options.construct(Run, {name: value for name, value in config.items() if name not in SWEEP_SETTINGS})
     assert isinstance(run, Run)
     return run
 
@@ -49,17 +49,17 @@ def check(config: Mapping[str, Any], again: bool) -> Run | None:
     read `again`, which takes seconds."""
     if not again or not is_of_others(config):
         return build(config)
-    given = {name: value for name, value in config.items() if name not in (*ORDERS, *BROUGHT_BY_OTHERS)}
+    given = {name: value for name, value in config.items() if name not in (*SWEEP_SETTINGS, *BROUGHT_BY_OTHERS)}
     for name, value in given.items():
         options.build(get_type_hints(Run)[name], value, name)
     return None
 
 
-def orders_of(config: Mapping[str, Any]) -> Orders:
-    """How a config wants its runs to be done."""
-    orders = options.construct(Orders, {name: value for name, value in config.items() if name in ORDERS})
-    assert isinstance(orders, Orders)
-    return orders
+def sweep_settings(config: Mapping[str, Any]) -> SweepSettings:
+    """Return the settings of a config that say how its runs are done."""
+    found = options.construct(SweepSettings, {name: value for name, value in config.items() if name in SWEEP_SETTINGS})
+    assert isinstance(found, SweepSettings)
+    return found
 
 
 BROUGHT_BY_OTHERS = ("task", "training", "gate")

@@ -1,21 +1,35 @@
-"""What a run is doing, step within step, for whatever shows it. Nothing is shown here and nothing is computed.
+"""Steps that a run is doing, one within another, and the one line that shows them.
 
-It exists so that a loop of a scorer says how far it is without knowing of terminals, and of the run that it is part of.
+A step says how far it is without knowing of terminals, or of the run that it is part of. The line is a bar at a
+terminal; where stderr is none, a line every few seconds.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TextIO, TypeVar
+
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 Item = TypeVar("Item")
 Stages = Mapping[str, float]
 """The steps that a step consists of, in their order, with the seconds that each usually takes."""
 NO_STAGES: Stages = MappingProxyType({})
+
+EVERY = 9.0
+"""Seconds between two lines. A reader who sees nothing for 10 s begins to doubt."""
+REDRAWN = 0.5
+"""Seconds between two looks of a bar."""
+BAR = "{percentage:3.0f}%|{bar:16}| {desc}"
+SLOWEST = 0.2
+"""No machine is taken for more than 1 / this times as fast as the one on which stages were timed."""
 
 
 @dataclass(eq=False)
@@ -27,7 +41,7 @@ class Step:
     """The number of items; None where it is not known."""
     done: int = 0
     on: Callable[[], str] | None = None
-    """Returns what the present item is called. It is called only when somebody looks."""
+    """Returns what the present item is called. It is called only by a reader."""
     note: str = ""
     """How it goes."""
     stages: Stages = field(default_factory=dict)
@@ -48,7 +62,7 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """How long it has been going on."""
+        """The time that it has been going on."""
         return time.monotonic() - self.begun
 
 
@@ -56,7 +70,7 @@ _under_way: list[Step] = []
 
 
 def under_way() -> list[Step]:
-    """The steps that are being done, the outermost first."""
+    """Return the steps that are being done, the outermost first."""
     return list(_under_way)
 
 
@@ -64,7 +78,7 @@ def under_way() -> list[Step]:
 def doing(
     what: str, total: int | None = None, stages: Stages = NO_STAGES, done: int = 0, costs: Sequence[float] = ()
 ) -> Iterator[Step]:
-    """The body is a step: of the one around it, if there is one."""
+    """Make a step of the body: part of the step around it, if there is one."""
     around = _under_way[-1] if _under_way else None
     step = Step(what, total, done, stages=stages, costs=costs)
     _under_way.append(step)
@@ -85,7 +99,7 @@ def track(
     name: Callable[[Item], str] | None = None,
     costs: Sequence[float] = (),
 ) -> Iterator[Item]:
-    """The items, one after the other; what is done with each is an item of the step `what`. `name` names an item."""
+    """Yield the items; what is done with each is an item of the step `what`. `name` names an item."""
     if total is None and isinstance(items, Sized):
         total = done + len(items)
     with doing(what, total, done=done, costs=costs) as step:
@@ -97,7 +111,104 @@ def track(
 
 
 def duration(seconds: float) -> str:
-    """A time to wait, as exactly as anyone wants to know it."""
+    """Write a time to wait, no more exactly than a reader needs."""
     if seconds < 90:
         return f"{max(10, round(seconds, -1)):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+_at_work = threading.Lock()
+"""Held while a line is shown."""
+
+
+@contextmanager
+def shown(label: str = "", stream: TextIO | None = None, lines: bool = False) -> Iterator[None]:
+    """Say on the stream, stderr by default, what the body is doing. A job of a sweep has its label before each line.
+    `lines` says it in lines at a terminal too: the bars of jobs that run side by side would overwrite each other.
+
+    A thread looks and writes, so no loop pauses for it. Looking from the loops alone would not do: torch.compile, a
+    call into another library and the wait for a process that trains the same model come by no loop for minutes.
+    Within another body of this kind, which shows all, and without a stderr nothing more is shown.
+    """
+    to: TextIO | None = stream or sys.stderr
+    if to is None or not _at_work.acquire(blocking=False):
+        yield
+        return
+    with ExitStack() as stack:
+        stack.callback(_at_work.release)
+        bar, over = None, threading.Event()
+        if to.isatty() and not lines:
+            bar = stack.enter_context(tqdm(total=1.0, file=to, bar_format=BAR, leave=False, dynamic_ncols=True))
+            stack.enter_context(logging_redirect_tqdm())  # else a line of the log would end up inside the bar
+
+        def look() -> None:
+            while not over.wait(EVERY if bar is None else REDRAWN):
+                if steps := under_way():
+                    _show(steps, label, to, bar)
+
+        thread = threading.Thread(target=look, name="progress line", daemon=True)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(over.set)
+        yield
+
+
+def _show(steps: Sequence[Step], label: str, to: TextIO, bar: tqdm | None) -> None:
+    if bar is None:
+        print(line(steps, label), file=to, flush=True)
+        return
+    left, gone = seconds_left(steps), steps[0].seconds
+    if left is not None:
+        bar.n = max(bar.n, min(1.0, gone / (gone + left)))  # a bar that went back would be no comfort
+    bar.set_description_str(line(steps, label))
+
+
+def line(steps: Sequence[Step], label: str = "") -> str:
+    """Write for example `ablate on sort, about 20 s left: recover 4 of 9, 12 of 24 heads: refit 3 of 8`."""
+    left = seconds_left(steps)
+    words = [_words(step) for step in steps]
+    if left is not None:
+        words[0] += f", about {duration(left)} left"
+    return ": ".join([label, *words] if label else words)
+
+
+def _words(step: Step) -> str:
+    count = f" {min(step.done + 1, step.total)} of {step.total}" if step.total is not None and step.total > 1 else ""
+    return ", ".join(filter(None, [step.what + count, step.on() if step.on is not None else "", step.note]))
+
+
+def seconds_left(steps: Sequence[Step]) -> float | None:
+    """Return how long the outermost step will still take; None where that is not known: it has no stages, or the
+    present one takes longer than usual and does not say how far it is.
+
+    The stages to come take what they usually take, on a machine as fast as this one has been in those that are over.
+    A stage that took next to nothing does not tell: the model has come from the cache.
+    """
+    whole, stages, spent = steps[0], list(steps[0].stages), dict(steps[0].spent)  # a copy: the run goes on meanwhile
+    if not stages:
+        return None
+    now = steps[1].what if len(steps) > 1 and steps[1].what in stages else None
+    begun = [name for name in stages if name in spent or name == now]
+    to_come = stages[stages.index(begun[-1]) + 1 :] if begun else stages
+    told = [name for name in spent if spent[name] > SLOWEST * whole.stages[name]]
+    usual = sum(whole.stages[name] for name in told)
+    speed = max(SLOWEST, sum(spent[name] for name in told) / usual) if usual else 1.0
+    left = speed * sum(whole.stages[name] for name in to_come)
+    if now is not None:
+        gone, share = steps[1].seconds, _share(steps[1:])
+        if not share and gone > speed * whole.stages[now]:
+            return None
+        left += gone * (1 - share) / share if share else speed * whole.stages[now] - gone
+    return left
+
+
+def _share(steps: Sequence[Step]) -> float:
+    """Return how much of the first step is done of what it had to do, by its items and what they cost; 0 where their
+    number is not known."""
+    if not steps or not steps[0].total:
+        return 0.0
+    step, done, total = steps[0], steps[0].done, steps[0].total
+    costs = step.costs or [1.0] * total
+    to_do = sum(costs[step.before :])
+    here = _share(steps[1:]) * costs[done] if done < len(costs) else 0.0
+    return min(1.0, (sum(costs[step.before : done]) + here) / to_do) if to_do > 0 else 1.0

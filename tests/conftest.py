@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 from torch.nn import functional as F
 
-import mhaprune.collecting.comparing
+import mhaprune.sweeps.collecting
 from mhaprune.command_line import plain
 from mhaprune.config import build
 from mhaprune.data import Examples, shift_right
@@ -150,11 +150,11 @@ def drawing(**wanted: bool) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def figures_where_they_are_wanted() -> Iterator[None]:
-    of_run, of_runs = results.figures_of, mhaprune.collecting.comparing.draw
+    of_run, of_runs = results.figures_of, mhaprune.sweeps.collecting.draw
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(results, "figures_of", lambda *given: of_run(*given) if Drawing.wanted else [])
         patch.setattr(
-            mhaprune.collecting.comparing,
+            mhaprune.sweeps.collecting,
             "draw",
             lambda *given: of_runs(*given) if Drawing.wanted or Drawing.collected else iter(()),
         )

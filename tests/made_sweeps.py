@@ -12,13 +12,14 @@ import pandas as pd
 
 from made_tables import pruning_table, summary
 from mhaprune.experiments.ablate.study import Ablate
-from mhaprune.launching.jobs import do_in_sweep
-from mhaprune.launching.sweeping import Launcher, More, do_sweep
 from mhaprune.running import Results
 from mhaprune.settings.options import target
+from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings
 from mhaprune.storage.cache import code_of
 from mhaprune.storage.store import RunFolder, fingerprint
-from mhaprune.storage.sweeps import ORDERS, Job, Orders
+from mhaprune.sweeps.doing import do_in_sweep
+from mhaprune.sweeps.jobs import Job, Sweep
+from mhaprune.sweeps.launching import More, do_sweep
 
 
 class Bench:
@@ -26,6 +27,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.root = folder, folder / "mine"
+        self.how = SweepSettings(sweep="mine")
         self.wrong: dict[str, Callable[[], object]] = {}
         """What the job with these settings does."""
         self.at_once = 1000
@@ -44,9 +46,8 @@ class Bench:
         self, jobs: list[list[str]], varying: Sequence[str] = (), more: More = lambda jobs: (), **orders: Any
     ) -> None:
         """The sweep over these jobs and `more`."""
-        wanted = Orders(**orders)
-        launcher = Launcher(self._identity, lambda job: None, lambda jobs, starts: self._start(jobs, starts, wanted))
-        do_sweep(self.root, "sweep=mine", jobs, [], wanted, launcher, varying, more)
+        self.how = SweepSettings(sweep="mine", **orders)
+        do_sweep(self.root, jobs, [], self.how, self, varying, more)
 
     @staticmethod
     def _each(setting: str) -> list[str]:
@@ -54,20 +55,23 @@ class Bench:
         return [f"{key}={value}" for value in values.split(",")]
 
     @staticmethod
-    def _identity(job: Job) -> str:
-        return fingerprint([one for one in job.overrides if one.partition("=")[0] not in (*ORDERS, "cache")])
+    def identity(job: Job) -> str:
+        return fingerprint([one for one in job.overrides if one.partition("=")[0] not in (*SWEEP_SETTINGS, "cache")])
 
-    def _start(self, jobs: Sequence[Job], start: int, orders: Orders) -> None:
+    def check(self, job: Job) -> None:
+        """Any settings will do."""
+
+    def start(self, jobs: Sequence[Job], starts: int) -> None:
         for job in jobs[: self.at_once]:
             run: Any = functools.partial(self._do, job)
-            do_in_sweep(lambda run=run: run, self.root / job.name, job.overrides, lambda: orders, start)
+            do_in_sweep(lambda run=run: run, self.root / job.name, job.overrides, lambda: self.how, starts)
         if len(jobs) > self.at_once:
             raise RuntimeError("a worker\nwas killed")
 
     def _do(self, job: Job, folder: RunFolder) -> Results:
         with (self.folder / "log").open("a") as log:
             log.write(f"{job.label}\n")
-        identity = {"run": self._identity(job), "task": "sort"}
+        identity = {"run": self.identity(job), "task": "sort"}
         folder.note(experiment=target(Ablate()), identity=identity, code=code_of(["mhaprune.tables"]))
         self.wrong.get(job.label, lambda: None)()
         for name, table in self.tables(job).items():
@@ -84,6 +88,13 @@ class Bench:
     def job(self, name: str) -> Path:
         [found] = self.root.glob(f"*{name}-*")
         return found
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All jobs of its list."""
+        found = Sweep.read(self.root)
+        assert found is not None
+        return found.jobs
 
     @property
     def states(self) -> list[str]:

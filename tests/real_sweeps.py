@@ -7,7 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pandas as pd
 import pytest
 
 from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES
+from mhaprune.storage.seals import opened
 from mhaprune.storage.store import read_status
 
 MEASURED = {"seconds", "latency_ms", "speedup", "speedup_q1", "speedup_q3"}
@@ -90,6 +92,25 @@ def running(folder: Path) -> list[Path]:
     """The jobs of the sweep that run now."""
     jobs = [path.parent for path in folder.glob("sweep/*/status.json")]
     return [job for job in jobs if read_status(job).get("status") == "running"]
+
+
+def until(seen: Callable[[], object], seconds: float = 240, pause: float = 0.05) -> None:
+    """Wait until something is seen, which must be in time."""
+    deadline = time.monotonic() + seconds
+    while not seen():
+        assert time.monotonic() < deadline
+        time.sleep(pause)
+
+
+def saved(folder: Path) -> list[dict[str, Any]]:
+    """The states of interrupted trainings in the cache."""
+    return [opened(path.read_bytes())["content"] for path in folder.glob("cache/trained-*.partial.pt")]
+
+
+def endless(folder: Path, launch: str, *steps: str) -> list[str]:
+    """The command of two jobs that train for long."""
+    swept = ("training.", "seed=", "model.num_heads")
+    return [*(one for one in command(folder, launch) if not one.startswith(swept)), *steps, "seed=0,1"]
 
 
 def hear() -> None:

@@ -10,8 +10,8 @@ import torch
 
 import mhaprune.api
 from conftest import ROOT, TINY, TINY_SEQUENCES, drawing
+from mhaprune import progress
 from mhaprune.heads import HeadMask
-from mhaprune.launching import showing
 from mhaprune.storage.store import read_status
 from tiny import small
 
@@ -70,7 +70,7 @@ def test_a_saved_model_is_a_module_that_answers(cache: Path, tmp_path: Path) -> 
 def test_a_study_that_trains_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(showing, "EVERY", 0.005)
+    monkeypatch.setattr(progress, "EVERY", 0.005)
     mhaprune.study("experiment=train", *TINY, *TINY_SEQUENCES, f"cache={tmp_path}")
     assert "training " in capsys.readouterr().err
 

@@ -25,7 +25,7 @@ from mhaprune.tasks.base import Task
 HOUSE = """
     settings interrupts progress heads data statistics tables timing storage subject measure model training tasks
     evaluation scorers schedules recoveries pruning adapters
-    reporting studies pretrained experiments running config collecting launching library command_line
+    reporting studies pretrained experiments library running config sweeps command_line
     api __main__
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 """The rooms. Each imports only from those before it."""

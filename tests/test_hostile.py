@@ -18,11 +18,11 @@ import torch
 
 import mhaprune
 from conftest import TINY, TINY_SEQUENCES, run_here
-from mhaprune.collecting.collect import collect
 from mhaprune.command_line import main
 from mhaprune.pretrained.texts import read_rows
 from mhaprune.storage.cache import Cache
 from mhaprune.storage.seals import sealed
+from mhaprune.sweeps.collecting import collect
 
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore")]

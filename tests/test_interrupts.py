@@ -7,15 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mhaprune.interrupts import (
-    SIGNALS,
-    Held,
-    TimeLimit,
-    before_stopping,
-    interruptible,
-    interruptible_once,
-    limited,
-)
+from mhaprune.interrupts import SIGNALS, Held, TimeLimit, before_stopping, interruptible, interruptible_once, limited
 
 
 @pytest.fixture(autouse=True)
@@ -116,13 +108,27 @@ def test_another_thread_has_no_signals() -> None:
     asked = []
 
     def loop() -> None:
-        with Held() as held:
+        with interruptible(), before_stopping(time.time), Held() as held:
             asked.append(held.asked)
 
     thread = threading.Thread(target=loop)
     thread.start()
     thread.join()
     assert asked == [False]
+
+
+def test_a_handler_that_a_held_signal_has_set_stays() -> None:
+    """Else a second signal would stop what is saved after the first one."""
+
+    def loop() -> None:
+        with Held() as held:
+            signal.raise_signal(signal.SIGTERM)
+            held.stop()
+
+    with interruptible_once():
+        with pytest.raises(KeyboardInterrupt):
+            loop()
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
 
 
 def test_a_time_limit_stops_what_takes_longer() -> None:

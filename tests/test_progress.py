@@ -1,8 +1,26 @@
+"""What a run is doing, and the line that says so, at a terminal and where stderr is a file."""
+
 from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+import threading
+import time
+from pathlib import Path
 
 import pytest
 
-from mhaprune.progress import doing, duration, track, under_way
+from conftest import ROOT, TINY
+from mhaprune import progress
+from mhaprune.progress import doing, duration, line, seconds_left, shown, track, under_way
+
+STAGES = {"model": 30, "score": 10, "prune": 20, "figures": 4}
 
 
 def said() -> list[tuple[str, int, int | None]]:
@@ -23,11 +41,8 @@ def test_a_loop_says_how_far_it_is_and_where_it_belongs() -> None:
         ("ablation", "ABLATION", [("score", 0, None), ("scorers", 1, 2)]),
     ]
     assert not under_way()
-
-
-def test_a_loop_that_goes_on_counts_from_where_it_was() -> None:
-    seen = [said() for _ in track(range(3, 5), "steps", done=3)]
-    assert seen == [[("steps", 3, 5)], [("steps", 4, 5)]]
+    goes_on = [said() for _ in track(range(3, 5), "steps", done=3)]
+    assert goes_on == [[("steps", 3, 5)], [("steps", 4, 5)]], "counted from where it was"
 
 
 def test_nothing_is_left_under_way_after_a_break_or_an_error() -> None:
@@ -37,15 +52,12 @@ def test_nothing_is_left_under_way_after_a_break_or_an_error() -> None:
     with pytest.raises(ZeroDivisionError), doing("run"), doing("score"):
         raise ZeroDivisionError
     assert not under_way()
-
-
-def test_a_generator_that_ends_late_takes_no_other_step_with_it() -> None:
     late = track(range(2), "plans")
     with doing("first"):
         next(late)
     with doing("second"):
         late.close()
-        assert said() == [("second", 0, None)]
+        assert said() == [("second", 0, None)], "a generator that ends late takes no other step with it"
 
 
 def test_the_seconds_of_stages_are_kept_also_of_one_that_comes_again() -> None:
@@ -67,3 +79,202 @@ def test_a_name_is_asked_for_by_a_reader_only() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0, "10 s"), (44, "40 s"), (100, "2 min"), (7200, "2.0 h")])
 def test_a_time_to_wait_is_a_round_number(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_line_names_every_step_with_what_it_is_done_to() -> None:
+    with doing("ablate on sort"), doing("prune", 3) as step, doing("masks") as inner:
+        step.advance()
+        step.on = lambda: "ablation, 6 of 24 heads removed"
+        inner.note = "loss 0.5"
+        assert line(under_way()) == "ablate on sort: prune 2 of 3, ablation, 6 of 24 heads removed: masks, loss 0.5"
+        assert line(under_way(), "seed=1").startswith("seed=1: ablate on sort: ")
+        assert seconds_left(under_way()) is None, "no stages are known"
+
+
+class Clock:
+    now = 100.0
+
+    def left(self) -> float | None:
+        return seconds_left(under_way())
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: found.now)
+    return found
+
+
+def test_the_time_left_is_that_of_the_stages_to_come(clock: Clock) -> None:
+    with doing("run", stages=STAGES):
+        assert clock.left() == 64
+        with doing("model", 1), doing("training", 100) as training:
+            clock.now += 6
+            assert clock.left() == 24 + 34
+            training.advance(50)
+            assert clock.left() == 6 + 34
+        assert clock.left() == 34
+        with doing("score"):
+            clock.now += 20
+            assert clock.left() is None, "it should be over, and nothing is known of how far it is"
+            assert line(under_way()) == "run: score"
+        # This machine takes twice as long.
+        assert clock.left() == 48
+        with doing("prune", 4) as step:
+            clock.now += 10
+            step.advance()
+            assert clock.left() == 30 + 8
+        assert ", about 10 s left" in line(under_way())
+
+
+@pytest.mark.parametrize(("took", "left"), [(60, 68), (0.1, 34)], ids=["trained", "from the cache"])
+def test_a_slow_training_makes_what_follows_slow_and_a_cached_one_no_faster(
+    took: float, left: float, clock: Clock
+) -> None:
+    with doing("run", stages=STAGES):
+        with doing("model", 1):
+            clock.now += took
+        assert clock.left() == left
+
+
+def test_what_an_earlier_run_has_done_makes_this_one_no_faster(clock: Clock) -> None:
+    with doing("run", stages={"model": 30}), doing("model", 1), doing("training", 100, done=80) as training:
+        clock.now += 6
+        training.advance(5)
+        assert clock.left() == 18, "15 steps, 5 of which have taken 6 s"
+    with doing("run", stages={"best subset": 30}), doing("best subset", 1), doing("subsets", 9, done=9):
+        assert clock.left() == 0
+
+
+def test_items_that_take_longer_than_others_count_for_more(clock: Clock) -> None:
+    """Three quarters of the items are done, and a third of the work."""
+    with doing("run", stages={"sizes": 30}), doing("sizes", 4, costs=[1, 1, 1, 6]) as sizes:
+        clock.now += 6
+        sizes.advance(3)
+        assert clock.left() == 12
+        with doing("round", 2) as rounds:
+            rounds.advance()
+            assert clock.left() == 3, "half of the last item: two thirds of the work"
+    with doing("run", stages={"sizes": 30}), doing("sizes", 1), doing("size", 3, done=1, costs=[9, 1, 1]) as sizes:
+        clock.now += 6
+        sizes.advance()
+        assert clock.left() == 6, "what an earlier run has done does not count"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert progress.EVERY < 10
+    monkeypatch.setattr(progress, "EVERY", 0.02)
+    monkeypatch.setattr(progress, "REDRAWN", 0.02)
+
+
+@pytest.mark.usefixtures("often")
+def test_a_file_gets_a_line_each_time_and_also_of_a_stage_that_calls_nothing() -> None:
+    to = io.StringIO()
+    with shown("seed=1", to), doing("ablate on sort", stages=STAGES), doing("prune"):
+        deadline = time.monotonic() + 10
+        while to.getvalue().count("\n") < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    lines = to.getvalue().splitlines()
+    assert len(lines) >= 3
+    assert all(each.startswith("seed=1: ablate on sort, about 20 s left: prune") for each in lines)
+    assert not [thread for thread in threading.enumerate() if thread.name == "progress line"]
+
+
+@pytest.mark.usefixtures("often")
+def test_within_another_there_is_one_line_and_without_a_stderr_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    outer, inner = io.StringIO(), io.StringIO()
+    with shown("", outer), doing("a sweep", 2), shown("", inner), doing("ablate on sort"):
+        time.sleep(0.2)
+    assert "a sweep 1 of 2: ablate on sort\n" in outer.getvalue()
+    assert inner.getvalue() == ""
+    monkeypatch.setattr(sys, "stderr", None)  # as in a process that was started with 2>&-
+    with shown(), doing("ablate on sort"):
+        pass
+
+
+def test_a_short_run_says_nothing() -> None:
+    to = io.StringIO()
+    with shown("", to), doing("ablate on sort", stages=STAGES):
+        pass
+    assert to.getvalue() == ""
+
+
+@pytest.mark.usefixtures("often")
+def test_at_a_terminal_there_is_one_bar_that_never_goes_back_and_is_gone_at_the_end() -> None:
+    to = Terminal()
+    with shown("", to), doing("ablate on sort", stages={"model": 0.1, "prune": 0.4, "figures": 0.1}):
+        with doing("model"):
+            time.sleep(0.15)
+        for _ in track(range(5), "prune", name=lambda i: f"plan {i}"):
+            time.sleep(0.08)
+    shares = [int(share) for share in re.findall(r"(\d+)%", to.getvalue())]
+    assert "prune 4 of 5, plan 3" in to.getvalue()
+    assert shares == sorted(shares)
+    assert shares[-1] > 50
+    assert "\n" not in to.getvalue()
+    assert to.getvalue().rpartition("\r")[0].rpartition("\r")[2].strip() == "", "the bar is wiped out"
+
+
+@pytest.mark.usefixtures("often")
+def test_a_line_of_the_log_does_not_end_up_inside_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    to = Terminal()
+    monkeypatch.setattr(sys, "stderr", to)
+    handler = logging.StreamHandler(to)
+    logging.getLogger().addHandler(handler)
+    try:
+        with shown(), doing("ablate on sort", stages=STAGES):
+            time.sleep(0.1)
+            logging.getLogger("mhaprune").warning("trained: taken from the cache")
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert re.search(r"\r *\r?trained: taken from the cache\n", to.getvalue())
+
+
+@pytest.mark.usefixtures("often")
+def test_jobs_side_by_side_write_lines_at_a_terminal_too() -> None:
+    to = Terminal()
+    with shown("seed=1", to, lines=True), doing("ablate on sort", stages=STAGES):
+        time.sleep(0.1)
+    assert "\r" not in to.getvalue()
+    assert to.getvalue().startswith("seed=1: ablate on sort, about 60 s left\n")
+
+
+def at_a_terminal(*arguments: str) -> tuple[int, str]:
+    """The exit code and what is said, in a terminal of its own."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
+    command = [sys.executable, str(ROOT / "scripts" / "run.py"), *arguments]
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    text = b""
+    try:
+        while part := os.read(ours, 65536):
+            text += part
+    except OSError:  # the other end is closed
+        pass
+    os.close(ours)
+    return process.wait(), text.decode()
+
+
+@pytest.mark.slow
+def test_a_run_at_a_terminal_shows_the_bar_and_ends_in_its_findings(tmp_path: Path) -> None:
+    where = [f"cache={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"]
+    code, said = at_a_terminal("experiment=ablate", *TINY, "training.steps=300", *where)
+    assert code == 0
+    assert re.search(r"%\|.*ablate on sort, about \d+ s left: model: training \d+ of 300", said)
+    assert said.endswith("start with report.html\r\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "bars"), [("basic", True), ("joblib", False)])
+def test_jobs_of_a_sweep_share_a_terminal(launcher: str, bars: bool, tmp_path: Path) -> None:
+    where = [f"cache={tmp_path / 'cache'}", f"hydra.sweep.dir={tmp_path / 'sweep'}", f"launch={launcher}"]
+    code, said = at_a_terminal("-m", "experiment=train", "seed=0,1", *TINY, "training.steps=1000", *where)
+    assert code == 0
+    assert bool(re.search(r"%\|.*seed=\d: train on sort", said)) == bars

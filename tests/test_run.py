@@ -18,7 +18,7 @@ from mhaprune.command_line import main
 from mhaprune.config import build
 from mhaprune.experiments.results import _identified
 from mhaprune.storage.store import RunFolder, fingerprint, read_status
-from mhaprune.storage.sweeps import Sweep
+from mhaprune.sweeps.jobs import Sweep
 from mhaprune.training import loop
 
 SMALL = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE]

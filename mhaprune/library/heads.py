@@ -20,9 +20,8 @@ from mhaprune.adapters.training import FINE_TUNING
 from mhaprune.adapters.wrap import ModelWithData, understand
 from mhaprune.adapters.wrapped import WrappedModel
 from mhaprune.heads import HeadMask
-from mhaprune.launching.showing import shown
 from mhaprune.pretrained.source import study_of
-from mhaprune.progress import doing
+from mhaprune.progress import doing, shown
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.recoveries.base import Lesson, Recovery

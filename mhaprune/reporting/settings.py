@@ -34,7 +34,7 @@ class Setting:
 
     @cached_property
     def places(self) -> dict[str, float]:
-        """Where the values stand on an axis, the two nearest of them 1 apart: on a linear scale or on a logarithmic
+        """The places of the values on an axis, the two nearest of them 1 apart: on a linear scale or on a logarithmic
         one, whichever spreads them more evenly."""
         even = [float(i) for i in range(len(self.values))]
         scales = [even]
@@ -66,7 +66,7 @@ class Setting:
                 text.set(rotation=30, horizontalalignment="right", rotation_mode="anchor")
 
     def _names(self, width: float) -> list[str]:
-        """The names of the ticks; of numbers those that would touch the one before are left out."""
+        """Return the names of the ticks; of numbers those that would touch the one before are left out."""
         if self.numbers is None:
             return list(self.values)
         names, end = [], -math.inf
@@ -78,7 +78,7 @@ class Setting:
 
 
 def setting(name: str, values: Iterable[str]) -> Setting:
-    """The setting with each of its values once: numbers from the smallest on, anything else in the given order."""
+    """Return the setting with each value once: numbers from the smallest on, anything else in the given order."""
     once = list(dict.fromkeys(values))
     numbers = {value: _number(value) for value in once}
     if any(math.isnan(number) for number in numbers.values()):
@@ -92,12 +92,12 @@ ALL_RUNS = Setting("", ("all runs",), None)
 
 
 def by_use(settings: Iterable[Setting]) -> list[Setting]:
-    """Settings in the order in which a figure uses them up: numbers before words, many values before few."""
+    """Sort settings into the order in which a figure uses them up: numbers before words, many values before few."""
     return sorted(settings, key=lambda each: (each.numbers is None, -len(each.values)))
 
 
 def styles_of(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """A colour and a marker for each of the labels of runs, such as `num_heads=2`, in the order of a legend: a ramp
+    """Return a colour and a marker for each label of runs, such as `num_heads=2`, in the order of a legend: a ramp
     where a single setting with numbers tells them apart."""
     pairs = {label: label.partition("=") for label in labels}
     names = {name for name, _, _ in pairs.values()}
@@ -109,7 +109,7 @@ def styles_of(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def _number(value: str) -> float:
-    """NaN for what is no number."""
+    """Return NaN for what is no number."""
     try:
         number = float(value)
     except ValueError:
@@ -118,6 +118,6 @@ def _number(value: str) -> float:
 
 
 def _spread(numbers: Sequence[float]) -> list[float]:
-    """Ascending numbers, shifted to begin at 0 and scaled so that the two nearest of them are 1 apart."""
+    """Return ascending numbers, shifted to begin at 0 and scaled so that the two nearest of them are 1 apart."""
     gap = min(after - before for before, after in itertools.pairwise(numbers))
     return [(number - numbers[0]) / gap if gap > 0 else float(i) for i, number in enumerate(numbers)]

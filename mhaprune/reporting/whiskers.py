@@ -25,8 +25,8 @@ class Whisker(NamedTuple):
 
 
 def room_for(values: pd.Series, ends: Iterable[float]) -> tuple[float, float]:
-    """The ends of an axis that shows all values, and the ends of intervals that are not far wider: of two or three runs
-    an interval may be so long that nothing else would be seen."""
+    """Return the ends of an axis that shows all values, and the ends of intervals that are not far wider: of two or
+    three runs an interval may be so long that nothing else would be seen."""
     low, high = float(values.min()), float(values.max())
     span = max(high - low, 0.02 * max(abs(high), abs(low))) or 1.0
     ends = [end for end in ends if not np.isnan(end)]

@@ -24,10 +24,6 @@ PAUSE = 0.05
 """Seconds between two tries."""
 
 
-class Busy(ValueError):
-    """Another process holds the lock; the message says which."""
-
-
 def regular(path: str, flags: int) -> int:
     """Open a regular file, for `open(path, opener=regular)`. A pipe is refused, so it never blocks, and nothing is
     written through a link."""
@@ -51,8 +47,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 @contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold the lock file `path` while the body runs. Where another holds it: wait, or raise Busy.
+def locked(path: Path, refusal: str | None = None) -> Iterator[None]:
+    """Hold the lock file `path` while the body runs. Where another process holds it: wait, or raise ValueError with the
+    `refusal`, in which {holder} is that process.
 
     The file stays when the lock is gone: to remove it would let two processes hold locks of one name.
     """
@@ -60,13 +57,18 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
         start, said = time.monotonic(), False
         while not _taken(file, fcntl.LOCK_EX):
             waited = time.monotonic() - start
-            if not wait and waited > 4 * PAUSE:  # someone who only looks holds it for a moment
-                raise Busy(f"in use by {_holder(path)}")
+            if refusal is not None and waited > 4 * PAUSE:  # a process that only looks holds it for a moment
+                raise ValueError(refusal.replace("{holder}", _holder(path)))
             if waited > PATIENCE and not said:
                 log.warning("waits for %s, which holds %s", _holder(path), path)
                 said = True
             time.sleep(PAUSE)
-        _sign(file, path)
+        text = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
+        try:
+            file.truncate(0)
+            file.write(text.encode())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say where
         yield
 
 
@@ -79,23 +81,14 @@ def _lockable(path: Path) -> IO[bytes]:
         raise ValueError(f"{path}: {error.strerror}, remove it or name another folder") from None
 
 
-def _sign(file: IO[bytes], path: Path) -> None:
-    text = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
-    try:
-        file.truncate(0)
-        file.write(text.encode())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say where
-
-
 def whose(path: Path) -> str | None:
-    """A text that belongs to the process that holds this lock, and to no other; None if no process holds it."""
+    """Return a text that belongs to the process that holds this lock, and to no other; None if no process holds it."""
     said = _holder(path)
     return said if is_held(path) else None
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process holds this lock."""
+    """Return whether some process holds this lock."""
     try:
         with open(path, opener=regular) as file:
             return not _taken(file, fcntl.LOCK_SH)
@@ -103,10 +96,10 @@ def is_held(path: Path) -> bool:
         return False
 
 
-def refuse_held(path: Path) -> None:
-    """Raise Busy where another process holds the lock."""
+def refuse_held(path: Path, refusal: str) -> None:
+    """Raise ValueError where another process holds the lock; {holder} in the `refusal` is that process."""
     if is_held(path):
-        raise Busy(f"in use by {_holder(path)}")
+        raise ValueError(refusal.replace("{holder}", _holder(path)))
 
 
 def _taken(file: IO[Any], how: int) -> bool:
@@ -118,7 +111,7 @@ def _taken(file: IO[Any], how: int) -> bool:
 
 
 def holder(path: Path) -> int | None:
-    """The process of this machine that holds a lock; None if none does."""
+    """Return the process of this machine that holds a lock; None if none does."""
     found = re.match(rf"process (\d+) on {re.escape(socket.gethostname())} since", _holder(path))
     return int(found[1]) if found and is_held(path) else None
 

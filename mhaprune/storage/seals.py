@@ -20,7 +20,7 @@ class Damaged(ValueError):
 
 
 def sealed(content: Any) -> bytes:
-    """The bytes of a file that holds `content`: plain containers, numbers, texts and tensors."""
+    """Return the bytes of a file that holds `content`: plain containers, numbers, texts and tensors."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     data = buffer.getvalue()
@@ -28,7 +28,7 @@ def sealed(content: Any) -> bytes:
 
 
 def opened(data: bytes) -> Any:
-    """What was given to `sealed`. Raises Damaged for any other bytes; runs no code that they may hold."""
+    """Return what was given to `sealed`. Raises Damaged for any other bytes; runs no code that they may hold."""
     body, seal = data[:-LENGTH], data[-LENGTH:]
     if not seal.startswith(MARK):
         raise Damaged("no checksum at its end, so truncated, foreign or written by an older mhaprune")
@@ -45,5 +45,5 @@ def _seal(body: bytes) -> bytes:
 
 
 def checksum(data: bytes) -> str:
-    """Another for any other bytes."""
+    """Return a text that changes when the bytes do."""
     return hashlib.sha256(data).hexdigest()

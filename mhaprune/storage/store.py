@@ -8,28 +8,15 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 
-from mhaprune.storage.locks import Busy, is_held, locked, read_bytes, refuse_held, regular
+from mhaprune.storage.locks import is_held, locked, read_bytes, refuse_held, regular
 from mhaprune.storage.seals import checksum
-
-
-class Plot(Protocol):
-    """A figure that knows its name and can draw itself."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def png(self) -> bytes: ...
-
-    @property
-    def svg(self) -> bytes: ...
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -45,8 +32,12 @@ def write_bytes(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def as_json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
 def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+    write_bytes(path, as_json(value))
 
 
 def make_folder(key: str, path: Path) -> Path:
@@ -62,12 +53,12 @@ def make_folder(key: str, path: Path) -> Path:
 
 
 def fingerprint(description: Any) -> str:
-    """Twelve hexadecimal digits that change when the description does."""
+    """Return twelve hexadecimal digits that change when the description does."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def inside(folder: Path, name: str) -> Path | None:
-    """The path of a file by its name below a folder; None where that is not within it, by `..` or by a link."""
+    """Return the path of a file by its name below a folder; None where that is not within it, by `..` or by a link."""
     try:
         home = folder.resolve()
         path = (home / name).resolve()
@@ -104,9 +95,7 @@ class RunFolder:
 
         If another run is in the folder: wait until it ends, or raise ValueError and touch nothing.
         """
-        with ExitStack() as stack:
-            with _naming(self.path):
-                stack.enter_context(locked(self.path / LOCK, wait=wait))
+        with locked(self.path / LOCK, None if wait else _refusal(self.path)):
             self._clear()
             start = time.monotonic()
             self.status = {"status": "running", "reason": None, "started": _now(), "finished": None, "seconds": None}
@@ -139,14 +128,14 @@ class RunFolder:
     def write_table(self, name: str, frame: pd.DataFrame) -> None:
         self.write(f"{name}.csv", frame.to_csv(index=False, float_format="%.9g").encode())
 
-    def write_figures(self, plots: Iterable[Plot]) -> None:
-        """Every figure as PNG and SVG below `figures/`."""
+    def write_figures(self, plots: Iterable[Any]) -> None:
+        """Write every figure, by its `name`, as `png` and `svg` below `figures/`."""
         for plot in plots:
             self.write(f"figures/{plot.name}.png", plot.png)
             self.write(f"figures/{plot.name}.svg", plot.svg)
 
     def write_json(self, name: str, value: Any) -> None:
-        self.write(name, (json.dumps(value, indent=2) + "\n").encode())
+        self.write(name, as_json(value))
 
     def _write_status(self) -> None:
         write_json(self.path / "status.json", self.status | {"files": self.files})
@@ -173,25 +162,20 @@ LOCK = ".lock"
 
 def refuse_busy(folder: Path) -> None:
     """Raise ValueError for a folder that another run is in."""
-    with _naming(folder):
-        refuse_held(folder / LOCK)
+    refuse_held(folder / LOCK, _refusal(folder))
 
 
-@contextmanager
-def _naming(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except Busy as error:
-        raise ValueError(f"hydra.run.dir={folder}: {error}, name another folder") from None
+def _refusal(folder: Path) -> str:
+    return f"hydra.run.dir={folder}: in use by {{holder}}, name another folder"
 
 
 def reason(error: BaseException) -> str:
-    """What a status says about an error."""
+    """Return what a status says about an error."""
     return "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """The `status.json` of a folder; empty where there is none that can be read.
+    """Return the `status.json` of a folder; empty where there is none that can be read.
 
     A run that says running and whose process is gone reads as died.
     """

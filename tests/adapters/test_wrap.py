@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from classifier import Classifier, batches, classifier
+from mhaprune import progress
 from mhaprune.adapters.batches import Batches
 from mhaprune.adapters.losses import Drift
 from mhaprune.heads import HeadMask
-from mhaprune.launching import showing
 from mhaprune.library.heads import Heads, wrap
 from mhaprune.measure import measure
 from mhaprune.pruning.search import Search
@@ -49,7 +49,7 @@ def test_scores_are_a_tidy_table_with_intervals_and_costs(heads: Heads) -> None:
 def test_what_takes_long_says_how_far_it_is(
     what: str, heads: Heads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(showing, "EVERY", 0.001)
+    monkeypatch.setattr(progress, "EVERY", 0.001)
     heads.__dict__.pop("scoring", None)
     {"score": heads.score, "mask": heads.mask, "report": partial(heads.report, rounds=2, refit=False)}[what]()
     assert "ablation" in capsys.readouterr().err

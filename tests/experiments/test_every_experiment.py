@@ -13,7 +13,6 @@ import pytest
 
 from conftest import run_of, tables_in
 from made_tables import said_over_runs
-from mhaprune.collecting.runs import read_run
 from mhaprune.experiments.base import Experiment, figures_of
 from mhaprune.reporting.head_map import heads_that_matter, in_small
 from mhaprune.reporting.headline import against_settings
@@ -22,6 +21,7 @@ from mhaprune.reporting.sentences import if_poor
 from mhaprune.reporting.settings import setting
 from mhaprune.running import MODEL, SHOW
 from mhaprune.storage.store import RunFolder, read_status
+from mhaprune.sweeps.runs import read_run
 from mhaprune.tables import Tables
 from tiny import options
 

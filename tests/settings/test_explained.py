@@ -20,7 +20,7 @@ TARGETS = sorted(
         for path in (ROOT / "conf").glob("*/*.yaml")
         for found in re.findall(r"_target_: (mhaprune\S+)", path.read_text())
     }
-    | {"mhaprune.running.Run", "mhaprune.storage.sweeps.Orders"}
+    | {"mhaprune.running.Run", "mhaprune.settings.sweep.SweepSettings"}
 )
 
 

@@ -16,7 +16,7 @@ from mhaprune.model.checkpoint import load
 from mhaprune.storage.cache import Cache
 from mhaprune.storage.locks import is_held, locked
 from mhaprune.storage.store import read_status, write_bytes
-from mhaprune.storage.sweeps import Sweep
+from mhaprune.sweeps.jobs import Sweep
 
 TRAIN = ("experiment=train", *TINY, *TINY_SEQUENCES)
 PLACES = (".lock", "run.log", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", ".hydra")

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from mhaprune.settings.sweep import Search
 from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.store import read_status
-from mhaprune.storage.sweeps import Job, Search, Sweep
+from mhaprune.sweeps.jobs import Job, Sweep
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
 TRIES = 20
-"""How often another proposal is asked for where one was made before."""
+"""Proposals that are asked for, at most, where one was made before."""
 
 
 def check_optuna() -> None:
@@ -55,7 +56,7 @@ class Searching:
             )
 
     def more(self, jobs: Sequence[Job]) -> list[list[str]]:
-        """The settings of the next jobs; none when enough are done, or no others were found.
+        """Return the settings of the next jobs; none when enough are done, or no others were found.
 
         The draws depend on the jobs alone, so a search that was interrupted goes on as if it had not been.
         """
@@ -69,8 +70,7 @@ class Searching:
         proposals: list[list[str]] = []
         wanted = min(self.search.at_once, self.search.trials - len(jobs))
         for _ in range(TRIES * max(0, wanted)):
-            chosen = study.ask(dict(self.space)).params
-            settings = [*self.fixed, *(f"{key}={_said(value, self.space[key])}" for key, value in chosen.items())]
+            settings = self._settings(study.ask(dict(self.space)).params)
             if frozenset(settings) not in known:
                 known.add(frozenset(settings))
                 proposals.append(settings)
@@ -79,32 +79,34 @@ class Searching:
         return proposals
 
     def check_table(self, tables: Sequence[str]) -> None:
-        """Raise ValueError if no table that a job may leave is searched. Of an unknown experiment none are known."""
+        """Raise ValueError if none of the tables that a job leaves is searched."""
         table = self.search.column.partition(".")[0]
-        if tables and table not in tables:
+        if table not in tables:
             raise ValueError(f"{self._key}: there is no table {table}, allowed are {', '.join(tables)}")
 
     def each_value(self) -> list[list[str]]:
-        """Settings in which every choice, and both ends of every range, stand once."""
-        ends = {key: _ends(distribution) for key, distribution in self.space.items()}
+        """Return settings in which every choice, and both ends of every range, stand once."""
+        ends: dict[str, Sequence[Any]] = {
+            key: getattr(each, "choices", None) or (each.low, each.high)  # type: ignore[attr-defined]
+            for key, each in self.space.items()
+        }
         longest = max(map(len, ends.values()))
-        return [
-            [*self.fixed, *(f"{key}={_said(own[min(i, len(own) - 1)], self.space[key])}" for key, own in ends.items())]
-            for i in range(longest)
-        ]
+        return [self._settings({key: own[min(i, len(own) - 1)] for key, own in ends.items()}) for i in range(longest)]
 
     def again(self, before: Sweep) -> list[list[str]]:
-        """The settings of the jobs that were proposed before, beside those that are typed for every job now."""
-        return [[*self.fixed, *(one for one in job.overrides if before.tells(one))] for job in before.jobs]
+        """Return the settings of the jobs that were proposed before, beside those that are typed for every job now."""
+        return [[*self.fixed, *filter(before.tells, job.overrides)] for job in before.jobs]
 
     def best(self, jobs: Sequence[Job]) -> str:
-        """What the search has found, in a sentence."""
+        """Say what the search has found."""
         values = {job.label: value for job in jobs if (value := self._value(job)) is not None}
         if not values:
             return "no job of the search is done"
-        choose = max if self.search.goal == "maximize" else min
-        label = choose(values, key=lambda label: values[label])
+        label = (max if self.search.goal == "maximize" else min)(values, key=lambda label: values[label])
         return f"best of {len(values)}: {label}, with {self.search.column} {values[label]:.4g}"
+
+    def _settings(self, chosen: Mapping[str, Any]) -> list[str]:
+        return [*self.fixed, *(f"{key}={_text(value, self.space[key])}" for key, value in chosen.items())]
 
     def _trial(self, job: Job) -> FrozenTrial:
         import optuna
@@ -120,26 +122,22 @@ class Searching:
         )
 
     def _value(self, job: Job) -> float | None:
-        """What is searched for; None for a job that failed."""
+        """Return what is searched for; None for a job that failed."""
         folder, (table, _, column) = self.root / job.name, self.search.column.partition(".")
         if read_status(folder).get("status") != "done":
             return None
         tables = {path.stem: path for path in sorted(folder.glob("*.csv"))}
-        if table not in tables:
-            raise ValueError(f"{self._key}: there is no table {table}, allowed are {', '.join(tables)}")
+        self.check_table(list(tables))
         frame = pd.read_csv(io.BytesIO(read_bytes(tables[table]))).select_dtypes("number")
         if column not in frame:
             raise ValueError(f"{self._key}: no such column of numbers, allowed are {', '.join(frame)}")
         values = frame[column].dropna()
-        value = values.iloc[-1] if self.search.row == "last" and len(values) else values.agg(_ROWS[self.search.row])
+        value = values.iloc[-1:].max() if self.search.row == "last" else values.agg(self.search.row)
         return None if pd.isna(value) else float(value)
 
     @property
     def _key(self) -> str:
         return f"search.column={self.search.column}"
-
-
-_ROWS: Mapping[str, str] = {"last": "max", "max": "max", "min": "min", "mean": "mean"}
 
 
 def _distribution(values: Sequence[str] | Range) -> BaseDistribution:
@@ -152,13 +150,8 @@ def _distribution(values: Sequence[str] | Range) -> BaseDistribution:
     return FloatDistribution(values.low, values.high, values.log)
 
 
-def _ends(distribution: Any) -> Sequence[Any]:
-    choices = getattr(distribution, "choices", None)
-    return [distribution.low, distribution.high] if choices is None else list(choices)
-
-
-def _said(value: Any, distribution: BaseDistribution) -> str:
-    """With six digits, unless they lead out of the range."""
+def _text(value: Any, distribution: BaseDistribution) -> str:
+    """Write a value with six digits, unless they lead out of the range."""
     if not isinstance(value, float):
         return str(value)
     short = f"{value:.6g}"
@@ -166,9 +159,8 @@ def _said(value: Any, distribution: BaseDistribution) -> str:
 
 
 def _read(key: str, text: str, distribution: BaseDistribution) -> Any:
-    """The value of an earlier job. Raises ValueError where it could not be chosen now."""
+    """Return the value of an earlier job. Raises ValueError where it could not be chosen now."""
     make: Any = {"FloatDistribution": float, "IntDistribution": int}.get(type(distribution).__name__, str)
-    value: Any = None
     with suppress(ValueError):  # a text that is no number, or none of the choices
         value = make(text)
         if distribution._contains(distribution.to_internal_repr(value)):

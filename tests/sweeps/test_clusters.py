@@ -6,16 +6,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from mhaprune.storage.locks import holder
-from mhaprune.storage.seals import opened
 from mhaprune.storage.store import LOCK, read_status
-from real_sweeps import RAY, SLURM, check_same, command, running, start, tables
+from real_sweeps import RAY, SLURM, check_same, endless, running, saved, start, tables, until
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +32,6 @@ def test_the_tables_are_the_same_everywhere(launch: str, tmp_path: Path, undistu
     assert "6 of 6 jobs are done and skipped" in (tmp_path / "log").read_text()
 
 
-def until(seen: Callable[[], object], seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while not seen():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def reasons(folder: Path) -> list[str | None]:
     """What the jobs say that have ended."""
     return [read_status(path.parent).get("reason") for path in folder.glob("sweep/*/status.json")]
@@ -54,24 +45,22 @@ def queue(*states: str) -> list[str]:
 
 def long_jobs(folder: Path) -> subprocess.Popen[str]:
     """Two jobs on SLURM that train for half a minute or so."""
-    others = [one for one in command(folder, "slurm") if not one.startswith(("training.", "seed=", "model.num_heads"))]
-    steps = ["training.steps=4000", "training.evaluate_every=1000", "training.checkpoint_every=500", "seed=0,1"]
+    steps = ["training.steps=4000", "training.evaluate_every=1000", "training.checkpoint_every=500"]
     with (folder / "log").open("a") as log:
-        return subprocess.Popen([*others, *steps], stdout=log, stderr=log, text=True, start_new_session=True)
+        long = endless(folder, "slurm", *steps)
+        return subprocess.Popen(long, stdout=log, stderr=log, text=True, start_new_session=True)
 
 
 @pytest.mark.parametrize("launch", [SLURM])
 def test_a_job_whose_time_is_over_is_queued_again_and_goes_on(launch: str, tmp_path: Path) -> None:
     """As SLURM does it: a signal to all processes of the job, some time before the end."""
     sweep = long_jobs(tmp_path)
-    cache = tmp_path / "cache"
-    until(lambda: len(list(cache.glob("trained-*.partial.pt"))) == 2)
+    until(lambda: len(saved(tmp_path)) == 2)
     time.sleep(0.7)  # they are in the middle between two states that they save anyway
     [first, *_] = queue("RUNNING")
     subprocess.run(["scancel", "--signal=USR2", first], check=True)
     until(lambda: "interrupted" in reasons(tmp_path))
-    states = [opened(path.read_bytes())["content"] for path in cache.glob("trained-*.partial.pt")]
-    assert any(state["step"] % 500 for state in states), "it was saved at once"
+    assert any(state["step"] % 500 for state in saved(tmp_path)), "it was saved at once"
     assert sweep.wait(timeout=280) == 0, (tmp_path / "log").read_text()[-3000:]
     assert set(pd.read_csv(tmp_path / "sweep" / "runs.csv")["state"]) == {"done"}
     logs = [path.read_text() for path in tmp_path.glob("sweep/.submitit/*/*.out")]

@@ -15,10 +15,11 @@ from conftest import run_here
 from made_sweeps import Bench
 from made_tables import summary
 from mhaprune.command_line import main
-from mhaprune.launching.from_hydra import to_choose
-from mhaprune.launching.searching import Searching
-from mhaprune.launching.sweeping import JobsFailed
-from mhaprune.storage.sweeps import Job, Search, Sweep
+from mhaprune.settings.sweep import Search
+from mhaprune.sweeps.from_hydra import to_choose
+from mhaprune.sweeps.jobs import Job, Sweep
+from mhaprune.sweeps.launching import JobsFailed
+from mhaprune.sweeps.searching import Searching
 
 pytest.importorskip("optuna", reason="pip install -e '.[search]'")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -48,13 +49,7 @@ def do(sweep: Bench, searching: Searching) -> list[Job]:
     before = Sweep.read(sweep.root)
     first = searching.more([]) if before is None else searching.again(before)
     sweep.over(first, varying=list(searching.space), more=searching.more)
-    return jobs(sweep)
-
-
-def jobs(sweep: Bench) -> list[Job]:
-    found = Sweep.read(sweep.root)
-    assert found is not None
-    return found.jobs
+    return sweep.jobs
 
 
 def test_it_learns_from_what_was_found(sweep: Bench) -> None:
@@ -96,9 +91,9 @@ def test_a_failed_job_is_known_and_the_search_goes_on(sweep: Bench) -> None:
     sweep.wrong[next(one for one in first if one.startswith("heads"))] = lambda: 1 / 0
     with pytest.raises(JobsFailed, match="^1 of 3 jobs not done"):
         do(sweep, searching)
-    assert len(jobs(sweep)) == 3, "there are no more than three"
-    assert "best of 2: " in searching.best(jobs(sweep))
-    assert search(sweep, goal="minimize", row="max").best(jobs(sweep)).endswith("quality 9")
+    assert len(sweep.jobs) == 3, "there are no more than three"
+    assert "best of 2: " in searching.best(sweep.jobs)
+    assert search(sweep, goal="minimize", row="max").best(sweep.jobs).endswith("quality 9")
 
 
 def test_jobs_that_run_at_once_are_proposed_together(sweep: Bench) -> None:
@@ -112,7 +107,7 @@ def test_jobs_that_run_at_once_are_proposed_together(sweep: Bench) -> None:
 
     sweep.over(searching.more([]), varying=list(searching.space), more=more)
     assert sizes == [4, 2, 0]
-    assert len({job.name for job in jobs(sweep)}) == 10
+    assert len({job.name for job in sweep.jobs}) == 10
 
 
 def test_a_column_that_is_none_is_refused(sweep: Bench) -> None:
@@ -122,13 +117,13 @@ def test_a_column_that_is_none_is_refused(sweep: Bench) -> None:
         ("training.x", "no such column of numbers, allowed are quality"),
     ):
         with pytest.raises(ValueError, match=f"^search.column={column}: {said}"):
-            search(sweep, column=column).more(jobs(sweep))
+            search(sweep, column=column).more(sweep.jobs)
     with pytest.raises(ValueError, match="^search=optuna: needs settings to choose from"):
         search(sweep, "seed=0")
 
 
 def test_what_cannot_be_searched_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("mhaprune.launching.from_hydra.results_folder", lambda: tmp_path)
+    monkeypatch.setattr("mhaprune.sweeps.from_hydra.results_folder", lambda: tmp_path)
     settings = ("-m", "experiment=train", "sweep=mine", "search=optuna", "seed=0,1")
     assert "error: search.trials=0: must be from 1 to" in run_here(main, *settings, "search.trials=0").stderr
     assert "needs -m" in run_here(main, "search=optuna").stderr

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import quote
@@ -15,6 +17,8 @@ from markupsafe import escape
 
 from mhaprune.reporting.head_map import SmallMap
 from mhaprune.reporting.page import fill
+from mhaprune.storage.store import inside
+from mhaprune.sweeps.parts import Part
 
 TILE = 7
 """Pixels of the side of a head in a thumbnail."""
@@ -54,17 +58,51 @@ class Column(NamedTuple):
         return len(set(self.cells) - ({""} if self.kind else set())) > 1
 
 
+def index_of(title: str, parts: Sequence[Part], varying: Sequence[str], facts: Mapping[str, str], out: Path) -> str:
+    """Return the page: each run's state, the settings that vary, its first numbers, its map of heads, a link to its
+    report."""
+    known = [{**part.settings, **part.trained_with} for part in parts]
+    values: dict[str, set[str]] = {}
+    for settings in known:
+        for name, value in settings.items():
+            values.setdefault(name, set()).add(str(value))
+    shared = {name: next(iter(own)) for name, own in values.items() if len(own) == 1 and name not in varying}
+    names = dict.fromkeys([*varying, *(name for part in parts for name in part.trained_with if name not in shared)])
+    rows = []
+    for part, settings in zip(parts, known, strict=True):
+        report = part.run.folder / "report.html"
+        there = inside(part.run.folder, report.name) is not None and report.is_file()
+        rows.append(
+            Row(
+                label=part.label,
+                state=(part.why_not or "done").partition(":")[0],
+                link=os.path.relpath(report, out) if there else None,
+                settings={name: str(settings.get(name, "")) for name in names},
+                numbers={each.name: each.value for each in part.headline} | {"seconds": part.run.status.get("seconds")},
+                small_map=part.small_map,
+                said=part.sentence or part.why_not or "",
+            )
+        )
+    return render_index(title, rows, shared, facts)
+
+
 def render_index(
     title: str,
     rows: Sequence[Row],
     shared: Mapping[str, str] = MappingProxyType({}),
     facts: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """The whole page. `shared` are the settings of all runs, `facts` say how to repeat this.
+    """Return the whole page. `shared` are the settings of all runs, `facts` say how to repeat this.
 
     Columns in which no two runs differ come last.
     """
-    columns = _columns(rows)
+    settings = dict.fromkeys(name for row in rows for name in row.settings)
+    numbers = dict.fromkeys(name for row in rows for name in row.numbers)
+    columns = [
+        Column("state", [row.state for row in rows]),
+        *(Column(name, [row.settings.get(name, "") for row in rows]) for name in settings),
+        *(Column(name, [_shown(row.numbers.get(name)) for row in rows], "n") for name in numbers),
+    ]
     return fill(
         "index",
         {"url": partial(quote, errors="surrogateescape"), "thumbnail": thumbnail},
@@ -79,19 +117,8 @@ def render_index(
     )
 
 
-def _columns(rows: Sequence[Row]) -> list[Column]:
-    """The state, the settings and the numbers of all runs."""
-    settings = dict.fromkeys(name for row in rows for name in row.settings)
-    numbers = dict.fromkeys(name for row in rows for name in row.numbers)
-    return [
-        Column("state", [row.state for row in rows]),
-        *(Column(name, [row.settings.get(name, "") for row in rows]) for name in settings),
-        *(Column(name, [_shown(row.numbers.get(name)) for row in rows], "n") for name in numbers),
-    ]
-
-
 def thumbnail(small: SmallMap | None) -> str:
-    """The map of heads as a small picture of plain squares: full where a head stays, hollow where it can go."""
+    """Draw the map of heads as a small picture of plain squares: full where a head stays, hollow where it can go."""
     if small is None or not any(small.rows):
         return ""
     side = TILE - 2

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from test_collect import make_run
+from test_collect import change_status, make_run
 
 from conftest import ROOT
 from made_tables import pruning_table
-from mhaprune.collecting import comparing
-from mhaprune.collecting.collect import collect
-from mhaprune.collecting.parts import Part
-from mhaprune.collecting.runs import FoundRun
-from mhaprune.experiments.train import Evaluate
 from mhaprune.storage.seals import checksum
 from mhaprune.storage.store import RunFolder, inside, read_status
+from mhaprune.sweeps.collecting import collect
 from tiny import slow
 
-
-def change_status(run: Path, **fields: Any) -> None:
-    status = json.loads((run / "status.json").read_text()) | fields
-    (run / "status.json").write_text(json.dumps(status))
+Damage = Callable[[Path], None]
 
 
 def without_checksums(run: Path) -> None:
@@ -34,7 +27,7 @@ def without_checksums(run: Path) -> None:
     change_status(run, files=list(read_status(run)["files"]))
 
 
-def rewritten(change: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[Path], None]:
+def rewritten(change: Callable[[pd.DataFrame], pd.DataFrame]) -> Damage:
     """A table that was changed by someone who leaves no checksum."""
 
     def damage(run: Path) -> None:
@@ -44,7 +37,7 @@ def rewritten(change: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[Path]
     return damage
 
 
-def replaced(name: str, data: bytes, checksums: bool = True) -> Callable[[Path], None]:
+def replaced(name: str, data: bytes, checksums: bool = True) -> Damage:
     def damage(run: Path) -> None:
         (run / name).write_bytes(data)
         if not checksums:
@@ -53,7 +46,7 @@ def replaced(name: str, data: bytes, checksums: bool = True) -> Callable[[Path],
     return damage
 
 
-def linked(name: str) -> Callable[[Path], None]:
+def linked(name: str) -> Damage:
     """A file that lies elsewhere."""
 
     def damage(run: Path) -> None:
@@ -64,100 +57,91 @@ def linked(name: str) -> Callable[[Path], None]:
     return damage
 
 
-def a_folder(run: Path) -> None:
-    (run / "status.json").unlink()
-    (run / "status.json").mkdir()
+def instead(make: Callable[[Path], object]) -> Damage:
+    """Something else in the place of the status."""
+
+    def damage(run: Path) -> None:
+        (run / "status.json").unlink()
+        make(run / "status.json")
+
+    return damage
 
 
-def a_pipe(run: Path) -> None:
-    (run / "status.json").unlink()
-    os.mkfifo(run / "status.json")
-
-
-def status(**fields: Any) -> Callable[[Path], None]:
+def status(**fields: Any) -> Damage:
     return lambda run: change_status(run, **fields)
 
 
-DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "status cut": (replaced("status.json", b'{"status": "do'), "status.json cannot be read"),
-    "status empty": (replaced("status.json", b""), "status.json cannot be read"),
-    "status binary": (replaced("status.json", bytes(range(256))), "status.json cannot be read"),
-    "status a list": (replaced("status.json", b"[1]"), "status.json cannot be read"),
-    "status nested deeply": (replaced("status.json", b"[" * 100_000), "status.json cannot be read"),
-    "status a folder": (a_folder, "status.json is not a file of this folder"),
-    "status a pipe": (a_pipe, "status.json is not a file of this folder"),
-    "status a link": (linked("status.json"), "status.json is not a file of this folder"),
-    "identity a list": (status(identity=[1]), "identity in status.json must be a mapping of plain values"),
-    "identity nested": (status(identity={"seed": [1]}), "identity in status.json must be a mapping of plain values"),
-    "overrides a text": (status(overrides="seed=1"), "overrides in status.json must be a list of texts"),
-    "overrides numbers": (status(overrides=[1]), "overrides in status.json must be a list of texts"),
+UNREADABLE, NO_FILE = "status.json cannot be read", "status.json is not a file of this folder"
+PLAIN = "identity in status.json must be a mapping of plain values, at most 1000"
+TEXTS = "overrides in status.json must be a list of texts, at most 1000"
+NUMBER, MISFIT = "seconds in status.json must be a number or null", "its tables do not fit, "
+CHANGED, NO_TABLE = "summary.csv has changed since the run wrote it", "summary.csv is no table"
+DAMAGE: dict[str, tuple[Damage, str]] = {
+    "status cut": (replaced("status.json", b'{"status": "do'), UNREADABLE),
+    "status binary": (replaced("status.json", bytes(range(256))), UNREADABLE),
+    "status a list": (replaced("status.json", b"[1]"), UNREADABLE),
+    "status nested deeply": (replaced("status.json", b"[" * 100_000), UNREADABLE),
+    "status a folder": (instead(Path.mkdir), NO_FILE),
+    "status a pipe": (instead(os.mkfifo), NO_FILE),
+    "status a link": (linked("status.json"), NO_FILE),
+    "identity a list": (status(identity=[1]), PLAIN),
+    "identity nested": (status(identity={"seed": [1]}), PLAIN),
+    "identity of 10,000 keys": (status(identity={f"key{i}": i for i in range(10_000)}), PLAIN),
+    "overrides a text": (status(overrides="seed=1"), TEXTS),
+    "overrides numbers": (status(overrides=[1]), TEXTS),
+    "overrides of 10,000": (status(overrides=[f"key{i}=1" for i in range(10_000)]), TEXTS),
     "experiment a number": (status(experiment=5), "experiment in status.json must be a text"),
-    "seconds a text": (status(seconds="long"), "seconds in status.json must be a number or null"),
-    "seconds without end": (status(seconds=int("1" + "0" * 400)), "seconds in status.json must be a number or null"),
-    "seconds infinite": (status(seconds=float("inf")), "seconds in status.json must be a number or null"),
+    "seconds a text": (status(seconds="long"), NUMBER),
+    "seconds without end": (status(seconds=int("1" + "0" * 400)), NUMBER),
+    "seconds infinite": (status(seconds=float("inf")), NUMBER),
     "start without end": (status(start=10**400), "start in status.json must be a whole number"),
-    "identity of 10,000 keys": (
-        status(identity={f"key{i}": i for i in range(10_000)}),
-        "identity in status.json must be a mapping of plain values, at most 1000",
+    "reason a list": (status(reason=[], status="failed"), "reason in status.json must be a text or null"),
+    "state a list": (status(status=["done"]), "status in status.json must be a text"),
+    "kind a number": (status(kind=3), "kind in status.json must be a text"),
+    "map of others": (
+        status(head_map={"title": "", "rows": ["2"]}),
+        "head_map in status.json must be a title and rows",
     ),
-    "overrides of 10,000": (
-        status(overrides=[f"key{i}=1" for i in range(10_000)]),
-        "overrides in status.json must be a list of texts, at most 1000",
-    ),
+    "files a number": (status(files=7), "files in status.json must be names with their checksums"),
+    "files of others": (status(files={"../a/summary.csv": ""}), "../a/summary.csv is not a file of this folder"),
+    "files at the root": (status(files=["/etc/hosts.csv"]), "/etc/hosts.csv is not a file of this folder"),
+    "no files": (status(files={}), f"{MISFIT}KeyError"),
     "table of 200,000 columns": (
         replaced("summary.csv", b",".join([b"a"] * 200_000) + b"\n", False),
         "summary.csv has more than 1000 columns",
     ),
-    "table with a label": (
-        rewritten(lambda frame: frame.assign(label="x")),
-        "its tables do not fit, ValueError: a column",
-    ),
-    "reason a list": (status(reason=[], status="failed"), "reason in status.json must be a text or null"),
-    "state a list": (status(status=["done"]), "status in status.json must be a text"),
-    "kind a number": (status(kind=3), "kind in status.json must be a text"),
-    "files a number": (status(files=7), "files in status.json must be names with their checksums"),
-    "files of others": (status(files={"../a/summary.csv": ""}), "../a/summary.csv is not a file of this folder"),
-    "files at the root": (status(files=["/etc/hosts.csv"]), "/etc/hosts.csv is not a file of this folder"),
-    "no files": (status(files={}), "its tables do not fit, KeyError"),
+    "table with a label": (rewritten(lambda frame: frame.assign(label="x")), f"{MISFIT}ValueError: a column"),
     "table missing": (lambda run: (run / "summary.csv").unlink(), "summary.csv: No such file or directory"),
     "table a link": (linked("summary.csv"), "summary.csv is not a file of this folder"),
-    "table cut": (lambda run: os.truncate(run / "summary.csv", 40), "summary.csv has changed since the run wrote it"),
-    "table binary": (replaced("summary.csv", bytes(range(256))), "summary.csv has changed since"),
-    "table empty": (replaced("summary.csv", b""), "summary.csv has changed since the run wrote it"),
-    "older, table binary": (replaced("summary.csv", b"\xff\xfe" * 50, False), "summary.csv is no table"),
-    "older, table empty": (replaced("summary.csv", b"", False), "summary.csv is no table"),
-    "older, no rows": (rewritten(lambda frame: frame[:0]), "its tables do not fit"),
-    "older, column missing": (
-        rewritten(lambda frame: frame.drop(columns="heads_removed")),
-        "its tables do not fit, KeyError",
-    ),
-    "older, texts": (rewritten(lambda frame: frame.assign(heads_removed="x")), "its tables do not fit"),
+    "table cut": (lambda run: os.truncate(run / "summary.csv", 40), CHANGED),
+    "table empty": (replaced("summary.csv", b""), CHANGED),
+    "older, table binary": (replaced("summary.csv", b"\xff\xfe" * 50, False), NO_TABLE),
+    "older, table empty": (replaced("summary.csv", b"", False), NO_TABLE),
+    "older, quotes left open": (replaced("summary.csv", b'a,b\n1,"2\n', False), NO_TABLE),
+    "older, no rows": (rewritten(lambda frame: frame[:0]), MISFIT),
+    "older, column missing": (rewritten(lambda frame: frame.drop(columns="heads_removed")), f"{MISFIT}KeyError"),
+    "older, texts": (rewritten(lambda frame: frame.assign(heads_removed="x")), MISFIT),
 }
+LIKE_OTHERS = ("status a list", "state a list", "kind a number", "reason a list", "table empty", "older, no rows")
 
 
-LIKE_OTHERS = (
-    "status empty",
-    "status binary",
-    "status a list",
-    "identity nested",
-    "overrides numbers",
-    "kind a number",
-)
-LIKE_OTHERS += ("experiment a number", "seconds a text", "reason a list", "state a list", "files at the root")
-LIKE_OTHERS += ("kind a number", "table binary", "table empty", "older, no rows")
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    """Runs `a`, `b` and `c`."""
+    for run, heads in (("a", 2), ("b", 4), ("c", 8)):
+        make_run(tmp_path / "runs" / run, num_heads=heads)
+    return tmp_path / "runs"
 
 
 @pytest.mark.parametrize("name", [*(name for name in DAMAGE if name not in LIKE_OTHERS), *slow(*LIKE_OTHERS)])
-def test_a_damaged_run_is_named_and_the_others_are_collected_whole(name: str, tmp_path: Path) -> None:
-    for run, heads in (("a", 2), ("b", 4), ("c", 8)):
-        make_run(tmp_path / "runs" / run, num_heads=heads)
+def test_a_damaged_run_is_named_and_the_others_are_collected_whole(name: str, three: Path, tmp_path: Path) -> None:
     damage, reason = DAMAGE[name]
-    damage(tmp_path / "runs" / "b")
-    first, second, damaged = collect([tmp_path / "runs"], tmp_path / "out")
+    damage(three / "b")
+    first, second, damaged = collect([three], tmp_path / "out")
     assert first.startswith("num_heads=2: 9 of 24 heads can go")
     assert second.startswith("num_heads=8: 9 of 24 heads can go")
     assert f" is not in here, damaged: {reason}" in damaged
-    assert damaged.endswith(f" ({tmp_path / 'runs' / 'b'}).")
+    assert damaged.endswith(f" ({three / 'b'}).")
     assert "\n" not in damaged
     assert list(pd.read_csv(tmp_path / "out" / "pruning.csv")["label"].unique()) == ["num_heads=2", "num_heads=8"]
     assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["state"].str[:7]) == ["done", "damaged", "done"]
@@ -169,13 +153,11 @@ def sealed_again(run: Path, name: str, data: bytes) -> None:
     change_status(run, files=read_status(run)["files"] | {name: checksum(data)})
 
 
-def test_texts_for_numbers_in_one_table_damage_no_other(tmp_path: Path) -> None:
-    for run, heads in (("a", 2), ("b", 4), ("c", 8)):
-        make_run(tmp_path / "runs" / run, num_heads=heads)
-    frame = pd.read_csv(tmp_path / "runs" / "b" / "summary.csv").assign(heads_removed="many")
-    sealed_again(tmp_path / "runs" / "b", "summary.csv", frame.to_csv(index=False).encode())
-    lines = collect([tmp_path / "runs"], tmp_path / "out")
-    assert [line for line in lines if "damaged" in line] == [line for line in lines if str(tmp_path / "runs/b") in line]
+def test_texts_for_numbers_in_one_table_damage_no_other(three: Path, tmp_path: Path) -> None:
+    frame = pd.read_csv(three / "b" / "summary.csv").assign(heads_removed="many")
+    sealed_again(three / "b", "summary.csv", frame.to_csv(index=False).encode())
+    lines = collect([three], tmp_path / "out")
+    assert [line for line in lines if "damaged" in line] == [line for line in lines if str(three / "b") in line]
     assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["state"].str[:7]) == ["done", "damaged", "done"]
 
 
@@ -227,8 +209,8 @@ def test_tables_of_many_columns_are_put_together_without_a_warning(tmp_path: Pat
 
 
 def test_what_cannot_be_drawn_is_found_among_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the run that a figure fails of; where it fails only of all together, that is said."""
-    for i in range(9):
+    """By the run that a figure fails of, wherever it stands; where it fails only of all together, that is said."""
+    for i in range(5):
         make_run(tmp_path / "runs" / str(i), num_heads=i + 1)
 
     def failing(fails: Callable[[list[str]], bool]) -> list[str]:
@@ -237,15 +219,16 @@ def test_what_cannot_be_drawn_is_found_among_many(tmp_path: Path, monkeypatch: p
                 raise ValueError("cannot\ndraw")
             return []
 
-        monkeypatch.setattr("mhaprune.collecting.comparing.draw", draw)
+        monkeypatch.setattr("mhaprune.sweeps.collecting.draw", draw)
         return collect([tmp_path / "runs"], tmp_path / "out")
 
-    *lines, damaged = failing(lambda labels: "num_heads=4" in labels)
-    assert len(lines) == 8
-    assert damaged.startswith("num_heads=4 is not in here, damaged: its tables do not fit, ValueError: cannot draw")
-    said, *lines = failing(lambda labels: len(labels) == 9)
+    for culprit in ("num_heads=1", "num_heads=3", "num_heads=5"):
+        *lines, damaged = failing(lambda labels, culprit=culprit: culprit in labels)  # type: ignore[misc]
+        assert len(lines) == 4
+        assert damaged.startswith(f"{culprit} is not in here, damaged: {MISFIT}ValueError: cannot draw")
+    said, *lines = failing(lambda labels: len(labels) == 5)
     assert said == "Runs of ablate cannot be drawn together, ValueError: cannot draw."
-    assert len(lines) == 9
+    assert len(lines) == 5
 
 
 def test_a_linked_run_and_a_folder_without_runs_are_named(tmp_path: Path) -> None:
@@ -316,17 +299,3 @@ def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
         "died: its process is gone, killed or without power",
         "running",
     ]
-
-
-@pytest.mark.parametrize("runs", [1, 2, 3, 5])
-def test_the_run_that_cannot_be_drawn_is_found_wherever_it_stands(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def draw(kind: Any, parts: Sequence[Part], prefix: str) -> Any:
-        if culprit in {part.label for part in parts}:
-            raise ValueError("cannot be drawn")
-        return {}, [part.label for part in parts], []
-
-    monkeypatch.setattr(comparing, "_in_common", draw)
-    parts = [Part(FoundRun(Path("run"), {}), str(i)) for i in range(runs)]
-    for culprit in map(str, range(runs)):
-        compared = comparing.compare(Evaluate, parts, "")
-        assert set(compared.without) == {culprit}

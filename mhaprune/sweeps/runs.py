@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -10,23 +11,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from mhaprune.experiments.base import Experiment
 from mhaprune.settings.plugins import find_class
 from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.seals import Damaged, checksum
 from mhaprune.storage.store import inside, read_status
-from mhaprune.storage.sweeps import FILE, Job, Sweep
+from mhaprune.sweeps.jobs import FILE, Sweep
 
 RUN, COLLECTION = "run", "collection"
 """What a folder's `status.json` says under `kind`."""
-
-
 MOST = 1000
 """Of settings of a run and of columns of a table: more would take minutes, and no run has them."""
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _is_number(value: Any) -> bool:
@@ -34,7 +31,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _are_plain(value: Any) -> bool:
@@ -43,27 +40,29 @@ def _are_plain(value: Any) -> bool:
 
 
 def _is_small_map(value: Any) -> bool:
-    """What `SmallMap` holds; None for a run without one."""
-    if value is None:
-        return True
-    fits = isinstance(value, dict) and value.keys() == {"title", "rows"} and _is_text(value["title"])
-    return fits and _are_texts(value["rows"]) and set("".join(value["rows"])) <= set("01 ")
+    """Check what `SmallMap` holds; None for a run without one."""
+    if not isinstance(value, dict):
+        return value is None
+    whole = value.keys() == {"title", "rows"} and _are_texts([value["title"]]) and _are_texts(value["rows"])
+    return whole and set("".join(value["rows"])) <= set("01 ")
 
 
+TEXT = (lambda value: isinstance(value, str), "a text")
+PLAIN = (_are_plain, f"a mapping of plain values, at most {MOST}")
 FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "status": (_is_text, "a text"),
-    "reason": (lambda value: value is None or _is_text(value), "a text or null"),
-    "kind": (_is_text, "a text"),
-    "experiment": (_is_text, "a text"),
+    "status": TEXT,
+    "kind": TEXT,
+    "experiment": TEXT,
+    "identity": PLAIN,
+    "trained_with": PLAIN,
+    "reason": (lambda value: value is None or isinstance(value, str), "a text or null"),
     "seconds": (lambda value: value is None or _is_number(value), "a number or null"),
+    "start": (lambda value: type(value) is int and _is_number(value), "a whole number"),
     "findings": (_are_texts, "a list of texts"),
     "head_map": (_is_small_map, "a title and rows of 0, 1 and blanks"),
     "overrides": (lambda value: _are_texts(value) and len(value) <= MOST, f"a list of texts, at most {MOST}"),
-    "start": (lambda value: type(value) is int and _is_number(value), "a whole number"),
-    "identity": (_are_plain, f"a mapping of plain values, at most {MOST}"),
-    "trained_with": (_are_plain, f"a mapping of plain values, at most {MOST}"),
     "files": (
-        lambda value: _are_texts(value) or (isinstance(value, dict) and _are_texts(list(value.values()))),
+        lambda value: _are_texts([*value.values()] if isinstance(value, dict) else value),
         "names with their checksums",
     ),
 }
@@ -84,10 +83,6 @@ class FoundRun:
         """Its folder as a text; bytes that are no UTF-8 are replaced."""
         return os.fsencode(self.folder).decode(errors="replace")
 
-    @property
-    def done(self) -> bool:
-        return self.status.get("status") == "done"
-
     @cached_property
     def experiment(self) -> type[Experiment] | None:
         """The experiment that was run; None for one that this mhaprune does not know."""
@@ -98,9 +93,8 @@ class FoundRun:
         """Why the run is not among those compared; None for one that is."""
         if self.damage is not None:
             return f"damaged: {self.damage}"
-        if not self.done:
-            state = self.status.get("status", "no status")
-            return f"{state}: {_one_line(self.status['reason'])}" if self.status.get("reason") else state
+        if (state := self.status.get("status", "no status")) != "done":
+            return ": ".join([state, *filter(None, [one_line(self.status.get("reason") or "")])])
         if "experiment" not in self.status:
             return "too old: its status names no experiment, run it again"
         if self.experiment is None:
@@ -123,13 +117,19 @@ class FoundRun:
         for name in self.files:
             self._read(name)
 
-    def contents(self) -> dict[str, bytes]:
-        """The files of the tables of the run by their names. Raises Damaged if one is missing or not as the run wrote
-        it."""
-        names = [name for name in self.files if name.endswith(".csv")]
-        if outside := [name for name in names if Path(name).name != name]:
-            raise Damaged(f"{outside[0]} is not a file of this folder")
-        return {name.removesuffix(".csv"): self._read(name) for name in names}
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Read the tables of the run by their names. Raises Damaged if one is missing, no table, or not as the run
+        wrote it."""
+        found = {}
+        for name in (name for name in self.files if name.endswith(".csv")):
+            if Path(name).name != name:
+                raise Damaged(f"{name} is not a file of this folder")
+            data = self._read(name)
+            try:
+                found[name.removesuffix(".csv")] = pd.read_csv(io.BytesIO(data), low_memory=False)
+            except Exception as error:  # whatever pandas meets in a foreign file
+                raise Damaged(f"{name} is no table ({one_line(str(error))})") from None
+        return found
 
     def _read(self, name: str) -> bytes:
         path, expected = inside(self.folder, name), self.files[name]
@@ -147,7 +147,7 @@ class FoundRun:
 
 
 def read_run(folder: Path) -> FoundRun:
-    """What is found in a run folder."""
+    """Return what is found in a run folder."""
     path = folder / "status.json"
     if not os.path.lexists(path):
         return FoundRun(folder, {})
@@ -164,7 +164,7 @@ def read_run(folder: Path) -> FoundRun:
 
 
 def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
-    """All runs in and below the folders, in the order of their names, numbers by their value.
+    """Return all runs in and below the folders, in the order of their names, numbers by their value.
 
     The runs of a sweep are those in its list of jobs, in that order.
     """
@@ -177,7 +177,7 @@ def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
 
 
 def _below(top: Path) -> Iterator[FoundRun]:
-    """A folder without a status is a run, too, if Hydra has begun one there."""
+    """Yield the runs; a folder without a status is one, too, if Hydra has begun a run there."""
     for place, folders, files in os.walk(top):
         folder = Path(place)
         folders.sort(key=lambda name: (name.isdigit(), name.zfill(8)))
@@ -188,7 +188,13 @@ def _below(top: Path) -> Iterator[FoundRun]:
                 yield FoundRun(folder, {}, f"{error}, so its jobs are told by their folders")
             else:
                 assert sweep is not None
-                yield from (_job(folder, job) for job in sweep.jobs)
+                for job in sweep.jobs:
+                    if inside(folder, job.name) is None:
+                        yield FoundRun(folder / job.name, {}, "its folder leads out of the sweep")
+                    else:  # what a job was to do that says nothing of itself is known from the list
+                        run = read_run(folder / job.name)
+                        status = {"status": "not started", "overrides": job.overrides} | run.status
+                        yield FoundRun(run.folder, status, run.damage)
                 folders.clear()
                 continue
         if "status.json" in (*files, *folders) or (folder / ".hydra" / "config.yaml").exists():
@@ -202,14 +208,5 @@ def _below(top: Path) -> Iterator[FoundRun]:
                 yield FoundRun(folder / name, {}, "a link, name the folder that it leads to")
 
 
-def _job(sweep: Path, job: Job) -> FoundRun:
-    """A job of a sweep; what one was to do that says nothing of itself is known from the list."""
-    if inside(sweep, job.name) is None:
-        return FoundRun(sweep / job.name, {}, "its folder leads out of the sweep")
-    run = read_run(sweep / job.name)
-    nothing = {"status": "not started", "overrides": job.overrides}
-    return FoundRun(run.folder, nothing | run.status, run.damage)
-
-
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     return " ".join(text.split())

@@ -16,10 +16,9 @@ import pytest
 
 from conftest import ROOT, TINY, TINY_SEQUENCES
 from mhaprune.storage.locks import holder
-from mhaprune.storage.seals import opened
 from mhaprune.storage.store import read_status
-from mhaprune.storage.sweeps import Sweep
-from real_sweeps import RAY, SLURM, check_same, command, hear, running, start, tables, whole
+from mhaprune.sweeps.jobs import Sweep
+from real_sweeps import RAY, SLURM, check_same, endless, hear, running, saved, start, tables, until, whole
 
 pytestmark = pytest.mark.faults
 
@@ -48,14 +47,14 @@ def test_killed_at_random_moments_it_ends_in_the_same_tables(
         sweeps += 1
         while kills < KILLS and not killed(process := start(folder, launch), draw.uniform(2, seconds / 2)):
             kills += 1
-            gone(folder)
+            until(lambda folder=folder: not running(folder), 5)  # one that is told nothing looks twice a second
             whole(folder)
             sessions.add(process.pid)
         assert start(folder, launch).wait(timeout=280) == 0, (folder / "log").read_text()[-3000:]
         check_same(tables(folder), expected)
         assert start(folder, launch).wait(timeout=280) == 0
         assert "6 of 6 jobs are done and skipped" in (folder / "log").read_text()
-    assert not left_over(sessions)
+    until(lambda: not members(sessions), 10)
     print(f"{launch}: killed {kills} times in {sweeps} sweeps")
 
 
@@ -73,10 +72,8 @@ def killed(process: subprocess.Popen[str], seconds: float) -> bool:
 def test_a_worker_that_just_begins_ends_with_its_sweep(tmp_path: Path) -> None:
     """A worker of joblib begins to read its first job, of which the sweep, killed then, has sent a part."""
     process = start(tmp_path, "joblib")
-    deadline = time.monotonic() + 120
-    while not (workers := named("LokyProcess", process.pid)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert workers
+    until(lambda: named("LokyProcess", process.pid), pause=0.01)
+    workers = named("LokyProcess", process.pid)
     for worker in workers:
         os.kill(worker, signal.SIGSTOP)
     time.sleep(3)  # as much as fits is sent
@@ -84,20 +81,12 @@ def test_a_worker_that_just_begins_ends_with_its_sweep(tmp_path: Path) -> None:
     process.wait()
     for worker in workers:
         os.kill(worker, signal.SIGCONT)
-    assert not left_over({process.pid})
+    until(lambda: not members({process.pid}), 10)
 
 
 def named(words: str, session: int) -> list[int]:
     """The processes of a session with these words in their command."""
     return [pid for pid, command in members({session}).items() if words in command]
-
-
-def left_over(sessions: set[int]) -> list[str]:
-    """The processes of killed sweeps that stay."""
-    deadline = time.monotonic() + 10
-    while (found := members(sessions)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return list(found.values())
 
 
 def members(sessions: set[int]) -> dict[int, str]:
@@ -110,14 +99,6 @@ def members(sessions: set[int]) -> dict[int, str]:
             if int(its_session) in sessions and state != "Z":
                 found[int(stat.parent.name)] = (stat.parent / "cmdline").read_text()
     return found
-
-
-def gone(folder: Path) -> None:
-    """No job of a killed sweep lives much longer: one that is told nothing looks twice a second."""
-    deadline = time.monotonic() + 5
-    while running(folder) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not running(folder), "a job outlives its sweep"
 
 
 @pytest.mark.parametrize("launch", ["basic", "joblib", SLURM, RAY])
@@ -142,15 +123,12 @@ def test_a_killed_job_is_one_of_many(launch: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 @pytest.mark.parametrize("launch", ["basic", "joblib", SLURM, RAY])
 def test_an_interrupted_sweep_saves_at_once(launch: str, number: signal.Signals, tmp_path: Path) -> None:
-    swept = ("training.", "seed=", "model.num_heads")
-    endless = [one for one in command(tmp_path, launch) if not one.startswith(swept)]
-    endless += ["training.steps=100000", "training.evaluate_every=1000", "training.checkpoint_every=1000", "seed=0,1"]
+    steps = ["training.steps=100000", "training.evaluate_every=1000", "training.checkpoint_every=1000"]
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(endless, stdout=log, stderr=log, start_new_session=True, preexec_fn=hear)
+        long = endless(tmp_path, launch, *steps)
+        process = subprocess.Popen(long, stdout=log, stderr=log, start_new_session=True, preexec_fn=hear)
     jobs = 1 if launch == "basic" else 2
-    deadline = time.monotonic() + 120
-    while len(list((tmp_path / "cache").glob("trained-*.partial.pt"))) < jobs and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: len(saved(tmp_path)) == jobs)
     found = running(tmp_path)
     time.sleep(0.7)  # they are in the middle between two states that they save anyway
     os.kill(process.pid, number)
@@ -158,34 +136,23 @@ def test_an_interrupted_sweep_saves_at_once(launch: str, number: signal.Signals,
     said = (tmp_path / "log").read_text()
     assert "error: interrupted; what was trained is kept, the same command goes on from there" in said
     assert [read_status(job).get("reason") for job in found] == ["interrupted"] * jobs, said
-    states = [opened(path.read_bytes())["content"] for path in (tmp_path / "cache").glob("trained-*.partial.pt")]
-    assert len(states) == jobs
-    assert any(state["step"] % 1000 for state in states), "it was saved at once"
+    assert len(saved(tmp_path)) == jobs
+    assert any(state["step"] % 1000 for state in saved(tmp_path)), "it was saved at once"
 
 
 @pytest.mark.parametrize("kill", [False, True])
 def test_eight_processes_that_want_one_model_train_it_once(kill: bool, tmp_path: Path) -> None:
     """Where the one that trains is killed another goes on from what it saved."""
     steps, cache = ["training.steps=400", "training.checkpoint_every=50"], tmp_path / "cache"
-    train = [
-        sys.executable,
-        str(ROOT / "scripts" / "run.py"),
-        "experiment=train",
-        *TINY,
-        *TINY_SEQUENCES,
-        *steps,
-        f"cache={cache}",
-    ]
+    train = [sys.executable, str(ROOT / "scripts" / "run.py"), "experiment=train", *TINY, *TINY_SEQUENCES, *steps]
     logs = [tmp_path / f"log{i}" for i in range(8)]
     processes = []
     for i, path in enumerate(logs):
         with path.open("w") as log:
-            place = f"hydra.run.dir={tmp_path / 'runs' / str(i)}"
-            processes.append(subprocess.Popen([*train, place], stdout=log, stderr=log))
+            places = [f"cache={cache}", f"hydra.run.dir={tmp_path / 'runs' / str(i)}"]
+            processes.append(subprocess.Popen([*train, *places], stdout=log, stderr=log))
     if kill:
-        deadline = time.monotonic() + 240
-        while not list(cache.glob("trained-*.partial.pt")) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: list(cache.glob("trained-*.partial.pt")), pause=0.02)
         [lock] = cache.glob("trained-*.lock")
         trains = holder(lock)
         assert trains is not None
@@ -200,9 +167,7 @@ def test_eight_processes_that_want_one_model_train_it_once(kill: bool, tmp_path:
 
 def test_the_job_list_is_there_before_the_first_job(tmp_path: Path) -> None:
     process = start(tmp_path, "basic")
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "sweep" / "sweep.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until((tmp_path / "sweep" / "sweep.json").exists, pause=0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     sweep = Sweep.read(tmp_path / "sweep")

@@ -15,13 +15,8 @@ from mhaprune.storage.store import read_status
 
 pytestmark = pytest.mark.faults
 
-WIDE = (
-    "model.d_model=128",
-    "model.dim_feedforward=256",
-    "scorer=[ablation]",
-    "recovery=[]",
-    "experiment.budgets=[0.5]",
-)
+SMALL = ["scorer=[ablation]", "recovery=[]", "experiment.budgets=[0.5]"]
+WIDE = ["model.d_model=128", "model.dim_feedforward=256", *SMALL]
 """A model of some megabytes."""
 
 
@@ -53,18 +48,16 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def run(folder: Path, cache: Path) -> subprocess.CompletedProcess[str]:
-    settings = [
-        *TINY,
-        *TINY_SEQUENCES,
-        *TINY_ABLATE,
-        *WIDE,
-        "scorer=[ablation]",
-        "recovery=[]",
-        f"hydra.run.dir={folder}",
-        f"cache={cache}",
-    ]
+    settings = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE, *WIDE, f"hydra.run.dir={folder}", f"cache={cache}"]
     command = [sys.executable, str(ROOT / "scripts" / "run.py"), "experiment=ablate", *settings]
     return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+
+def done(folder: Path, cache: Path) -> str:
+    """What a run says that is done."""
+    found = run(folder, cache)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
 
 
 @pytest.mark.parametrize("kilobytes", [12, 40, 60, 100, 200])
@@ -80,9 +73,8 @@ def test_a_run_folder_on_a_full_disk(disk: Disk, tmp_path: Path, kilobytes: int)
     assert not status or (status["status"], status["reason"][:8]) == ("failed", "OSError:")
     assert status or kilobytes == 12, "not even room for a status"
     disk.resize(100_000)
-    again = run(folder, tmp_path / "cache")
-    assert again.returncode == 0, again.stderr
-    assert kilobytes == 12 or "trained: taken from the cache" in again.stdout
+    said = done(folder, tmp_path / "cache")
+    assert kilobytes == 12 or "trained: taken from the cache" in said
     assert read_status(folder)["status"] == "done"
 
 
@@ -90,27 +82,20 @@ def test_a_run_folder_on_a_full_disk(disk: Disk, tmp_path: Path, kilobytes: int)
 def test_a_cache_on_a_full_disk(disk: Disk, tmp_path: Path, kilobytes: int) -> None:
     disk.resize(kilobytes)
     cache = disk.path / "cache"
-    full = run(tmp_path / "run", cache)
-    assert full.returncode == 0, full.stderr
-    small = re.search(
-        rf"{cache}/trained-\w+\.pt: not kept \(No space left on device\), so it will be made again", full.stdout
-    )
+    not_kept = rf"{cache}/trained-\w+\.pt: not kept \(No space left on device\), so it will be made again"
+    small = re.search(not_kept, done(tmp_path / "run", cache))
     assert bool(small) == (kilobytes < 5000)
     assert not list(cache.glob(".*.tmp")), "nothing half-written is left to fill the disk"
     disk.resize(100_000)
     for expected in ("trained: made in" if small else "trained: taken", "trained: taken"):
-        again = run(tmp_path / "run", cache)
-        assert again.returncode == 0, again.stderr
-        assert expected in again.stdout
+        assert expected in done(tmp_path / "run", cache)
 
 
 def test_a_read_only_cache_is_used_where_it_holds_what_is_wanted(disk: Disk, tmp_path: Path) -> None:
     cache = disk.path / "cache"
-    assert run(tmp_path / "run", cache).returncode == 0
+    done(tmp_path / "run", cache)
     disk.protect()
-    again = run(tmp_path / "again", cache)
-    assert again.returncode == 0, again.stderr
-    assert "trained: taken from the cache" in again.stdout
+    assert "trained: taken from the cache" in done(tmp_path / "again", cache)
 
 
 def test_read_only_folders_are_named_before_anything_is_trained(disk: Disk, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import logging
 import multiprocessing
 import os
@@ -17,20 +18,22 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from collect import main as collect_main
 from conftest import run_here
 from made_sweeps import Bench
-from mhaprune.collecting.collect import collect
 from mhaprune.command_line import main
-from mhaprune.launching.sweeping import JobsFailed
+from mhaprune.settings.sweep import SweepSettings
 from mhaprune.storage.locks import is_held, locked
-from mhaprune.storage.sweeps import Job, Orders, Sweep, begin
+from mhaprune.sweeps.collecting import collect
+from mhaprune.sweeps.jobs import LOCK, Job, Sweep, watch
+from mhaprune.sweeps.launching import DONE, JobsFailed, standing
 from tiny import slow
 
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr("mhaprune.launching.isolation.GRACE", 0.4)
-    monkeypatch.setattr("mhaprune.launching.sweeping.GRACE", 2.0)
+    monkeypatch.setattr("mhaprune.sweeps.doing.GRACE", 0.4)
+    monkeypatch.setattr("mhaprune.sweeps.launching.GRACE", 2.0)
     return Bench(tmp_path)
 
 
@@ -84,7 +87,7 @@ def test_what_has_changed_is_refused_or_done_again(sweep: Bench, monkeypatch: py
     assert sweep.done() == ["seed=0", "seed=1"]
     sweep("seed=0,1", "x=2")
     assert sweep.done() == []
-    monkeypatch.setattr("mhaprune.launching.resuming.code_of", lambda modules: {"modules": modules, "digest": "other"})
+    monkeypatch.setattr("mhaprune.sweeps.launching.code_of", lambda modules: {"modules": modules, "digest": "other"})
     with pytest.raises(ValueError, match=refused):
         sweep("seed=0,1", "x=2")
 
@@ -189,13 +192,13 @@ def test_jobs_after_a_failed_one_are_not_started_where_that_is_wanted(sweep: Ben
 
 
 def test_a_job_that_a_queue_holds_twice_is_done_once(sweep: Bench) -> None:
-    start = sweep._start
+    start = sweep.start
 
-    def twice(jobs: Sequence[Job], starts: int, orders: Orders) -> None:
-        start(jobs, starts, orders)
-        start(jobs, starts, orders)
+    def twice(jobs: Sequence[Job], starts: int) -> None:
+        start(jobs, starts)
+        start(jobs, starts)
 
-    sweep._start = twice  # type: ignore[method-assign]
+    sweep.start = twice  # type: ignore[method-assign]
     sweep("seed=0,1")
     assert sweep.done() == ["seed=0", "seed=1"]
     sweep("seed=0,1", "x=2", on_change="redo")
@@ -217,8 +220,7 @@ def test_a_job_whose_sweep_is_gone_ends_its_process(sweep: Bench, holds: bool, s
 
 
 def begin_and_wait(sweep: Bench, starts: int) -> None:
-    jobs = Sweep.read(sweep.root).jobs  # type: ignore[union-attr]
-    sweep._start(jobs[:1], starts, Orders())
+    sweep.start(sweep.jobs[:1], starts)
     time.sleep(60)
 
 
@@ -244,7 +246,7 @@ def hold(lock: Path, seconds: float) -> None:
 
 def test_a_job_ends_soon_after_its_sweep(sweep: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may run on another machine, where no signal of this one comes. It saves first."""
-    monkeypatch.setattr("mhaprune.launching.isolation.PAUSE", 0.05)
+    monkeypatch.setattr("mhaprune.sweeps.doing.PAUSE", 0.05)
 
     def another_owner() -> None:
         (sweep.root / ".sweep.lock").write_text("process 1 on another machine")
@@ -296,7 +298,7 @@ def test_a_signal_reaches_the_running_job_and_the_same_command_goes_on(sweep: Be
 
 def test_after_each_job_it_is_said_how_far_the_sweep_is(sweep: Bench, caplog: Any) -> None:
     sweep.wrong["seed=1"] = fail
-    with caplog.at_level(logging.INFO, "mhaprune.launching.jobs"), pytest.raises(JobsFailed):
+    with caplog.at_level(logging.INFO, "mhaprune.sweeps.doing"), pytest.raises(JobsFailed):
         sweep("seed=0,1,2")
     assert [record.message for record in caplog.records if record.message.startswith("3 jobs: ")] == [
         "3 jobs: 1 done, 0 running, 0 failed, 2 to go, about 10 s left",
@@ -308,22 +310,20 @@ def test_after_each_job_it_is_said_how_far_the_sweep_is(sweep: Bench, caplog: An
 def test_a_skipped_job_costs_little(sweep: Bench) -> None:
     """At most 20 ms is asked for on a quiet machine."""
     sweep(f"seed={','.join(map(str, range(12)))}")
-    from mhaprune.launching.resuming import DONE, standing
-
     start = time.process_time()
-    assert all(standing(job, None) == DONE for job in sweep.root.glob("seed*"))
+    assert all(standing(sweep.root, job, None) == DONE for job in sweep.jobs)
     assert (time.process_time() - start) / 12 < 0.02
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "", "x" * 101, "a\nb"])
 def test_a_name_that_leaves_the_results_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="sweep=.*must be the name of a folder in results/sweeps"):
-        Orders(sweep=name)
+        SweepSettings(sweep=name)
 
 
 def test_folders_are_named_by_what_varies_in_any_order(tmp_path: Path) -> None:
     def names(*settings: list[str]) -> list[str]:
-        return [job.name for job in begin(tmp_path, "sweep=x", settings, [])[0].jobs]
+        return [job.name for job in Sweep.begin(tmp_path, "sweep=x", settings, [])[0].jobs]
 
     one, other = names(["a=1", "model.num_heads=2", "seed=0"], ["a=1", "model.num_heads=4", "seed=1"])
     assert re.fullmatch("model.num_heads_2-seed_0-[0-9a-f]{12}", one)
@@ -334,20 +334,61 @@ def test_folders_are_named_by_what_varies_in_any_order(tmp_path: Path) -> None:
     assert len(names(["seed=0"], ["seed=0"])) == 1, "the same job is done once"
 
 
-def test_a_job_list_that_leads_elsewhere_is_not_followed(sweep: Bench) -> None:
+def test_a_damaged_job_list_hides_no_job_and_one_that_leads_elsewhere_is_not_followed(sweep: Bench) -> None:
     sweep("seed=0,1")
     path = sweep.root / "sweep.json"
     path.write_text(path.read_text().replace(sweep.job("seed_0").name, "../../elsewhere"))
     lines = collect([sweep.root], sweep.folder / "out")
     assert "is not in here, damaged: its folder leads out of the sweep" in lines[-1]
-
-
-def test_a_damaged_job_list_hides_no_job(sweep: Bench) -> None:
-    sweep("seed=0,1")
-    (sweep.root / "sweep.json").write_text("{")
+    path.write_text("{")
     *said, damaged = collect([sweep.root], sweep.folder / "out")
     assert len([line for line in said if "9 of 24 heads can go" in line]) == 2
     assert "sweep.json: damaged, it must list the jobs of a sweep, so its jobs are told by their folders" in damaged
+
+
+def test_a_running_sweep_is_followed_to_its_end(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    sweep, _ = Sweep.begin(folder, "sweep=x", [[f"seed={i}"] for i in range(4)], [])
+    sweep.write(folder)
+    names = [job.name for job in sweep.jobs]
+
+    def say(name: str, **status: Any) -> None:
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "status.json").write_text(json.dumps({"start": 1, **status}))
+
+    def step(seconds: float) -> None:
+        next(steps)
+
+    def happening() -> Any:
+        with locked(folder / LOCK), locked(running):
+            say(names[1], status="running")
+            yield
+            yield  # nothing new
+            say(names[0], status="done", seconds=100)
+            yield
+            say(names[2], status="failed", reason="no")
+            say(names[3], status="failed", reason="of an earlier start", start=0)
+            yield
+        say(names[1], status="done", seconds=100)
+        yield
+
+    (folder / names[1]).mkdir()
+    running, steps = folder / names[1] / ".lock", happening()
+    next(steps)
+    assert list(watch(folder, pause=step)) == [
+        "4 jobs: 0 done, 1 running, 0 failed, 3 to go",
+        "4 jobs: 1 done, 1 running, 0 failed, 2 to go, about 4 min left",
+        "4 jobs: 1 done, 1 running, 1 failed, 1 to go, about 2 min left",
+        "4 jobs: 2 done, 0 running, 1 failed, 1 to go",
+    ]
+
+
+def test_what_is_no_sweep_is_not_followed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no sweep, --watch follows one"):
+        list(watch(tmp_path))
+    done = run_here(collect_main, str(tmp_path), "--watch", "--out", str(tmp_path / "out"))
+    assert done.returncode == 1
+    assert done.stderr == f"error: folder={tmp_path}: holds no sweep, --watch follows one that was started with -m\n"
 
 
 SEEDS = ("-m", "experiment=train", "training.steps=1", "task.train=50", "model.max_length=3", "seed=0,1")
@@ -356,7 +397,7 @@ SEEDS = ("-m", "experiment=train", "training.steps=1", "task.train=50", "model.m
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("mhaprune.launching.from_hydra.results_folder", lambda: tmp_path)
+    monkeypatch.setattr("mhaprune.sweeps.from_hydra.results_folder", lambda: tmp_path)
     return tmp_path / "sweeps"
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from browser import after, needs_browser
 from mhaprune.reporting.head_map import SmallMap, Verdict, in_small
-from mhaprune.reporting.index import Row, render_index, thumbnail
+from mhaprune.sweeps.index import Row, render_index, thumbnail
 
 HEADS = pd.DataFrame(
     [("encoder_self", 0, 0, True), ("encoder_self", 0, 1, False), ("cross", 0, 0, True)],

@@ -1,0 +1,1 @@
+"""Sweeps: the list of jobs, how each is done, what is left of it, and what all of them found together."""

@@ -1,0 +1,225 @@
+"""Runs as the command line does them: alone in this process, or as one job of a sweep in a process of its own.
+
+Whatever becomes of the process of a job, the next job starts, and it is known how this one ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+
+from mhaprune.interrupts import before_stopping, interruptible_once, limited
+from mhaprune.progress import shown
+from mhaprune.running import Results, Run
+from mhaprune.settings.plugins import results_folder
+from mhaprune.settings.refusals import RunFailed
+from mhaprune.settings.sweep import SweepSettings
+from mhaprune.storage import store
+from mhaprune.storage.locks import holder, locked, whose
+from mhaprune.sweeps.jobs import LOCK, STOP, Sweep, progress
+
+log = logging.getLogger(__name__)
+
+Build = Callable[[], Run]
+"""Makes a run from its settings; raises ValueError for settings that cannot be."""
+ReadSettings = Callable[[], SweepSettings]
+"""Reads from the same settings how the run is to be done; raises ValueError too."""
+GRACE = 20.0
+"""Seconds for work that should stop to save its state."""
+PAUSE = 0.5
+"""Seconds between two looks whether the work is still wanted."""
+
+
+def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings: ReadSettings) -> None:
+    """Do one run. Raises RunFailed; a run that is refused leaves no folder."""
+    refused = True
+    try:
+        settings = read_settings()
+        if settings.sweep is not None:
+            raise ValueError(f"sweep={settings.sweep}: names a sweep, which needs -m")
+        if settings.search is not None:
+            raise ValueError("search=optuna: chooses the jobs of a sweep, which needs -m")
+        run = build()
+        run.prepare()
+        refused = False
+        with shown():
+            results = _recorded(lambda: run, output, overrides, settings)
+    except BaseException as error:
+        _log_traceback()
+        if refused and not store.read_status(output):
+            _forget(output)
+        raise RunFailed(error) from error
+    _say(results, output)
+
+
+def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], read_settings: ReadSettings, start: int) -> None:
+    """Do one job. It never raises for what goes wrong in it: its status says that, and so does the log, at once.
+
+    Where its sweep is gone it does nothing and ends its process, which may have waited since an earlier `start`.
+    """
+    root, settings = output.parent, read_settings()
+    sweep, owner = Sweep.read(root), whose(root / LOCK)
+    assert sweep is not None
+    if sweep.starts != start or owner is None:
+        os._exit(0)  # a worker of a launcher might wait for more
+    if (root / STOP).exists():
+        return
+    label = sweep.job(output.name).label
+    beside_others = holder(root / LOCK) != os.getpid()
+
+    def work() -> None:
+        for handler in logging.getLogger().handlers:  # say on the terminal which job a line is from
+            if not isinstance(handler, logging.FileHandler):
+                handler.setFormatter(logging.Formatter(f"{label.replace('%', '%%')}: %(message)s"))
+        try:
+            with locked(store.make_folder("hydra.run.dir", output) / store.LOCK):  # a queue may hold a job twice
+                status = store.read_status(output)
+            if status.get("status") == "done" and status.get("start") == start:
+                return
+            with shown(label, lines=beside_others):
+                results = _recorded(build, output, overrides, settings, wait=True, start=start)
+        except BaseException:
+            _log_traceback()
+            raise
+        _say(results, output)
+
+    killed = isolated(work, settings.time_limit, lambda: whose(root / LOCK) == owner)
+    if killed is not None:
+        store.set_failed(output, killed)
+    status = store.read_status(output)
+    if status.get("status") != "done":
+        log.error("%s: %s, %s", label, status.get("status"), " ".join(str(status.get("reason")).split()))
+        if settings.on_failure == "stop":
+            store.write_bytes(root / STOP, b"")
+    log.info("%s", progress(root, idle=1))
+
+
+def _recorded(
+    build: Build, output: Path, overrides: Sequence[str], settings: SweepSettings, wait: bool = False, **facts: int
+) -> Results:
+    with store.RunFolder(output).recorded(wait) as folder, limited(settings.time_limit):
+        folder.note(kind="run", overrides=list(overrides), **facts)
+        return build()(folder)
+
+
+def _say(results: Results, output: Path) -> None:
+    for line in results.sentences:
+        log.info("%s", line)
+    log.info("all of it is in %s, start with report.html", output)
+
+
+def _log_traceback() -> None:
+    """Hydra's launchers lose a job's traceback, so its own log must have it; the terminal gets a line."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "failed", (), sys.exc_info()))
+
+
+def _forget(output: Path) -> None:
+    """Remove the folder that Hydra made for a run that was refused. Inside the folder of all results, empty folders
+    above it go too; anywhere else these may be the user's, and stay."""
+    for handler in logging.getLogger().handlers:
+        handler.close()
+    shutil.rmtree(output / ".hydra", ignore_errors=True)
+    (output / "run.log").unlink(missing_ok=True)
+    ours = results_folder().resolve()
+    for folder in (output, *(above for above in output.parents if ours in above.parents)):
+        if folder in (ours, Path.cwd()) or not folder.is_dir() or any(folder.iterdir()):
+            return
+        folder.rmdir()
+
+
+def isolated(
+    work: Callable[[], None], time_limit: float | None = None, wanted: Callable[[], bool] = lambda: True
+) -> str | None:
+    """Do the work in a copy of this process. Returns how the copy was killed, or None if it came to its end.
+
+    A copy starts at once with all that is imported here. What it imports itself is imported here too, afterwards, so
+    that the next copy need not. It ends with this process, and soon after it is not wanted any more. A signal that asks
+    this process to stop lets the copy save first. `time_limit` is the work's own to keep; if it does not, the copy is
+    killed a while later.
+    """
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    process = fork.Process(target=_child, args=(work, theirs))
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads, which a copy lacks. This process only waits; the threads of torch start later.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    theirs.close()
+
+    def stop() -> None:
+        process.terminate()
+        process.join(GRACE)  # it saves
+
+    try:
+        with before_stopping(stop):
+            if not _ended(process, ours, None if time_limit is None else time_limit + GRACE, wanted):
+                stop()
+    finally:
+        overdue = process.is_alive()
+        if overdue:
+            process.kill()
+            process.join()
+        ours.close()
+    if process.exitcode is None or process.exitcode >= 0:
+        return None
+    if overdue:
+        why = "its sweep is gone" if time_limit is None else f"time_limit={time_limit:g}"
+        return f"{why}: did not stop by itself and was killed"
+    name = signal.Signals(-process.exitcode).name
+    return f"killed by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
+
+
+def _ended(process: ForkProcess, imported: Connection, seconds: float | None, wanted: Callable[[], bool]) -> bool:
+    """Wait until the process ends or the time is over. Returns False, earlier, when the work is not wanted any more.
+
+    Before it ends, the process says what it has imported.
+    """
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    while not imported.poll(min(PAUSE, max(0.0, deadline - time.monotonic()))):
+        if time.monotonic() >= deadline:
+            return True
+        if not wanted():
+            return False
+    with suppress(EOFError):
+        for name in imported.recv():
+            with suppress(Exception):
+                importlib.import_module(name)
+    process.join(GRACE)
+    return True
+
+
+def _child(work: Callable[[], None], imported: Connection) -> None:
+    end_with_parent()
+    before = set(sys.modules)
+    with interruptible_once():
+        try:
+            work()
+        except BaseException:  # the work has said what it was
+            sys.exit(1)
+        finally:
+            imported.send([name for name in sys.modules if name not in before])
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Let this process be killed when its parent ends, also if that is killed itself. Linux only. It ends at once if
+    `parent` is given and is not the parent any more."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if parent is not None and os.getppid() != parent:
+        os._exit(0)

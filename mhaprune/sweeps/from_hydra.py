@@ -1,0 +1,211 @@
+"""The part of a sweep that Hydra does: it composes the settings of the jobs, and its launchers start them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.core.plugins import Plugins
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from mhaprune.config import build, check
+from mhaprune.interrupts import handling
+from mhaprune.running import Run
+from mhaprune.settings.plugins import conf_folder, results_folder
+from mhaprune.settings.sweep import SweepSettings
+from mhaprune.storage.store import LOCK, refuse_links
+from mhaprune.sweeps.doing import end_with_parent
+from mhaprune.sweeps.jobs import Job, Sweep
+from mhaprune.sweeps.launching import do_sweep
+from mhaprune.sweeps.searching import Range, Searching, check_optuna
+
+Values = Callable[[DictConfig, Sequence[str]], dict[str, Any]]
+"""Makes the plain values that `config.build` reads of a config and of the overrides that it was made with."""
+
+
+class HydraLauncher:
+    """Composes the settings of jobs and starts the jobs, by the launcher that Hydra was told to use."""
+
+    def __init__(
+        self, config: DictConfig, loader: ConfigLoader, task: Callable[..., None], values: Values, root: Path
+    ) -> None:
+        self.config, self.loader, self.task, self.values, self.root = config, loader, task, values, root
+        self.parser = OverridesParser.create(config_loader=loader)
+        self.seen: list[list[str]] = []
+        """The settings of the models that jobs have had so far."""
+        self.is_group = functools.cache(lambda key: bool(loader.get_group_options(key)))
+        self.with_options = functools.cache(self._with_options)
+
+    def identity(self, job: Job) -> str:
+        return str(build(self.values(self._composed(job.overrides), job.overrides)).identity["run"])
+
+    def check(self, job: Job) -> None:
+        refuse_links("hydra.sweep.dir", self.root, [f"{job.name}/{name}" for name in files_of_hydra(self.config)])
+        self.fits(job.overrides)
+
+    def fits(self, overrides: Sequence[str]) -> Run | None:
+        """Raise ValueError for settings that a job would refuse. A model that others made is read once."""
+        groups = ("model", "data", "objective", "plugins")
+        model = [one for one in overrides if re.split(r"[.=@]", one.lstrip("+~"))[0] in groups]
+        again = model in self.seen
+        self.seen.append(model)
+        return check(self.values(self._composed(overrides), overrides), again)
+
+    def start(self, jobs: Sequence[Job], starts: int) -> None:
+        settings = self.config.hydra.launcher
+        if "ray" in settings:
+            from hydra_plugins.hydra_ray_launcher._launcher_util import start_ray
+
+            with handling():  # its launcher would handle SIGTERM for itself, and end the sweep before the jobs saved
+                start_ray(settings.ray.init)
+        if "n_jobs" in settings:
+            _end_workers_of_joblib_with_this_process()
+        context = HydraContext(config_loader=self.loader, callbacks=Callbacks())
+        does = Plugins.instance().instantiate_launcher(context, functools.partial(self.task, start=starts), self.config)
+        place = f"hydra.sweep.dir={_quoted(str(self.root))}"
+        does.launch([[*job.overrides, place, f"hydra.sweep.subdir={_quoted(job.name)}"] for job in jobs], 0)
+
+    def _composed(self, overrides: Sequence[str]) -> DictConfig:
+        """Compose settings as Hydra does, but read the files, which takes longest, once for each choice of options."""
+        given = self.parser.parse_overrides(list(overrides))
+        options = [one for one in given if self.is_group(one.key_or_group) and not isinstance(one.value(), dict)]
+        own = copy.deepcopy(self.with_options(*(str(one.input_line) for one in options)))
+        ConfigLoaderImpl._apply_overrides_to_config([one for one in given if one not in options], own)
+        return own
+
+    def _with_options(self, *options: str) -> DictConfig:
+        whole = self.loader.load_sweep_config(self.config, list(options))
+        return OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
+
+
+def launch(
+    config: DictConfig, loader: ConfigLoader, task: Callable[..., None], how: SweepSettings, values: Values
+) -> None:
+    """Do the sweep that the config of a multirun asks for: `task` with the settings of each job and its `start`."""
+    if config.hydra.launcher.get("n_jobs") == 0:
+        raise ValueError("hydra.launcher.n_jobs=0: must be 1 or more, or -1 for a job on each core")
+    root = _root(config, how)
+    with open_dict(config):
+        config.hydra.sweep.dir = str(root)
+    launcher = HydraLauncher(config, loader, task, values, root)
+    overrides, sources = _overrides(config, launcher.parser), _sources(config)
+    check_counts(overrides, how)
+    if how.search is None:
+        do_sweep(root, all_settings(overrides), sources, how, launcher)
+        return
+    check_optuna()
+    search, before = Searching(how.search, *to_choose(overrides), root), Sweep.read(root)
+    for one_of_each in search.each_value():
+        run = launcher.fits(one_of_each)
+        if run is not None and run.experiment.tables:  # else they are not known beforehand
+            search.check_table(run.experiment.tables)
+    settings = search.more([]) if before is None else search.again(before)
+    try:
+        do_sweep(root, settings, sources, how, launcher, list(search.space), search.more)
+    finally:
+        if (sweep := Sweep.read(root)) is not None:
+            print(search.best(sweep.jobs))
+
+
+def files_of_hydra(config: DictConfig) -> list[str]:
+    """Return the files that Hydra itself writes into the folder of a run, by their names below it, and the lock."""
+    folder, yamls = config.hydra.output_subdir, ("config.yaml", "hydra.yaml", "overrides.yaml")
+    return [LOCK, f"{config.hydra.job.name}.log", *(str(Path(folder, name)) for name in yamls if folder is not None)]
+
+
+def _end_workers_of_joblib_with_this_process() -> None:
+    """Else a worker that starts just when this process is killed waits for the rest of its first job for ever."""
+    from joblib import register_parallel_backend
+    from joblib.parallel import BACKENDS
+
+    ended = functools.partial(BACKENDS["loky"], initializer=end_with_parent, initargs=(os.getpid(),))
+    register_parallel_backend("loky", ended)
+
+
+def _root(config: DictConfig, how: SweepSettings) -> Path:
+    if how.sweep is None:
+        return Path(config.hydra.sweep.dir)
+    if typed := [text for text in config.hydra.overrides.hydra if text.startswith("hydra.sweep.dir=")]:
+        raise ValueError(f"sweep={how.sweep}: names the folder of the sweep, leave {typed[0]} out")
+    return results_folder() / "sweeps" / how.sweep
+
+
+def check_counts(overrides: Sequence[Override], how: SweepSettings) -> None:
+    """Raise ValueError for a sweep over no values, or over more than `max_jobs`. No range is expanded for it."""
+    counts = {str(one.input_line): _count(one) for one in overrides if one.is_sweep_override()}
+    for text, count in counts.items():
+        if not count:
+            raise ValueError(f"{text}: holds no value; glob chooses options of a group, range(0,5) are 0 to 4")
+    jobs = (math.prod if how.search is None else max)([1, *counts.values()])
+    if not jobs <= how.max_jobs:
+        raise ValueError(f"{' '.join(counts)}: are {jobs} jobs, must be at most max_jobs={how.max_jobs}")
+
+
+def _count(one: Override) -> float:
+    values = one.value()
+    if isinstance(values, RangeSweep):
+        start, stop, step = values.start or 0, values.stop or 0, values.step
+        return max(0, -((start - stop) // step)) if step else 0
+    return 1 if isinstance(values, IntervalSweep) else sum(1 for _ in one.sweep_string_iterator())
+
+
+def _overrides(config: DictConfig, parser: OverridesParser) -> list[Override]:
+    """Return what was typed, after what `hydra.sweeper.params` says."""
+    typed = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    assert isinstance(typed, list)
+    params = [f"{name}={value}" for name, value in (config.hydra.sweeper.get("params") or {}).items()]
+    return parser.parse_overrides([*params, *typed])
+
+
+def all_settings(overrides: Sequence[Override]) -> list[list[str]]:
+    """Return the settings of every job; of an override that comes twice the last one counts."""
+    values: dict[str, list[str]] = {}
+    for one in overrides:
+        if one.is_interval_sweep():
+            raise ValueError(f"{one.input_line}: needs search=optuna, which chooses values in a range")
+        each = one.sweep_string_iterator() if one.is_sweep_override() else [one.get_value_element_as_str()]
+        values[one.get_key_element()] = [f"{one.get_key_element()}={value}" for value in each]
+    return list(map(list, itertools.product(*values.values())))
+
+
+def to_choose(overrides: Sequence[Override]) -> tuple[list[str], dict[str, list[str] | Range]]:
+    """Return the settings that are typed for every job, and what the others may be."""
+    space: dict[str, list[str] | Range] = {}
+    for one in (one for one in overrides if one.is_sweep_override()):
+        values = one.value()
+        if not isinstance(values, IntervalSweep):
+            space[one.get_key_element()] = list(one.sweep_string_iterator())
+            continue
+        low, high, log = values.start, values.end, "log" in values.tags
+        if low is None or high is None or low >= high or (log and low <= 0):
+            raise ValueError(
+                f"{one.input_line}: must go from a number to a higher one, and be above 0 with tag(log,...)"
+            )
+        space[one.get_key_element()] = Range(low, high, log)
+    return [str(one.input_line) for one in overrides if not one.is_sweep_override()], space
+
+
+def _sources(config: DictConfig) -> list[str]:
+    """Return what decides settings beside those that were typed: the YAMLs, and the version of torch."""
+    sources = config.hydra.runtime.config_sources
+    folders = [conf_folder(), *(Path(source.path) for source in sources if source.schema == "file")]
+    files = sorted({path.resolve() for folder in folders for path in folder.rglob("*.yaml")})
+    return [str(torch.__version__), *(path.read_text() for path in files)]
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "\\'") + "'"

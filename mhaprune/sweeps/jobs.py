@@ -1,0 +1,163 @@
+"""The list of jobs of a sweep: a file in its folder, written before the first job starts; and how far the jobs are."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from mhaprune.progress import duration
+from mhaprune.settings.sweep import LONGEST, SWEEP_SETTINGS
+from mhaprune.storage.locks import is_held, read_bytes
+from mhaprune.storage.store import fingerprint, make_folder, read_status, write_json
+
+FILE = "sweep.json"
+"""The list of the jobs in the folder of a sweep."""
+LOCK = ".sweep.lock"
+"""The file that is locked by the process that starts the jobs."""
+STOP = ".stop"
+"""The file that says to later jobs that they should not start."""
+PAUSE = 2.0
+"""Seconds between two looks at a sweep that is followed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep."""
+
+    name: str
+    """The name of its folder: the settings that tell it apart from the other jobs, cut, and a fingerprint of them."""
+    label: str
+    """The settings that tell it apart, in full."""
+    overrides: list[str]
+    """All its settings as they were typed."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The content of the list of jobs."""
+
+    varies: list[str]
+    """The settings in which jobs differ."""
+    given: str
+    """A fingerprint of all other settings, and of the files that settings come from."""
+    starts: int
+    """How often the sweep was started. Jobs of one start were timed beside each other."""
+    command: str
+    """The command that started it."""
+    jobs: list[Job]
+
+    @classmethod
+    def read(cls, folder: Path) -> Sweep | None:
+        """Return the sweep in a folder, or None. Raises ValueError for a file that holds something else."""
+        try:
+            content = json.loads(read_bytes(folder / FILE))
+            sweep = cls(**content | {"jobs": [Job(**job) for job in content["jobs"]]})
+            names = [job.name for job in sweep.jobs]
+            texts = [*sweep.varies, sweep.given, sweep.command, *names, *(job.label for job in sweep.jobs)]
+            "".join([*texts, *(text for job in sweep.jobs for text in job.overrides)]).encode()  # TypeError: no text
+            if not isinstance(sweep.starts, int) or any("\0" in name or len(name.encode()) > 255 for name in names):
+                raise TypeError
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            raise ValueError(f"{folder / FILE}: damaged, it must list the jobs of a sweep") from None
+        return sweep
+
+    @classmethod
+    def begin(
+        cls, folder: Path, place: str, settings: Sequence[Sequence[str]], sources: object, varying: Sequence[str] = ()
+    ) -> tuple[Sweep, Sweep | None]:
+        """Return the sweep of jobs with these settings, and the one that the folder held before.
+
+        `sources` are what else decides the settings, `varying` those that later jobs may change. Raises ValueError for
+        a folder that holds something else; `place` is the setting that names the folder.
+        """
+        before = cls.read(folder)
+        if before is None and folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
+            raise ValueError(f"{place}: its folder is not empty and holds no sweep, name another")
+        different = sorted({_key(one) for own in settings for one in {*own} ^ {*settings[0]}} | {*varying})
+        varies = different if before is None else before.varies
+        if not {*different} <= {*varies} <= {*different, *map(_key, settings[0])}:
+            raise ValueError(
+                f"{place}: holds another sweep, over {', '.join(varies) or 'nothing'}; this one is over"
+                f" {', '.join(different) or 'nothing'}, name another"
+            )
+        same = [one for one in settings[0] if _key(one) not in varies]
+        fixed = sorted(one for one in same if _key(one).split(".")[0] not in (*SWEEP_SETTINGS, "cache"))
+        starts = 1 if before is None else before.starts + 1
+        empty = cls(varies, fingerprint([fixed, sources]), starts, shlex.join(["python", *sys.argv]), [])
+        return empty.and_jobs(settings), before
+
+    def write(self, folder: Path) -> None:
+        """Write the list into the folder of the sweep."""
+        write_json(make_folder("hydra.sweep.dir", folder) / FILE, asdict(self))
+
+    def and_jobs(self, settings: Sequence[Sequence[str]]) -> Sweep:
+        """Return the sweep with further jobs; two with the same settings are one."""
+        jobs = {job.name: job for job in (*self.jobs, *map(self._job, settings))}
+        return replace(self, jobs=list(jobs.values()))
+
+    def tells(self, override: str) -> bool:
+        """Return whether jobs differ in the setting of this override."""
+        return _key(override) in self.varies
+
+    def job(self, name: str) -> Job:
+        """Return the job of this name."""
+        return next(job for job in self.jobs if job.name == name)
+
+    def _job(self, overrides: Sequence[str]) -> Job:
+        own = sorted(filter(self.tells, overrides))
+        readable = "-".join(re.sub(r"[^\w.-]+", "_", one, flags=re.ASCII).strip("_") for one in own) or "job"
+        return Job(f"{readable[: LONGEST - 13]}-{fingerprint(own)}", ", ".join(own) or "the only job", list(overrides))
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
+
+
+def watch(folder: Path, pause: Callable[[float], None] = time.sleep) -> Iterator[str]:
+    """Yield a line each time that something has changed, until no process does jobs of the sweep any more.
+
+    Raises ValueError for a folder that holds no sweep.
+    """
+    before = None
+    while True:
+        going, line = is_held(folder / LOCK), progress(folder)
+        if line != before:
+            yield line
+        if not going:
+            return
+        before = line
+        pause(PAUSE)
+
+
+def progress(folder: Path, idle: int = 0) -> str:
+    """Say how many jobs are done, run, have failed and are to go, and about how long that takes.
+
+    Only the folder is read, so a sweep can be followed from anywhere. `idle` is how many jobs can start now, beside
+    those that run.
+    """
+    sweep = Sweep.read(folder)
+    if sweep is None:
+        raise ValueError(f"folder={folder}: holds no sweep, --watch follows one that was started with -m")
+    statuses = [read_status(folder / job.name) for job in sweep.jobs]
+    # What failed at an earlier start is to be done at this one.
+    current = [each for each in statuses if each.get("start") == sweep.starts or each.get("status") == "done"]
+    states = Counter(str(each.get("status")) for each in current)
+    done, running, failed = states["done"], states["running"], states["failed"] + states["died"]
+    to_go = len(statuses) - done - running - failed
+    line = f"{len(statuses)} jobs: {done} done, {running} running, {failed} failed, {to_go} to go"
+    done_in = [each.get("seconds") for each in statuses if each.get("status") == "done"]
+    seconds = [float(each) for each in done_in if isinstance(each, int | float) and 0 < each < 1e12]
+    if seconds and running + idle and running + to_go:
+        # Half of what runs is done, on average.
+        left = sum(seconds) / len(seconds) * (running / 2 + to_go) / (running + idle)
+        line += f", about {duration(left)} left"
+    return line

@@ -1,0 +1,203 @@
+"""A sweep from start to end: which jobs are left, starting them, failures, signals, and what all of them found."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from mhaprune.interrupts import before_stopping
+from mhaprune.settings.plugins import allowed
+from mhaprune.settings.sweep import SweepSettings
+from mhaprune.storage import store
+from mhaprune.storage.cache import code_of
+from mhaprune.storage.locks import holder, is_held, locked
+from mhaprune.storage.seals import Damaged
+from mhaprune.storage.store import read_status
+from mhaprune.sweeps.collecting import collect
+from mhaprune.sweeps.doing import GRACE, PAUSE
+from mhaprune.sweeps.jobs import LOCK, STOP, Job, Sweep
+from mhaprune.sweeps.runs import read_run
+
+log = logging.getLogger(__name__)
+
+DONE, CHANGED, OPEN = "done", "changed", "open"
+More = Callable[[Sequence[Job]], Sequence[Sequence[str]]]
+"""The settings of further jobs, by what the jobs so far have found; none at the end."""
+
+
+class JobsFailed(ValueError):
+    """Some jobs of a sweep are not done; the message says which and why."""
+
+
+class Launcher(Protocol):
+    """The part that composes the settings of jobs and starts jobs."""
+
+    def identity(self, job: Job) -> str:
+        """Return the fingerprint of the run that a job would be now."""
+
+    def check(self, job: Job) -> object:
+        """Raise ValueError for a job that would be refused."""
+
+    def start(self, jobs: Sequence[Job], starts: int) -> object:
+        """Do jobs for the n-th start of the sweep, one after the other or several at once. A job does not raise."""
+
+
+def do_sweep(
+    root: Path,
+    settings: Sequence[Sequence[str]],
+    sources: object,
+    how: SweepSettings,
+    launcher: Launcher,
+    varying: Sequence[str] = (),
+    more: More = lambda jobs: (),
+) -> None:
+    """Do the jobs with these settings that are not done yet, and `more`, then combine all of them into `root`.
+
+    `sources` is what decides settings beside what was typed, `varying` are settings that further jobs may change.
+    Raises JobsFailed at the end, and ValueError before anything is started for a sweep that cannot be.
+    """
+    place = f"hydra.sweep.dir={root}" if how.sweep is None else f"sweep={how.sweep}"
+    root.mkdir(parents=True, exist_ok=True)
+    with _held(root, place):
+        sweep, before = Sweep.begin(root, place, settings, sources, varying)
+        # Settings are composed again only if anything that decides them has changed.
+        identity = None if before is not None and before.given == sweep.given else launcher.identity
+        found = {job.label: standing(root, job, identity) for job in sweep.jobs}
+        changed, done = ([label for label in found if found[label] == state] for state in (CHANGED, DONE))
+        if changed and how.on_change == "refuse":
+            raise ValueError(
+                f"{place}: {len(changed)} of its jobs were done with other settings or other code ({_listed(changed)});"
+                " on_change=redo does them again, another name keeps them"
+            )
+        todo = [job for job in sweep.jobs if found[job.label] != DONE]
+        for job in todo:
+            launcher.check(job)
+        if done:
+            print(f"{len(done)} of {len(found)} jobs are done and skipped: {_listed(done)}")
+        sweep.write(root)
+        start = functools.partial(launcher.start, starts=sweep.starts)
+        (root / STOP).unlink(missing_ok=True)
+        try:
+            with before_stopping(lambda: _stop([root / job.name / store.LOCK for job in sweep.jobs])):
+                while todo or settings:
+                    _do(todo, root, how.retries, start)
+                    settings = () if (root / STOP).exists() else more(sweep.jobs)
+                    known, sweep = sweep.jobs, sweep.and_jobs(settings)
+                    todo = sweep.jobs[len(known) :]
+                    for job in todo:
+                        launcher.check(job)
+                    sweep.write(root)
+        finally:
+            for line in collect([root], root):
+                print(line)
+            print(f"all of it is in {root}, start with report.html")
+    statuses = {job.label: read_status(root / job.name) for job in sweep.jobs}
+    failed = [
+        f"{label} ({': '.join(filter(None, [status.get('status', 'not started'), status.get('reason')]))})"
+        for label, status in statuses.items()
+        if status.get("status") != "done"
+    ]
+    if failed:
+        raise JobsFailed(f"{len(failed)} of {len(statuses)} jobs not done: {'; '.join(failed)}")
+
+
+@contextmanager
+def _held(root: Path, place: str) -> Iterator[None]:
+    """Keep other processes from the same sweep meanwhile. A sweep that is refused leaves nothing behind."""
+    new = not (root / LOCK).exists()
+    try:
+        with locked(root / LOCK, f"{place}: in use by {{holder}}, which does this sweep"):
+            yield
+    finally:
+        if new and Sweep.read(root) is None:
+            (root / LOCK).unlink()
+            if not any(root.iterdir()):
+                root.rmdir()
+
+
+def standing(root: Path, job: Job, identity: Callable[[Job], str] | None) -> str:
+    """Return DONE for a job that is done, whole, and would be the same if it were done now; CHANGED for one that would
+    not, OPEN for any other.
+
+    `identity` returns the fingerprint that the run would have now. It takes long, and is None where nothing that
+    decides it has changed.
+    """
+    run = read_run(root / job.name)
+    if run.why_not is not None:
+        return OPEN
+    try:
+        run.check()
+    except Damaged:
+        return OPEN
+    same = _same_code(run.status.get("code"))
+    return DONE if same and (identity is None or identity(job) == run.status["identity"].get("run")) else CHANGED
+
+
+def _same_code(noted: Any) -> bool:
+    modules = noted.get("modules") if isinstance(noted, dict) else None
+    if not isinstance(modules, list):
+        return False
+    ours = all(isinstance(module, str) and module.split(".")[0] in allowed() for module in modules)
+    try:
+        return ours and code_of(modules) == noted
+    except ImportError:
+        return False
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return "; ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
+
+
+def _do(todo: Sequence[Job], root: Path, retries: int, start: Callable[[Sequence[Job]], object]) -> None:
+    """Start jobs until each is done or has failed often enough; a launcher may lose some that it never started."""
+    tries: Counter[str] = Counter()
+    left = list(todo)
+    while left:
+        before = {job.name: _mark(root / job.name) for job in left}
+        try:
+            start(left)
+        except Exception as error:  # of whatever does the jobs; what they say themselves stands in their folders
+            log.error("jobs were lost: %s", " ".join(f"{type(error).__name__}: {error}".split()))
+        while any(is_held(root / job.name / store.LOCK) for job in left):  # it may have lost one, and wait for none
+            time.sleep(PAUSE)
+        tried = [job for job in left if _mark(root / job.name) != before[job.name]]
+        tries.update(job.name for job in tried)
+        if not tried or (root / STOP).exists():
+            return
+        again = [job for job in tried if tries[job.name] <= retries and _may_end_better(root / job.name)]
+        for job in again:
+            log.warning("%s: is tried again", job.label)
+        left = [job for job in left if job not in tried or job in again]
+
+
+def _may_end_better(folder: Path) -> bool:
+    status = read_status(folder)
+    return status.get("status") != "done" and not str(status.get("reason")).startswith("ConfigError")
+
+
+def _mark(folder: Path) -> tuple[int, int] | None:
+    """Return another value each time that the status of a job was written."""
+    try:
+        found = (folder / "status.json").stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _stop(locks: Sequence[Path]) -> None:
+    """Ask the jobs that run to stop, wherever a launcher has put them, and wait until they have saved."""
+    running = {lock: process for lock in locks if (process := holder(lock)) not in (None, os.getpid())}
+    for process in running.values():
+        assert process is not None
+        os.kill(process, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE
+    while any(holder(lock) is not None for lock in running) and time.monotonic() < deadline:
+        time.sleep(0.05)

@@ -1,0 +1,333 @@
+"""Many runs are combined, named by what differs between them, and compared by their first numbers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from collect import main as collect_main
+from conftest import run_here
+from made_tables import pruning_table, summary
+from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.experiments.train import Train
+from mhaprune.reporting.headline import Number
+from mhaprune.reporting.plots import MOST_RUNS
+from mhaprune.settings.options import target
+from mhaprune.storage.store import RunFolder, read_status
+from mhaprune.sweeps.collecting import collect
+from mhaprune.sweeps.jobs import Job, Sweep
+from mhaprune.sweeps.parts import Part, numbers_of, settings_of, title_of, varying_first
+from mhaprune.sweeps.runs import FoundRun, find_runs
+
+
+def make_run(path: Path, **identity: Any) -> None:
+    with RunFolder(path).recorded() as folder:
+        folder.note(kind="run", experiment=target(Ablate()), identity={"run": "abc", "task": "sort", **identity})
+        folder.write_table("pruning", pruning_table().assign(run="abc"))
+        folder.write_table("summary", summary().assign(tolerance=0.01))
+
+
+def change_status(run: Path, **fields: Any) -> None:
+    (run / "status.json").write_text(json.dumps(read_status(run) | fields))
+
+
+def make_failed(path: Path, reason: str) -> None:
+    def fail() -> None:
+        with RunFolder(path).recorded() as folder:
+            folder.note(kind="run", overrides=["model.num_heads=3"])
+            folder.write_table("pruning", pruning_table())
+            raise ValueError(reason)
+
+    with pytest.raises(ValueError, match=reason):
+        fail()
+
+
+@pytest.mark.collected_figures
+def test_runs_are_combined_and_told_apart_by_what_differs(tmp_path: Path) -> None:
+    for job, heads in enumerate((2, 4, 8)):
+        make_run(tmp_path / "sweep" / str(job), num_heads=heads, seed=0)
+    lines = collect([tmp_path / "sweep"], tmp_path / "sweep")
+    table = pd.read_csv(tmp_path / "sweep" / "pruning.csv")
+    assert list(table["label"].unique()) == ["num_heads=2", "num_heads=4", "num_heads=8"]
+    assert len(table) == 3 * len(pruning_table())
+    assert (table["run"] == "abc").all()
+    assert any(line.startswith("num_heads=8: 9 of 24 heads can go") for line in lines)
+    assert {p.name for p in (tmp_path / "sweep" / "figures").iterdir()} == {
+        "comparison.png",
+        "comparison.svg",
+        "headline.png",
+        "headline.svg",
+    }
+    assert "num_heads=4" in (tmp_path / "sweep" / "report.html").read_text()
+    again = collect([tmp_path / "sweep"], tmp_path / "sweep")  # its own output is not taken for a run
+    assert again == lines
+
+
+@pytest.mark.parametrize(
+    ("runs", "names"),
+    [
+        (
+            {f"{heads}-{seed}": {"num_heads": heads, "seed": seed} for heads in (2, 4) for seed in (0, 1)},
+            [(f"num_heads={heads}, seed={seed}", f"num_heads={heads}") for heads in (2, 4) for seed in (0, 1)],
+        ),
+        ({"monday": {"num_heads": 2}, "tuesday": {"num_heads": 2}}, [("monday", ""), ("tuesday", "")]),
+        ({"a/0": {"num_heads": 2}, "b/0": {"num_heads": 2}}, [("a/0", ""), ("b/0", "")]),
+        ({"0": {"seed": 0}, "1": {"seed": 1}}, [("seed=0", ""), ("seed=1", "")]),
+    ],
+)
+def test_runs_are_told_apart_by_settings_and_where_these_are_equal_by_folders(
+    runs: dict[str, dict[str, int]], names: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    """A setting is what runs share that differ in their seed: it holds neither the seed nor the folder."""
+    for place, identity in runs.items():
+        make_run(tmp_path / "runs" / place, **identity)
+    collect([tmp_path / "runs"], tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out" / "pruning.csv", keep_default_na=False)
+    assert list(table[["label", "setting"]].drop_duplicates().itertuples(index=False, name=None)) == names
+
+
+@pytest.mark.parametrize("varied", ["training.weight_decay", "task.seed", "experiment.budgets"])
+def test_runs_are_told_apart_by_whatever_the_command_line_set(varied: str, tmp_path: Path) -> None:
+    """Also by a setting that ends like one of the model: task.seed beside seed."""
+    for value in ("1", "2"):
+        make_run(tmp_path / "runs" / value, num_heads=2, seed=0)
+        shared = ["experiment=ablate", "model.num_heads=2", "cache=/somewhere", "seed=0"]
+        change_status(tmp_path / "runs" / value, overrides=[f"{varied}={value}", *shared])
+    collect([tmp_path / "runs"], tmp_path / "out")
+    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["label"]) == [f"{varied}=1", f"{varied}=2"]
+
+
+def test_an_index_lists_every_run(tmp_path: Path) -> None:
+    """With a link to its report, the settings that vary, and its first numbers."""
+    make_run(tmp_path / "runs" / "a b", num_heads=2)
+    (tmp_path / "runs" / "a b" / "report.html").write_text("here")
+    make_failed(tmp_path / "runs" / "1", "model.num_heads=3: must divide")
+    collect([tmp_path / "runs"], tmp_path / "out")
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<title>ablate on sort, by num_heads</title>" in page
+    assert '<a href="../runs/a%20b/report.html">num_heads=2</a>' in page
+    for cell in ("<td>2</td>", ">9</td>", ">0.993</td>", ">1.21</td>", ">heads that can go<", ">times as fast<"):
+        assert cell in page
+    assert "<td>num_heads=3</td><td>failed</td>" in page
+
+
+def test_failed_and_unfinished_runs_are_named_and_left_out(tmp_path: Path) -> None:
+    make_run(tmp_path / "0", num_heads=2)
+    make_failed(tmp_path / "1", "model.num_heads=3: must divide")
+    (tmp_path / "2" / ".hydra").mkdir(parents=True)
+    (tmp_path / "2" / ".hydra" / "config.yaml").touch()
+    make_run(tmp_path / "10", num_heads=4)
+    lines = collect([tmp_path], tmp_path / "out")
+    assert lines[2].startswith("num_heads=3 is not in here, failed: ValueError: model.num_heads=3: must divide")
+    assert lines[3].startswith("2 is not in here, no status")
+    runs = pd.read_csv(tmp_path / "out" / "runs.csv")
+    assert [Path(folder).name for folder in runs["folder"]] == ["0", "1", "2", "10"]
+    assert len(pd.read_csv(tmp_path / "out" / "pruning.csv")) == 2 * len(pruning_table())
+    assert len(read_status(tmp_path / "out")["failed"]) == 2
+
+
+def test_runs_of_an_older_or_unknown_kind_are_named_in_a_line_each(tmp_path: Path) -> None:
+    make_run(tmp_path / "new", num_heads=2)
+    for name, experiment in (("old", None), ("foreign", "elsewhere.study.Study"), ("gone", "mhaprune.nowhere.Study")):
+        make_run(tmp_path / name, num_heads=4)
+        if experiment is not None:
+            change_status(tmp_path / name, experiment=experiment)
+    old = read_status(tmp_path / "old")
+    (tmp_path / "old" / "status.json").write_text(json.dumps({key: old[key] for key in old if key != "experiment"}))
+    lines = collect([tmp_path], tmp_path / "out")
+    compared, *left_out = lines
+    assert sorted(line.split(" is not in here, ")[1].split(" (")[0].rstrip(".") for line in left_out) == [
+        "of an experiment that is not installed, elsewhere.study.Study",
+        "of an experiment that is not installed, mhaprune.nowhere.Study",
+        "too old: its status names no experiment, run it again",
+    ]
+    assert compared.startswith("experiment=ablate, num_heads=2: 9 of 24 heads can go")
+    assert "elsewhere" not in sys.modules
+
+
+@pytest.mark.collected_figures
+def test_every_experiment_says_and_draws_what_its_own_runs_found(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", num_heads=2)
+    with RunFolder(tmp_path / "b").recorded() as folder:
+        folder.note(kind="run", experiment=target(Train()), identity={"run": "x", "task": "sort", "num_heads": 4})
+        row = {f"{name}{end}": 0.5 for name in ("quality", "token_accuracy") for end in ("", "_low", "_high")}
+        folder.write_table("accuracy", pd.DataFrame([row]))
+        folder.write_table("pruning", pd.DataFrame({"steps": [1]}))
+    lines = collect([tmp_path], tmp_path / "out")
+    assert lines[0].startswith("experiment=ablate, num_heads=2: 9 of 24")
+    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["experiment"]) == ["ablate", "train"]
+    assert lines[1].startswith("experiment=train, num_heads=4: 0.500 exact match")
+    names = {path.stem for path in (tmp_path / "out").glob("*.csv")}
+    assert names == {"runs", "ablate-pruning", "ablate-summary", "train-accuracy", "train-pruning"}
+    assert (tmp_path / "out" / "figures" / "ablate-comparison.png").exists()
+
+
+def test_a_run_is_not_overwritten_by_what_is_collected_from_it(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", num_heads=2)
+    with pytest.raises(ValueError, match="out=.*: is the folder of a run, name one of its own"):
+        collect([tmp_path / "a"], tmp_path / "a")
+    assert (tmp_path / "a" / "pruning.csv").exists()
+
+
+def test_only_failed_runs_still_give_a_report(tmp_path: Path) -> None:
+    make_failed(tmp_path / "0", "no")
+    [line] = collect([tmp_path], tmp_path / "out")
+    assert "failed: ValueError: no" in line
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such folder, name run folders"):
+        collect([tmp_path / "nowhere"], tmp_path / "out")
+    with pytest.raises(ValueError, match="holds no run"):
+        collect([tmp_path], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_script_does_the_same(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", num_heads=2)
+    done = run_here(collect_main, str(tmp_path / "a"), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert "9 of 24 heads can go" in done.stdout
+    refused = run_here(collect_main, str(tmp_path / "b"), "--out", str(tmp_path / "out"))
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: folder=")
+    assert refused.stderr.count("\n") == 1
+
+
+def test_a_run_says_itself_what_it_found_if_it_is_as_it_was_written(tmp_path: Path) -> None:
+    own = {"findings": ["As its report says."], "head_map": {"title": "its map", "rows": ["10", " 1"]}}
+    make_run(tmp_path / "a", num_heads=2)
+    with RunFolder(tmp_path / "b").recorded() as folder:
+        tables = {path.stem: pd.read_csv(path) for path in (tmp_path / "a").glob("*.csv")}
+        folder.note(kind="run", experiment=target(Ablate()), identity={"task": "sort", "num_heads": 4}, **own)
+        for name, table in tables.items():
+            folder.write_table(name, table)
+    lines = collect([tmp_path], tmp_path / "out")
+    assert lines[-2].startswith("num_heads=2: 9 of 24 heads can go")
+    assert lines[-1] == "num_heads=4: As its report says."
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert page.count("<title>its map</title>") == 1
+    [run] = find_runs([tmp_path / "b"])
+    (tmp_path / "b" / "status.json").write_text(json.dumps(run.status | {"files": list(run.files)}))  # no checksums
+    lines = collect([tmp_path], tmp_path / "out")
+    assert lines[-1].startswith("num_heads=4: 9 of 24 heads can go")
+    assert "its map" not in (tmp_path / "out" / "index.html").read_text()
+
+
+def part(value: float = 1.0, **settings: str) -> Part:
+    label = ", ".join(settings.values())
+    return Part(FoundRun(Path(), {}), label, settings=settings, headline=[Number("x", value)])
+
+
+def test_the_settings_that_vary_are_found_without_the_seed() -> None:
+    parts = [
+        part(task=task, width=width, heads=heads, seed=seed, gate="none")
+        for task in ("sort", "copy")
+        for width, heads in (("64", "4"), ("16", "1"), ("32", "2"))
+        for seed in "01"
+    ]
+    found = settings_of(parts)
+    assert [(each.name, each.values) for each in found] == [
+        ("width", ("16", "32", "64")),  # heads always change with it
+        ("task", ("sort", "copy")),
+    ]
+    assert not settings_of(parts[:2])
+
+
+def test_a_setting_that_some_runs_do_not_have_is_a_value_of_its_own() -> None:
+    parts = [part(2.0, task="sort"), part(3.0, task="sort", width="8")]
+    [width] = settings_of(parts)
+    assert width.values == ("not set", "8")
+    numbers = numbers_of(parts, [width])
+    assert list(numbers["value"]) == [2.0, 3.0]
+    assert list(numbers["width"]) == ["not set", "8"]
+
+
+def test_the_title_names_tasks_settings_and_seeds() -> None:
+    parts = [part(task=task, width="8", seed=seed) for task in ("sort", "copy", "reverse") for seed in "01"]
+    assert title_of(parts, ["task", "seed"]) == "Runs on sort, copy and reverse, 2 seeds"
+    assert title_of(parts[:2], ["width", "d_model"]) == "Runs on sort, by width and d_model, 2 seeds"
+    assert title_of(parts[:1], []) == "Runs on sort"
+    assert title_of([replace(parts[0], why_not="failed")], ["width"]) == "Runs on no task, by width"
+
+
+def test_columns_that_never_vary_come_last() -> None:
+    frame = pd.DataFrame({"task": "sort", "x": [1, 2], "nothing": np.nan, "label": "a", "half": [np.nan, 1], "y": "b"})
+    assert list(varying_first(frame)) == ["label", "x", "half", "task", "nothing", "y"]
+    pd.testing.assert_frame_equal(varying_first(frame)[list(frame)], frame)
+
+
+@pytest.fixture
+def swept(tmp_path: Path) -> Path:
+    """A sweep over heads and seeds, one of whose jobs has failed."""
+    root = tmp_path / "sweep"
+    names = [f"{heads}-{seed}" for heads in (2, 4) for seed in (0, 1)]
+    for name in names:
+        heads, seed = map(int, name.split("-"))
+        make_run(root / name, num_heads=heads, seed=seed, d_model=64)
+        change_status(root / name, trained_with={"num_threads": heads, "torch": "2.8.0"}, seconds=1.5)
+    make_failed(root / "3-0", "model.num_heads=3: must divide")
+    jobs = [Job(name, name, [f"model.num_heads={name[0]}"]) for name in [*names, "3-0"]]
+    Sweep(["model.num_heads", "seed"], "x", 1, "python scripts/run.py -m model.num_heads=2,3,4", jobs).write(root)
+    return root
+
+
+def test_the_table_of_runs_has_settings_numbers_and_what_trained_the_models(swept: Path) -> None:
+    collect([swept], swept)
+    runs = pd.read_csv(swept / "runs.csv")
+    assert list(runs)[:3] == ["label", "num_heads", "seed"]
+    assert list(runs.loc[:3, "heads that can go"]) == [9, 9, 9, 9]
+    assert list(runs.loc[:3, "trained with num_threads"]) == [2, 2, 4, 4]
+    varies = [name for name in runs if runs[name].nunique(dropna=False) > 1]
+    assert list(runs) == varies + [name for name in runs if name not in varies]
+    pruning = pd.read_csv(swept / "pruning.csv")
+    assert list(pruning)[:2] == ["label", "setting"]
+    assert set(list(pruning)[-2:]) <= {"task", "run", "heads_total"}
+
+
+def test_title_command_and_what_is_shared_are_on_both_pages(swept: Path) -> None:
+    collect([swept], swept)
+    report, index = ((swept / name).read_text() for name in ("report.html", "index.html"))
+    for page in (report, index):
+        assert "<h1>ablate on sort, by num_heads, 2 seeds</h1>" in page
+        assert "<code>python scripts/run.py -m model.num_heads=2,3,4</code>" in page
+        assert "collect.py" not in page
+    shared = index[index.index("The same in all runs") :]
+    assert "<dt>trained with torch</dt><dd><code>2.8.0</code>" in shared
+    assert "<dt>d_model</dt><dd><code>64</code>" in shared
+    assert "trained with num_threads" not in shared
+    assert "<button>trained with num_threads</button>" in index
+    heads = [name.removesuffix("</button>") for name in index.split("<button>")[1:]]
+    heads = [name.partition("<")[0] for name in heads]
+    assert heads.index("found") < heads.index("heads that can go"), "it never varies here"
+    out = swept.parent / "out"
+    collect([swept], out)
+    elsewhere = (out / "report.html").read_text()
+    assert "<code>python scripts/run.py -m model.num_heads=2,3,4</code>" in elsewhere
+    assert f"--out {out}</code>" in elsewhere
+
+
+@pytest.mark.collected_figures
+def test_what_is_first_in_the_report_is_what_the_sweep_is_for(swept: Path) -> None:
+    lines = collect([swept], swept)
+    assert lines[0] == "Heads that can go: 9 in both runs with num_heads=2; 9 in both runs with num_heads=4."
+    report = (swept / "report.html").read_text()
+    assert report.index("against num_heads: a small mark per run") < report.index("share of heads removed")
+    assert {path.stem for path in (swept / "figures").glob("*.png")} == {"headline", "comparison"}
+
+
+def test_many_runs_are_said_one_by_one_in_the_index_only(tmp_path: Path) -> None:
+    for seed in range(MOST_RUNS + 1):
+        make_run(tmp_path / str(seed), num_heads=2, seed=seed)
+    lines = collect([tmp_path], tmp_path / "out")
+    assert len(lines) == 5, "three numbers, what their intervals are, and where the rest is"
+    assert lines[-1] == f"What each of {MOST_RUNS + 1} runs found is in index.html."
+    assert (tmp_path / "out" / "index.html").read_text().count("9 of 24 heads can go") == MOST_RUNS + 1
