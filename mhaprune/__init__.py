@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mhaprune.adapters.blocks import AttentionBlock
     from mhaprune.api import run, study
     from mhaprune.heads import HeadMask
     from mhaprune.library.heads import wrap
     from mhaprune.library.saved import load, save
     from mhaprune.model.attention import MultiHeadAttention
+    from mhaprune.wrapping.blocks import AttentionBlock
 
 _HOME = {
     "run": "api",
@@ -21,7 +21,7 @@ _HOME = {
     "load": "library.saved",
     "save": "library.saved",
     "wrap": "library.heads",
-    "AttentionBlock": "adapters.blocks",
+    "AttentionBlock": "wrapping.blocks",
     "MultiHeadAttention": "model.attention",
     "HeadMask": "heads",
 }
@@ -32,7 +32,7 @@ __all__ = ["AttentionBlock", "HeadMask", "MultiHeadAttention", "load", "losses",
 def __getattr__(name: str) -> Any:
     """Imported on first use: the command line answers `--help` and typing errors without torch."""
     if name == "losses":
-        return import_module("mhaprune.adapters.losses")
+        return import_module("mhaprune.wrapping.losses")
     if name not in _HOME:
         raise AttributeError(f"module 'mhaprune' has no attribute {name!r}, it has {', '.join(__all__)}")
     return getattr(import_module(f"mhaprune.{_HOME[name]}"), name)

@@ -9,7 +9,6 @@ from typing import Any, get_type_hints
 from mhaprune.experiments.base import Experiment
 from mhaprune.model.checkpoint import SavedModel, load
 from mhaprune.model.gates import GateConfig
-from mhaprune.pretrained.base import Pretrained
 from mhaprune.recoveries.base import Recovery
 from mhaprune.running import Run
 from mhaprune.schedules.base import Schedule
@@ -17,6 +16,7 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.settings import options
 from mhaprune.settings.plugins import allow, find_class
 from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings
+from mhaprune.studies.pretrained import Pretrained
 from mhaprune.studies.trained import parts_of
 from mhaprune.tasks.base import Task
 from mhaprune.training.loop import Training

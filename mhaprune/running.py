@@ -14,18 +14,18 @@ from mhaprune.experiments.base import Experiment, Setup
 from mhaprune.experiments.results import Results, present
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
-from mhaprune.pretrained.base import Pretrained
 from mhaprune.progress import Step, doing, track
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.training import check_tensorboard, event_files
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
-from mhaprune.settings.options import describe, modules_of, option_name, target
+from mhaprune.settings.options import describe, modules_of, option_name, short_target, target
 from mhaprune.settings.plugins import results_folder
 from mhaprune.settings.ranges import Checked, Within
 from mhaprune.storage.cache import code_of
 from mhaprune.storage.store import RunFolder, fingerprint
+from mhaprune.studies.pretrained import Pretrained
 from mhaprune.studies.study import Source, Study
 from mhaprune.studies.trained import Recipe
 from mhaprune.tasks.base import Task
@@ -122,7 +122,7 @@ class Run(Checked):
     @property
     def identity(self) -> dict[str, Any]:
         """What every row of every table carries: a fingerprint of the whole run, and what tells runs apart."""
-        settings = {name: value for name, value in describe(self).items() if name != "tensorboard"}
+        settings = {name: value for name, value in describe(self, short_target).items() if name != "tensorboard"}
         return {"run": fingerprint(settings | self.source.decisive), **self.source.identity}
 
     @property

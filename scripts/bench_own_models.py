@@ -27,15 +27,14 @@ from transformers import BertConfig, BertModel
 import mhaprune
 from benches.sides import Pair, timed
 from mhaprune import losses
-from mhaprune.adapters.batches import Batches
-from mhaprune.adapters.proof import prove
-from mhaprune.adapters.wrap import with_dense
 from mhaprune.data import Data
 from mhaprune.heads import HeadMask
 from mhaprune.library.heads import Heads
-from mhaprune.measure import measure, measure_masks, measure_removed
+from mhaprune.measure.outcomes import measure, measure_masks, measure_removed
+from mhaprune.measure.times import COPIES, taking_turns
 from mhaprune.subject import Subject
-from mhaprune.timing import COPIES, taking_turns
+from mhaprune.wrapping.batches import Batches
+from mhaprune.wrapping.wrap import prove, with_dense
 
 SMALL = {"hidden_size": 48, "intermediate_size": 48}
 

@@ -29,7 +29,7 @@ import mhaprune
 from benches.sides import timed
 from mhaprune import losses
 from mhaprune.heads import HeadMask
-from mhaprune.timing import copies, taking_turns
+from mhaprune.measure.times import copies, taking_turns
 
 VERSION = "4.57.6"
 SIZES = {"vocab_size": 1000, "bos_token_id": 0, "eos_token_id": 0}

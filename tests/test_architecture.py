@@ -23,9 +23,8 @@ from mhaprune.settings.options import construct, option_name
 from mhaprune.tasks.base import Task
 
 HOUSE = """
-    settings interrupts progress heads data statistics tables timing storage subject measure model training tasks
-    evaluation scorers schedules recoveries pruning adapters
-    reporting studies pretrained experiments library running config sweeps command_line
+    settings interrupts progress heads data tables statistics storage subject tasks measure model training wrapping
+    scorers schedules recoveries pruning reporting studies experiments library running config sweeps command_line
     api __main__
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 """The rooms. Each imports only from those before it."""

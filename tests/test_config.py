@@ -21,7 +21,7 @@ GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir()
 
 
 def of_others(name: str) -> bool:
-    """Whether it is a model that others made, which is trained already; they are in tests/pretrained."""
+    """Whether it is a model that others made, which is trained already; they are in tests/studies."""
     return is_of_others({"model": yaml.safe_load((ROOT / "conf" / "model" / f"{name}.yaml").read_text())})
 
 

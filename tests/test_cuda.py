@@ -13,7 +13,7 @@ import torch
 from conftest import TINY, compose, every, gated_model
 from mhaprune.config import build
 from mhaprune.heads import HeadMask
-from mhaprune.measure import gate_gradients, measure, measure_masks
+from mhaprune.measure.outcomes import gate_gradients, measure, measure_masks
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import proofs

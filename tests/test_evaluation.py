@@ -7,12 +7,13 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.adapters.judging import Judged
 from mhaprune.data import PAD
-from mhaprune.evaluation import accuracy_columns, choose_columns, nothing_learnt
+from mhaprune.measure.columns import accuracy_columns, choose_columns
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval
+from mhaprune.studies.trained import nothing_learnt
 from mhaprune.tasks.base import Splits
 from mhaprune.training.loop import Training
+from mhaprune.wrapping.losses import Judged
 
 
 def test_a_training_that_taught_nothing_is_named(splits: Splits) -> None:

@@ -19,9 +19,9 @@ import torch
 import mhaprune
 from conftest import TINY, TINY_SEQUENCES, run_here
 from mhaprune.command_line import main
-from mhaprune.pretrained.texts import read_rows
 from mhaprune.storage.cache import Cache
 from mhaprune.storage.seals import sealed
+from mhaprune.studies.texts import read_rows
 from mhaprune.sweeps.collecting import collect
 
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")

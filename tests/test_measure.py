@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from mhaprune.data import Examples
-from mhaprune.evaluation import accuracy_columns
 from mhaprune.heads import HeadMask
-from mhaprune.measure import greedy_disagreements, mean_outputs, measure, output_difference
+from mhaprune.measure.columns import accuracy_columns
+from mhaprune.measure.outcomes import greedy_disagreements, mean_outputs, measure, output_difference
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.subject import Answered
 from mhaprune.tasks.base import Splits

@@ -11,7 +11,16 @@ import torch
 
 from mhaprune.experiments.speed.matchup import peak_bytes
 from mhaprune.experiments.speed.profile import Stopwatch
-from mhaprune.timing import COPIES, COPIES_BYTES, copies, copies_that_fit, device_name, in_turn, ratios, taking_turns
+from mhaprune.measure.times import (
+    COPIES,
+    COPIES_BYTES,
+    copies,
+    copies_that_fit,
+    device_name,
+    in_turn,
+    ratios,
+    taking_turns,
+)
 
 
 def test_a_round_makes_every_call_once_and_none_always_follows_the_same() -> None:

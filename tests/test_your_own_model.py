@@ -16,7 +16,7 @@ SMALL = {"STEPS": 3, "EXAMPLES": 32}
 
 
 REPORT = ("report", "map")
-"""The cells of the report, which takes longest; tests/adapters/test_wrap.py has a small one."""
+"""The cells of the report, which takes longest; tests/wrapping/test_wrap.py has a small one."""
 
 
 def run(cells: list[dict[str, Any]]) -> None:

@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from mhaprune.evaluation import evaluate
 from mhaprune.experiments.base import Experiment, Findings
+from mhaprune.measure.columns import evaluate
 from mhaprune.model.checkpoint import exported
 from mhaprune.reporting.headline import Number, share_number
 from mhaprune.reporting.plots import Figures

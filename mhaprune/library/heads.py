@@ -12,15 +12,8 @@ import pandas as pd
 import torch
 from torch import nn
 
-from mhaprune.adapters.blocks import AttentionBlock
-from mhaprune.adapters.losses import Judge
-from mhaprune.adapters.saving import make_plain
-from mhaprune.adapters.speed import speed_table, timed_as
-from mhaprune.adapters.training import FINE_TUNING
-from mhaprune.adapters.wrap import ModelWithData, understand
-from mhaprune.adapters.wrapped import WrappedModel
 from mhaprune.heads import HeadMask
-from mhaprune.pretrained.source import study_of
+from mhaprune.library.speed import speed_table, timed_as
 from mhaprune.progress import doing, shown
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck
@@ -37,7 +30,14 @@ from mhaprune.settings.options import option
 from mhaprune.settings.ranges import Ge, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.storage.store import write_bytes
+from mhaprune.studies.source import study_of
 from mhaprune.tables import MOMENTS
+from mhaprune.wrapping.blocks import AttentionBlock
+from mhaprune.wrapping.losses import Judge
+from mhaprune.wrapping.saving import make_plain
+from mhaprune.wrapping.training import FINE_TUNING
+from mhaprune.wrapping.wrap import ModelWithData, understand
+from mhaprune.wrapping.wrapped import WrappedModel
 
 if TYPE_CHECKING:
     from mhaprune.experiments.results import Results

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mhaprune.adapters.saving import is_folder_of_transformers, load_folder, save_folder
 from mhaprune.data import pad
 from mhaprune.heads import HeadGrid
 from mhaprune.model.checkpoint import load as read
@@ -17,6 +16,7 @@ from mhaprune.settings.ranges import checked
 from mhaprune.settings.refusals import foreign
 from mhaprune.studies.trained import restored
 from mhaprune.tasks.base import Task
+from mhaprune.wrapping.saving import is_folder_of_transformers, load_folder, save_folder
 
 
 class Loaded(nn.Module):

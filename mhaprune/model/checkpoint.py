@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mhaprune.data import Examples, shift_right
 from mhaprune.heads import HeadGrid, HeadId, Site
-from mhaprune.measure import check_weights_finite
+from mhaprune.measure.outcomes import check_weights_finite
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq

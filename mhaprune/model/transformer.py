@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mhaprune.data import EOS, PAD, Examples, shift_right
 from mhaprune.heads import Block, HeadMask, Site
-from mhaprune.measure import BATCH_SIZE
+from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.decoding import Step, attention_step, decode_greedily
 from mhaprune.model.layers import AttentionSublayer, Call, sinusoids

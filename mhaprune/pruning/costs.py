@@ -11,10 +11,10 @@ import torch
 
 from mhaprune.data import Data
 from mhaprune.heads import Block, HeadMask
+from mhaprune.measure.times import device_name, in_turn
 from mhaprune.schedules.budgets import Cost
 from mhaprune.storage.cache import Remember, data_digest, sources
 from mhaprune.subject import Subject
-from mhaprune.timing import device_name, in_turn
 
 
 class Costs:
@@ -59,7 +59,7 @@ class Costs:
             "rounds": self.rounds,
             "device": device_name(self.timed.device),
             "num_threads": torch.get_num_threads(),
-            "measured_with": sources(__name__, "mhaprune.timing", type(self.subject).__module__),
+            "measured_with": sources(__name__, "mhaprune.measure.times", type(self.subject).__module__),
         }
         content = self.remember("costs", what, make)
         named = {str(block): block for block in self.subject.grid.blocks}

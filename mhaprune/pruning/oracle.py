@@ -13,7 +13,7 @@ import torch
 
 from mhaprune.data import Data
 from mhaprune.heads import HeadMask
-from mhaprune.measure import all_open, measure_masks
+from mhaprune.measure.outcomes import all_open, measure_masks
 from mhaprune.progress import doing
 from mhaprune.storage.cache import Remember, data_digest, sources
 from mhaprune.subject import Subject

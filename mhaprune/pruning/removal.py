@@ -10,14 +10,21 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from mhaprune.data import Data, HeldOut
-from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.heads import HeadMask
-from mhaprune.measure import MAX_DIFFERENCE, ProofFailed, gate_effects, greedy_disagreements, measure, output_difference
+from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
+from mhaprune.measure.outcomes import (
+    MAX_DIFFERENCE,
+    ProofFailed,
+    gate_effects,
+    greedy_disagreements,
+    measure,
+    output_difference,
+)
+from mhaprune.measure.times import copies, copies_that_fit, in_turn, speed_columns, taking_turns
 from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan, plan_columns, plan_words, removed_names
 from mhaprune.subject import DecodesGreedily, Outcome, Subject
 from mhaprune.tables import DENSE, DENSE_AGAIN
-from mhaprune.timing import copies, copies_that_fit, in_turn, speed_columns, taking_turns
 
 
 class Pruned(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import pandas as pd
 
 from mhaprune.data import Learnt
-from mhaprune.measure import Diverged
+from mhaprune.measure.outcomes import Diverged
 from mhaprune.settings.options import describe, modules_of
 from mhaprune.settings.ranges import Checked
 from mhaprune.storage.cache import Remember, sources, weights_digest

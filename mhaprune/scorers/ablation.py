@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mhaprune.data import Data
 from mhaprune.heads import Block
-from mhaprune.measure import Replacement, all_open, mean_outputs, measure_masks
+from mhaprune.measure.outcomes import Replacement, all_open, mean_outputs, measure_masks
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.scorers.prediction import PASSES, Prediction
 from mhaprune.subject import Batch, Fallback, Subject

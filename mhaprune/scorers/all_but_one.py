@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from mhaprune.data import Data
-from mhaprune.measure import all_open, measure_masks
+from mhaprune.measure.outcomes import all_open, measure_masks
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from mhaprune.data import Data
-from mhaprune.measure import BATCH_SIZE
+from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.scorers.base import Scorer, Scores, TokenValues
 from mhaprune.subject import Batch, Subject
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mhaprune.data import Data
-from mhaprune.measure import gate_gradients
+from mhaprune.measure.outcomes import gate_gradients
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
 

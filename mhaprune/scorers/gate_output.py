@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from mhaprune.data import Data
-from mhaprune.measure import BATCH_SIZE, head_norms
+from mhaprune.measure.outcomes import BATCH_SIZE, head_norms
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
 

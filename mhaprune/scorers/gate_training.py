@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.measure import Diverged
+from mhaprune.measure.outcomes import Diverged
 from mhaprune.progress import track
 from mhaprune.subject import Subject
 

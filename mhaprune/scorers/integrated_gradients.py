@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 
 from mhaprune.data import Data
-from mhaprune.measure import all_open, gate_gradients
+from mhaprune.measure.outcomes import all_open, gate_gradients
 from mhaprune.progress import track
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.settings.ranges import Ge

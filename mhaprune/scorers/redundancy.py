@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mhaprune.data import Data
 from mhaprune.heads import Block
-from mhaprune.measure import BATCH_SIZE
+from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import torch
 
 from mhaprune.data import Data
-from mhaprune.measure import BATCH_SIZE
+from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.scorers.base import Scorer, Scores, TokenValues
 from mhaprune.scorers.prediction import PASSES, Prediction
 from mhaprune.settings.ranges import Gt

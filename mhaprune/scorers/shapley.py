@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.measure import all_open, measure_masks
+from mhaprune.measure.outcomes import all_open, measure_masks
 from mhaprune.progress import doing, track
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.settings.ranges import Ge, Gt, Lt, Within

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.measure import BATCH_SIZE, all_open, by_length, gate_gradients
+from mhaprune.measure.outcomes import BATCH_SIZE, all_open, by_length, gate_gradients
 from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.settings.ranges import Ge
 from mhaprune.subject import Subject

@@ -193,19 +193,27 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default
 
 
-def describe(value: Any) -> Any:
-    """Return a configured object as plain values, with its class under `_target_`: what `build` reads back."""
+def describe(value: Any, named: Callable[[object], str] | None = None) -> Any:
+    """Return a configured object as plain values, with its class under `_target_`: what `build` reads back.
+
+    `named` gives classes another name there.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"_target_": target(value), **fields}
+        fields = {field.name: describe(getattr(value, field.name), named) for field in dataclasses.fields(value)}
+        return {"_target_": (named or target)(value), **fields}
     if isinstance(value, Mapping):
-        return {key: describe(item) for key, item in value.items()}
-    return [describe(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: describe(item, named) for key, item in value.items()}
+    return [describe(item, named) for item in value] if isinstance(value, list | tuple) else value
 
 
 def target(value: object) -> str:
     """Return MODULE.CLASS of a configured object: what a config has under `_target_`."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def short_target(value: object) -> str:
+    """Return PACKAGE.CLASS: it stays the same if the class moves to another module."""
+    return f"{type(value).__module__.partition('.')[0]}.{type(value).__qualname__}"
 
 
 def modules_of(value: object) -> list[str]:

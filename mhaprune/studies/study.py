@@ -17,6 +17,7 @@ import pandas as pd
 
 from mhaprune.data import HeldOut, Learnt
 from mhaprune.heads import HeadGrid
+from mhaprune.measure.times import device_name
 from mhaprune.model.gates import GateConfig
 from mhaprune.recoveries.base import Lesson, Recovery
 from mhaprune.schedules.base import Schedule
@@ -24,7 +25,6 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.storage.cache import Remember
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits, Task
-from mhaprune.timing import device_name
 from mhaprune.training.descent import Descent
 from mhaprune.training.loop import Training
 

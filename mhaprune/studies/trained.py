@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from mhaprune.evaluation import nothing_learnt
+from mhaprune.data import PAD, Examples
 from mhaprune.heads import HeadGrid
 from mhaprune.model.checkpoint import BROUGHT, SavedModel, load, restore, to_bytes
 from mhaprune.model.gates import GateConfig
@@ -26,6 +26,7 @@ from mhaprune.settings.options import describe, option_name
 from mhaprune.settings.refusals import foreign
 from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
 from mhaprune.studies.study import Source, Study, Trained, environment, trained_with
+from mhaprune.tables import VALID_QUALITY
 from mhaprune.tasks.base import Splits, Task
 from mhaprune.training.loop import Training
 
@@ -239,3 +240,20 @@ def parts_of(saved: SavedModel) -> dict[str, Any]:
     """Build what a file was saved with. Raises ValueError that names the file."""
     with foreign(f"model_file={saved.path}: damaged"):
         return {name: options.build(kind, saved.settings[name], name) for name, kind in BUILT_FROM.items()}
+
+
+def nothing_learnt(training: Training, history: pd.DataFrame, valid: Examples) -> str | None:
+    """One line if a trained model predicts worse than the frequency of each symbol alone does; else None.
+
+    The loss of such a guess is the entropy of the symbols in the targets of the valid split.
+    """
+    tokens = valid.target[valid.target != PAD]
+    shares = tokens.bincount().double() / len(tokens)
+    guess, loss = float(torch.special.entr(shares).sum()), float(history["valid_loss"].iloc[-1])
+    if loss < guess:
+        return None
+    return (
+        f"training.learning_rate={training.learning_rate}, steps={training.steps}: nothing was learnt. The loss on the"
+        f" valid split is {loss:.3g} nats, that of guessing by the frequency of each symbol is {guess:.3g}; exact match"
+        f" reached {history[VALID_QUALITY].max():.3f}. Another rate or more steps may help."
+    )

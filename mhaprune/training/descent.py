@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from mhaprune.data import Data
 from mhaprune.heads import HeadGrid
 from mhaprune.interrupts import Held
-from mhaprune.measure import Diverged, measure
+from mhaprune.measure.outcomes import Diverged, measure
 from mhaprune.model.gates import GateConfig
 from mhaprune.progress import doing
 from mhaprune.settings.ranges import Checked, Ge, Gt

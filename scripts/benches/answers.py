@@ -8,10 +8,10 @@ from functools import partial
 from benches.sides import VOCABULARY_SIZE, Pair, random_examples
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
+from mhaprune.measure.times import COPIES, taking_turns
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.timing import COPIES, taking_turns
 
 
 def removal() -> list[Pair]:

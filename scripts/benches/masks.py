@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from benches.sides import DEFAULT, VOCABULARY_SIZE, Pair
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
-from mhaprune.measure import measure, measure_masks
+from mhaprune.measure.outcomes import measure, measure_masks
 from mhaprune.model.gates import Softmax
 from mhaprune.model.layers import AttentionSublayer, Call, EncoderLayer, FeedForward
 from mhaprune.model.network import Transformer

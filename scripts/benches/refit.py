@@ -12,9 +12,8 @@ from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.sublayers import sublayers
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.recoveries.least_squares import correct
+from mhaprune.recoveries.refitting import correct, ridges, show
 from mhaprune.recoveries.refitting import refit as refit_all
-from mhaprune.recoveries.refitting import ridges, show
 from mhaprune.tasks.sort import Sort
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from benches.sides import VOCABULARY_SIZE, Pair
-from mhaprune.measure import measure
+from mhaprune.measure.outcomes import measure
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benches.sides import Row
-from mhaprune.timing import in_turn, ratios
+from mhaprune.measure.times import in_turn, ratios
 
 RUN = Path(__file__).parents[1] / "run.py"
 

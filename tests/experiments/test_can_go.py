@@ -8,8 +8,8 @@ from math import isnan, nan
 import pandas as pd
 import torch
 
-from mhaprune.evaluation import choose_columns
 from mhaprune.experiments.can_go import sure_count, surely, within_tolerance
+from mhaprune.measure.columns import choose_columns
 from mhaprune.statistics.intervals import paired_interval
 from mhaprune.subject import Answered
 

@@ -17,7 +17,7 @@ from mhaprune.command_line import main
 from mhaprune.config import build
 from mhaprune.data import shift_right
 from mhaprune.heads import HeadId, HeadMask
-from mhaprune.measure import measure
+from mhaprune.measure.outcomes import measure
 from mhaprune.model.checkpoint import exported, load, restore, to_bytes
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.heads import Block, HeadMask, Site
-from mhaprune.measure import mean_outputs, measure, measure_masks
+from mhaprune.measure.outcomes import mean_outputs, measure, measure_masks
 from mhaprune.model import transformer
 from mhaprune.model.shared_prefixes import Branches
 from mhaprune.model.transformer import Seq2Seq

@@ -11,7 +11,7 @@ from torch import Tensor
 from games import ONE, Game, numbered
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
-from mhaprune.measure import measure
+from mhaprune.measure.outcomes import measure
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq

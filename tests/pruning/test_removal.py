@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask, Site
-from mhaprune.measure import ProofFailed, measure
+from mhaprune.measure.outcomes import ProofFailed, measure
+from mhaprune.measure.times import COPIES
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import prune, smallest_effect, time_removed
@@ -20,7 +21,6 @@ from mhaprune.scorers.base import Budgeted, Scores
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits
-from mhaprune.timing import COPIES
 
 
 def plans(model: Seq2Seq) -> list[Plan]:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mhaprune.heads import HeadGrid, HeadMask
-from mhaprune.measure import gate_gradients, measure
+from mhaprune.measure.outcomes import gate_gradients, measure
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.search import Search
+from mhaprune.pruning.plans import Search
 from mhaprune.schedules.base import Evidence, Schedule
 from mhaprune.schedules.budgets import Budget, removing
 from mhaprune.scorers.ablation import Ablation

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mhaprune.recoveries.least_squares import correct
+from mhaprune.recoveries.refitting import correct
 
 
 def problem(tokens: int, inputs: int) -> tuple[nn.Linear, Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from conftest import gated_model, lesson_of
 from mhaprune.data import PAD, Examples
 from mhaprune.heads import HeadId, HeadMask
-from mhaprune.measure import output_difference
+from mhaprune.measure.outcomes import output_difference
 from mhaprune.model.checkpoint import load, restore, to_bytes
 from mhaprune.model.sublayers import Sublayer, sublayers
 from mhaprune.model.transformer import Seq2Seq

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conftest import judged
 from mhaprune.heads import HeadId
-from mhaprune.measure import gate_gradients
+from mhaprune.measure.outcomes import gate_gradients
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.base import Evidence

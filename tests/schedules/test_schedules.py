@@ -11,10 +11,9 @@ from torch import Tensor
 from conftest import judged
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
-from mhaprune.measure import measure, output_difference
+from mhaprune.measure.outcomes import measure, output_difference
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.refits import Refits
-from mhaprune.pruning.search import Search
+from mhaprune.pruning.plans import Refits, Search
 from mhaprune.recoveries.refitting import refit, show
 from mhaprune.schedules.base import Evidence
 from mhaprune.schedules.budgets import removing

@@ -11,7 +11,7 @@ from torch import Tensor
 from conftest import loss_of_one
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadMask, Site
-from mhaprune.measure import gate_gradients, measure
+from mhaprune.measure.outcomes import gate_gradients, measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.fisher import Fisher
 from mhaprune.scorers.integrated_gradients import IntegratedGradients

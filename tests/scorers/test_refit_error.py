@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mhaprune.data import PAD, Examples
 from mhaprune.heads import Block, HeadMask, Site
-from mhaprune.measure import measure
+from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation, predicted
 from mhaprune.scorers.prediction import Prediction

@@ -10,7 +10,7 @@ from torch import Tensor
 from conftest import loss_of_one
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadId, HeadMask, Site
-from mhaprune.measure import measure
+from mhaprune.measure.outcomes import measure
 from mhaprune.model.relevance import with_relevance
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation, resample

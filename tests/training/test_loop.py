@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mhaprune.data import PAD, Examples
-from mhaprune.measure import Diverged
+from mhaprune.measure.outcomes import Diverged
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq

@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 import pandas as pd
 
 from mhaprune.data import HeldOut
-from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.experiments.ablate import words
 from mhaprune.experiments.ablate.figures import accuracy_curves, answers, latency_curves
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance, the_one
 from mhaprune.experiments.can_go import within_tolerance
 from mhaprune.experiments.examples import show
 from mhaprune.heads import HeadId, HeadMask
-from mhaprune.measure import measure
+from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
+from mhaprune.measure.outcomes import measure
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
 from mhaprune.pruning.removal import proofs, prune, time_removed

@@ -30,7 +30,7 @@ from mhaprune.experiments.anatomy.walkthrough import (
 from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.examples import check_examples, examples_table, heads_named, show, sources, tokens
 from mhaprune.heads import HeadGrid, HeadId, HeadMask, Site
-from mhaprune.measure import MAX_DIFFERENCE, ProofFailed
+from mhaprune.measure.outcomes import MAX_DIFFERENCE, ProofFailed
 from mhaprune.model.attention import MultiHeadAttention, causal_bias
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import EquivalenceCheck, proofs

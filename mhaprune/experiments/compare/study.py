@@ -22,12 +22,11 @@ from mhaprune.experiments.compare.figures import (
 )
 from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.experiments.compare.words import passes
-from mhaprune.measure import measure_removed
+from mhaprune.measure.outcomes import measure_removed
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
-from mhaprune.pruning.plans import Choice, Plan, choices
+from mhaprune.pruning.plans import COSTS, Choice, Plan, choices
 from mhaprune.pruning.removal import proofs, prune
-from mhaprune.pruning.search import COSTS
 from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import compare_curves

@@ -20,7 +20,7 @@ from torch import Tensor
 from mhaprune.data import EOS, PAD, SPECIAL, Data, Examples, shift_right
 from mhaprune.experiments.explain.words import ABOVE_CHANCE
 from mhaprune.heads import HeadId, Site
-from mhaprune.measure import BATCH_SIZE
+from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.subject import AttentionMap, Subject
 from mhaprune.tables import HEAD

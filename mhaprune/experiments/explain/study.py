@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data, Examples
-from mhaprune.evaluation import interval_for
 from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.examples import (
     Shown,
@@ -32,7 +31,8 @@ from mhaprune.experiments.explain import words
 from mhaprune.experiments.explain.figures import MOST_HEADS, attention_maps, before_and_after, head_profiles
 from mhaprune.experiments.explain.patterns import observe
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
-from mhaprune.measure import all_open, measure, measure_masks
+from mhaprune.measure.columns import interval_for
+from mhaprune.measure.outcomes import all_open, measure, measure_masks
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import Stages, doing, track

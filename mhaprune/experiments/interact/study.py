@@ -20,7 +20,7 @@ from mhaprune.experiments.interact import words
 from mhaprune.experiments.interact.figures import interactions, together
 from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
 from mhaprune.heads import HeadMask
-from mhaprune.measure import BATCH_SIZE, measure_removed
+from mhaprune.measure.outcomes import BATCH_SIZE, measure_removed
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck, proofs

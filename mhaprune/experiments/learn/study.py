@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 
-from mhaprune.evaluation import accuracy_columns
 from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.learn import words
 from mhaprune.experiments.learn.figures import learning_curve, learning_curves, time_to_accuracy
 from mhaprune.heads import HeadGrid
-from mhaprune.measure import measure
+from mhaprune.measure.columns import accuracy_columns
+from mhaprune.measure.outcomes import measure
 from mhaprune.reporting.plots import Figures
 from mhaprune.settings.ranges import Within
 from mhaprune.studies.study import Study

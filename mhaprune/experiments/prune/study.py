@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import pandas as pd
 
 from mhaprune.data import Data
-from mhaprune.evaluation import by_group, groups_of
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance
 from mhaprune.experiments.can_go import within_tolerance
 from mhaprune.experiments.prune import words
 from mhaprune.experiments.prune.figures import accuracy_by_group, order_of_removal, recovery_curves, survivors
 from mhaprune.experiments.prune.trials import Trial, Trials
+from mhaprune.measure.columns import by_group, groups_of
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.costs import Costs
 from mhaprune.pruning.plans import Plan, choices, plans_of

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
 from mhaprune.heads import HeadMask
-from mhaprune.measure import measure
+from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
+from mhaprune.measure.outcomes import measure
 from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan, plan_columns, plan_words
 from mhaprune.pruning.removal import EquivalenceCheck

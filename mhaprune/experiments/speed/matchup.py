@@ -15,10 +15,10 @@ import torch
 from mhaprune.data import SPECIAL, Examples
 from mhaprune.experiments.speed.profile import ATTENTION, time_parts
 from mhaprune.heads import HeadGrid, HeadMask, Site
+from mhaprune.measure.times import COPIES, copies, in_turn, many_programs, ratio_columns, speed_columns, taking_turns
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tables import DENSE, DENSE_AGAIN
-from mhaprune.timing import COPIES, copies, in_turn, many_programs, ratio_columns, speed_columns, taking_turns
 
 What = Literal["encoder", "decoder", "both"]
 """One pass of the encoder; greedy decoding with a KV cache from the encoder's output; both in turn, which is what a

@@ -11,8 +11,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from mhaprune.measure.times import Device
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.timing import Device
 
 ATTENTION, FEED_FORWARD, REST = "attention", "feed_forward", "rest"
 WHOLE = "whole"

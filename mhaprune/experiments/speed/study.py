@@ -17,6 +17,7 @@ from mhaprune.experiments.speed.figures import accuracy_milliseconds, speedup_cu
 from mhaprune.experiments.speed.matchup import PRECISIONS, Matchup, Workload, evenly, scaled
 from mhaprune.experiments.speed.words import judged
 from mhaprune.heads import HeadGrid
+from mhaprune.measure.times import device_name
 from mhaprune.model.network import Transformer
 from mhaprune.progress import Stages, doing
 from mhaprune.pruning.plans import choices, plans_of
@@ -28,7 +29,6 @@ from mhaprune.settings.ranges import Ge, Sizes, Within
 from mhaprune.studies.study import Study, Trained
 from mhaprune.subject import Subject
 from mhaprune.tables import CHOOSE_QUALITY, DENSE_AGAIN, QUARTILES
-from mhaprune.timing import device_name
 
 log = logging.getLogger(__name__)
 

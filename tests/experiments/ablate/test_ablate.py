@@ -14,7 +14,7 @@ from mhaprune.config import build
 from mhaprune.data import EOS
 from mhaprune.experiments.ablate.study import summary_table
 from mhaprune.heads import HeadId, HeadMask
-from mhaprune.measure import measure
+from mhaprune.measure.outcomes import measure
 from mhaprune.recoveries.base import Lesson
 from mhaprune.recoveries.refit import Refit
 from mhaprune.settings.options import ConfigError

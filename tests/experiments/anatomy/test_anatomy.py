@@ -25,7 +25,7 @@ from mhaprune.experiments.anatomy.study import (
 from mhaprune.experiments.anatomy.walkthrough import walk
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadId, Site
-from mhaprune.measure import ProofFailed
+from mhaprune.measure.outcomes import ProofFailed
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.running import Run

@@ -16,7 +16,7 @@ from mhaprune.experiments.compare import words
 from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.experiments.compare.study import Compare, winner_table
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
-from mhaprune.measure import measure
+from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import under_way
 from mhaprune.pruning.plans import Plan

@@ -8,7 +8,7 @@ from mhaprune.data import PAD, Examples
 from mhaprune.experiments.examples import show
 from mhaprune.experiments.explain.study import close_each, closed_table, turned_wrong
 from mhaprune.heads import HeadId, HeadMask, Site
-from mhaprune.measure import measure
+from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.subject import Answered
 from mhaprune.tasks.sort import Sort

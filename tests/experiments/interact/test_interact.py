@@ -17,7 +17,7 @@ from mhaprune.experiments.interact.figures import interactions, together
 from mhaprune.experiments.interact.study import Interact, kinds_of_pairs
 from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
 from mhaprune.heads import HeadMask
-from mhaprune.measure import measure
+from mhaprune.measure.outcomes import measure
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.running import Run
 from mhaprune.settings.options import ConfigError

@@ -16,7 +16,7 @@ from learnt import EVERY, history
 from mhaprune.config import build
 from mhaprune.experiments.learn.study import Learn, time_to
 from mhaprune.heads import HeadMask
-from mhaprune.measure import measure
+from mhaprune.measure.outcomes import measure
 from mhaprune.model.checkpoint import to_bytes
 from mhaprune.running import Run
 from mhaprune.settings.options import ConfigError

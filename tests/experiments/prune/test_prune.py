@@ -17,11 +17,11 @@ import torch
 from conftest import LEARNT, PRUNE, compose, tables_in
 from mhaprune.config import build
 from mhaprune.data import Examples
-from mhaprune.evaluation import by_group
 from mhaprune.experiments.prune import trials
 from mhaprune.experiments.prune.study import choose_next, first_plans, removal_order, smallest_table
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
-from mhaprune.measure import Diverged, ProofFailed, measure
+from mhaprune.measure.columns import by_group
+from mhaprune.measure.outcomes import Diverged, ProofFailed, measure
 from mhaprune.model.checkpoint import load
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import under_way

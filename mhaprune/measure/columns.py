@@ -1,0 +1,103 @@
+"""The answers of a model, how often they are right, and the size of the model, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from mhaprune.data import Data, Examples
+from mhaprune.measure.outcomes import measure
+from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval, with_interval
+from mhaprune.subject import Outcome, Subject
+from mhaprune.tables import CHOOSE_DROP, ENDS, QUALITY, join_names
+from mhaprune.tasks.base import Task
+
+
+def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict[str, pd.DataFrame]:
+    """Tables `accuracy`, `groups`, and `examples`: the first `shown` with what the model answers."""
+    outcome = measure(subject, report)
+    heads = {"heads_total": len(subject.grid), "heads": join_names(subject.grid)}
+    accuracy = heads | accuracy_columns(outcome) | size_columns(subject, report)
+    return {
+        "accuracy": pd.DataFrame([accuracy]),
+        "groups": by_group(outcome, groups_of(task, report)),
+        "examples": answers(subject, task, report[:shown]),
+    }
+
+
+def answers(subject: Subject, task: Task, examples: Examples) -> pd.DataFrame:
+    """The answer of greedy decoding to each example."""
+    rows = []
+    predicted = subject.predict(examples)
+    for source, target, answer in zip(
+        examples.source.tolist(), examples.target.tolist(), predicted.tolist(), strict=True
+    ):
+        said = task.vocabulary.decode(answer)
+        right = said == task.vocabulary.decode(target)
+        rows.append({"example": task.show(source, target), "prediction": " ".join(said), "correct": right})
+    return pd.DataFrame(rows)
+
+
+def groups_of(task: Task, examples: Examples) -> list[str]:
+    """The group of every example."""
+    return [task.group(source) for source in examples.source.tolist()]
+
+
+def by_group(outcome: Outcome, groups: Sequence[str]) -> pd.DataFrame:
+    """Exact match on the examples of each group, with its 95 % interval; groups in natural order."""
+    exact = pd.Series(outcome.quality.double().cpu().numpy(), index=pd.Index(groups, name="group"))
+    rows = []
+    for group in sorted(set(groups), key=_natural):
+        values: np.ndarray = exact.loc[[group]].to_numpy()
+        accuracy = with_interval(QUALITY, values, wilson_interval)
+        rows.append({"group": group, "examples": len(values), **accuracy})
+    return pd.DataFrame(rows)
+
+
+def _natural(group: str) -> tuple[int, str]:
+    """10 symbols come after 9 symbols."""
+    number = group.split()[0]
+    return (int(number) if number.isdigit() else 0), group
+
+
+def accuracy_columns(outcome: Outcome) -> dict[str, float]:
+    """The mean of the loss, of the quality and of what else there is, each with its 95 % interval over examples, `_low`
+    and `_high`."""
+    columns: dict[str, float] = {}
+    for name, values in outcome._asdict().items():
+        values_E = values.double().cpu().numpy()
+        columns |= with_interval(name, values_E, interval_for(name, values_E))
+    return columns
+
+
+def interval_for(name: str, values_E: np.ndarray) -> Callable[[np.ndarray], tuple[float, float]]:
+    """The interval that holds for such values: successes, shares or any number."""
+    if name in (QUALITY, "loss") and yes_or_no(values_E):
+        return wilson_interval
+    return share_interval if name != "loss" and values_E.min() >= 0 and values_E.max() <= 1 else mean_interval
+
+
+def size_columns(subject: Subject, report: Data) -> dict[str, int]:
+    """The number of parameters, and the floating-point operations of an example."""
+    batch = report.few()
+    return {"parameters": subject.count_parameters(), "flops": subject.count_flops(batch) // len(batch)}
+
+
+def choose_columns(outcome: Outcome, dense: Outcome) -> dict[str, float]:
+    """The columns for choosing between models, from outcomes on the choose split. They are never reported.
+
+    `choose_drop` is the quality of the dense model minus that of this one, with the 95 % interval of pairs.
+    """
+    means = {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
+    dense_E, left_E = (each.quality.double().cpu().numpy() for each in (dense, outcome))
+    binary = yes_or_no(dense_E) and yes_or_no(left_E)
+    ends = paired_interval(dense_E, left_E) if binary else mean_interval(dense_E - left_E)
+    drop = (float((dense_E - left_E).mean()), *ends)
+    return means | {f"{CHOOSE_DROP}{end}": value for end, value in zip(ENDS, drop, strict=True)}
+
+
+def yes_or_no(values_E: np.ndarray) -> bool:
+    """Whether all values are 0 or 1."""
+    return bool(((values_E == 0) | (values_E == 1)).all())

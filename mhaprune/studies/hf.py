@@ -1,0 +1,240 @@
+"""A model of transformers from a folder, with texts from a file."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.settings.refusals import foreign
+from mhaprune.studies.pretrained import Objective, Pretrained, PretrainedModel, batched, chosen
+from mhaprune.studies.texts import LABEL, TARGET, Row, in_splits, read_rows
+from mhaprune.wrapping import losses
+from mhaprune.wrapping.batches import IGNORED
+from mhaprune.wrapping.saving import check_config, check_folder, class_in, shrinking
+
+log = logging.getLogger(__name__)
+
+
+def probabilities(output: Any, batch: Any) -> Tensor:
+    """(B, C): of the classes."""
+    return output["logits"].softmax(dim=-1)
+
+
+DRIFT, LIKELIHOOD, CLASSIFICATION = "drift", "likelihood", "classification"
+OBJECTIVES: dict[str, dict[str, Objective]] = {
+    "feature-extraction": {DRIFT: Objective(losses.drift)},
+    "sequence-classification": {
+        CLASSIFICATION: Objective(losses.classification, losses.accuracy),
+        DRIFT: Objective(losses.Drift(probabilities)),
+    },
+    "causal-lm": {LIKELIHOOD: Objective(losses.language_model, losses.next_token_accuracy)},
+    "seq2seq-lm": {LIKELIHOOD: Objective(losses.seq2seq, losses.token_accuracy)},
+}
+"""What a model for each task can be judged by, the usual one first."""
+
+
+@dataclass(frozen=True)
+class Hf(Pretrained):
+    """A model of transformers. `data` is a file of texts, see `study.texts`.
+
+    The objective `drift` needs nothing but texts: one minus the cosine between what the model says and what it said
+    with all its heads, of a classifier between the probabilities of the classes. `likelihood` is the cross-entropy of
+    the next token or, of an encoder-decoder, of the column `target`; `classification` that of the column `label`.
+    """
+
+    path: str | None = None
+    """The folder of the model and its tokenizer, as `save_pretrained` or `mhaprune.save` writes it."""
+    task: Literal["feature-extraction", "sequence-classification", "causal-lm", "seq2seq-lm"] | None = None
+    """What the model is for. None is what its folder says."""
+    hub: bool = False
+    """Whether `path` is the name of a model to download. Otherwise nothing is downloaded."""
+
+    trust_remote_code: bool = False
+    """Whether Python code in the folder is run, as a model that transformers does not know needs it. It may do anything
+    that you may do on this machine."""
+
+    @property
+    def title(self) -> str:
+        return Path(self.path or "hf").name
+
+    def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
+        if self.path is None:
+            raise ValueError("model.path=null: must name the folder of a model, for example model.path=my-bert")
+        if data is None:
+            raise ValueError("data=null: must name a file of texts, for example data=texts.txt")
+        folder = Folder(self.path, self.hub, self.trust_remote_code)
+        task = folder.task(self.task)
+        name, judged_by = chosen(objective, OBJECTIVES[task], f"model.task={task}")
+        rows = in_splits(read_rows(data, *needed(task, name)), self.sizes, f"data={data}")
+        return model_with_texts(folder, task, name, judged_by, rows, self)
+
+
+def needed(task: str, objective: str) -> list[str]:
+    """The columns that a file must have beside the text."""
+    if objective == CLASSIFICATION:
+        return [LABEL]
+    return [TARGET] if task == "seq2seq-lm" else []
+
+
+def model_with_texts(
+    folder: Folder,
+    task: str,
+    name: str,
+    objective: Objective,
+    rows: Mapping[str, Sequence[Row]],
+    model: Pretrained,
+    packages: Sequence[str] = (),
+) -> PretrainedModel:
+    """A model of transformers with texts in batches."""
+    network, tokenizer = folder.model(task), folder.tokenizer()
+    classes = getattr(folder.config, "num_labels", 0)
+    if name == DRIFT and task == "sequence-classification" and classes < 2:
+        raise ValueError(
+            f"objective=drift: needs a model of two or more classes, model.path={folder.path} has {classes}"
+        )
+
+    def read(part: Sequence[Row]) -> dict[str, Tensor]:
+        how: Any = {"padding": True, "truncation": True, "max_length": model.max_length, "return_tensors": "pt"}
+        batch = dict(tokenizer([row.text for row in part], **how))
+        if name == CLASSIFICATION:
+            batch["labels"] = torch.tensor([label_of(row, folder.config) for row in part])
+        if task == "seq2seq-lm":
+            written = tokenizer(text_target=[row.target for row in part], **how)
+            batch["labels"] = written["input_ids"].masked_fill(written["attention_mask"] == 0, IGNORED)
+        return batch
+
+    def tokens(batch: Any) -> list[list[str]]:
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        return [tokenizer.convert_ids_to_tokens(row[real != 0].tolist()) for row, real in zip(ids, mask, strict=True)]
+
+    return PretrainedModel(
+        model=network,
+        splits={split: [read(part) for part in batched(some)] for split, some in rows.items()},
+        objective=objective,
+        facts={"model_task": task, "objective": name},
+        packages=("transformers", *packages),
+        tokens=tokens,
+        saves=model.save,
+    )
+
+
+def label_of(row: Row, config: Any) -> int:
+    """The number of a class, which a file may call by its name or number. Raises ValueError for any other label."""
+    named = {str(name): int(number) for name, number in (getattr(config, "label2id", None) or {}).items()}
+    if row.label in named:
+        return named[row.label]
+    if row.label.isdecimal() and len(row.label) < 20 and int(row.label) < config.num_labels:
+        return int(row.label)
+    allowed = f"0 to {config.num_labels - 1}" if len(named) > 20 else ", ".join(named)
+    raise ValueError(
+        f"{row.place}: the label {row.label[:40]!r} of {row.text[:40]!r} is none of the model's, {allowed}"
+    )
+
+
+CLASSES = {
+    "feature-extraction": "AutoModel",
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "causal-lm": "AutoModelForCausalLM",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
+}
+"""What a model is for, and the class of transformers that reads one."""
+INSTALL = "pip install -e '.[hf]'"
+
+
+class Folder:
+    """A folder of transformers or, with `hub`, the name of one to download. Its Python code runs only if it is trusted.
+    Raises ValueError for anything else."""
+
+    def __init__(self, path: str, hub: bool = False, trust_remote_code: bool = False) -> None:
+        try:
+            import transformers
+        except ImportError:
+            raise ValueError(f"model.path={path}: reading it needs transformers: {INSTALL}") from None
+        self.library: Any = transformers
+        self.path, self.options = path, {"local_files_only": not hub, "trust_remote_code": trust_remote_code}
+        if not hub and not os.path.isdir(path):
+            raise ValueError(
+                f"model.path={path}: no such folder; name one that save_pretrained wrote, or add model.hub=true to"
+                " download a model of that name"
+            )
+        if not hub and not (Path(path) / "config.json").is_file():
+            raise ValueError(f"model.path={path}: has no config.json, must be a folder that save_pretrained wrote")
+        if not hub:
+            with foreign(f"model.path={path}: cannot be read"):
+                check_folder(Path(path))
+        self.config = self._read("config", transformers.AutoConfig.from_pretrained)
+        with foreign(f"model.path={path}: its config cannot be read"):
+            check_config(self.config)
+
+    @property
+    def tasks(self) -> list[str]:
+        """What its kind of model can be made for."""
+        return [task for task in CLASSES if self._kind(task) is not None]
+
+    def task(self, wanted: str | None) -> str:
+        """What the model is for: what is wanted, else what its weights were saved for."""
+        if wanted is None:
+            saved = (getattr(self.config, "architectures", None) or [""])[0]
+            named = [task for task in self.tasks if getattr(self._kind(task), "__name__", "") == saved]
+            if not named:
+                raise ValueError(f"model.task: holds a {saved or 'model'}, name one of {', '.join(self.tasks)}")
+            return named[0]
+        if wanted not in self.tasks:
+            kind = type(self.config).__name__.removesuffix("Config")
+            raise ValueError(f"model.task={wanted}: a {kind} can be made for {', '.join(self.tasks) or 'none of them'}")
+        return wanted
+
+    def model(self, task: str) -> nn.Module:
+        """The model with all of its weights. A part that no folder has, and that is not read, is left out."""
+        kind = self._kind(task)
+        more: dict[str, Any] = {}
+        with shrinking(kind):
+            model, found = self._load(kind)
+            if _only_pooler(found["missing_keys"]):
+                more = {"add_pooling_layer": False}
+                model, found = self._load(kind, **more)
+        for what in ("missing_keys", "mismatched_keys"):
+            if found.get(what):
+                names = ", ".join(sorted(map(str, found[what]))[:3])
+                raise ValueError(
+                    f"model.path={self.path}: is no model for model.task={task}, {what.replace('_', ' ')}: {names}"
+                )
+        assert isinstance(model, nn.Module)
+        return model
+
+    def tokenizer(self) -> Any:
+        """Its tokenizer, which can fill up texts to one length."""
+        tokenizer = self._read("tokenizer", self.library.AutoTokenizer.from_pretrained)
+        if tokenizer.pad_token is None:
+            if tokenizer.eos_token is None:
+                raise ValueError(f"model.path={self.path}: its tokenizer has no token to fill up texts with")
+            tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
+
+    def _kind(self, task: str) -> Any:
+        auto = getattr(self.library, CLASSES[task])
+        if self.options["trust_remote_code"] and (found := class_in(self.path, self.config, CLASSES[task])) is not None:
+            return found
+        made = auto._model_mapping.get(type(self.config), None)
+        return made[0] if isinstance(made, tuple | list) else made
+
+    def _load(self, kind: Any, **more: Any) -> Any:
+        def load(path: str, **options: Any) -> Any:
+            return kind.from_pretrained(path, config=self.config, output_loading_info=True, **options, **more)
+
+        return self._read("model", load)
+
+    def _read(self, what: str, read: Any) -> Any:
+        with foreign(f"model.path={self.path}: its {what} cannot be read", "model.trust_remote_code=true"):
+            return read(self.path, **self.options)
+
+
+def _only_pooler(names: Any) -> bool:
+    return bool(names) and all("pooler" in name for name in names)

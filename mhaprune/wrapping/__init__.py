@@ -1,0 +1,1 @@
+"""Any model as a subject: its heads are found, gated, captured and cut."""

@@ -1,0 +1,275 @@
+"""Blocks of heads, found by running a model once and following gradients.
+
+Every linear module's output is cut off the graph and made a leaf. So the gradient of a head's query leads to the
+nearest linear module only, and its non-zero columns are the rows that make the head. In the same way the next linear
+module that reads the heads' outputs is W_O. This finds fused, interleaved and grouped layouts without a table of
+models.
+
+Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value heads, K = head_dim, W = inputs of W_O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.model.attention import MultiHeadAttention
+from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, in_features, is_linear, neighbours, out_features
+from mhaprune.wrapping.gating import at_rest
+from mhaprune.wrapping.interception import Attend, AttentionCalls, attention_interface
+from mhaprune.wrapping.removal import Cut
+
+REMEMBERED = 32
+"""How many outputs of linear modules are looked through for the one that made queries, keys or values."""
+
+
+@dataclass
+class _Found:
+    """What is known of one attention call."""
+
+    module: nn.Module
+    heads: int
+    of_kv: tuple[int, ...]
+    rows: dict[str, Rows | str] = field(default_factory=dict)
+    """Rows by name, or why there are none."""
+    context: Tensor | None = None
+    """The heads' outputs as a leaf, with the heads in the third place from the end or, `heads_last`, in the second."""
+    heads_last: bool = False
+    out: nn.Module | None = None
+    columns: tuple[tuple[int, ...], ...] = ()
+    why_not: str = ""
+    cross: bool = False
+
+
+def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[AttentionBlock]:
+    """The blocks in the order in which `call` runs them. Raises `Unsupported`, naming module and reason.
+
+    It sees what goes through `F.scaled_dot_product_attention` or the attention interface of transformers, two products
+    of matrices with a softmax between them, and our own layers.
+    """
+    trace = _Trace(model)
+    with at_rest(model), torch.enable_grad(), trace.watching():
+        call(model)
+    blocks: dict[str, AttentionBlock] = {}
+    noted = Cut.of(model) or Cut()
+    for found in trace.found:
+        path = trace.paths[found.module]
+        if found.out is None:
+            raise Unsupported(f"{path} ({type(found.module).__name__}): no linear module reads what its heads say")
+        why_not = found.why_not or next((f"its {n} is {r}" for n, r in found.rows.items() if isinstance(r, str)), "")
+        rows: dict[str, Any] = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
+        block = AttentionBlock(
+            path,
+            trace.paths[found.out],
+            found.heads,
+            columns=found.columns,
+            of_kv=found.of_kv,
+            why_not=why_not,
+            cross=found.cross,
+            names=tuple(range(found.heads)),
+            whole=True,
+            **rows,
+        )
+        blocks.setdefault(path, as_named(block, noted))  # a shared layer is called again: the same heads
+    if not blocks:
+        raise Unsupported(nothing_found(model))
+    return list(blocks.values())
+
+
+def as_named(block: AttentionBlock, cut: Cut) -> AttentionBlock:
+    """The block with the names that its heads had before a removal; a silent head that stayed is none."""
+    names = cut.heads.get(block.path)
+    if names is None:
+        return block
+    if not names:
+        silent = len(block.columns[0])
+        return replace(block, heads=0, columns=(), of_kv=(), query=Rows("", ()), names=(), silent=silent)
+    return replace(block, names=tuple(names))
+
+
+def unseen(model: nn.Module, blocks: Sequence[AttentionBlock]) -> list[str]:
+    """Return the paths of the modules that are attention by their name or class and belong to no block."""
+    found = [block.path for block in blocks]
+    left = [path for path, _ in _named_attention(model) if not any(_within(path, f) or _within(f, path) for f in found)]
+    return [path for path in left if not any(other != path and _within(other, path) for other in left)]
+
+
+def _named_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that are attention by their name or class, and hold a matrix in a part of theirs."""
+    for path, module in model.named_modules():
+        matrices = any(parameter.dim() > 1 for part in module.children() for parameter in part.parameters())
+        if matrices and (_is_attention(path.rpartition(".")[-1]) or _is_attention(type(module).__name__)):
+            yield path, module
+
+
+def _is_attention(name: str) -> bool:
+    return any(word in name.lower() for word in ("attn", "attention"))
+
+
+def _within(path: str, other: str) -> bool:
+    return not other or path == other or path.startswith(f"{other}.")
+
+
+def nothing_found(model: nn.Module) -> str:
+    """What was seen instead, and how to name the blocks by hand, filled in as far as can be guessed."""
+    candidates = [
+        (path, linear[-1], module)
+        for path, module in _named_attention(model)
+        if _is_attention(path.rpartition(".")[-1])
+        and (linear := [name for name, part in module.named_modules() if name and is_linear(part)])
+    ]
+    message = (
+        f"{type(model).__name__}: no attention found. It calls neither F.scaled_dot_product_attention nor the attention"
+        " interface of transformers, multiplies no weights with values, and holds no nn.MultiheadAttention."
+    )
+    if not candidates:
+        return f'{message} Name the blocks by hand: blocks=[AttentionBlock("PATH", out="NAME OF W_O", heads=NUMBER)]'
+    path, out, module = candidates[-1]
+    kept = (item for part in module.modules() for item in vars(part).items())
+    heads = next((str(value) for name, value in kept if "heads" in name and isinstance(value, int)), "NUMBER")
+    return (
+        f'{message} Name the blocks by hand, for example: blocks=[AttentionBlock("{path}", out="{out}", heads={heads})]'
+    )
+
+
+class _Trace:
+    """Hooks and patches for the length of one call, and what they saw."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.paths = {module: path for path, module in model.named_modules()}
+        self.running: list[nn.Module] = []
+        self.leaves: list[tuple[nn.Module, Tensor]] = []
+        self.found: list[_Found] = []
+        self.read: dict[str, Tensor] = {}
+        """What each linear module read last."""
+        self.inside = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for module in self.model.modules():
+                handles = [module.register_forward_pre_hook(self._enter)]
+                if is_linear(module):
+                    handles.append(module.register_forward_hook(self._leaf))
+                handles.append(module.register_forward_hook(self._leave))
+                for handle in handles:
+                    stack.callback(handle.remove)
+            stack.enter_context(attention_interface(self._of_interface))
+            stack.enter_context(AttentionCalls(self._of_call))
+            yield
+
+    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.running.append(module)
+        if is_linear(module) and inputs:
+            self.read[self.paths[module]] = inputs[0]
+            self._reads(module, inputs[0])
+
+    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self.running.pop()
+
+    def _leaf(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        leaf = output.detach().requires_grad_()
+        self.leaves = [*self.leaves[-REMEMBERED:], (module, leaf)]
+        return leaf.clone()  # what comes next may work in place
+
+    def _of_interface(self, attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Any:
+        found = self._begin(module, query, key, value)
+        self.inside = True
+        try:
+            out, *others = attend(query.detach(), key.detach(), value.detach())
+        finally:
+            self.inside = False
+        found.context, found.heads_last = out.detach().requires_grad_(), True  # (B, T, H, K)
+        return (found.context, *others)
+
+    def _of_call(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
+        if self.inside or query.dim() != 4 or not self.running:
+            return attend(query, key, value)
+        found = self._begin(self.running[-1], query, key, value)
+        found.context = attend(query.detach(), key.detach(), value.detach()).detach().requires_grad_()  # (B, H, T, K)
+        return found.context.clone()
+
+    def _begin(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> _Found:
+        H, G = query.shape[1], key.shape[1]
+        of_kv = getattr(module, "kept_of_kv", None) or [h * G // H for h in range(H)]
+        found = _Found(module, H, tuple(of_kv))
+        for name, heads in (("query", query), ("key", key), ("value", value)):
+            found.rows[name] = self._source(heads)
+        self._end(found)
+        return found
+
+    def _end(self, found: _Found) -> None:
+        made = [self.read.get(rows.path) for rows in found.rows.values() if isinstance(rows, Rows)]
+        found.cross = len(made) == 3 and made[0] is not None and any(x is not made[0] for x in made)
+        self.found.append(found)
+
+    def _source(self, heads: Tensor) -> Rows | str:
+        """The linear module that made (B, heads, T, K), and which of its outputs each head is made from."""
+        if not heads.requires_grad:
+            return "made by no linear module"
+        weights = torch.rand_like(heads) + 0.5  # without them, parts could cancel
+        leaves = [leaf for _, leaf in self.leaves]
+        rows: dict[int, list[tuple[int, ...]]] = {}
+        for h in range(heads.shape[1]):
+            picked = (heads[:, h] * weights[:, h]).sum()
+            gradients = torch.autograd.grad(picked, leaves, retain_graph=True, allow_unused=True)
+            for i, gradient in enumerate(gradients):
+                if gradient is not None:
+                    columns = gradient.flatten(0, -2).abs().amax(0).nonzero().flatten().tolist()
+                    rows.setdefault(i, []).append(tuple(columns))
+        sources = {i: each for i, each in rows.items() if any(each)}
+        if len(sources) != 1:
+            names = ", ".join(self.paths[self.leaves[i][0]] for i in sources)
+            return f"made by {len(sources)} linear modules, {names}"
+        ((i, each),) = sources.items()
+        path = self.paths[self.leaves[i][0]]
+        if len({row for head in each for row in head}) != sum(map(len, each)):
+            return f"mixed from the heads of {path} (a norm over all heads?)"
+        return Rows(path, tuple(each))
+
+    def _reads(self, module: nn.Module, x: Any) -> None:
+        """Whether this linear module is the W_O that a found block waits for, and which columns its heads have."""
+        around = self.running[-2] if len(self.running) > 1 else None
+        if isinstance(around, MultiHeadAttention) and around.out_proj is module:
+            self._own(around, module)
+        for found in self.found:
+            if found.out is None and found.context is not None and isinstance(x, Tensor) and x.requires_grad:
+                leaf = found.context
+                (reached,) = torch.autograd.grad(x.sum(), leaf, retain_graph=True, allow_unused=True)
+                if reached is None:
+                    continue
+                context = leaf if found.heads_last else leaf.transpose(1, 2)
+                if x.numel() == context.numel() and torch.equal(x.detach().flatten(), context.detach().flatten()):
+                    found.columns = neighbours(x.shape[-1], found.heads)
+                else:
+                    found.columns = self._columns(x, leaf, found)
+                found.out = module
+
+    def _own(self, layer: MultiHeadAttention, out: nn.Module) -> None:
+        """A layer of ours: it says itself what belongs to each head."""
+        self.found = [found for found in self.found if found.module is not layer]
+        H, path = layer.num_heads, self.paths[layer]
+        found = _Found(layer, H, tuple(range(H)), out=out, columns=neighbours(in_features(out), H))
+        for name in ("query", "key", "value"):
+            child = f"{name[0]}_proj"
+            found.rows[name] = Rows(f"{path}.{child}", neighbours(out_features(layer.get_submodule(child)), H))
+        self._end(found)
+
+    def _columns(self, x: Tensor, leaf: Tensor, found: _Found) -> tuple[tuple[int, ...], ...]:
+        """Column by column, which head it reads."""
+        of_head: list[list[int]] = [[] for _ in range(found.heads)]
+        other = (0, 1, 3) if found.heads_last else (0, 2, 3)
+        for column in range(x.shape[-1]):
+            (gradient,) = torch.autograd.grad(x[..., column].sum(), leaf, retain_graph=True)
+            for h in gradient.abs().sum(other).nonzero().flatten().tolist():
+                of_head[h].append(column)
+        if len({column for columns in of_head for column in columns}) != sum(map(len, of_head)):
+            found.why_not = "its heads are mixed before the output projection"
+            raise Unsupported(f"{self.paths[found.module]}: {found.why_not}, so they cannot be gated one by one")
+        return tuple(map(tuple, of_head))

@@ -1,0 +1,117 @@
+"""Gates and captured outputs for the length of one call, by hooks on the output projections.
+
+Dimensions: B = batch, T = positions, H = heads of a block, K = head_dim, W = inputs of the output projection, N = all
+heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.wrapping.blocks import AttentionBlock
+
+Seen = Callable[[AttentionBlock, Tensor], None]
+"""Is told what the output projection of a block reads."""
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """In evaluation, without gradients of weights and without a key-value cache; then as it was before."""
+    config = getattr(model, "config", None)
+    owners: list[tuple[str, Any]] = [("training", module) for module in model.modules()]
+    owners += [("requires_grad", parameter) for parameter in model.parameters()]
+    with switched_off([*owners, ("use_cache", config)]):
+        yield
+
+
+@contextmanager
+def switched_off(attributes: Iterable[tuple[str, Any]]) -> Iterator[None]:
+    """These attributes of these objects are False while this lasts; one that is missing, or no flag, stays so."""
+    changed = [(name, owner) for name, owner in attributes if getattr(owner, name, False)]
+    try:
+        for name, owner in changed:
+            setattr(owner, name, False)
+        yield
+    finally:
+        for name, owner in changed:
+            setattr(owner, name, True)
+
+
+@contextmanager
+def hooked(
+    model: nn.Module,
+    blocks: Mapping[str, AttentionBlock],
+    batch_size: int,
+    gates: Mapping[str, Tensor] | None = None,
+    fallback: Mapping[str, Tensor] | None = None,
+    seen: Seen | None = None,
+) -> Iterator[None]:
+    """Every head's output is multiplied by its gate while this lasts: (H,), (B, H) or (B, H, T) for each block.
+
+    `fallback` is what a closed gate lets through instead of nothing, (B, H, T, K) or what broadcasts to it. `seen` is
+    told each input of an output projection, before any gate. Blocks go by their names.
+    """
+
+    def hook(name: str, block: AttentionBlock) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
+        def before(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            x, *others = inputs
+            if seen is not None:
+                seen(block, x)
+            if gates is None or name not in gates:
+                return None
+            scale = spread(gates[name].to(x), block, x, batch_size)
+            if fallback is None or name not in fallback:
+                return (x * scale, *others)
+            instead = side_by_side(fallback[name].to(x), block, x, batch_size)
+            return (instead + scale * (x - instead), *others)
+
+        return before
+
+    with ExitStack() as stack:
+        for name, block in blocks.items():
+            if gates is not None or seen is not None:
+                handle = model.get_submodule(block.out).register_forward_pre_hook(hook(name, block))
+                stack.callback(handle.remove)
+        yield
+
+
+def spread(gates: Tensor, block: AttentionBlock, x: Tensor, batch_size: int) -> Tensor:
+    """Gates (H,), (B, H) or (B, H, T) for every column of x, so that they can be multiplied with it."""
+    by_head = gates.mT if gates.dim() == 3 else gates
+    owners = block.owners.to(x.device)
+    if len(owners) < x.shape[-1]:  # columns at the end that read no head
+        owners = torch.cat([owners, owners.new_full((x.shape[-1] - len(owners),), block.heads)])
+    scale = torch.cat([by_head, by_head.new_ones(*by_head.shape[:-1], 1)], dim=-1)[..., owners]
+    if gates.dim() == 1:
+        return scale
+    if gates.dim() == 3:
+        return scale.reshape(*x.shape[:-1], -1)
+    rows = scale.repeat_interleave(len(x) // batch_size, 0)  # windows, or tokens one after the other
+    return rows.reshape(len(x), *[1] * (x.dim() - 2), x.shape[-1])
+
+
+def head_by_head(x: Tensor, block: AttentionBlock, batch_size: int) -> Tensor:
+    """What the output projection reads, (B, T, W), head by head: (B, H, T, K)."""
+    columns = x if block.straight and x.shape[-1] == len(block.order) else x[..., block.order.to(x.device)]
+    head_dim = columns.shape[-1] // block.heads if block.heads else 0
+    return columns.reshape(batch_size, _positions(x, batch_size), block.heads, head_dim).transpose(1, 2)
+
+
+def side_by_side(context_BHTK: Tensor, block: AttentionBlock, x: Tensor, batch_size: int) -> Tensor:
+    """The reverse of `head_by_head`, in the shape of x; columns that read no head are those of x."""
+    head_dim = len(block.order) // block.heads if block.heads else 0
+    shape = (batch_size, block.heads, _positions(x, batch_size), head_dim)
+    columns = context_BHTK.expand(shape).transpose(1, 2).flatten(2).reshape(*x.shape[:-1], -1)
+    if block.straight and x.shape[-1] == len(block.order):
+        return columns
+    return x.index_copy(-1, block.order.to(x.device), columns)
+
+
+def _positions(x: Tensor, batch_size: int) -> int:
+    """T, also where no column is left."""
+    return x.shape[:-1].numel() // batch_size

@@ -1,0 +1,234 @@
+"""What a wrapped model is judged by: losses and qualities with one number per example, (B,).
+
+Each takes what the model returned and the batch, as the user's own functions do. The output has `logits`, as those of
+transformers have, or is the tensor of logits itself. Labels of -100 are ignored.
+
+Dimensions: B = batch, T = positions, C = classes or vocabulary, D = width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mhaprune.wrapping.batches import DENSE, IGNORED, MASK, Batches, Parts
+
+Judge = Callable[[Any, Any], Tensor]
+
+
+def classification(output: Any, batch: Any) -> Tensor:
+    """Cross-entropy in nats of logits (B, C) on `labels` (B,)."""
+    return F.cross_entropy(_logits(output), _field(batch, "labels"), reduction="none")
+
+
+def accuracy(output: Any, batch: Any) -> Tensor:
+    """1 where the highest of the logits (B, C) is that of the label."""
+    return (_logits(output).argmax(dim=-1) == _field(batch, "labels")).float()
+
+
+def language_model(output: Any, batch: Any) -> Tensor:
+    """Mean cross-entropy in nats of the next token over the tokens of an example. Logits are (B, T, C).
+
+    The tokens are `labels` or, without these, `input_ids` where the attention mask is not 0. A prompt with labels of
+    -100 does not count, on whichever side the padding stands.
+    """
+    return _mean_over_tokens(*_next_token(output, batch), _token_losses)
+
+
+def next_token_accuracy(output: Any, batch: Any) -> Tensor:
+    """The share of the same tokens that the model ranks first."""
+    return _mean_over_tokens(*_next_token(output, batch), _token_hits)
+
+
+def seq2seq(output: Any, batch: Any) -> Tensor:
+    """Mean cross-entropy in nats of logits (B, T, C) on `labels` (B, T)."""
+    return _mean_over_tokens(_logits(output), _field(batch, "labels"), _token_losses)
+
+
+def token_accuracy(output: Any, batch: Any) -> Tensor:
+    """The share of the tokens of `labels` (B, T) that the model ranks first, given the ones before each."""
+    return _mean_over_tokens(_logits(output), _field(batch, "labels"), _token_hits)
+
+
+def exact_match(output: Any, batch: Any) -> Tensor:
+    """1 where the model ranks every token of `labels` first, given the ones before it."""
+    logits_BTC, labels_BT = _logits(output), _field(batch, "labels")
+    return ((logits_BTC.argmax(dim=-1) == labels_BT) | (labels_BT == IGNORED)).all(dim=1).float()
+
+
+class Drift:
+    """One minus the cosine between what the model says and what it said with all its heads, for each example.
+
+    It needs no labels: `wrap` runs the whole model once over the data and keeps what `represent` makes of its output,
+    (B, D). By default that is the mean of the last hidden states over the tokens of the attention mask, the pooled
+    output of a sentence encoder; or the output itself if it is one tensor.
+    """
+
+    def __init__(self, represent: Judge | None = None) -> None:
+        self.represent = represent or mean_of_tokens
+
+    def __call__(self, output: Any, batch: Any) -> Tensor:
+        dense = _field(batch, DENSE)
+        return 1 - F.cosine_similarity(self.represent(output, batch), dense, dim=-1)
+
+
+class Similarity(Drift):
+    """One minus the drift."""
+
+    def __call__(self, output: Any, batch: Any) -> Tensor:
+        return 1 - super().__call__(output, batch)
+
+
+def mean_of_tokens(output: Any, batch: Any) -> Tensor:
+    """(B, D): the mean hidden state over the tokens of the attention mask."""
+    states = output if isinstance(output, Tensor) else output["last_hidden_state"]
+    if states.dim() == 2:
+        return states
+    mask = batch.get(MASK) if isinstance(batch, dict) else None
+    if mask is None or mask.shape != states.shape[:2]:
+        return states.flatten(1, -2).mean(dim=1)
+    counted = mask.to(states)[..., None]
+    return (states * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
+
+
+drift, similarity = Drift(), Similarity()
+
+QUALITIES: dict[Any, Judge] = {
+    classification: accuracy,
+    language_model: next_token_accuracy,
+    seq2seq: exact_match,
+    drift: similarity,
+}
+"""What goes with each loss if no quality is named."""
+
+
+def quality_for(loss: Judge) -> Judge:
+    """The quality that goes with a loss; minus the loss if none is known."""
+    if isinstance(loss, Drift):
+        return Similarity(loss.represent)
+    return QUALITIES.get(loss, _minus(loss))
+
+
+def name_of(quality: Judge) -> str:
+    """What figures and sentences call it: the name of the function."""
+    name = str(getattr(quality, "__name__", type(quality).__name__)).replace("_", " ").strip().lower()
+    return name if name and name != "<lambda>" else "quality"
+
+
+def unit_of(loss: Judge) -> str:
+    """The unit of a loss, as far as it is known: nats for a likelihood."""
+    return "nats" if loss in (classification, language_model, seq2seq) else ""
+
+
+def _minus(loss: Judge) -> Judge:
+    def minus_the_loss(output: Any, batch: Any) -> Tensor:
+        return -loss(output, batch)
+
+    return minus_the_loss
+
+
+def _logits(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    try:
+        logits: Tensor = output["logits"] if isinstance(output, dict) else output.logits
+    except (AttributeError, KeyError):
+        raise ValueError(
+            f"loss: the model returns a {type(output).__name__} without logits, name a loss that reads it"
+        ) from None
+    return logits
+
+
+def _field(batch: Any, name: str) -> Tensor:
+    """The field of a dict, or the last part of a tuple, which is its target."""
+    if isinstance(batch, Parts):
+        part: Tensor | None = batch.dense if name == DENSE else batch[-1]
+        if part is not None:
+            return part
+    if not isinstance(batch, Mapping):
+        raise ValueError(f"loss: needs {name}, so a batch must be a dict with {name} or a tuple (inputs, target)")
+    if name not in batch:
+        raise ValueError(f"loss: needs {name} in every batch, there are {', '.join(batch)}")
+    value: Tensor = batch[name]
+    return value
+
+
+def _next_token(output: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    if isinstance(batch, dict) and "labels" not in batch:
+        labels_BT = _field(batch, "input_ids")
+        if MASK in batch:
+            labels_BT = labels_BT.masked_fill(batch[MASK] == 0, IGNORED)
+    else:
+        labels_BT = _field(batch, "labels")
+    return _logits(output)[:, :-1], labels_BT[:, 1:]
+
+
+def _token_losses(logits_BTC: Tensor, labels_BT: Tensor) -> Tensor:
+    return F.cross_entropy(logits_BTC.mT, labels_BT, reduction="none", ignore_index=IGNORED)
+
+
+def _token_hits(logits_BTC: Tensor, labels_BT: Tensor) -> Tensor:
+    return ((logits_BTC.argmax(dim=-1) == labels_BT) & (labels_BT != IGNORED)).to(logits_BTC.dtype)
+
+
+def _mean_over_tokens(logits_BTC: Tensor, labels_BT: Tensor, values: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """0 for an example without a token that counts."""
+    counted_B = (labels_BT != IGNORED).sum(dim=1).clamp(min=1)
+    return torch.where(labels_BT != IGNORED, values(logits_BTC, labels_BT), 0.0).sum(dim=1) / counted_B
+
+
+PerExample = Callable[[Any, Any], Tensor]
+"""From what the model returns and a batch to one number per example, (B,)."""
+
+
+class Judged(NamedTuple):
+    """A loss and a quality per example, (B,) each."""
+
+    loss: Tensor
+    quality: Tensor
+
+
+def judged(output: Any, given: Any, size: int, loss: PerExample, quality: PerExample) -> Judged:
+    """The loss and the quality of every example of a batch of that size, in the user's form.
+
+    Raises ValueError for a loss or a quality that is not one real number per example.
+    """
+    found: list[Tensor] = []
+    for name, judge in (("loss", loss), ("quality", quality)):
+        values = judge(output, given)
+        if not isinstance(values, Tensor) or values.shape != (size,):
+            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(
+                f"{name}: returns {shape} for a batch of {size}, must be one number per example, ({size},); a mean over"
+                f" the batch cannot say how sure it is"
+            )
+        if name == "loss" and not values.is_floating_point():
+            raise ValueError(f"loss: returns {values.dtype}, must be real numbers, such as torch.float32")
+        found.append(values.to(found[0].dtype if found else values.dtype))
+    return Judged(*found)
+
+
+def flat(output: Any, batch: Batches) -> Tensor:
+    """All real numbers in what a model returned, as one row; of tensors with a position per token, the real ones."""
+    mask, parts = batch.fields.get(MASK), []
+    for value in tensors_in(output):
+        if value.is_floating_point():
+            by_token = mask is not None and value.dim() == 3 and mask.shape == value.shape[:2]
+            parts.append(value[mask != 0].flatten() if by_token else value.flatten())
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in it, in its order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from tensors_in(each)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from tensors_in(each)

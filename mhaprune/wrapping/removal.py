@@ -1,0 +1,190 @@
+"""Cut heads out of a model that others made: rows and columns go, then the attributes that count heads are set.
+
+Dimensions: H = query heads of a block, K = head_dim.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from mhaprune.model.attention import MultiHeadAttention
+from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, in_features, neighbours, out_features, weight_of
+from mhaprune.wrapping.reshaping import finish, store
+from mhaprune.wrapping.torch_nn import TorchAttention, without_heads
+
+COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+"""The attributes in which modules keep how many heads they have."""
+WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim")
+"""The attributes in which they keep the width of all heads together."""
+VERSION = 1
+"""The version of the note that a removal leaves in a config."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a removal changed, as plain values: enough to make a fresh model of the same shape."""
+
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+    """The new shape of the weight of each linear module that was cut."""
+    attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The attributes that were set, by the path of the module."""
+    heads: dict[str, list[int]] = field(default_factory=dict)
+    """What the heads are called that are left in an attention module: their numbers in the whole model."""
+    version: int = VERSION
+    """The version of this description."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Cut | None:
+        """What removals have done to a model of transformers so far; None for nothing. Raises `Unsupported` for a
+        description that this version cannot read."""
+        noted = getattr(getattr(model, "config", None), "mhaprune", None)
+        if noted is None:
+            return None
+        version = noted.get("version") if isinstance(noted, dict) else None
+        if version != VERSION or set(noted) != {each.name for each in fields(cls)}:
+            raise Unsupported(f"config.mhaprune: is of version {version}, this mhaprune reads {VERSION}")
+        cut = cls(**noted)
+        values = [value for each in cut.attributes.values() for value in each.values() if value is not None]
+        numbers = [*values, *cut.shapes.values(), *cut.heads.values()]
+        if not all(isinstance(n, int) for each in numbers for n in (each if isinstance(each, list) else [each])):
+            raise Unsupported("config.mhaprune: must hold numbers")
+        return cut
+
+    def then(self, later: Cut) -> Cut:
+        """This removal and a later one as one."""
+        attributes = {
+            path: self.attributes.get(path, {}) | later.attributes.get(path, {})
+            for path in {**self.attributes, **later.attributes}
+        }
+        return Cut(self.shapes | later.shapes, attributes, self.heads | later.heads)
+
+
+def remove_heads(
+    model: nn.Module, blocks: Sequence[AttentionBlock], kept: Sequence[Sequence[int]]
+) -> tuple[nn.Module, list[AttentionBlock]]:
+    """A copy of the model with only the heads `kept`, by their place in each block, and its blocks.
+
+    Where a layer loses all heads, one stays that says nothing: views with -1 and key-value caches cannot do with none.
+    A layer of ours, or of torch.nn, can. Raises `Unsupported` where heads can be gated but not removed.
+    """
+    model = copy.deepcopy(model)
+    left, cut = [], Cut()
+    generic: list[tuple[AttentionBlock, list[int]]] = []
+    for block, keep in zip(blocks, kept, strict=True):
+        layer = model.get_submodule(block.path)
+        if len(keep) == block.heads:
+            left.append(block)
+        elif block.why_not:
+            raise Unsupported(f"{block.path}: its heads can be gated, not removed: {block.why_not}")
+        elif isinstance(layer, MultiHeadAttention):
+            left.append(_block_without(model, block, keep, keep))
+            _replace(model, block.path, layer, keep)
+        else:
+            left.append(_block_without(model, block, keep, list(keep) or [0]))
+            generic.append((block, list(keep)))
+    staying = [(block, keep or [0]) for block, keep in generic]
+    for path, rows in _rows_to_drop(staying).items():
+        module: Any = model.get_submodule(path)
+        resize(module, rows=[row for row in range(out_features(module)) if row not in rows])
+        cut.shapes[path] = list(module.weight.shape)
+    for block, keep in generic:
+        out: Any = model.get_submodule(block.out)
+        stay = keep or [0]
+        reading = {column for head in block.columns for column in head}
+        others = [column for column in range(in_features(out)) if column not in reading]
+        resize(out, columns=[column for h in stay for column in block.columns[h]] + others)
+        if not keep:
+            weight_of(out).data[:, : len(block.columns[0])] = 0
+        cut.shapes[block.out] = list(out.weight.shape)
+        cut.heads[block.path] = [block.names[h] for h in keep]
+        cut.attributes[block.path] = _attributes(model.get_submodule(block.path), block, stay)
+    finish(model, cut.attributes)
+    config = getattr(model, "config", None)
+    if config is not None and generic:
+        config.mhaprune = vars((Cut.of(model) or Cut()).then(cut))
+    return model, left
+
+
+def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int] | None = None) -> None:
+    """Keep these outputs and inputs of a linear module, in place."""
+    weight, bias = weight_of(module).detach(), None if module.bias is None else module.bias.detach()
+    if rows is not None:
+        weight, bias = weight[list(rows)], None if bias is None else bias[list(rows)]
+    if columns is not None:
+        weight = weight[:, list(columns)]
+    as_stored = weight if isinstance(module, nn.Linear) else weight.mT
+    store(module, as_stored.clone(memory_format=torch.contiguous_format), None if bias is None else bias.clone())
+
+
+def _replace(model: nn.Module, path: str, layer: MultiHeadAttention, keep: Sequence[int]) -> None:
+    """A layer of ours knows itself what fewer heads are."""
+    parent_path, _, name = path.rpartition(".")
+    parent = model.get_submodule(parent_path)
+    setattr(parent, name, without_heads(layer, keep))
+    if isinstance(parent, TorchAttention):
+        parent.names = tuple(parent.names[h] for h in keep)
+
+
+def _block_without(model: nn.Module, block: AttentionBlock, keep: Sequence[int], stay: Sequence[int]) -> AttentionBlock:
+    """What a block will be with the heads `keep`, before anything of the model is cut. The heads `stay` stay in the
+    weights: they are those, or one that says nothing and is no head of the block any more."""
+    dropped = _rows_to_drop([(block, stay)])
+    kv_left = sorted({block.of_kv[h] for h in stay})
+
+    def moved(rows: Any, heads: Sequence[int]) -> Rows:
+        gone, size = dropped[rows.path], out_features(model.get_submodule(rows.path))
+        place = {row: i for i, row in enumerate(row for row in range(size) if row not in gone)}
+        return Rows(rows.path, tuple(tuple(place[row] for row in rows.heads[h]) for h in heads))
+
+    K = len(block.columns[0])
+    return replace(
+        block,
+        heads=len(keep),
+        names=tuple(block.names[h] for h in keep),
+        columns=neighbours(K * len(keep), len(keep)),
+        of_kv=tuple(kv_left.index(block.of_kv[h]) for h in keep),
+        query=moved(block.query, keep),
+        key=moved(block.key, kv_left),
+        value=moved(block.value, kv_left),
+        silent=K * (len(stay) - len(keep)),
+    )
+
+
+def _rows_to_drop(blocks: Sequence[tuple[AttentionBlock, Sequence[int]]]) -> dict[str, set[int]]:
+    """The output features that make the queries, keys and values of heads that go, by the path of the module."""
+    drop: dict[str, set[int]] = {}
+    for block, keep in blocks:
+        kv_kept = {block.of_kv[h] for h in keep}
+        for rows, stays in ((block.query, set(keep)), (block.key, kv_kept), (block.value, kv_kept)):
+            assert isinstance(rows, Rows)
+            gone = {row for h, head in enumerate(rows.heads) if h not in stays for row in head}
+            drop.setdefault(rows.path, set()).update(gone)
+    return drop
+
+
+def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]) -> dict[str, Any]:
+    """The attributes of the attention module that must change with its heads."""
+    H, K = block.heads, len(block.columns[0])
+    counts = (*COUNTS, *block.counts)
+    attributes: dict[str, Any] = {name: len(keep) for name in counts if getattr(attention, name, None) == H}
+    attributes |= {name: len(keep) * K for name in WIDTHS if getattr(attention, name, None) == H * K}
+    of_kv = [block.of_kv[h] for h in keep]
+    kv_left = sorted(set(of_kv))
+    if hasattr(attention, "num_key_value_groups"):
+        group = len(of_kv) // len(kv_left)
+        even = of_kv == [g for g in kv_left for _ in range(group)]
+        attributes["num_key_value_groups"] = group if even else 1
+        if not even or getattr(attention, "kept_of_kv", None):  # None where an earlier removal was uneven
+            attributes["kept_of_kv"] = None if even else [kv_left.index(g) for g in of_kv]
+    if hasattr(attention, "relative_attention_bias") or hasattr(attention, "has_relative_attention_bias"):
+        # The position bias stays that of all heads, and other layers cut theirs from it.
+        attributes.pop("n_heads", None)
+        before = getattr(attention, "kept_heads", range(H))
+        attributes["kept_heads"] = [before[h] for h in keep]
+    return attributes

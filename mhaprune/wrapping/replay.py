@@ -1,0 +1,235 @@
+"""Passes that differ from an open one only from some block on: what comes before is replayed, not computed.
+
+A head writes into the model when the output projection of its block is called. All that was finished before that call
+is the same whatever its gate is. So the outermost modules that finish before it return what they returned in an open
+pass. The result is equal, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import count, takewhile
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.wrapping.blocks import is_linear
+from mhaprune.wrapping.gating import at_rest
+from mhaprune.wrapping.losses import tensors_in
+
+
+@dataclass
+class _Call:
+    """One call of a module: when it began and ended, what it returned, and the versions of those tensors then."""
+
+    module: nn.Module
+    begin: int
+    end: int
+    output: Any
+    versions: list[int] | None
+
+    @property
+    def intact(self) -> bool:
+        """Whether the output is still here, and was not written to in place."""
+        return self.versions == _versions(self.output)
+
+    def forget(self) -> None:
+        self.output = self.versions = None
+
+
+_COMPUTE = object()
+"""Stands for an output that is computed again."""
+
+
+class Replay:
+    """What the modules of a model returned in one pass, and when."""
+
+    def __init__(self, model: nn.Module, outs: Sequence[str]) -> None:
+        self.model, self.outs = model, {model.get_submodule(path): path for path in outs}
+        self.calls: list[_Call] = []
+        """In the order in which they ended."""
+        self.called: dict[str, int] = {}
+        """When an output projection was first called."""
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Keep what is computed while this lasts, as far as it can be replayed."""
+        self.calls, self.called = [], {}
+        clock, begun = count(), dict[nn.Module, list[int]]()
+
+        def enter(module: nn.Module, inputs: Any) -> None:
+            now = next(clock)
+            begun.setdefault(module, []).append(now)
+            if module in self.outs:
+                self.called.setdefault(self.outs[module], now)
+
+        def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+            begin = begun[module].pop()
+            # This call covers what ended in it after the last output projection.
+            uncovered = max([begin, *self.called.values()])
+            for call in takewhile(lambda call: call.end > uncovered, reversed(self.calls)):
+                call.forget()
+            self.calls.append(_Call(module, begin, next(clock), output, _versions(output)))
+
+        with ExitStack() as stack:
+            for module in self.model.modules():
+                for handle in (module.register_forward_pre_hook(enter), module.register_forward_hook(leave)):
+                    stack.callback(handle.remove)
+            yield
+
+    @contextmanager
+    def until(self, outs: Sequence[str]) -> Iterator[None]:
+        """Replay what was finished before the first of these output projections was called; all if there are none.
+
+        An output that was written to since then, in place, is computed again.
+        """
+        end = min((self.called[out] for out in outs if out in self.called), default=self._end)
+        covered, replayed = -1, dict[nn.Module, list[Any]]()
+        for call in sorted(self.calls, key=lambda call: call.begin):
+            if call.end < end and call.begin > covered:
+                if call.intact:
+                    covered = call.end
+                replayed.setdefault(call.module, []).append(call.output if call.intact else _COMPUTE)
+        with ExitStack() as stack:
+            for module, outputs in replayed.items():
+                stack.enter_context(_playing(module, outputs))
+            yield
+
+    @property
+    def _end(self) -> int:
+        return max((call.end for call in self.calls), default=0)
+
+
+@contextmanager
+def _playing(module: nn.Module, outputs: Sequence[Any]) -> Iterator[None]:
+    """The next calls of a module return these outputs; those after them compute again."""
+    left, compute = iter(outputs), module.forward
+    own = module.__dict__.get("forward")
+
+    def play(*arguments: Any, **named: Any) -> Any:
+        output = next(left, _COMPUTE)
+        return compute(*arguments, **named) if output is _COMPUTE else output
+
+    module.forward = play
+    try:
+        yield
+    finally:
+        del module.__dict__["forward"]
+        if own is not None:
+            module.forward = own
+
+
+def _versions(output: Any) -> list[int]:
+    """How often each tensor of an output was written to."""
+    return [tensor._version for tensor in tensors_in(output)]
+
+
+LOOKED_AT = 12
+"""Inputs of modules that are looked at for the sum of a map's output and a residual stream."""
+NO_READERS = (nn.Dropout, nn.Identity)
+
+
+@dataclass(frozen=True)
+class Map:
+    """A linear map that ends a sublayer, and the first module that reads what it adds to the residual stream."""
+
+    path: str
+    reader: str | None
+    """None where nothing is added: then the map is fitted to its own output."""
+    call: int = 0
+    """Which call of the reader that is."""
+
+
+def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -> list[Map]:
+    """The maps in the order of their calls, found by running a batch: the output projections of the attention, `outs`,
+    and every linear module whose output is added to something before it is read."""
+    paths = {module: path for path, module in model.named_modules()}
+    pending: list[tuple[str, Tensor, list[int]]] = []
+    calls: dict[nn.Module, int] = {}
+    order: dict[str, Map | None] = {}
+
+    def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        calls[module] = calls.get(module, -1) + 1
+        x = inputs[0] if inputs else None
+        if not isinstance(x, Tensor) or not x.requires_grad or isinstance(module, NO_READERS):
+            return
+        for entry in list(pending):
+            path, leaf, looks = entry
+            if leaf.shape != x.shape:
+                continue
+            looks[0] += 1
+            (gradient,) = torch.autograd.grad(x.sum(), leaf, retain_graph=True, allow_unused=True)
+            added = gradient is not None and bool((gradient == 1).all()) and not torch.equal(x, leaf)
+            if added:
+                order[path] = Map(path, paths[module], calls[module])
+            if added or looks[0] == LOOKED_AT:
+                pending.remove(entry)
+
+    def leave(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        leaf = output.detach().requires_grad_()
+        order.setdefault(paths[module], None)
+        pending.append((paths[module], leaf, [0]))
+        return leaf.clone()
+
+    with at_rest(model), torch.enable_grad(), ExitStack() as stack:
+        for module in model.modules():
+            if module is not model:
+                stack.callback(module.register_forward_pre_hook(enter).remove)
+            if is_linear(module):
+                stack.callback(module.register_forward_hook(leave).remove)
+        run()
+    return [found or Map(path, None) for path, found in order.items() if found is not None or path in outs]
+
+
+def walk(
+    model: nn.Module, maps: Sequence[Map], runs: Sequence[Callable[[], Any]]
+) -> Iterator[tuple[Map, list[tuple[Tensor, Tensor]]]]:
+    """Yields each map, in forward order, with its inputs in every run and the residual stream after it.
+
+    A run is a pass over a batch. It stops when both are known. The run for the next map replays what was finished
+    before this map was called, and computes the rest with the weights as they are then. So all maps together cost
+    little more than one pass. Nothing is replayed if the model calls a reader several times, as with shared layers.
+    """
+    once = not any(each.call for each in maps)
+    replays = [Replay(model, [each.path for each in maps]) for _ in runs]
+    known: list[str] = []
+    for each in maps:
+        parts = []
+        for run, replay in zip(runs, replays, strict=True):
+            before = replay.until(known[-1:]) if known and once else nullcontext()
+            with at_rest(model), before, replay.recording():
+                parts.append(_passing(model, each, run))
+        known.append(each.path)
+        yield each, parts
+
+
+class _Enough(Exception):
+    """Ends a pass."""
+
+
+def _passing(model: nn.Module, each: Map, run: Callable[[], Any]) -> tuple[Tensor, Tensor]:
+    """What a map reads in a pass, and what its reader reads then."""
+    found: dict[str, Tensor] = {}
+    calls = iter(range(each.call))
+
+    def of_map(module: nn.Module, read: tuple[Any, ...], output: Tensor) -> None:
+        found["inputs"] = read[0]
+        if each.reader is None:
+            found["stream"] = output
+            raise _Enough
+
+    def of_reader(module: nn.Module, read: tuple[Any, ...]) -> None:
+        if next(calls, None) is None:
+            found["stream"] = read[0]
+            raise _Enough
+
+    with ExitStack() as stack:
+        stack.callback(model.get_submodule(each.path).register_forward_hook(of_map).remove)
+        if each.reader is not None:
+            stack.callback(model.get_submodule(each.reader).register_forward_pre_hook(of_reader).remove)
+        with suppress(_Enough):
+            run()
+    return found["inputs"], found["stream"]

@@ -1,0 +1,261 @@
+"""Pruned models of transformers as folders.
+
+Where every layer has lost as many heads as any other, and the config has a place for that, the folder is a plain one
+that transformers reads. Where it is ragged, `config.mhaprune` says which shapes the weights have. `load_folder` reads
+that; and `save_folder` lays Python code into the folder that does, for those who have transformers alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from mhaprune.measure.outcomes import check_weights_finite
+from mhaprune.settings.ranges import Ge, Within
+from mhaprune.settings.refusals import foreign
+from mhaprune.storage.seals import checksum
+from mhaprune.storage.store import make_folder, write_bytes, write_json
+from mhaprune.wrapping import reshaping
+from mhaprune.wrapping.blocks import Unsupported
+from mhaprune.wrapping.removal import COUNTS, Cut
+from mhaprune.wrapping.reshaping import shrink
+from mhaprune.wrapping.torch_nn import TorchAttention
+
+KV_COUNTS = ("num_key_value_heads",)
+WIDTH_OF_HEAD = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
+"""The keys of a config that hold how wide a head is, so that their number may change."""
+
+
+def is_folder_of_transformers(path: Path) -> bool:
+    """Whether it looks like what `save_pretrained` writes."""
+    return os.path.exists(path / "config.json")  # of Path, it would raise for a name that cannot be
+
+
+ALLOWED: dict[str, Any] = {
+    "layers": Within(0, 1000),
+    "n_layer": Within(0, 1000),
+    "head": Ge(0),
+    "dropout": Within(0, 1),
+}
+"""Ranges of numbers in a config, by a part of their names."""
+CHECKSUMS = "checksums.json"
+"""The file of checksums in a folder: of every other file, by its name."""
+CODE = "modeling_mhaprune"
+"""The file of code in a folder."""
+CLASS = '''
+
+import transformers
+
+
+class {name}(transformers.{name}):
+    """A {name} that has lost attention heads: `config.mhaprune` says which shapes are left."""
+
+    def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
+        super().__init__(config, *arguments, **named)
+        if noted := getattr(config, "mhaprune", None):
+            shrink(self, noted["shapes"], noted["attributes"])
+'''
+
+
+def save_folder(model: nn.Module, path: str | Path) -> None:
+    """Write a pruned model of transformers into a folder that its `AutoModel...` class reads, in a place without
+    mhaprune too: `AutoModelFor....from_pretrained(path, trust_remote_code=True)`.
+
+    A model whose config alone says its shapes needs no such code. Raises `Unsupported`, one line, for a model that is
+    not one of transformers, and for one that holds attention of torch.nn, which `wrap` made into a layer of ours.
+    """
+    native = _native(model)
+    if foreign := [path for path, module in model.named_modules() if isinstance(module, TorchAttention)]:
+        raise Unsupported(f"model: {foreign[0]} was attention of torch.nn, which no folder can hold; see torch.save")
+    folder, writer, name = make_folder("path", Path(path)), cast("Any", model), native.__name__
+    if links := [each.name for each in folder.iterdir() if each.is_symlink()]:
+        raise ValueError(f"path={path}: {links[0]} is a link, through which nothing is written")
+    if Cut.of(model) is None:
+        writer.save_pretrained(folder)
+        _note_checksums(folder)
+        return
+    autos = _automatic(native, type(writer.config))
+    if not autos:
+        raise Unsupported(f"model: no AutoModel makes a {name}; write it with save_pretrained, mhaprune.load reads it")
+    before = getattr(writer.config, "auto_map", None)
+    writer.config.auto_map = dict.fromkeys(autos, f"{CODE}.{name}")
+    try:
+        # Code of one's own gets its weights by the names that they have in memory.
+        writer.save_pretrained(folder, save_original_format=False)
+    finally:
+        del writer.config.auto_map
+        if before is not None:
+            writer.config.auto_map = before
+    code = inspect.getsource(reshaping) + CLASS.format(name=name)
+    write_bytes(folder / f"{CODE}.py", code.encode())
+    _note_checksums(folder)
+
+
+def _note_checksums(folder: Path) -> None:
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
+    write_json(folder / CHECKSUMS, {path.name: checksum(path.read_bytes()) for path in files})
+
+
+def _check(folder: Path) -> None:
+    """Raise `Unsupported`, one line, if a file has changed since `save_folder`: transformers would not notice."""
+    if not (folder / CHECKSUMS).exists():  # written by save_pretrained alone
+        return
+    with foreign(f"{folder}: damaged, {CHECKSUMS} does not fit"):
+        noted = dict(json.loads((folder / CHECKSUMS).read_text()))
+        changed = [name for name in noted if checksum((folder / Path(name).name).read_bytes()) != noted[name]]
+    if changed:
+        raise Unsupported(
+            f"{folder}: damaged, {', '.join(changed)} changed since it was saved; if you changed it yourself, remove"
+            f" {CHECKSUMS}"
+        )
+
+
+def _native(model: nn.Module) -> type:
+    """The class of transformers that a model is of; for one that was read with code from its folder too."""
+    name = type(model).__name__
+    try:
+        import transformers
+    except ImportError:
+        raise Unsupported(f"model: {name} is no model of transformers, which alone are saved as folders") from None
+    native = getattr(transformers, name, None)
+    if not isinstance(native, type) or not isinstance(model, native):
+        raise Unsupported(f"model: {name} is no class of transformers itself, which alone are saved as folders")
+    return native
+
+
+def _automatic(kind: type, config: type) -> list[str]:
+    """The names of the `AutoModel...` classes that make this class from its config."""
+    from transformers.models.auto import modeling_auto
+
+    names = []
+    for name, auto in vars(modeling_auto).items():
+        mapping = getattr(auto, "_model_mapping", {}) if name.startswith("AutoModel") else {}
+        made = mapping.get(config, ())
+        if kind in (made if isinstance(made, tuple) else (made,)):
+            names.append(name)
+    return names
+
+
+def check_folder(path: Path) -> None:
+    """Raise ValueError for a folder that holds a pipe or the like, which would block whoever reads it."""
+    if found := sorted(each.name for each in path.iterdir() if not (each.is_file() or each.is_dir())):
+        raise ValueError(f"{path}: {found[0]} is no regular file")
+
+
+def check_config(config: Any) -> None:
+    """Raise ValueError for numbers that build a model for hours, or one that fails at its first call."""
+    for name, value in vars(config).items():
+        for word, allowed in ALLOWED.items():
+            if word in name and isinstance(value, int | float) and value not in allowed:
+                raise ValueError(f"{name}={value}: must be {allowed}")
+
+
+def class_in(folder: Path | str, config: Any, auto: str) -> Any:
+    """The class that the folder's own code has for an `AutoModel...` class; None for a folder without such code. It
+    runs that code."""
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    named = getattr(config, "auto_map", None) or {}
+    return get_class_from_dynamic_module(named[auto], folder) if auto in named else None
+
+
+def load_folder(path: Path, trust_remote_code: bool = False, **options: Any) -> nn.Module:
+    """A model that `save_pretrained` wrote, pruned or not. Raises ValueError, one line, for anything else, and for
+    weights that are missing, unexpected or of another shape.
+
+    `trust_remote_code` lets Python code in the folder run. What `save_folder` wrote needs it not.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise Unsupported(f"{path}: is a model of transformers, install it: pip install 'mhaprune[hf]'") from None
+    check_folder(path)
+    _check(path)
+    options = {"local_files_only": True, "trust_remote_code": trust_remote_code} | options
+    with foreign(f"{path}: its config.json cannot be read", "mhaprune.load(..., trust_remote_code=True)"):
+        named = json.loads((path / "config.json").read_text()).get("architectures") or [None]
+        config = transformers.AutoConfig.from_pretrained(path, **options)
+        check_config(config)
+        kind: Any = getattr(transformers, str(named[0]), None)
+        if kind is None and trust_remote_code:
+            autos = [auto for auto in getattr(config, "auto_map", None) or {} if auto.startswith("AutoModel")]
+            kinds = [class_in(path, config, auto) for auto in autos]
+            kind = next((each for each in kinds if each.__name__ == named[0]), None)
+    known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not known:
+        raise ValueError(f"{path}: its architecture {named[0]} is none that transformers has")
+    with foreign(f"{path}: cannot be loaded"), shrinking(kind):
+        model, found = kind.from_pretrained(path, config=config, output_loading_info=True, **options)
+    for what, names in found.items():
+        if names:
+            raise ValueError(f"{path}: damaged, {what.replace('_', ' ')}: {', '.join(sorted(map(str, names))[:3])}")
+    assert isinstance(model, nn.Module)
+    with foreign(f"{path}: damaged"):
+        check_weights_finite(model)
+    return model
+
+
+@contextmanager
+def shrinking(kind: Any) -> Iterator[None]:
+    """Models of this very class are built with the shapes that their config names.
+
+    No subclass will do: transformers renames weights by the class, and would fill some of them afresh without a word.
+    """
+    build = kind.__init__
+
+    def init(self: Any, config: Any, *arguments: Any, **named: Any) -> None:
+        build(self, config, *arguments, **named)
+        cut = Cut.of(self) if type(self) is kind else None
+        if cut is not None:
+            shrink(self, cut.shapes, cut.attributes)
+
+    kind.__init__ = init
+    try:
+        yield
+    finally:
+        kind.__init__ = build
+
+
+def make_plain(model: nn.Module) -> bool:
+    """Say in the config of a pruned model how many heads it has, if that is all there is to say; else change nothing.
+
+    It is tried: a model built from such a config, without memory, must have exactly the shapes of this one.
+    """
+    cut, config = Cut.of(model), getattr(model, "config", None)
+    if cut is None or config is None or not any(getattr(config, name, None) for name in WIDTH_OF_HEAD):
+        return False
+    counts = {name: new for attributes in cut.attributes.values() for name, new in attributes.items() if name in COUNTS}
+    groups = {attributes.get("num_key_value_groups", 1) for attributes in cut.attributes.values()}
+    sizes = {len(heads) for heads in cut.heads.values()}
+    if len(sizes) != 1 or len(groups) != 1 or not sizes - {0}:
+        return False
+    (size,), (group,) = sizes, groups
+    plain = copy.deepcopy(config)
+    for name in ("mhaprune", "auto_map"):
+        if hasattr(plain, name):
+            delattr(plain, name)
+    for name in (*COUNTS, *counts):
+        if isinstance(getattr(plain, name, None), int):
+            setattr(plain, name, size)
+    for name in KV_COUNTS:
+        if isinstance(getattr(plain, name, None), int):
+            setattr(plain, name, size // group)
+    try:
+        with torch.device("meta"):
+            same = type(model)(plain)
+    except (ValueError, TypeError, RuntimeError):
+        return False
+    ours = {name: value.shape for name, value in model.state_dict().items()}
+    if ours != {name: value.shape for name, value in same.state_dict().items()}:
+        return False
+    model.config = plain
+    return True

@@ -1,0 +1,70 @@
+"""A model that others made is trained on: plain AdamW on the user's own loss.
+
+Dimensions: W = inputs of an output projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from mhaprune.model.gates import GateConfig
+from mhaprune.training.descent import Descent
+from mhaprune.wrapping.batches import Batches
+from mhaprune.wrapping.blocks import in_features
+from mhaprune.wrapping.gating import switched_off
+from mhaprune.wrapping.wrapped import WrappedModel
+
+
+@dataclass(frozen=True)
+class PlainTraining(Descent):
+    """AdamW (Loshchilov & Hutter 2019) over all weights that ask for a gradient, down the mean of the losses of the
+    examples."""
+
+    fine_tuning_rate: ClassVar[float] = 5e-5
+    quality_name: ClassVar[str] = "quality"
+
+    def objective(self, model: WrappedModel, batch: Batches) -> Tensor:
+        batch = batch.converted(model.device, model.dtype)
+        return model.judge(model.run(model.model, batch.arguments()), batch).loss.mean()
+
+    def optimisers(self, model: WrappedModel, gate: GateConfig | None) -> list[Optimizer]:
+        weights = [weight for weight in model.model.parameters() if weight.requires_grad]
+        optimiser = AdamW(weights, lr=self.learning_rate, weight_decay=self.weight_decay)
+        for group in optimiser.param_groups:
+            group["initial_lr"] = group["lr"]
+        return [optimiser]
+
+    @contextmanager
+    def while_training(self, model: WrappedModel) -> Iterator[None]:
+        """Raises ValueError for a model whose weights are all frozen."""
+        if not any(weight.requires_grad for weight in model.model.parameters()):
+            raise ValueError("recovery=fine_tune: none of the model's weights asks for a gradient, all are frozen")
+        with ExitStack() as undo:
+            undo.enter_context(switched_off([("use_cache", getattr(model.model, "config", None))]))
+            for weight, hook in silenced(model):
+                undo.callback(weight.register_hook(hook).remove)
+            yield
+
+
+FINE_TUNING = PlainTraining(batch_size=16, weight_decay=0.01, decay="linear")
+"""What models of this kind are usually fine-tuned with (Devlin et al. 2019, appendix A.3)."""
+
+
+def silenced(model: WrappedModel) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
+    """For each layer that has lost all heads, the weight of its output projection and a hook on the gradient.
+
+    One head has stayed there that says nothing, because its columns of W_O are zero. No step may bring it to life.
+    """
+    for block in model.blocks:
+        module: Any = model.model.get_submodule(block.out)
+        if block.silent and module.weight.requires_grad:
+            says_W = (torch.arange(in_features(module), device=model.device) >= block.silent).to(module.weight)
+            yield module.weight, partial(torch.mul, says_W if isinstance(module, nn.Linear) else says_W[:, None])

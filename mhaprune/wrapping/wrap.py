@@ -1,0 +1,254 @@
+"""Any model as a subject: its heads are found and proved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.heads import HeadGrid, HeadId, HeadMask
+from mhaprune.measure.outcomes import (
+    MAX_DIFFERENCE,
+    Diverged,
+    check_weights_finite,
+    gate_effects,
+    measure,
+    output_difference,
+)
+from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME
+from mhaprune.wrapping.batches import Batches, UserSplits
+from mhaprune.wrapping.blocks import AttentionBlock, Unsupported
+from mhaprune.wrapping.discovery import discover, unseen
+from mhaprune.wrapping.gating import at_rest
+from mhaprune.wrapping.losses import Drift, Judge, name_of, quality_for, unit_of
+from mhaprune.wrapping.torch_nn import converted, convertible
+from mhaprune.wrapping.wrapped import WrappedModel, wrapped
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ModelWithData:
+    """A wrapped model, its examples, and what was proved of it."""
+
+    subject: WrappedModel
+    splits: Mapping[str, Batches]
+    """The batches of `score` and, where they were given, `choose`, `report` and `train`."""
+    quality_name: str
+    proven: Proven
+    seed: int
+    """The seed of scores that draw random numbers."""
+    unseen: tuple[str, ...] = ()
+    """Attention layers that no head was found in."""
+
+    def __repr__(self) -> str:
+        blocks, idle = len(self.subject.blocks), self.proven.without_effect
+        parts = [
+            f"{len(self.grid)} heads in {blocks} block{'s' * (blocks != 1)}",
+            f"{len(idle)} without effect ({_first(idle)})" if idle else "all with an effect",
+            f"none removable: {self.proven.why_not}" if self.proven.why_not else "all removable",
+        ]
+        return ", ".join(parts) + (f"; not seen: {_first(self.unseen)}" if self.unseen else "")
+
+    @property
+    def grid(self) -> HeadGrid:
+        """The heads by name, in the order of the flat axis N."""
+        return self.subject.grid
+
+    @property
+    def words(self) -> dict[str, str]:
+        """How tables call the quality, the timed call and the unit of the loss, by column."""
+        return {
+            QUALITY_NAME: self.quality_name,
+            TIMED_NAME: "a forward pass",
+            LOSS_UNIT: unit_of(self.subject.loss),
+        }
+
+    @property
+    def user_splits(self) -> UserSplits:
+        return UserSplits(self.splits)
+
+    def check_removable(self) -> None:
+        """Raise `Unsupported` if heads can be gated only."""
+        if self.proven.why_not:
+            raise Unsupported(f"heads of this model can be gated, not removed: {self.proven.why_not}")
+
+
+def understand(
+    model: nn.Module,
+    loss: Judge,
+    given: Mapping[str, Any],
+    quality: Judge | None = None,
+    blocks: Sequence[AttentionBlock] | None = None,
+    call: Callable[[nn.Module, Any], Any] | None = None,
+    seed: int = 0,
+) -> ModelWithData:
+    """Find and prove the heads of a model, see `mhaprune.wrap`; `given` holds the batches of each split, or None."""
+    check_weights(model)
+    splits = {
+        name: Batches.of(batches, name) for name, batches in given.items() if batches is not None or name == "score"
+    }
+    run = call or call_plainly
+    quality = quality or quality_for(loss)
+    if convertible(model):
+        model = converted(model)
+    first = splits["score"][:2].converted(*_place(model))
+    _check_call(model, first, run)
+    if blocks is None:
+        found = discover(model, lambda one: run(one, first.arguments()))
+    else:
+        if not blocks:
+            raise ValueError("blocks=[]: must name an attention layer, or be left out")
+        found = [block.completed(model) for block in blocks]
+    subject = wrapped(model, found, loss, quality, run)
+    drifts = [judge for judge in (loss, quality) if isinstance(judge, Drift)]
+    if len({judge.represent for judge in drifts}) > 1:
+        raise ValueError("quality: looks at the output in another way than the loss, both must share one `represent`")
+    if len(drifts) == 2 and call is None and (batches := splits["score"]).form is tuple and len(batches.fields) > 1:
+        raise ValueError(
+            f"score: a batch is a tuple of {len(batches.fields)}, the last of them a target that drift does not read;"
+            " if it is an input, give dicts, or call=lambda model, batch: model(*batch); if not, give the inputs alone"
+        )
+    if drifts:
+        splits = {name: with_dense(subject, split, drifts[0]) for name, split in splits.items()}
+    measure(subject, splits["score"][:2])  # a loss that cannot be used is refused before anything long
+    proven = prove(subject, splits["score"])
+    subject = subject.changed(without_effect=frozenset(proven.without_effect))
+    return ModelWithData(subject, splits, name_of(quality), proven, seed, tuple(unseen(model, found)))
+
+
+def call_plainly(model: nn.Module, arguments: Any) -> Any:
+    """Call a model with a batch in the form that it has, and with a tuple without its last part, the target."""
+    if isinstance(arguments, Mapping):
+        return model(**arguments)
+    return model(*(arguments[:-1] or arguments)) if isinstance(arguments, tuple) else model(arguments)
+
+
+def _check_call(model: nn.Module, first: Batches, run: Callable[[nn.Module, Any], Any]) -> None:
+    """Raise ValueError, one line, for a model that cannot be called with a batch."""
+    try:
+        with torch.no_grad(), at_rest(model):
+            run(model, first.arguments())
+    except Exception as error:  # of a model that may be anybody's
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"score: the model cannot be called with these batches ({type(error).__name__}: {reason}); dicts are given"
+            " by name, tuples without their last part; call= names another way"
+        ) from error
+
+
+def with_dense(subject: WrappedModel, split: Batches, judge: Drift, batch_size: int = 64) -> Batches:
+    """The split with what the whole model says of each example."""
+    said: list[Tensor] = []
+    with torch.no_grad():
+        for part in split.batches(batch_size):
+            batch = part.converted(subject.device, subject.dtype)
+            said.append(judge.represent(subject.run_gated(batch), batch.as_given()))
+    return split.with_dense(torch.cat(said))
+
+
+def check_weights(model: nn.Module) -> None:
+    """Raise `Unsupported` for weights that cannot be read or cut."""
+    if not any(parameter.is_floating_point() for parameter in model.parameters()):
+        raise Unsupported("model: has no weights of real numbers")
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise Unsupported(f"model: its weight {name} is on the meta device, load the weights first")
+    try:
+        check_weights_finite(model)
+    except Diverged as error:
+        raise Unsupported(f"model: {error}") from None
+    placed = getattr(model, "hf_device_map", None) or {}
+    if len(set(placed.values())) > 1:
+        raise Unsupported(f"model: is spread over {', '.join(map(str, set(placed.values())))}, must be on one device")
+    for path, module in model.named_modules():
+        kind = type(module)
+        if "quantized" in kind.__module__ or kind.__name__ in ("Linear8bitLt", "Linear4bit"):
+            raise Unsupported(f"model: {path} is a {kind.__name__} of {kind.__module__}, must have plain weights")
+
+
+def _place(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    weight = next(iter(parameter for parameter in model.parameters() if parameter.is_floating_point()))
+    return weight.device, weight.dtype
+
+
+def _first(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names[:8])) + (", ..." if len(names) > 8 else "")
+
+
+class Proven(NamedTuple):
+    """What was found."""
+
+    smallest_effect: float
+    """The smallest effect of a gate on the outputs that is not zero, see `gate_effects`."""
+    without_effect: tuple[HeadId, ...]
+    """The heads whose gates change no output of the examples that were looked at."""
+    difference: float
+    """The largest difference of an output between heads masked and removed; NaN where removal was not tried."""
+    why_not: str
+    """Why heads cannot be removed; empty where they can."""
+
+
+def prove(subject: WrappedModel, batch: Batches) -> Proven:
+    """Prove both in float64, on the first examples of a batch. Raises `Unsupported` for a model whose outputs cannot be
+    compared, and where no gate has an effect."""
+    precise, few = subject.in_double(), batch[:2]
+    _comparable(precise, few)
+    effects_N = gate_effects(precise, few).abs()
+    without_effect = tuple(head for head, effect in zip(precise.grid, effects_N, strict=True) if effect == 0)
+    if len(precise.grid) and len(without_effect) == len(precise.grid):
+        raise Unsupported(
+            "model: closing a head changes no output, whichever head it is: its outputs have no gradient, or a layer"
+            " after the heads has only zeros, as before training"
+        )
+    effect = float(effects_N[effects_N > 0].min()) if len(precise.grid) else float("nan")
+    if subject.why_not:
+        path, reason = next(iter(subject.why_not.items()))
+        return Proven(effect, without_effect, float("nan"), f"{path}: {reason}")
+    worst = 0.0
+    for mask in _masks(precise):
+        try:
+            worst = max(worst, output_difference(precise, precise.without(mask), few, mask.gates(precise.device)))
+        except Unsupported as error:
+            return Proven(effect, without_effect, float("nan"), str(error))
+        except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            why_not = f"a model with heads removed does not run ({reason})"
+            return Proven(effect, without_effect, float("nan"), why_not)
+    why_not = (
+        "" if worst <= MAX_DIFFERENCE else f"masked and removed differ by {worst:.3g}, allowed is {MAX_DIFFERENCE:g}"
+    )
+    return Proven(effect, without_effect, worst, why_not)
+
+
+def _comparable(precise: WrappedModel, few: Batches) -> None:
+    """Raise `Unsupported` for outputs that are none, not finite, or others in each pass."""
+    try:
+        with torch.no_grad():
+            first, again = precise.outputs(few), precise.outputs(few)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise Unsupported(f"model: does not compute in float64, in which proofs are made ({reason})") from None
+    if not first.numel():
+        raise Unsupported("model: returns no tensor of real numbers, so nothing can be compared")
+    if not first.isfinite().all():
+        raise Unsupported("model: an output is not finite, so nothing can be compared")
+    moved = float((first - again).abs().max())
+    if moved > MAX_DIFFERENCE * max(1.0, float(first.abs().max())):
+        raise Unsupported(
+            f"model: draws random numbers in evaluation, two passes over the same examples differ by {moved:.3g}, so"
+            " scores would be noise; fix them: call=lambda model, batch: (torch.manual_seed(0), model(**batch))[1]"
+        )
+
+
+def _masks(subject: WrappedModel) -> list[HeadMask]:
+    """None removed, one head, a ragged mask, and one block without heads."""
+    everything, grid = HeadMask(subject.grid), subject.grid
+    full = [block for block, size in zip(grid.blocks, grid.sizes, strict=True) if size]
+    if not full:
+        return [everything]
+    of_block = [[head for head in grid if head.block == block] for block in full]
+    one = everything.without(of_block[0][-1])
+    ragged = everything.without(*(head for i, heads in enumerate(of_block) for head in heads[: i % len(heads)]))
+    return [everything, one, ragged, everything.without(*of_block[-1])]

@@ -1,0 +1,282 @@
+"""A model that others made goes through the same experiments as our own. No transformers are needed for it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+import mhaprune
+from classifier import batches, classifier
+from conftest import compose
+from legible import check_legible
+from mhaprune import losses
+from mhaprune.config import build
+from mhaprune.experiments.base import figures_of
+from mhaprune.heads import HeadMask
+from mhaprune.measure.outcomes import measure
+from mhaprune.running import Results, Run
+from mhaprune.settings import plugins
+from mhaprune.settings.options import ConfigError
+from mhaprune.studies.pretrained import Objective, Pretrained, PretrainedModel
+from mhaprune.tables import in_brackets, in_unit, loss_unit
+from tiny import chosen, options, slow
+
+SPLITS = {name: batches(3, seed) for seed, name in enumerate(("score", "choose", "report"))}
+
+
+def more(count: int) -> list[dict[str, torch.Tensor]]:
+    """So many times three batches that are in no other split."""
+    return [batch for seed in range(3, 3 + count) for batch in batches(3, seed)]
+
+
+@dataclass(frozen=True)
+class Guest(Pretrained):
+    """A classifier of eight heads in two blocks, trained outside."""
+
+    moved: float = 0.0
+    """What is added to a weight, for another model of the same name."""
+
+    def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
+        model = classifier()
+        with torch.no_grad():
+            model.output.bias[0] += self.moved
+        return PretrainedModel(
+            model=model,
+            splits=SPLITS | ({"train": more(self.train)} if self.train else {}),
+            objective=Objective(losses.classification, losses.accuracy),
+            facts={"model_task": "guessing", "objective": objective or "classification"},
+            packages=(),
+            tokens=tokens,
+        )
+
+
+def tokens(batch: dict[str, torch.Tensor]) -> list[list[str]]:
+    rows = zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    return [[f"t{i}" for i in row[real != 0].tolist()] for row, real in rows]
+
+
+def described(experiment: str, cache: Path, *overrides: str, **model: Any) -> Run:
+    """The run of an experiment with the settings of its own YAML, on the guest."""
+    settings = [f"experiment={experiment}", *overrides] if overrides else chosen("experiment", experiment)
+    config = compose(*settings, f"cache={cache}")
+    return build({**config, "model": {"_target_": f"{Guest.__module__}.Guest", **model}})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def allowed() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugins, "_allowed", {*plugins._allowed, Guest.__module__})
+        yield
+
+
+KINDS = {name: type(build(compose(f"experiment={name}")).experiment) for name in options("experiment")}
+STUDIES = [name for name, kind in KINDS.items() if not kind.needs_training]
+QUICK = [name for name in STUDIES if name not in ("compare", "interact", "speed")]
+EACH = [*QUICK, *slow(*(name for name in STUDIES if name not in QUICK))]
+Done = Callable[[str], Results]
+
+
+@pytest.fixture(scope="module")
+def done(cache: Path) -> Done:
+    """What an experiment found; it is run once."""
+    return functools.cache(lambda name: described(name, cache).results())
+
+
+def test_what_needs_no_training_runs_on_any_model() -> None:
+    assert {"ablate", "compare", "explain", "interact", "prune", "speed"} <= set(STUDIES)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_every_study_ends_in_sentences_proofs_and_rows_that_name_their_run(name: str, done: Done) -> None:
+    found = done(name)
+    assert found.sentences
+    assert all("nan" not in line.split() for line in found.sentences)
+    assert found.checks["max_difference_masked_removed"] <= 1e-9
+    assert found.checks["smallest_gate_effect"] > 0
+    assert "training" not in found.tables
+    for table in found.tables.values():
+        assert list(table)[:4] == ["run", "task", "gate", "seed"]
+        assert set(table["task"]) <= {"guest"}
+        assert set(table["quality_name"]) <= {"accuracy"}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_words_and_figures_speak_of_its_own_quality(name: str, done: Done) -> None:
+    plots = list(figures_of(KINDS[name], done(name).found))
+    assert plots
+    for text in (*done(name).sentences, *(plot.caption for plot in plots)):
+        assert "xact match" not in text
+        assert "decoding" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_its_figures_can_be_read(name: str, done: Done) -> None:
+    for plot in figures_of(KINDS[name], done(name).found):
+        check_legible(plot)
+
+
+@pytest.mark.parametrize("name", [name for name in options("experiment") if name not in STUDIES])
+def test_what_needs_training_is_refused(name: str, cache: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^experiment={name}: looks into mhaprune's own model.* needs model=trans"):
+        described(name, cache)
+
+
+def test_scores_are_those_of_wrap(done: Done) -> None:
+    """The command line and Python are one mechanism."""
+    heads = mhaprune.wrap(classifier(), losses.classification, quality=losses.accuracy, **SPLITS)
+    wanted = heads.score("ablation", "gate_output")
+    found = done("ablate").tables["heads"]
+    for scorer in ("ablation", "gate_output"):
+        ours, theirs = (table.loc[table["scorer"] == scorer, "score"].tolist() for table in (found, wanted))
+        assert ours == pytest.approx(theirs, abs=1e-6)
+
+
+def test_a_refit_is_that_of_wrap(done: Done) -> None:
+    table = done("prune").tables["recovery"]
+    row = table[(table["recovery"] == "refit") & (table["heads_removed"] == 4)].iloc[0]
+    heads = mhaprune.wrap(classifier(), losses.classification, quality=losses.accuracy, **SPLITS)
+    mask = HeadMask(heads.grid, frozenset(head for head in heads.grid if str(head) in row["removed"].split()))
+    fitted, plain = (heads.without(mask, refit=refit) for refit in (True, False))
+    losses_of = [float(measure(model, heads.splits["report"]).loss.mean()) for model in (fitted, plain)]
+    assert row["loss"] == pytest.approx(losses_of[0], abs=1e-6)
+    assert abs(losses_of[0] - losses_of[1]) > 1e-3
+
+
+def test_fine_tuning_brings_back_what_removal_cost(cache: Path) -> None:
+    settings = ["recovery=fine_tune", "recovery.fine_tune.steps=120", "recovery.fine_tune.learning_rate=0.03"]
+    small = ["schedule=one_shot", "scorer=[gate_output]", "experiment.budgets=[6]", "experiment.latency_rounds=2"]
+    tables = described("prune", cache, *settings, *small, train=60).results().tables
+    rows = tables["recovery"].query("heads_removed == 6").set_index("recovery")
+    assert rows.loc["fine_tune", "loss"] < rows.loc["nothing", "loss"] - 0.02
+    assert rows.loc["fine_tune", "steps"] == 120
+    losses = tables["recovery_training"].groupby("step")["loss"].mean()
+    assert losses[25] > losses[100]
+    assert "training" not in tables
+
+
+def test_what_it_has_not_is_left_out_with_a_notice(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        run = described("compare", cache)
+        pruning = described("prune", cache)
+    scorers, _ = run.usable
+    assert not {"gate", "lrp"} & set(scorers)
+    assert set(scorers) == set(run.scorer) - {"gate", "lrp"}
+    assert list(pruning.usable[1]) == ["refit", "fine_tune"]
+    assert "scorer=[gate] is left out: it needs learned gates, so it is not for guest" in caplog.text
+    assert "scorer=[lrp] is left out: it needs layers that only mhaprune's own model has" in caplog.text
+    assert "recovery=[from_scratch] is left out: it trains as the model was trained" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("experiment", "overrides", "message"),
+    [
+        ("ablate", ["scorer=[gate]"], r"scorer=\[gate\]: needs learned gates, so it is not for guest; choose another"),
+        ("ablate", ["scorer=[lrp]"], r"scorer=\[lrp\]: needs layers that only mhaprune's own model has"),
+        ("prune", ["recovery=[from_scratch]"], r"recovery=\[from_scratch\]: trains as the model was trained"),
+        (
+            "prune",
+            ["recovery=fine_tune", "recovery.fine_tune.distillation=0.5"],
+            r"recovery=\[fine_tune\]: distils logits",
+        ),
+        ("ablate", ["experiment.budgets=[9]"], "experiment.budgets=9: the model has 8 heads"),
+        ("explain", ["example=hello"], "example='hello': only a model that is trained here reads one"),
+        ("explain", ["experiment.examples=[99]"], r"experiment.examples=99: the report split has texts 0 to 17"),
+        ("explain", ["experiment.heads=[cross.0]"], "experiment.heads=cross.0: no such layer"),
+        ("compare", ["scorer=[ablation]", "schedule=[]"], r"schedule=\[\]: must name at least one"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(
+    experiment: str, overrides: list[str], message: str, cache: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}") as refused:
+        described(experiment, cache, *overrides)
+    assert "\n" not in str(refused.value)
+
+
+def test_other_weights_are_another_run(cache: Path) -> None:
+    """A run is told by what it studies, wherever that lies."""
+    one, same, other = (described("ablate", cache, moved=moved).identity["run"] for moved in (0.0, 0.0, 0.5))
+    assert one == same != other
+    assert described("ablate", cache / ".." / "cache").identity["run"] == one
+
+
+def test_nothing_computed_for_other_weights_is_taken_from_the_cache(cache: Path) -> None:
+    made: list[float] = []
+    for moved in (0.0, 0.0, 0.25):
+        study = described("ablate", cache, moved=moved).study()
+        study.remember("probe", {}, lambda state, save, moved=moved: made.append(moved) or {"x": 1})
+    assert made == [0.0, 0.25]
+
+
+def test_heads_that_cannot_be_removed_are_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mhaprune.studies import source
+
+    understand = source.understand
+
+    def only_gated(*arguments: Any, **named: Any) -> Any:
+        heads = understand(*arguments, **named)
+        return replace(heads, proven=heads.proven._replace(why_not="attention.0: its norm spans all heads"))
+
+    monkeypatch.setattr(source, "understand", only_gated)
+    with pytest.raises(ConfigError, match="^model=guest: its heads can be gated, not removed: attention.0: its norm"):
+        described("ablate", cache)
+
+
+def test_settings_of_our_own_model_do_not_fit(cache: Path) -> None:
+    run = described("ablate", cache)
+    ours = build(compose("experiment=ablate", f"cache={cache}"))
+    for name in ("task", "training", "gate"):
+        with pytest.raises(ValueError, match=f"^{name}: model=guest is trained already"):
+            replace(run, **{name: getattr(ours, name)})
+    for name in ("data", "objective"):
+        with pytest.raises(ConfigError, match=f"^{name}=x: model=transformer is trained on a task that makes its own"):
+            build(compose("experiment=ablate", f"cache={cache}") | {name: "x"})
+    with pytest.raises(ValueError, match="^task: a model that is trained here needs a task and a training"):
+        replace(ours, task=None)
+
+
+def test_where_its_heads_look(done: Done) -> None:
+    tables = done("explain").tables
+    rows = tables["attention"].groupby(["site", "layer", "head", "query"])["weight"].sum()
+    assert len(rows) == 8 * tables["attention"]["query"].nunique()
+    assert rows.to_numpy() == pytest.approx(1.0, abs=1e-6)
+    tokens = tables["examples"]["source"].iloc[0].split()
+    assert list(tables["attention"].drop_duplicates("query")["reads"]) == tokens
+    masses = tables["patterns"]
+    assert set(masses["meaning"]) == {
+        *("two before", "previous token", "itself", "next token", "two after", "first token", "last token")
+    }
+    assert masses["mass"].between(0, 1).all()
+
+
+@pytest.mark.slow
+def test_its_speed_is_that_of_a_forward_pass(done: Done) -> None:
+    assert set(done("speed").tables) == {"tradeoff", "pruning"}
+    assert set(done("speed").tables["tradeoff"]["timed"]) == {"a forward pass"}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_tables_of_two_runs_are_compared(name: str, done: Done) -> None:
+    both = {
+        table: pd.concat([frame.assign(label=label, setting="") for label in ("one", "other")], ignore_index=True)
+        for table, frame in done(name).tables.items()
+    }
+    assert all(line.endswith(".") for line in KINDS[name].say_in_common(both))
+    assert next(iter(KINDS[name].say(done(name).tables)))
+
+
+def test_a_loss_without_a_unit_is_read_back_without_one() -> None:
+    """An empty text comes back from a file as NaN."""
+    for empty in ("", float("nan")):
+        tables = {"heads": pd.DataFrame({"loss_unit": [empty]})}
+        assert loss_unit(tables) == in_unit(tables) == in_brackets(tables) == ""
+    assert in_unit({"heads": pd.DataFrame({"score": [1.0]})}) == " nats"

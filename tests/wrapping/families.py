@@ -1,0 +1,190 @@
+"""Tiny models of the families of transformers, with random weights, and a batch for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+VOCABULARY = 41
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+CAUSAL = {**SMALL, "intermediate_size": 32, "max_position_embeddings": 64, "pad_token_id": 0}
+CAUSAL |= {"bos_token_id": 1, "eos_token_id": None}
+GROUPED = {**CAUSAL, "num_key_value_heads": 2}
+IMAGES = {**SMALL, "intermediate_size": 32, "image_size": 8, "patch_size": 4}
+BART = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
+BART |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64}
+BART |= {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": None}
+BART |= {"decoder_start_token_id": 2}
+
+
+class Family(NamedTuple):
+    """How a model is made, and what it reads."""
+
+    config: str
+    model: str
+    settings: dict[str, Any]
+    batch: str = "text"
+    generates: bool = False
+
+
+FAMILIES = {
+    "bert": Family("BertConfig", "BertForSequenceClassification", {**SMALL, "intermediate_size": 32}),
+    "roberta": Family("RobertaConfig", "RobertaModel", {**SMALL, "intermediate_size": 32}),
+    "distilbert": Family(
+        "DistilBertConfig",
+        "DistilBertModel",
+        {"vocab_size": VOCABULARY, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 32},
+    ),
+    "electra": Family("ElectraConfig", "ElectraModel", {**SMALL, "intermediate_size": 32, "embedding_size": 16}),
+    "albert": Family("AlbertConfig", "AlbertModel", {**SMALL, "intermediate_size": 32, "embedding_size": 16}),
+    "vit": Family(
+        "ViTConfig",
+        "ViTForImageClassification",
+        {**SMALL, "intermediate_size": 32, "image_size": 8, "patch_size": 4},
+        "image",
+    ),
+    "clip_vision": Family(
+        "CLIPVisionConfig",
+        "CLIPVisionModel",
+        {**SMALL, "intermediate_size": 32, "image_size": 8, "patch_size": 4},
+        "image",
+    ),
+    "wav2vec2": Family(
+        "Wav2Vec2Config",
+        "Wav2Vec2Model",
+        {**SMALL, "intermediate_size": 32, "conv_dim": (16,), "conv_stride": (4,), "conv_kernel": (8,)}
+        | {"num_feat_extract_layers": 1, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},
+        "sound",
+    ),
+    "modernbert": Family("ModernBertConfig", "ModernBertModel", {**CAUSAL, "cls_token_id": 1, "sep_token_id": 2}),
+    "gpt_neox": Family("GPTNeoXConfig", "GPTNeoXForCausalLM", CAUSAL, generates=True),
+    "opt": Family(
+        "OPTConfig",
+        "OPTForCausalLM",
+        {**CAUSAL, "ffn_dim": 32, "word_embed_proj_dim": 32, "do_layer_norm_before": True},
+        generates=True,
+    ),
+    "gpt2": Family(
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+        | {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0},
+        generates=True,
+    ),
+    "llama": Family("LlamaConfig", "LlamaForCausalLM", GROUPED, generates=True),
+    "mistral": Family("MistralConfig", "MistralForCausalLM", GROUPED, generates=True),
+    "qwen2": Family("Qwen2Config", "Qwen2ForCausalLM", GROUPED, generates=True),
+    "qwen3": Family("Qwen3Config", "Qwen3ForCausalLM", {**GROUPED, "head_dim": 8}, generates=True),
+    "gemma3": Family("Gemma3TextConfig", "Gemma3ForCausalLM", {**GROUPED, "head_dim": 8}, generates=True),
+    "bart": Family("BartConfig", "BartForConditionalGeneration", BART, "pair", generates=True),
+    "marian": Family("MarianConfig", "MarianMTModel", BART, "pair", generates=True),
+    "t5": Family(
+        "T5Config",
+        "T5ForConditionalGeneration",
+        {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4}
+        | {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": None},
+        "pair",
+        generates=True,
+    ),
+    "whisper": Family(
+        "WhisperConfig",
+        "WhisperForConditionalGeneration",
+        {**BART, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 32}
+        | {"begin_suppress_tokens": None, "suppress_tokens": None},
+        "mel",
+    ),
+}
+"""Those whose heads can be gated and removed."""
+
+GATES_ONLY = {
+    "olmo2": Family("Olmo2Config", "Olmo2ForCausalLM", GROUPED),
+    "deepseek_v3": Family(
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        {
+            **CAUSAL,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+        }
+        | {
+            "moe_intermediate_size": 16,
+            "kv_lora_rank": 8,
+            "q_lora_rank": 8,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+        }
+        | {"v_head_dim": 8, "first_k_dense_replace": 2},
+    ),
+    "bloom": Family(
+        "BloomConfig", "BloomForCausalLM", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+    ),
+    "falcon": Family(
+        "FalconConfig", "FalconForCausalLM", {**SMALL, "new_decoder_architecture": False, "multi_query": True}
+    ),
+    "phi3": Family("Phi3Config", "Phi3ForCausalLM", GROUPED),
+}
+"""Those whose heads can be gated and not removed."""
+
+
+UNKNOWN = {
+    "bloom": Family("BloomConfig", "BloomForCausalLM", {**SMALL, "n_layer": 2, "n_head": 4}),
+    "deberta": Family("DebertaV2Config", "DebertaV2Model", {**SMALL, "intermediate_size": 32}),
+}
+"""Those whose heads are not found."""
+
+
+def make(family: Family, attention: str | None = None, seed: int = 0) -> nn.Module:
+    """The model in evaluation, with weights and biases all different from zero."""
+    import transformers
+
+    torch.manual_seed(seed)
+    config = getattr(transformers, family.config)(**family.settings)
+    if attention is not None:
+        config._attn_implementation = attention
+    model: nn.Module = getattr(transformers, family.model)(config).eval()
+    with torch.no_grad():
+        for parameter in (each for each in model.parameters() if each.requires_grad):  # others may not be saved
+            parameter.copy_(
+                torch.randn_like(parameter) * (0.2 if parameter.dim() > 1 else 0.3) + (parameter.dim() == 1)
+            )
+    return model
+
+
+def batch_of(family: Family, examples: int = 3, seed: int = 1) -> dict[str, Tensor]:
+    """Examples of different lengths."""
+    draw = torch.Generator().manual_seed(seed)
+    kinds: dict[str, Callable[[], dict[str, Tensor]]] = {
+        "text": lambda: _text(examples, 7, draw),
+        "image": lambda: {"pixel_values": torch.randn(examples, 3, 8, 8, generator=draw)},
+        "sound": lambda: {"input_values": torch.randn(examples, 64, generator=draw)},
+        "pair": lambda: {
+            **_text(examples, 7, draw),
+            "decoder_input_ids": torch.randint(3, VOCABULARY, (examples, 5), generator=draw),
+        },
+        "mel": lambda: {
+            "input_features": torch.randn(examples, 8, 20, generator=draw),
+            "decoder_input_ids": torch.randint(3, VOCABULARY, (examples, 5), generator=draw),
+        },
+    }
+    return kinds[family.batch]()
+
+
+def _text(examples: int, length: int, draw: torch.Generator) -> dict[str, Tensor]:
+    ids = torch.randint(3, VOCABULARY, (examples, length), generator=draw)
+    mask = torch.ones_like(ids)
+    mask[0, length - 2 :] = 0
+    return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
+
+
+def per_example(output: Any, batch_size: int) -> Tensor:
+    """(B, numbers): every real number in what a model returned that belongs to one example."""
+    from mhaprune.wrapping.losses import tensors_in  # families are read where mhaprune is not
+
+    numbers = [value for value in tensors_in(output) if value.is_floating_point() and value.dim()]
+    return torch.cat([value.reshape(batch_size, -1) for value in numbers if len(value) == batch_size], dim=1)

@@ -1,0 +1,390 @@
+"""What holds for every family of transformers that is supported: identities, in float64."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
+
+from families import FAMILIES, GATES_ONLY, UNKNOWN, Family, batch_of, make, per_example
+
+from mhaprune.heads import HeadGrid, HeadMask
+from mhaprune.library.heads import Heads, wrap
+from mhaprune.measure.outcomes import all_open, measure, measure_masks, output_difference
+from mhaprune.wrapping.saving import load_folder, make_plain
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+
+def size_of_output(output: Any, batch: Any) -> Tensor:
+    """A loss that every head changes, whatever a model returns."""
+    examples = len(next(iter(batch.values())))
+    return per_example(output, examples).double().square().mean(dim=1)
+
+
+def heads_of(name: str, attention: str = "sdpa") -> Heads:
+    family = {**FAMILIES, **GATES_ONLY}[name]
+    return wrap(make(family, attention), size_of_output, score=[batch_of(family)])
+
+
+def masks(grid: HeadGrid) -> dict[str, HeadMask]:
+    """None, one head, a ragged mask, a layer, another layer, and all heads."""
+    everything, heads, size = HeadMask(grid), list(grid), grid.sizes[0]
+    return {
+        "none": everything,
+        "one": everything.without(heads[1]),
+        "ragged": everything.without(heads[0], *heads[size + 1 : size + 3]),
+        "layer": everything.without(*heads[:size]),
+        "last": everything.without(*heads[-size:]),
+        "all": everything.without(*heads),
+    }
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_masked_equals_removed_once_and_twice(name: str, attention: str) -> None:
+    heads = heads_of(name, attention)
+    assert heads.proven.why_not == ""
+    assert heads.proven.smallest_effect > 1e-6
+    assert not heads.proven.without_effect
+    assert not heads.unseen
+    precise, batch = heads.subject.in_double(), heads.splits["score"]
+    for kind, mask in masks(heads.grid).items():
+        smaller = precise.without(mask)
+        assert output_difference(precise, smaller, batch, mask.gates()) < 1e-9, kind
+        assert list(smaller.grid) == list(mask.kept)
+        if len(smaller.grid) > 3:
+            further = HeadMask(smaller.grid).without(smaller.grid.heads[0], smaller.grid.heads[-1])
+            both = mask.without(*further.removed)
+            assert output_difference(precise, smaller.without(further), batch, both.gates()) < 1e-9, kind
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_model_stays_as_it_was(name: str) -> None:
+    model, batch = make(FAMILIES[name]).train(), batch_of(FAMILIES[name])
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    learns = [parameter.requires_grad for parameter in model.parameters()]
+    heads = wrap(model, size_of_output, score=[batch])
+    heads.score("ablation", "taylor", "gate_output")
+    heads.prune(0.5, refit=True)
+    assert all(module.training for module in model.modules())
+    assert learns == [parameter.requires_grad for parameter in model.parameters()]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert not hasattr(model.config, "mhaprune")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_replayed_passes_equal_plain_ones(name: str) -> None:
+    subject = (heads := heads_of(name)).subject
+    gates_MN = all_open(subject, 1 + len(subject.grid))
+    gates_MN[1:].fill_diagonal_(0.0)
+    batch = heads.splits["score"]
+    plain = torch.stack([measure(subject, batch, gates_N).loss for gates_N in gates_MN])
+    torch.testing.assert_close(measure_masks(subject, batch, gates_MN).loss, plain, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.generates])
+def test_generation_with_a_cache_equals_that_without(name: str) -> None:
+    heads, family = heads_of(name), FAMILIES[name]
+    given = {key: value for key, value in batch_of(family).items() if not key.startswith("decoder")}
+    given = {key: value[1:] for key, value in given.items()}  # without padding, which these toys continue
+    for kind in ("ragged", "layer"):
+        model: Any = heads.without(masks(heads.grid)[kind]).model
+        how: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
+        cached, plain = (model.generate(**given, **how, use_cache=flag) for flag in (True, False))
+        assert torch.equal(cached, plain), kind
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ragged and an even folder of every family, and what the models say."""
+    root = tmp_path_factory.mktemp("saved")
+    for name, family in FAMILIES.items():
+        heads = heads_of(name)
+        even = HeadMask(heads.grid).without(*(head for head in heads.grid if head.head >= 2))
+        for kind, mask in {
+            "ragged": masks(heads.grid)["ragged"],
+            "layer": masks(heads.grid)["layer"],
+            "even": even,
+        }.items():
+            model: Any = heads.without(mask).model
+            model.save_pretrained(root / f"{name}-{kind}")
+            torch.save(said(model, family), root / f"{name}-{kind}.pt")
+    return root
+
+
+def said(model: nn.Module, family: Family) -> Tensor:
+    batch = batch_of(family)
+    with torch.no_grad():
+        return per_example(model.eval()(**batch, **({"use_cache": False} if family.generates else {})), 3)
+
+
+# A convolution rounds by where its memory lies, so outputs of two processes are compared to rounding.
+READ_BACK = """
+import sys, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")
+sys.path[:0] = sys.argv[2:]
+import torch
+from families import FAMILIES
+import test_families
+import mhaprune
+for file in sorted(Path(sys.argv[1]).glob("*.pt")):
+    model = mhaprune.load(file.with_suffix(""))
+    said = test_families.said(model, FAMILIES[file.stem.rpartition("-")[0]])
+    torch.testing.assert_close(said, torch.load(file), rtol=0, atol=1e-5, msg=lambda why: file.stem + why)
+    print(file.stem)
+"""
+
+
+def test_saved_models_are_equal_in_a_new_process(saved: Path) -> None:
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", READ_BACK, str(saved), str(here), str(here.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.split()) == 3 * len(FAMILIES)
+
+
+WITHOUT_MHAPRUNE = """
+import json, sys, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")
+sys.modules["mhaprune"] = None
+sys.path.append(sys.argv[2])
+import torch, transformers
+from families import FAMILIES, batch_of
+for file in sorted(Path(sys.argv[1]).glob("*.pt")):
+    family, folder = FAMILIES[file.stem], file.with_suffix("")
+    (auto, *_) = json.loads((folder / "config.json").read_text())["auto_map"]
+    model = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
+    with torch.no_grad():
+        output = model(**batch_of(family), **({"use_cache": False} if family.generates else {}))
+    said = next(value for value in output.values() if isinstance(value, torch.Tensor))
+    torch.testing.assert_close(said, torch.load(file), rtol=0, atol=1e-5, msg=lambda why: file.stem + why)
+    model.save_pretrained(folder / "again")
+    assert (folder / "again" / "modeling_mhaprune.py").exists()
+    print(file.stem)
+"""
+
+
+def test_folders_are_read_where_mhaprune_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mhaprune
+
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    for name, family in FAMILIES.items():
+        heads = heads_of(name)
+        model: Any = heads.without(masks(heads.grid)["ragged"]).model.eval()
+        mhaprune.save(model, tmp_path / name)
+        assert not hasattr(model.config, "auto_map")
+        with torch.no_grad():
+            output = model(**batch_of(family), **({"use_cache": False} if family.generates else {}))
+        torch.save(next(value for value in output.values() if isinstance(value, Tensor)), tmp_path / f"{name}.pt")
+        assert torch.equal(said(mhaprune.load(tmp_path / name), family), said(model, family))
+    command = [sys.executable, "-c", WITHOUT_MHAPRUNE, str(tmp_path), str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.split()) == len(FAMILIES)
+
+
+def test_a_model_that_was_read_with_its_code_is_pruned_and_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    import mhaprune
+
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    family = FAMILIES["llama"]
+    heads = heads_of("llama")
+    ragged: Any = heads.without(masks(heads.grid)["ragged"]).model
+    mhaprune.save(ragged, tmp_path / "ragged")
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ragged", trust_remote_code=True)
+    again = wrap(read, size_of_output, score=[batch_of(family)])
+    assert list(again.grid) == list(heads.without(masks(heads.grid)["ragged"]).grid)
+    kept = [head for head in again.grid if head.head == 3]
+    smaller = again.without(HeadMask(again.grid, frozenset(again.grid) - frozenset(kept))).model
+    for name in ("smaller", "smaller"):  # twice into one folder
+        mhaprune.save(smaller, tmp_path / name)
+        assert torch.equal(said(mhaprune.load(tmp_path / name), family), said(smaller, family))
+    last = next(head for head in again.grid if head.head == 3)  # two heads of each layer are left, one for each key
+    even: Any = again.without(HeadMask(again.grid, frozenset([last]))).model
+    assert make_plain(even)
+    mhaprune.save(even, tmp_path / "even")
+    by_code = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "even", trust_remote_code=True)
+    for model in (by_code, mhaprune.load(tmp_path / "even")):
+        assert torch.equal(said(model, family), said(even, family))
+
+
+def test_what_no_folder_can_hold_is_refused(tmp_path: Path) -> None:
+    import transformers
+
+    import mhaprune
+
+    class Own(transformers.BertModel):
+        pass
+
+    sizes = {**FAMILIES["vit"].settings, "num_channels": 3}
+    pooled = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**sizes)).eval()
+    pixels = torch.rand(3, 3, 8, 8)
+    left: Any = wrap(pooled, size_of_output, score=[{"pixel_values": pixels}]).prune(0.5, "random")
+    bert = make(FAMILIES["bert"])
+    (tmp_path / "file").write_text("")
+    for model, path, message in (
+        (nn.Linear(2, 2), "folder", "model: Linear is no class of transformers itself"),
+        (Own(transformers.BertConfig(**FAMILIES["bert"].settings)), "folder", "model: Own is no class of transformers"),
+        (left, "folder", r"model: .*attention was attention of torch\.nn, which no folder can hold"),
+        (bert, "file", "path=.*file: cannot be written"),
+        (bert, "file/within", "path=.*file/within: cannot be written"),
+    ):
+        with pytest.raises(ValueError, match=message) as refused:
+            mhaprune.save(model, tmp_path / path)
+        assert "\n" not in str(refused.value)
+        assert not (tmp_path / "folder").exists()
+    mhaprune.save(bert, tmp_path / "whole")
+    assert torch.equal(said(mhaprune.load(tmp_path / "whole"), FAMILIES["bert"]), said(bert, FAMILIES["bert"]))
+
+
+def test_a_changed_bit_in_a_saved_folder_is_found(tmp_path: Path) -> None:
+    """Transformers itself would load other numbers without a word."""
+    import mhaprune
+
+    mhaprune.save(make(FAMILIES["bert"]), tmp_path / "bert")
+    for name in ("model.safetensors", "config.json", "checksums.json"):
+        path = tmp_path / "bert" / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+        with pytest.raises(ValueError, match=f"bert: damaged, .*{name.replace('checksums.json', '')}") as refused:
+            mhaprune.load(tmp_path / "bert")
+        assert "\n" not in str(refused.value)
+        path.write_bytes(whole)
+    assert mhaprune.load(tmp_path / "bert") is not None
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bart"])
+def test_generation_is_timed(name: str) -> None:
+    family = FAMILIES[name]
+    batch = {**batch_of(family), "answers": torch.zeros(3)}  # which only a loss reads
+    heads = wrap(
+        make(family),
+        size_of_output,
+        score=[batch],
+        report=[batch],
+        call=lambda model, given: model(**{key: value for key, value in given.items() if key != "answers"}),
+    )
+    table = heads.speed(0.5, "random", 2, new_tokens=3, rounds=3)
+    assert set(table["timed"]) == {"3 new tokens"}
+    assert (table["latency_ms"] > 0).all()
+
+
+def test_a_saved_model_keeps_the_names_of_its_heads(saved: Path) -> None:
+    family = FAMILIES["bart"]
+    again = wrap(load_folder(saved / "bart-ragged"), size_of_output, score=[batch_of(family)])
+    dense = heads_of("bart")
+    assert list(again.grid) == list(masks(dense.grid)["ragged"].kept)
+    emptied = wrap(load_folder(saved / "bart-layer"), size_of_output, score=[batch_of(family)])
+    assert list(emptied.grid) == list(masks(dense.grid)["layer"].kept)
+
+
+def test_an_even_model_is_plain_where_the_config_has_a_place_for_it(tmp_path: Path) -> None:
+    import transformers
+
+    plain = set()
+    for name in ("bert", "llama", "qwen3", "gemma3", "gpt2"):
+        heads = heads_of(name)
+        kept = [head for head in heads.grid if head.head < 2]
+        mask = HeadMask(heads.grid, frozenset(heads.grid) - frozenset(kept))
+        model: Any = heads.without(mask).model
+        before = said(model, FAMILIES[name])
+        if make_plain(model):
+            plain.add(name)
+            model.save_pretrained(tmp_path / name)
+            again = getattr(transformers, FAMILIES[name].model).from_pretrained(tmp_path / name)
+            assert torch.equal(said(again, FAMILIES[name]), before)
+    assert plain == {"llama", "qwen3", "gemma3"}
+    heads = heads_of("llama")
+    first = [head for head in heads.grid if head.block == heads.grid.blocks[0] and head.head >= 2]
+    uneven: Any = heads.without(HeadMask(heads.grid, frozenset(first))).model
+    assert not make_plain(uneven)
+    assert uneven.config.mhaprune
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [
+        ("bloom", 'AttentionBlock("transformer.h.1.self_attention", out="dense", heads=4)'),
+        ("deberta", 'AttentionBlock("encoder.layer.1.attention", out="output.dense", heads=4)'),
+    ],
+)
+def test_attention_that_is_not_found_is_refused_with_a_template(name: str, block: str) -> None:
+    family = UNKNOWN[name]
+    with pytest.raises(ValueError, match="no attention found") as refused:
+        wrap(make(family), size_of_output, score=[batch_of(family)])
+    assert block in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_damaged_folder_is_refused_in_one_line(saved: Path, tmp_path: Path) -> None:
+    import shutil
+
+    def broken(change: dict[str, Any]) -> Path:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        shutil.copytree(saved / "bert-ragged", folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | change))
+        (folder / "checksums.json").unlink(missing_ok=True)  # as one does who changes it on purpose
+        return folder
+
+    noted = json.loads((saved / "bert-ragged" / "config.json").read_text())["mhaprune"]
+    shapes = {path: [7, shape[1]] for path, shape in noted["shapes"].items()}
+    for folder, message in (
+        (broken({"mhaprune": {**noted, "version": 99}}), "config.mhaprune: is of version 99, this mhaprune reads 1"),
+        (broken({"mhaprune": {**noted, "shapes": shapes}}), "cannot be loaded|damaged"),
+        (broken({"mhaprune": None}), "cannot be loaded|damaged"),
+        (broken({"architectures": ["NoSuchModel"]}), "its architecture NoSuchModel is none that transformers has"),
+    ):
+        with pytest.raises(ValueError, match=message) as refused:
+            load_folder(folder)
+        assert "\n" not in str(refused.value)
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file((folder := broken({})) / "model.safetensors")
+    name = next(name for name in weights if name.endswith("query.weight"))
+    poisoned = weights | {name: weights[name].index_fill(0, torch.tensor([0]), torch.nan)}
+    save_file(poisoned, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"damaged, its weight {name} is nan in 32 of"):
+        load_folder(folder)
+    del weights[lost := sorted(weights)[-1]]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"damaged, missing keys: {lost}"):
+        load_folder(folder)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="its config.json cannot be read"):
+        load_folder(tmp_path / "empty")
+
+
+REASONS = {
+    "olmo2": "mixed from the heads of model.layers.0.self_attn.q_proj",
+    "deepseek_v3": "its key is made by 2 linear modules, model.layers.0.self_attn.kv_a_proj_with_mqa",
+    "phi3": "a model with heads removed does not run",
+}
+
+
+@pytest.mark.parametrize("name", ["olmo2", "deepseek_v3", "phi3"])
+def test_what_cannot_be_removed_can_be_gated(name: str) -> None:
+    heads = heads_of(name)
+    assert REASONS[name] in heads.proven.why_not
+    assert f"{len(heads.grid)} heads in 2 blocks, all with an effect, none removable: " in repr(heads)
+    assert len(heads.score("ablation")) == len(heads.grid)
+    with pytest.raises(ValueError, match="heads of this model can be gated, not removed: "):
+        heads.prune(0.5)

@@ -1,0 +1,291 @@
+"""Attention of torch.nn and of a user's own modules."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mhaprune.heads import HeadMask
+from mhaprune.library.heads import wrap
+from mhaprune.measure.outcomes import output_difference
+from mhaprune.model.attention import MultiHeadAttention
+from mhaprune.model.gates import Softmax
+from mhaprune.wrapping.blocks import AttentionBlock
+from mhaprune.wrapping.torch_nn import converted
+
+B, T, U, D, H = 3, 5, 4, 16, 4
+
+
+def square(output: Any, batch: Any) -> Tensor:
+    return (output[0] if isinstance(output, tuple) else output).flatten(1).square().mean(dim=1)
+
+
+def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Biases start at zero, and what is zero proves nothing."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+    return model.eval()
+
+
+class OneCall(nn.Module):
+    """A call of attention with masks, batch first outside whatever it is inside."""
+
+    def __init__(self, attention: nn.Module, batch_first: bool) -> None:
+        super().__init__()
+        self.attention, self.batch_first = attention, batch_first
+
+    def forward(self, query: Tensor, memory: Tensor, **masks: Any) -> Any:
+        given = (query, memory, memory) if self.batch_first else (x.transpose(0, 1) for x in (query, memory, memory))
+        out, weights = self.attention(*given, **masks)
+        return (out if self.batch_first else out.transpose(0, 1)), weights
+
+
+MASKS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "padding": {"key_padding_mask": torch.arange(U) >= torch.tensor([[4], [2], [3]])},
+    "float padding": {"key_padding_mask": torch.zeros(B, U).masked_fill(torch.arange(U) > 2, -torch.inf)},
+    "boolean": {"attn_mask": torch.ones(T, U).triu(1).bool()},
+    "float": {"attn_mask": torch.randn(T, U, generator=torch.Generator().manual_seed(0))},
+    "per head": {"attn_mask": torch.randn(B * H, T, U, generator=torch.Generator().manual_seed(0))},
+    "unaveraged": {"average_attn_weights": False},
+    "no weights": {"need_weights": False},
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize(
+    ("batch_first", "sizes", "bias"), list(itertools.product([True, False], [True, False], [True, False]))
+)
+def test_a_converted_layer_computes_what_torch_does(kind: str, batch_first: bool, sizes: bool, bias: bool) -> None:
+    widths = {"kdim": 6, "vdim": 6} if sizes else {}
+    attention = nn.MultiheadAttention(D, H, bias=bias, batch_first=batch_first, **widths)
+    model = randomised(OneCall(attention, batch_first))
+    query, memory = torch.randn(B, T, D), torch.randn(B, U, 6 if sizes else D)
+    expected, weights = model(query, memory, **MASKS[kind])
+    out, ours = converted(model)(query, memory, **MASKS[kind])
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)
+    assert (ours is None) == (weights is None)
+    if weights is not None:
+        torch.testing.assert_close(ours, weights, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_heads_of_a_layer_are_removed_under_every_mask(kind: str) -> None:
+    model = randomised(OneCall(nn.MultiheadAttention(D, H, batch_first=True), True))
+    batch = {"query": torch.randn(B, T, D), "memory": torch.randn(B, U, D)}
+    heads = wrap(model, square, score=[batch])
+    precise, everything = heads.subject.in_double(), HeadMask(heads.grid)
+    for gone in (heads.grid.heads[:0], heads.grid.heads[1:3], heads.grid.heads):
+        mask, smaller = everything.without(*gone), precise.without(everything.without(*gone))
+        masks = {
+            k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in MASKS[kind].items()
+        }
+        both = {key: value.double() for key, value in batch.items()}
+        few = heads.splits["score"].converted(precise.device, precise.dtype)
+        with torch.no_grad():
+            masked = _masked(precise, few, mask.gates().double(), both, masks)
+            torch.testing.assert_close(smaller.model(**both, **masks)[0], masked, atol=1e-9, rtol=0)
+
+
+def _masked(subject: Any, batch: Any, gates: Tensor, both: dict[str, Tensor], masks: dict[str, Any]) -> Tensor:
+    from dataclasses import replace
+
+    out: Tensor = replace(subject, run=lambda model, _: model(**both, **masks)).run_gated(batch, gates)[0]
+    return out
+
+
+class Encoder(nn.Module):
+    """Layers of torch.nn under a padding mask and a causal one."""
+
+    def __init__(self, norm_first: bool, batch_first: bool, causal: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(D, H, 24, dropout=0.1, batch_first=batch_first, norm_first=norm_first)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.batch_first, self.causal = batch_first, causal
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype) if self.causal else None
+        x = x if self.batch_first else x.transpose(0, 1)
+        padding = torch.zeros_like(attention_mask, dtype=x.dtype).masked_fill(attention_mask == 0, -torch.inf)
+        out: Tensor = self.layers(x, mask=mask, src_key_padding_mask=padding, is_causal=self.causal)
+        return out if self.batch_first else out.transpose(0, 1)
+
+
+class Seq2seq(nn.Module):
+    def __init__(self, norm_first: bool, batch_first: bool, causal: bool) -> None:
+        super().__init__()
+        self.body = nn.Transformer(D, H, 1, 2, 24, batch_first=batch_first, norm_first=norm_first)
+        self.batch_first, self.causal = batch_first, causal
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        given = (x, x.flip(1)) if self.batch_first else (x.transpose(0, 1), x.flip(1).transpose(0, 1))
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype) if self.causal else None
+        out: Tensor = self.body(*given, tgt_mask=mask, memory_key_padding_mask=attention_mask == 0)
+        return out if self.batch_first else out.transpose(0, 1)
+
+
+SETTINGS = list(itertools.product([Encoder, Seq2seq], [True, False], [True, False], [True, False]))
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensor.*", "ignore:enable_nested_tensor is True")
+@pytest.mark.parametrize(("kind", "norm_first", "batch_first", "causal"), SETTINGS)
+def test_transformers_of_torch_lose_heads_exactly(kind: Any, norm_first: bool, batch_first: bool, causal: bool) -> None:
+    model = randomised(kind(norm_first, batch_first, causal))
+    mask = torch.ones(B, T, dtype=torch.long)
+    mask[0, 3:] = 0
+    heads = wrap(model, square, score=[{"x": torch.randn(B, T, D), "attention_mask": mask}])
+    assert heads.proven.why_not == ""
+    assert heads.proven.smallest_effect > 1e-6
+    batch, precise = heads.splits["score"], heads.subject.in_double()
+    torch.testing.assert_close(heads.subject.predict(batch), model(**batch.arguments()), atol=1e-5, rtol=1e-5)
+    grid = heads.grid
+    for gone in (grid.heads[1:2], [grid.heads[0], *grid.heads[5:7]], grid.heads[:4], grid.heads):
+        closed = HeadMask(grid).without(*gone)
+        assert output_difference(precise, precise.without(closed), batch, closed.gates()) < 1e-9
+
+
+def test_what_torch_adds_to_the_keys_is_refused() -> None:
+    model = OneCall(nn.MultiheadAttention(D, H, add_bias_kv=True, batch_first=True), True)
+    with pytest.raises(ValueError, match="add_bias_kv or add_zero_attn"):
+        wrap(model, square, score=[{"query": torch.randn(B, T, D), "memory": torch.randn(B, U, D)}])
+
+
+class LanguageModel(nn.Module):
+    """A decoder-only model on mhaprune's layer, as a user would write it."""
+
+    def __init__(self, gate: Softmax | None = None) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(13, D), nn.Linear(D, 13)
+        self.attentions = nn.ModuleList(MultiHeadAttention(D, H, gate=gate) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(2))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        for attention, norm in zip(self.attentions, self.norms, strict=True):
+            y = norm(x)
+            x = x + attention(y, y, y, is_causal=True)[0]
+        out: Tensor = self.output(x)
+        return out
+
+
+@pytest.mark.parametrize("gate", [None, Softmax(init="rand")])
+def test_our_layer_is_understood_with_its_learned_gates(gate: Softmax | None) -> None:
+    model = randomised(LanguageModel(gate))
+    heads = wrap(model, square, score=[torch.randint(0, 13, (B, T))])
+    assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
+    assert [str(head) for head in heads.grid][:5] == [f"attentions.0.{n}" for n in range(4)] + ["attentions.1.0"]
+    small = heads.prune(3)
+    assert isinstance(small, LanguageModel)
+    assert sum(layer.num_heads for layer in small.attentions) == 3
+
+
+class ByHand(nn.Module):
+    """Attention that nothing can trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.mix = (nn.Linear(D, D) for _ in range(4))
+        self.num_heads = H
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        weights = (torch.einsum("bhtk,bhuk->bhtu", q, k) / q.shape[-1] ** 0.5).softmax(-1)
+        out: Tensor = self.mix(torch.einsum("bhtu,bhuk->bthk", weights, v).flatten(2))
+        return out
+
+
+class Products(ByHand):
+    """The same with two products of matrices."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        weights = torch.matmul(q, k.permute(0, 1, 3, 2)).div(2).softmax(-1)
+        out: Tensor = self.mix((weights @ v).transpose(1, 2).flatten(2))
+        return out
+
+
+class Tower(nn.Module):
+    def __init__(self, kind: type[ByHand] = ByHand) -> None:
+        super().__init__()
+        self.my_attention = kind()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.my_attention(x)
+
+
+def test_attention_written_out_is_found() -> None:
+    model = randomised(Tower(Products))
+    heads = wrap(model, square, score=[torch.randn(B, T, D)])
+    assert repr(heads) == "4 heads in 1 block, all with an effect, all removable"
+    assert heads.prune(3).my_attention.num_heads == 3
+    (seen,) = heads.subject.attention_maps(heads.splits["score"]).values()
+    torch.testing.assert_close(seen.weights.sum(-1), torch.ones(B, H, T))
+
+
+def test_blocks_by_hand() -> None:
+    model, batch = randomised(Tower()), [torch.randn(B, T, D)]
+    message = 'AttentionBlock."my_attention", out="mix", heads=4.'
+    with pytest.raises(ValueError, match=f"Tower: no attention found.*Name the blocks by hand, for example.*{message}"):
+        wrap(model, square, score=batch)
+    gates_only = wrap(model, square, score=batch, blocks=[AttentionBlock("my_attention", out="mix", heads=4)])
+    assert repr(gates_only).endswith("none removable: my_attention: it is given without query, key, value")
+    assert gates_only.proven.smallest_effect > 1e-6
+    block = AttentionBlock("my_attention", out="mix", heads=4, query="q", key="k", value="v")
+    heads = wrap(model, square, score=batch, blocks=[block])
+    assert heads.proven.why_not == ""
+    assert heads.prune(1).my_attention.q.out_features == D // 4
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (AttentionBlock("my_attention", "nothing", 4), "the model has no module my_attention.nothing"),
+        (
+            AttentionBlock("my_attention", "mix", 3),
+            "my_attention with heads=3: must divide the 16 input columns of mix",
+        ),
+        (AttentionBlock("", "my_attention", 4), "is a ByHand, must be a linear module"),
+    ],
+)
+def test_blocks_by_hand_that_do_not_fit_are_refused(block: AttentionBlock, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        wrap(randomised(Tower()), square, score=[torch.randn(B, T, D)], blocks=[block])
+
+
+def test_attention_maps_are_those_of_the_layer() -> None:
+    model = randomised(LanguageModel())
+    heads = wrap(model, square, score=[torch.randint(0, 13, (B, T))])
+    maps = heads.subject.attention_maps(heads.splits["score"])
+    y = model.norms[0](model.embedding(heads.splits["score"].arguments()))
+    layer: Any = model.attentions[0]
+    expected = layer(y, y, y, is_causal=True, need_weights=True)[1]
+    torch.testing.assert_close(next(iter(maps.values())).weights, expected)
+    assert len(heads.score("entropy", "confidence")) == 16
+
+
+def test_scores_equal_those_by_formula() -> None:
+    """Ablation and gradients against the model itself with a head's columns of W_O scaled."""
+    model = randomised(LanguageModel())
+    ids = torch.randint(0, 13, (4, T))
+
+    def loss(output: Tensor, batch: Tensor) -> Tensor:
+        return F.cross_entropy(output[:, :-1].mT, batch[:, 1:], reduction="none").mean(dim=1)
+
+    heads = wrap(model, loss, score=[ids])
+    scores = heads.score("ablation").set_index(["site", "layer", "head"])["score"]
+    dense = loss(model(ids), ids).mean()
+    for n in range(H):
+        weight = model.attentions[1].out_proj.weight
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            weight[:, n * 4 : n * 4 + 4] = 0
+            rise = loss(model(ids), ids).mean() - dense
+            weight.copy_(kept)
+        assert scores["attentions", 1, n] == pytest.approx(rise.item(), abs=1e-6)

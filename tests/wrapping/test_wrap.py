@@ -1,0 +1,371 @@
+"""`mhaprune.wrap` as a user meets it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from classifier import Classifier, batches, classifier
+from mhaprune import progress
+from mhaprune.heads import HeadMask
+from mhaprune.library.heads import Heads, wrap
+from mhaprune.measure.outcomes import measure
+from mhaprune.pruning.plans import Search
+from mhaprune.recoveries.refitting import refit, show
+from mhaprune.schedules.budgets import removing
+from mhaprune.schedules.greedy_refit import GreedyRefit
+from mhaprune.scorers.base import Scorer
+from mhaprune.settings.options import option
+from mhaprune.wrapping.batches import Batches
+from mhaprune.wrapping.losses import Drift
+
+
+@pytest.fixture(scope="module")
+def heads() -> Heads:
+    from mhaprune import losses
+
+    return wrap(classifier(), losses.classification, score=batches(3), choose=batches(3, 1), report=batches(3, 2))
+
+
+def test_scores_are_a_tidy_table_with_intervals_and_costs(heads: Heads) -> None:
+    table = heads.score("ablation", "gate_output", "refit_error", "random")
+    first = table[table["draw"] == 0]
+    assert first.groupby("scorer").size().to_dict() == dict.fromkeys(
+        ("ablation", "gate_output", "refit_error", "random"), 8
+    )
+    ablation = table[table["scorer"] == "ablation"]
+    assert ((ablation["score_low"] <= ablation["score"]) & (ablation["score"] <= ablation["score_high"])).all()
+    assert sorted(ablation["rank"]) == list(range(1, 9))
+    assert (ablation["forward_passes"] == 9).all()
+    assert (ablation["site"] == "attention").all()
+
+
+@pytest.mark.parametrize("what", ["score", "mask", "report"])
+def test_what_takes_long_says_how_far_it_is(
+    what: str, heads: Heads, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.001)
+    heads.__dict__.pop("scoring", None)
+    {"score": heads.score, "mask": heads.mask, "report": partial(heads.report, rounds=2, refit=False)}[what]()
+    assert "ablation" in capsys.readouterr().err
+
+
+def test_pruning_leaves_a_smaller_model_of_the_same_class(heads: Heads) -> None:
+    model, small = heads.subject.model, heads.prune(keep=0.5, by="ablation", rescore_every=1)
+    assert isinstance(small, Classifier)
+    assert sum(layer.num_heads for layer in small.attention) == 4
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters())
+
+
+def test_a_refit_follows_the_whole_model_without_labels(heads: Heads) -> None:
+    mask = heads.mask(keep=2, by="gate_output")
+    plain, fitted = heads.without(mask), heads.without(mask, refit=True)
+    split = heads.splits["score"]
+    wanted = heads.subject.predict(split)["logits"]
+    distances = [(each.predict(split)["logits"] - wanted).square().mean() for each in (plain, fitted)]
+    assert distances[1] < 0.5 * distances[0]
+    shuffled = {**split.fields, "labels": split.fields["labels"].flip(0)}
+    again = refit(plain, show(heads.subject, Batches(shuffled, split.widths, split.constants, split.form)))
+    assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), fitted.model.parameters(), strict=True))
+
+
+@torch.no_grad()
+def test_a_block_without_heads_gets_a_bias(heads: Heads) -> None:
+    first = heads.grid.blocks[0]
+    mask = HeadMask(heads.grid, frozenset(head for head in heads.grid if head.block == first))
+    fitted = heads.without(mask, refit=True)
+    path = next(iter(heads.subject.blocks)).out
+    biases = [one.model.get_submodule(path).bias for one in (heads.subject, fitted)]
+    assert fitted.model.get_submodule(path).weight.shape[1] == 0
+    assert not torch.equal(*biases)
+    drifts = [
+        heads.subject.outputs(heads.splits["score"]) - one.outputs(heads.splits["score"])
+        for one in (heads.without(mask), fitted)
+    ]
+    assert drifts[1].square().mean() < 0.9 * drifts[0].square().mean()
+
+
+def test_a_model_without_heads_in_a_block_is_scored_further(heads: Heads) -> None:
+    first = heads.grid.blocks[0]
+    left = heads.without(HeadMask(heads.grid, frozenset(head for head in heads.grid if head.block == first)))
+    for name in ("ablation_mean", "gate_output", "refit_error", "redundancy", "magnitude"):
+        (scores_N,) = option(name, {"scorer": Scorer})(left, heads.splits["score"], 0).values
+        assert scores_N.shape == (len(left.grid),)
+        assert scores_N.isfinite().all()
+
+
+def test_a_refit_does_not_see_padding(heads: Heads) -> None:
+    left, split = heads.without(heads.mask(keep=2, by="gate_output")), heads.splits["score"]
+    ids, mask = split.fields["input_ids"], split.fields["attention_mask"]
+    other = {**split.fields, "input_ids": torch.where(mask == 0, (ids + 3) % 11, ids)}
+    fitted = [
+        refit(left, show(heads.subject, Batches(fields, split.widths, split.constants, split.form))).model
+        for fields in (split.fields, other)
+    ]
+    assert not torch.equal(other["input_ids"], ids)
+    for one, same in zip(*(model.parameters() for model in fitted), strict=True):
+        torch.testing.assert_close(one, same)
+
+
+def test_a_refit_of_the_whole_model_changes_nothing_beyond_rounding(heads: Heads) -> None:
+    same = refit(heads.subject, show(heads.subject, heads.splits["score"]))
+    for name, value in same.model.state_dict().items():
+        torch.testing.assert_close(value, heads.subject.model.state_dict()[name], atol=1e-5, rtol=1e-4)
+
+
+def test_measuring_gives_the_users_own_loss(heads: Heads) -> None:
+    outcome = measure(heads.subject, heads.splits["report"])
+    with torch.no_grad():
+        logits = torch.cat([heads.subject.model.eval()(**batch)["logits"] for batch in batches(3, 2)])
+    labels = torch.cat([batch["labels"] for batch in batches(3, 2)])
+    expected = nn.functional.cross_entropy(logits, labels, reduction="none")
+    torch.testing.assert_close(outcome.loss, expected, atol=1e-5, rtol=1e-5)
+    assert outcome.quality.tolist() == (logits.argmax(-1) == labels).float().tolist()
+
+
+@pytest.mark.figures
+def test_a_report_speaks_of_the_users_quality(heads: Heads, tmp_path: Path) -> None:
+    found = heads.report(tmp_path / "report.html", by=["ablation", "random"], budgets=[0.25, 0.5], rounds=2)
+    page = (tmp_path / "report.html").read_text()
+    assert {"accuracy", "matter", "latency"} <= found.figures.keys()
+    text = f"{found} {page}"
+    assert " accuracy is left" in repr(found)
+    assert "a forward pass is " in text or "None of 8 heads can go within 0.01 of the dense model's" in text
+    assert "exact match" not in text.lower()
+    assert "greedy decoding" not in text.lower()
+    recovered = found.tables["recovered"]
+    assert recovered["recovery"].unique().tolist() == ["refit"]
+    assert (recovered["quality"].between(0, 1)).all()
+    assert found.checks["max_difference_masked_removed"] < 1e-9
+
+
+def test_a_split_that_was_not_given_is_named(tmp_path: Path) -> None:
+    from mhaprune import losses
+
+    few = wrap(Classifier(), losses.classification, score=batches(1))
+    with pytest.raises(ValueError, match="choose: no batches were given"):
+        few.report(tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("scorer", ["gate", "lrp"])
+def test_scores_that_need_what_the_model_has_not_say_so(heads: Heads, scorer: str) -> None:
+    with pytest.raises(ValueError, match=f"scorer={scorer}: needs "):
+        heads.score(scorer)
+
+
+@pytest.mark.parametrize("scorer", ["hard_concrete", "subset", "shapley", "integrated_gradients", "taylor"])
+def test_scores_that_train_or_play_work_on_any_model(heads: Heads, scorer: str) -> None:
+    from dataclasses import fields, replace
+
+    made: Any = option(scorer, {"scorer": Scorer})
+    if "steps" in {field.name for field in fields(made)}:
+        made = replace(made, steps=3)
+    assert len(heads.score(made)) == 8
+
+
+@pytest.mark.parametrize("name", ["ablation_mean", "integrated_gradients_all"])
+def test_options_that_build_on_others_are_known_by_name(heads: Heads, name: str) -> None:
+    assert set(heads.score(name)["scorer"]) == {name}
+
+
+def test_heads_are_chosen_by_a_search_too(heads: Heads) -> None:
+    masks = heads.masks(keep=[6, 5], by="greedy_refit")
+    assert [len(mask.kept) for mask in masks] == [6, 5]
+    losses = heads.score("ablation").set_index(["site", "layer", "head"])["score"]
+    (first,) = heads.masks(keep=[7], by="greedy")[0].removed
+    assert losses.idxmin() == (first.site, first.layer, first.head)
+    search = Search(heads.scoring)
+    assert search(GreedyRefit(), removing([2, 3], heads.grid)) == masks == heads.masks([6, 5], GreedyRefit())
+
+
+@pytest.mark.parametrize(
+    ("by", "every", "said"),
+    [
+        ("one_shot", None, "by=one_shot: must be a scorer, or a schedule that uses no scores"),
+        ("greedy", 2, "by=greedy: must be a scorer"),
+        ("greedi", None, "scorer/schedule=greedi: no such scorer or schedule, did you mean greedy\\?"),
+    ],
+)
+def test_what_cannot_choose_heads_is_refused(heads: Heads, by: str, every: int | None, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        heads.mask(by=by, rescore_every=every)
+
+
+def bad_loss(output: Any, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(output["logits"], batch["labels"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss": bad_loss}, r"loss: returns \(\) for a batch of 2, must be one number per example, \(2,\)"),
+        ({"score": []}, "score: holds no batches"),
+        ({"score": None}, "score: holds no batches"),
+        (
+            {
+                "loss": Drift(lambda output, batch: output["logits"]),
+                "quality": Drift(lambda output, batch: output["logits"]),
+            },
+            "quality: looks at the output in another way than the loss",
+        ),
+        ({"model": "bert-base"}, "model='bert-base': must be a Module of torch"),
+        ({"model": nn.Linear(2, 2).to("meta")}, "model: its weight weight is on the meta device"),
+        (
+            {"model": torch.nn.Sequential(nn.Linear(4, 4)), "score": [torch.ones(2, 4)]},
+            "Sequential: no attention found",
+        ),
+    ],
+)
+def test_what_cannot_be_wrapped_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+    from mhaprune import losses
+
+    given = {"model": Classifier(), "loss": losses.classification, "score": batches(1)} | change
+    with pytest.raises(ValueError, match=message) as refused:
+        wrap(given.pop("model"), given.pop("loss"), **given)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantised_weights_are_refused() -> None:
+    from mhaprune import losses
+
+    small = torch.ao.quantization.quantize_dynamic(Classifier(), {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(ValueError, match=r"model: output is a Linear of torch\..*quantized.*, must have plain weights"):
+        wrap(small, losses.classification, score=batches(1))
+
+
+@pytest.mark.parametrize(
+    ("keep", "allowed"),
+    [
+        (1.5, "0.0 to 1.0"),
+        (9, "0 to 8"),
+        (-1, "0 to 8"),
+        (True, "number"),
+        (float("nan"), "number"),
+        ("half", "number"),
+    ],
+)
+def test_a_number_of_heads_that_cannot_be_is_refused(heads: Heads, keep: Any, allowed: str) -> None:
+    with pytest.raises(ValueError, match=f"keep={keep!r}: .*{allowed}"):
+        heads.mask(keep)
+
+
+def test_gates_that_do_not_fit_are_refused(heads: Heads) -> None:
+    with pytest.raises(ValueError, match=r"gates of shape \(3,\): must be \(8,\), or \(2, 8\) for a batch of 2"):
+        heads.subject.evaluate(heads.splits["score"][:2], torch.ones(3))
+
+
+def test_a_misspelt_scorer_is_told_the_nearest(heads: Heads) -> None:
+    with pytest.raises(ValueError, match="scorer=ablatoin: no such scorer, did you mean ablation"):
+        heads.score("ablatoin")
+
+
+@pytest.mark.parametrize("name", ["attention.0.q_proj.weight", "attention.1.k_proj.weight", "output.bias"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_is_named(name: str, value: float) -> None:
+    from mhaprune import losses
+
+    model = Classifier()
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[3 if "weight" in name else 0] = value
+    with pytest.raises(ValueError, match=f"model: its weight {name} is {value} in 1 of "):
+        wrap(model, losses.classification, score=batches(1))
+
+
+@pytest.mark.parametrize("what", ["loss", "quality"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_loss_and_a_quality_that_are_not_finite_are_named(what: str, value: float) -> None:
+    """At once for the first examples, and when the heads are scored for any other."""
+    from mhaprune import losses
+
+    def broken(output: Any, batch: Any) -> Tensor:
+        return torch.where(batch["input_ids"][:, 0] == first, value, losses.classification(output, batch))
+
+    judges: dict[str, Any] = {"loss": losses.classification, "quality": losses.accuracy} | {what: broken}
+    ids = batches(2)[1]["input_ids"][:, 0].tolist()
+    for first in ids[:2]:  # noqa: B007 (`broken` reads it)
+        with pytest.raises(ValueError, match=f"^the {what} is {value} for . of 2 examples"):
+            wrap(Classifier(), score=batches(2)[1:], **judges)
+    first = next(n for n in ids if n not in ids[:2])
+    heads = wrap(Classifier(), score=batches(2)[1:], **judges)
+    with pytest.raises(ValueError, match=f"the {what} is {value} for"):
+        heads.score("ablation")
+
+
+def test_a_loss_of_truths_is_refused() -> None:
+    def wrong(output: Any, batch: Any) -> Tensor:
+        return output["logits"].argmax(dim=-1) != batch["labels"]
+
+    with pytest.raises(ValueError, match="loss: returns torch.bool, must be real numbers"):
+        wrap(Classifier(), wrong, score=batches(1))
+
+
+class TwoInputs(Classifier):
+    """A classifier with the usual signature: a mask may be the second argument."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Any = None) -> dict[str, Tensor]:
+        return super().forward(input_ids, torch.ones_like(input_ids) if attention_mask is None else attention_mask)
+
+
+def test_the_target_of_a_tuple_is_never_an_input() -> None:
+    """Targets that look like a mask, as those of a classifier of tokens, are none."""
+    from mhaprune import losses
+
+    torch.manual_seed(0)
+    model, given = TwoInputs(), batches(1)[0]
+    targets = (given["labels"] == 0).long()
+    pairs = wrap(model, losses.classification, score=[(given["input_ids"], targets)])
+    named = wrap(model, losses.classification, score=[{"input_ids": given["input_ids"], "labels": targets}])
+    both = wrap(
+        model, losses.classification, score=[(given["input_ids"], torch.ones_like(given["input_ids"]), targets)]
+    )
+    wanted = named.score("ablation", "taylor")["score"].tolist()
+    assert pairs.score("ablation", "taylor")["score"].tolist() == wanted
+    assert both.score("ablation", "taylor")["score"].tolist() == wanted
+
+
+def test_the_target_of_a_tuple_is_read_beside_what_the_whole_model_said() -> None:
+    from mhaprune import losses
+
+    given = batches(1)[0]
+    judges = {"loss": losses.classification, "quality": losses.Similarity(lambda output, batch: output["logits"])}
+    heads = wrap(TwoInputs(), score=[(given["input_ids"], given["labels"])], **judges)
+    outcome = measure(heads.subject, heads.splits["score"])
+    torch.testing.assert_close(outcome.quality, torch.ones(6))
+    expected = nn.functional.cross_entropy(heads.subject.model(given["input_ids"])["logits"], given["labels"])
+    torch.testing.assert_close(outcome.loss.mean(), expected.detach())
+
+
+def test_a_tuple_of_which_nothing_reads_the_target_is_refused() -> None:
+    """It may be an attention mask, which would be left out without a word."""
+    from mhaprune import losses
+
+    given, drift = batches(1)[0], losses.Drift(lambda output, batch: output["logits"])
+    pair = [(given["input_ids"], given["attention_mask"])]
+    with pytest.raises(ValueError, match=r"score: a batch is a tuple of 2, the last of them a target .* call="):
+        wrap(TwoInputs(), drift, score=pair)
+    heads = wrap(TwoInputs(), drift, score=pair, call=lambda model, batch: model(*batch))
+    assert heads.score("ablation")["score"].max() > 0
+
+
+def test_no_pass_holds_more_examples_than_a_batch_of_the_user() -> None:
+    from mhaprune import losses
+
+    seen: list[int] = []
+
+    class Counting(Classifier):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Any = None) -> dict[str, Tensor]:
+            seen.append(len(input_ids))
+            return super().forward(input_ids, attention_mask)
+
+    small = [{name: value[i : i + 2] for name, value in batch.items()} for batch in batches(8) for i in (0, 2, 4)]
+    heads = wrap(Counting(), losses.classification, score=small, choose=small[:9], report=small[:3])
+    heads.score("ablation", "gate_output", "taylor", "fisher", "confidence", "refit_error", "redundancy")
+    heads.without(heads.mask(keep=4, by="gate_output"), refit=True)
+    assert set(seen) <= {1, 2}
