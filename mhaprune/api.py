@@ -14,7 +14,7 @@ from mhaprune.studies.study import Study
 
 @checked
 def run(*overrides: str, folder: str | Path | None = None) -> Results:
-    """What `scripts/run.py` does with these arguments, for example `run("experiment=ablate", "task=sort")`.
+    """Do what `scripts/run.py` does with these arguments, for example `run("experiment=ablate", "task=sort")`.
 
     Without a `folder` nothing is written but the cache. Raises ValueError, one line, for settings that cannot be.
     """
@@ -30,6 +30,6 @@ def run(*overrides: str, folder: str | Path | None = None) -> Results:
 @checked
 @shown()
 def study(*overrides: str) -> Study:
-    """What the experiment of such a run is given: the trained model as `subject`, the examples as `splits`, `scorers`
+    """Return the input of the experiment of such a run: the trained model as `subject`, its `splits`, `scorers`
     by name, and more. The model comes from the cache where it was trained before. Raises ValueError as `run` does."""
     return described(*overrides).study()

@@ -71,7 +71,7 @@ def _texts(overrides: Any) -> list[str]:
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    """What Hydra has composed, as dicts, lists and values."""
+    """Return a config of Hydra as dicts, lists and values."""
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_settings(arguments: Sequence[str]) -> None:
-    """What Hydra shows for --cfg, with a comment on every setting; of a sweep those of the first job."""
+    """Print the settings as --cfg does, with a comment on each; those of the first job of a sweep."""
     from mhaprune.settings.explained import explained
 
     first, varying, swept = list[str](), dict[str, str](), any(each in MULTIRUN for each in arguments)

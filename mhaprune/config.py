@@ -67,7 +67,7 @@ BROUGHT_BY_OTHERS = ("task", "training", "gate")
 
 
 def is_of_others(config: Mapping[str, Any]) -> bool:
-    """Whether the option of the group `model` is one that others made."""
+    """Return whether `model` names a pretrained model."""
     settings = config.get("model")
     target = settings.get("_target_") if isinstance(settings, Mapping) else None
     return isinstance(target, str) and find_class(Pretrained, target) is not None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Site(StrEnum):
-    """Where in the project's own encoder-decoder an attention block sits. Other models have sites of other names."""
+    """The three places of attention in mhaprune's own encoder-decoder. Other models have sites of other names."""
 
     ENCODER_SELF = "encoder_self"
     DECODER_SELF = "decoder_self"

@@ -48,7 +48,7 @@ class Held:
 
     @property
     def asked(self) -> bool:
-        """Whether a signal has come."""
+        """True once a signal has come."""
         return bool(self.came)
 
     def stop(self) -> None:

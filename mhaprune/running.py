@@ -121,7 +121,7 @@ class Run(Checked):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What every row of every table carries: a fingerprint of the whole run, and what tells runs apart."""
+        """The first columns of every table: a fingerprint of the whole run, and what tells runs apart."""
         settings = {name: value for name, value in describe(self, short_target).items() if name != "tensorboard"}
         return {"run": fingerprint(settings | self.source.decisive), **self.source.identity}
 
@@ -200,7 +200,7 @@ class Run(Checked):
 
     @cached_property
     def source(self) -> Source:
-        """Where the model and its examples come from."""
+        """The source of the model and its examples."""
         where: Any = {name: getattr(self, name) for name in ("seed", "device", "num_threads", "cache")}
         if isinstance(self.model, Pretrained):
             for name in ("task", "training", "gate", "model_file"):

@@ -18,7 +18,7 @@ from mhaprune.heads import Block, HeadGrid, HeadMask
 
 
 class Outcome(Protocol):
-    """How a model does on each example of a batch, (B,) each, as a NamedTuple.
+    """The result of a model on each example of a batch, (B,) each, as a NamedTuple.
 
     It exists so that every model is judged by a quality of its own: exact match for our tasks; accuracy, agreement or
     one minus drift for others. The fields are columns of tables, and nothing here is ever the mean of a batch.
@@ -26,12 +26,12 @@ class Outcome(Protocol):
 
     @property
     def loss(self) -> Tensor:
-        """What is lost, in nats for a likelihood; lower is better."""
+        """The loss, in nats for a likelihood; lower is better."""
         ...
 
     @property
     def quality(self) -> Tensor:
-        """What the model is judged by; higher is better, at most 1."""
+        """The quality; higher is better, at most 1."""
         ...
 
     def _asdict(self) -> dict[str, Tensor]: ...
@@ -40,7 +40,7 @@ class Outcome(Protocol):
 
 
 class Answered(NamedTuple):
-    """How a sequence-to-sequence model does on each example.
+    """The result of a sequence-to-sequence model on each example.
 
     `loss` is the mean cross-entropy in nats over the example's target tokens, padding excluded; `token_accuracy` the
     share of them that the model ranks first given the true prefix; `quality` 1 where it ranks all of them first. That
@@ -54,7 +54,7 @@ class Answered(NamedTuple):
 
     @classmethod
     def of(cls, logits: Tensor, target: Tensor) -> Self:
-        """That of logits (..., T, V) on targets (..., T)."""
+        """Judge logits (..., T, V) against targets (..., T)."""
         valid = target != PAD
         lengths = valid.sum(dim=-1)
         loss = F.cross_entropy(logits.flatten(0, -2), target.flatten(), ignore_index=PAD, reduction="none")
@@ -64,7 +64,7 @@ class Answered(NamedTuple):
 
 
 class AttentionMap(NamedTuple):
-    """What the heads of one block look at.
+    """The attention weights of one block.
 
     `weights` (B, H, T, U) sum to 1 over the keys U; `queries` (B, T) and `keys` (B, U) are False on padding and on end
     of sequence.
@@ -116,7 +116,7 @@ class Subject(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device that it computes on."""
         ...
 
     @property
@@ -146,7 +146,7 @@ class Subject(Protocol):
         ...
 
     def attention_maps(self, batch: Batch) -> dict[Block, AttentionMap]:
-        """What every head looks at with all gates open, block by block in the order of `grid`."""
+        """Return the attention weights with all gates open, block by block in the order of `grid`."""
         ...
 
     def output_weights(self) -> dict[Block, Tensor]:
@@ -170,7 +170,7 @@ class Subject(Protocol):
         ...
 
     def predict(self, batch: Batch) -> Any:
-        """What a user waits for; for our own model greedy decoding, as many steps as the targets are long."""
+        """Do the call that is timed; for our own model greedy decoding, as many steps as the targets are long."""
         ...
 
     def count_parameters(self) -> int: ...
@@ -206,7 +206,7 @@ class SharesPrefixes(Protocol):
     """A subject that runs many masks on one batch faster than one after the other."""
 
     def evaluate_masks(self, batch: Batch, gates: Tensor, fallback: Fallback | None = None) -> Outcome:
-        """What `evaluate` returns for every row of `gates` (M, N): (M, B) each, equal up to rounding."""
+        """Return the outcome under every row of `gates` (M, N): (M, B) each, equal to `evaluate` up to rounding."""
         ...
 
 

@@ -110,7 +110,7 @@ def head_names(cell: object) -> list[HeadName]:
 
 
 def join_names(heads: Iterable[object]) -> str:
-    """What `head_names` reads back; an empty text for no heads."""
+    """Return names that `head_names` reads back; an empty text for no heads."""
     return " ".join(map(str, heads))
 
 
@@ -133,12 +133,12 @@ def blocks_in(heads: pd.DataFrame) -> list[tuple[str, int]]:
 
 
 def quality_name(tables: Tables) -> str:
-    """What figures and sentences call the quality of these tables."""
+    """Return the name of the quality in figures and sentences."""
     return _named_by(QUALITY_NAME, tables) or "exact match"
 
 
 def timed_name(tables: Tables) -> str:
-    """What figures and sentences call the call that was timed."""
+    """Return the name of the timed call in figures and sentences."""
     return _named_by(TIMED_NAME, tables) or "greedy decoding"
 
 
@@ -149,19 +149,19 @@ def loss_unit(tables: Tables) -> str:
 
 
 def in_unit(tables: Tables) -> str:
-    """What follows a number of the loss in a sentence: a blank and the unit; nothing for a loss that has none."""
+    """Return a blank and the unit of the loss, to follow a number in a sentence; nothing for a loss without unit."""
     unit = loss_unit(tables)
     return f" {unit}" if unit else ""
 
 
 def in_brackets(tables: Tables) -> str:
-    """The same for an axis: ` (nats)`."""
+    """Return the unit of the loss for an axis: ` (nats)`."""
     unit = loss_unit(tables)
     return f" ({unit})" if unit else ""
 
 
 def _named_by(column: str, tables: Tables) -> str | None:
-    """What the first row says; an empty text comes back from a file as NaN."""
+    """Return the value of the first row; an empty text comes back from a file as NaN."""
     found = next((frame[column].iloc[0] for frame in tables.values() if column in frame and len(frame)), None)
     return found if found is None or isinstance(found, str) else ""
 

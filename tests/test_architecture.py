@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -225,3 +226,15 @@ def parent_of(path: Path, settings: dict[str, Any]) -> Path | None:
     names = [entry for entry in settings.pop("defaults", []) if isinstance(entry, str) and entry != "_self_"]
     assert len(names) < 2, path
     return path.parent / f"{names[0].removesuffix('@_here_')}.yaml" if names else None
+
+
+NOUN_CLAUSE = re.compile(r"(What|How|Where|Which|Whether|That of|Those|The same)\b")
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_docstring_begins_with_a_verb_or_a_noun(module: str) -> None:
+    """ "Return ..." or "The budget ...", not "What ..." or "Whether ..."; a flag alone may say whether."""
+    kinds = ast.FunctionDef | ast.ClassDef | ast.Module
+    nodes = [node for node in ast.walk(ast.parse(MODULES[module].read_text())) if isinstance(node, kinds)]
+    docs = {getattr(node, "name", module): ast.get_docstring(node) or "" for node in nodes}
+    assert not {name: doc.split("\n")[0] for name, doc in docs.items() if NOUN_CLAUSE.match(doc)}

@@ -1,4 +1,4 @@
-"""What can be done with the heads of a model that others made: score, choose, remove, time, report."""
+"""The heads of any model: score, choose, remove, time, report."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Heads(ModelWithData):
 
     @checked
     def mask(self, keep: float | int = 0.5, by: By = "ablation", rescore_every: Every = None) -> HeadMask:
-        """Which heads go if `keep` stay, a share of all heads (0.5) or a number (72); nothing is removed.
+        """Return which heads go if `keep` stay, a share of all heads (0.5) or a number (72); nothing is removed.
 
         The heads with the lowest scores go. With `rescore_every=6` the smaller model is scored again after every six
         heads. `by` may also name a search, which is a schedule that uses no scores: for example "greedy", or
@@ -111,7 +111,7 @@ class Heads(ModelWithData):
     @checked
     @shown()
     def masks(self, keep: Sequence[float | int], by: By = "ablation", rescore_every: Every = None) -> list[HeadMask]:
-        """The same for several sizes, on one way from the whole model to the smallest."""
+        """Return a mask for each of several sizes, on one way from the whole model to the smallest."""
         total = len(self.grid)
         counts = [total - self._kept(each) for each in keep]
         chosen: Any = option(by, {"scorer": Scorer, "schedule": Schedule}) if isinstance(by, str) else by
@@ -179,7 +179,7 @@ class Heads(ModelWithData):
         refit: bool = True,
         rounds: Annotated[int, Ge(1)] = 20,
     ) -> Results:
-        """How many heads can go, and what that costs and brings: `experiment=ablate` on this model, as one page.
+        """Study how many heads can be removed, and what that costs and brings: `experiment=ablate`, as one page.
 
         Heads go in one shot by each of the scorers, shares of them or numbers. `tolerance` is the largest loss of the
         quality, which decides on the *choose* split. With `refit` the models of the best scorer are refitted, too.
@@ -214,7 +214,7 @@ class Heads(ModelWithData):
         compiled: bool = False,
         rounds: Annotated[int, Ge(1)] = 20,
     ) -> pd.DataFrame:
-        """How much faster the model is with fewer heads, see `mask`, on the first examples of the *report* split.
+        """Measure how much faster the model is with fewer heads, see `mask`, on the first examples of *report*.
 
         It times a forward pass, or with `new_tokens` the generation of that many tokens with a cache; in the precision
         `dtype`; with `compiled` through `torch.compile`. One row per batch size and model: milliseconds, and the

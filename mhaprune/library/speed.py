@@ -1,4 +1,4 @@
-"""How fast a model that others made is with fewer heads: forward passes or generation, in its precision or another."""
+"""Speed with fewer heads: forward passes or generation, in the precision of the model or in another."""
 
 from __future__ import annotations
 

@@ -99,5 +99,5 @@ def choose_columns(outcome: Outcome, dense: Outcome) -> dict[str, float]:
 
 
 def yes_or_no(values_E: np.ndarray) -> bool:
-    """Whether all values are 0 or 1."""
+    """Return whether all values are 0 or 1."""
     return bool(((values_E == 0) | (values_E == 1)).all())

@@ -1,4 +1,4 @@
-"""How long calls take, measured side by side: in turn, in one process, against noise that is measured too."""
+"""Times of calls, measured side by side: in turn, in one process, against noise that is measured too."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def in_turn(
 def milliseconds(
     call: Callable[[], object], device: Device = "cpu", clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """How long one call takes: on a GPU between two of its own events, else by the clock."""
+    """Return how long one call takes: on a GPU between two of its own events, else by the clock."""
     if torch.device(device).type != "cuda":
         begin = clock()
         call()
@@ -69,7 +69,7 @@ def milliseconds(
 
 
 def copies_that_fit(size: int, models: int) -> int:
-    """How many copies of each of so many models there should be, at most `COPIES`, if one takes `size` bytes. Where it
+    """Return how many copies of each model there should be, at most `COPIES`, if one takes `size` bytes. Where it
     lies matters less the larger it is."""
     return max(1, min(COPIES, COPIES_BYTES // max(1, size * models)))
 

@@ -233,7 +233,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def project_together(x: Tensor, projections: Sequence[nn.Linear]) -> Sequence[Tensor]:
-    """What several linear maps make of one input. Plain projections are one product, which saves calls."""
+    """Apply several linear maps to one input. Plain projections are one product, which saves calls."""
     if not all(type(projection) is Projection for projection in projections):
         return [projection(x) for projection in projections]
     together = F.linear(x, *side_by_side(projections))

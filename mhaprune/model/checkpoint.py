@@ -38,7 +38,7 @@ KINDS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What a file holds."""
+    """The content of a file."""
 
     path: str
     """Where the file was read; not part of its content."""

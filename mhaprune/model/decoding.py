@@ -45,7 +45,7 @@ def attention_step(
     memory: tuple[Tensor, Tensor] | None = None,
     bias: Tensor | None = None,
 ) -> Step:
-    """What the sublayer does to one position after the other: the same as it does to a whole text at once.
+    """Return the sublayer as a step over one position: step by step it equals the sublayer on a whole text.
 
     It attends to keys and values (B, H, S, K) of a `memory` with a `bias`, or else to the positions so far. Everything
     that is the same for all tokens is computed here: with few tokens in a call, what decoding takes is the number of

@@ -18,7 +18,7 @@ from mhaprune.model.gates import GateConfig
 
 @dataclass
 class Call:
-    """What one forward pass changes in the heads of each block, and what it records of them.
+    """The gates of one forward pass, and its records of the heads.
 
     A record is a dict that the pass fills, block by block; None records nothing.
     """

@@ -177,13 +177,13 @@ class EncoderDecoder(nn.Module):
         return {sublayer.block: sublayer for sublayer in sublayers}
 
     def call(self, gates: Gates | None = None, fallback: Fallback | None = None) -> Call:
-        """What a pass is told about the heads."""
+        """Return gates and fallback as a `Call`."""
         if isinstance(gates, Tensor):
             gates = self.grid.split(gates)
         return Call(gates or {}, fallback or {})
 
     def run(self, source_BS: Tensor, prefix_BT: Tensor, call: Call) -> Tensor:
-        """What `forward` computes; records in `call` what that requests."""
+        """Compute the logits, and fill the records of `call`."""
         bias = self.bias(source_BS)
         memories = self.project_memory(self.encode(source_BS, call, bias))
         x_BTD = self.embed(self.target_embedding, prefix_BT)
@@ -192,7 +192,7 @@ class EncoderDecoder(nn.Module):
         return self.output(self.decoder_norm(x_BTD))
 
     def encode(self, source_BS: Tensor, call: Call | None = None, bias: Tensor | None = None) -> Tensor:
-        """What the decoder reads, (B, S, D). `bias` is that of the source, if it is known already."""
+        """Return the output of the encoder, (B, S, D). `bias` is that of the source, if it is known already."""
         call, bias = call or Call(), self.bias(source_BS) if bias is None else bias
         x_BSD = self.embed(self.source_embedding, source_BS)
         for layer in self.encoder:

@@ -64,7 +64,7 @@ class Branches:
         return Branches(state_BTD[None], self.masks, np.zeros_like(self.rows), Memory(keys_values, self.rows))
 
     def split(self, at_most: int) -> Iterator[Branches]:
-        """The same in parts with at most `at_most` states."""
+        """Yield parts with at most `at_most` states."""
         for start in range(0, len(self.states), at_most):
             here = (self.rows >= start) & (self.rows < start + at_most)
             memory = self.memory and replace(self.memory, rows=self.memory.rows[here])
@@ -102,7 +102,7 @@ class Branches:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the cross-attention blocks of the decoder read, with each distinct output of the encoder stored once."""
+    """The input of the cross-attention blocks, with each distinct output of the encoder stored once."""
 
     keys_values: Mapping[Block, tuple[Tensor, Tensor]]
     """Keys and values of each block, (Y, B, H, S, K) each."""

@@ -163,7 +163,7 @@ class Seq2Seq(EncoderDecoder):
         stop: bool = False,
         use_cache: bool = True,
     ) -> Tensor:
-        """What `decoding.decode_greedily` returns, under `gates` (N,) for all examples. `use_cache` keeps the keys and
+        """Decode greedily, see `decoding`, under `gates` (N,) for all examples. `use_cache` keeps the keys and
         values of the positions so far; without it the whole prefix is run again for every token, with the same
         result."""
         call, bias = self.call(gates), self.bias(source_BS)

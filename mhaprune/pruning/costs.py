@@ -1,4 +1,4 @@
-"""What heads cost in a unit: counted where it can be counted, measured where it takes time."""
+"""Costs of heads in a unit: counted or, for milliseconds, measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mhaprune.subject import Subject
 
 
 class Costs:
-    """What the heads of a subject cost, by unit: parameters, floating-point operations of an example of `batch`,
+    """Costs of the heads of a subject, by unit: parameters, floating-point operations of an example of `batch`,
     milliseconds of one `predict` of `timed`.
 
     A measured cost is remembered, so that a run that continues chooses the same heads.

@@ -1,4 +1,4 @@
-"""Which heads go, by which scorer and schedule, at which budget. A plan removes nothing yet."""
+"""Plans: the heads that go, by which scorer and schedule, at which budget. Nothing is removed yet."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def scorers_for(scorer: Scorer, kept: Sequence[int], num_heads: int, again: bool
 
 
 def plan_words(plan: Plan) -> str:
-    """What the progress line says of a plan."""
+    """Return a plan in words, for the progress line."""
     return f"{plan.scorer}, {len(plan.mask.removed)} of {len(plan.mask.grid)} heads removed"
 
 

@@ -1,1 +1,1 @@
-"""What may bring back what a removal cost: one file per way."""
+"""Recoveries of what a removal cost: one file each."""

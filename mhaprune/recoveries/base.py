@@ -1,4 +1,4 @@
-"""What every recovery promises: it is given a model that has lost heads, and returns a better one of that shape."""
+"""The base of recoveries: each takes a model that has lost heads, and returns a better one of that shape."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ rows."""
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a recovery works with: the model before heads were removed, how it was trained, and on what."""
+    """The input of a recovery: the model before heads were removed, how it was trained, and on what."""
 
     dense: Left
     """The model before heads were removed."""
@@ -44,7 +44,7 @@ class Lesson:
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """What `make` returns for a key, computed once for all the models that are recovered in a run."""
+        """Return the result of `make` for a key, computed once for all the models that are recovered in a run."""
         if key not in self._known:
             self._known[key] = make()
         known: Made = self._known[key]
@@ -65,22 +65,22 @@ class Recovery(Checked, ABC):
 
     @property
     def extra_steps(self) -> int:
-        """How many steps it trains beyond those of the dense model; 0 if it trains nothing."""
+        """Number of steps that it trains beyond those of the dense model; 0 if it trains nothing."""
         return 0
 
     @property
     def between(self) -> bool:
-        """Whether it comes after every budget, before more heads go, and not only at the end."""
+        """True if it comes after every budget, before more heads go, and not only at the end."""
         return False
 
     @property
     def control(self) -> bool:
-        """Whether it keeps nothing of what is left but its shape."""
+        """True if it keeps only the shape of the pruned model."""
         return False
 
     @property
     def draws(self) -> int:
-        """How often it is done, each time with other random numbers."""
+        """Number of repetitions, each with other random numbers."""
         return 1
 
     @abstractmethod

@@ -31,7 +31,7 @@ PARTS = 10
 
 
 class Shown(NamedTuple):
-    """What the dense model shows: batches without labels, and its residual stream after every sublayer, for each batch
+    """The targets of a refit: batches without labels, and the residual stream of the dense model, for each batch
     at the tokens that are no padding, (tokens, D)."""
 
     batches: Sequence[Batch]
@@ -40,7 +40,7 @@ class Shown(NamedTuple):
 
 @torch.no_grad()
 def show(dense: Refittable, data: Data, batch_size: int = BATCH_SIZE) -> Shown:
-    """What there is to fit to, the same for every pruned model. No label is read.
+    """Return the targets of a refit, the same for every pruned model. No label is read.
 
     It holds the streams of all sublayers in the precision of the model.
     """
@@ -88,7 +88,7 @@ def refit(left: Fitted, shown: Shown, ridge: float = RIDGE, feed_forward: bool =
 
 
 def ridges(least: float, tokens: int, inputs: int) -> list[float]:
-    """Those that compete for a map: several, if it has few tokens for its inputs."""
+    """Return the ridges that compete for a map: several, if it has few tokens for its inputs."""
     return [least * factor for factor in RIDGES] if tokens < ENOUGH * inputs else [least]
 
 

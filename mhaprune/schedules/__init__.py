@@ -1,1 +1,1 @@
-"""Which heads go next: one file per way of choosing."""
+"""Schedules: which heads go next, one file each."""

@@ -1,4 +1,4 @@
-"""What every way of choosing promises.
+"""The base of schedules.
 
 Dimensions: N = all heads of the subject, M = masks, E = examples.
 """
@@ -32,7 +32,7 @@ class Refits(Protocol):
         ...
 
     def errors(self, left: Subject) -> Tensor:
-        """How badly each head of a model can be spared by its block, (N of that model,), see `scorers.refit_error`."""
+        """Return the refit error of each head of a model, (N of that model,), see `scorers.refit_error`."""
         ...
 
 
@@ -46,7 +46,7 @@ def no_refits(examples: int) -> Refits:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a schedule may read about a subject.
+    """The facts about a subject that a schedule may read.
 
     It exists so that a schedule cannot choose heads on any split but *score*: it sees scores, losses and gradients, but
     no examples.
@@ -73,11 +73,11 @@ class Schedule(Checked, ABC):
     @property
     @abstractmethod
     def scoring(self) -> Literal["once", "repeated", "none"]:
-        """Whether it uses scores of the whole model, scores of every smaller model on its way as well, or no scores."""
+        """The scores that it uses: of the whole model, of every smaller model on its way as well, or none."""
 
     @property
     def removes(self) -> bool:
-        """Whether it looks at models that have really lost heads; for all else masks are enough."""
+        """True if it measures models with heads removed. Otherwise masked models are enough."""
         return self.scoring == "repeated"
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""How much a model may cost, in heads or in what heads cost, and which masks keep within it."""
+"""Budgets: limits in heads, or in what heads cost, and the masks that keep within them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNITS = ("heads", *COUNTED_UNITS, "ms")
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model costs: floor + Σ (block_b + n_b · head_b) over the blocks b that have n_b > 0 heads left."""
+    """The cost of a model: floor + Σ (block_b + n_b · head_b) over the blocks b that have n_b > 0 heads left."""
 
     unit: str
     """One of `UNITS`."""
@@ -44,7 +44,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a model may cost at most."""
+    """The largest cost of a model."""
 
     name: str
     """The number of heads to remove, or the text that the budget was read from."""
@@ -186,5 +186,5 @@ def _amount(budget: str) -> tuple[float, str]:
 
 
 def unit_of(budget: str) -> str:
-    """What a budget that is a text counts."""
+    """Return the unit of a budget that is a text."""
     return _amount(budget)[1]

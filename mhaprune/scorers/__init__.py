@@ -1,1 +1,1 @@
-"""How important a head is: one file per method."""
+"""Scores of heads: one file per method."""

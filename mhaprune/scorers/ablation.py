@@ -1,4 +1,4 @@
-"""What the model loses without the head."""
+"""Score: the loss without the head."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def mean(subject: Subject, examples: Data) -> Replacement:
 
 
 def predicted(subject: Subject, examples: Data, ridge: float = 1e-3) -> Replacement:
-    """What a ridge regression on the other heads of its block, fitted to the split, says of a head."""
+    """Predict a head by a ridge regression on the other heads of its block, fitted to the split."""
     prediction = Prediction.fit(subject, examples, ridge)
 
     def replacement(subject: Subject, batch: Batch, at: Tensor) -> Fallback:

@@ -1,4 +1,4 @@
-"""How well the head does alone."""
+"""Score: the loss with the head alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every scorer promises.
+"""The base of scorers.
 
 Dimensions: N = all heads of the subject, R = draws.
 """
@@ -142,7 +142,7 @@ class Budgeted(Scorer):
         self.heads_to_keep(num_heads)
 
     def keeping(self, heads: int) -> Self:
-        """The same, asked for another number of heads."""
+        """Return a scorer that is asked for another number of heads."""
         return replace(self, keep=heads)
 
 

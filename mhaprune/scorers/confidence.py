@@ -1,4 +1,4 @@
-"""How much the head looks at one place."""
+"""Score: the largest attention weight of the head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How widely the head's attention is spread."""
+"""Score: the entropy of the attention of the head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How strongly examples pull at the head's gate, whichever way."""
+"""Score: the squared gradient of the gate."""
 
 from __future__ import annotations
 

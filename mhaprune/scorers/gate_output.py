@@ -1,4 +1,4 @@
-"""What the gate lets through."""
+"""Score: the size of the gated output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a gate that pays for being open stays open."""
+"""Score: a stochastic gate that pays for being open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the head earns on the way from a model without heads to the whole one."""
+"""Score: the gradient of the gate on the way from a model without heads to the whole one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the model's answer passes through the head."""
+"""Score: the relevance that passes through the head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large the head's weights are."""
+"""Score: the size of the weights."""
 
 from __future__ import annotations
 

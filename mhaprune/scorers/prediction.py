@@ -1,4 +1,4 @@
-"""What the other heads of its block tell of a head, by linear regression.
+"""Linear regression of a head on the other heads of its block.
 
 Dimensions: B = batch, T = positions, X = tokens of a split, H = heads of a block, K = head_dim, W = H·K.
 """

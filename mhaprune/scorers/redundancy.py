@@ -1,4 +1,4 @@
-"""How little another head of the block repeats the head.
+"""Score: how little another head of the block repeats the head.
 
 Dimensions: B = batch, T = positions, X = tokens of a batch, H = heads of a block, K = head_dim, D = model width.
 """

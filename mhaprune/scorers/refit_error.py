@@ -1,4 +1,4 @@
-"""What the head adds that the other heads of its block could not."""
+"""Score: the output of the head that the other heads of its block cannot predict."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from mhaprune.tables import HEAD
 
 
 class Scored(NamedTuple):
-    """What one scorer gave, and how long it took."""
+    """The scores of one scorer, and the seconds that they took."""
 
     scores: Scores
     seconds: float
@@ -101,7 +101,7 @@ def settings_text(plug_in: Checked) -> str:
 
 
 def head_columns(head: HeadId) -> dict[str, Any]:
-    """What names a head in a table."""
+    """Return the columns that name a head."""
     return dict(zip(HEAD, (str(head.site), head.layer, head.head), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What the head adds on average to the heads that came before it.
+"""Score: the average gain from adding the head to others.
 
 Dimensions: N = all heads of the subject, M = masks, E = examples, P = pairs of permutations.
 """

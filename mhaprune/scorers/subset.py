@@ -1,4 +1,4 @@
-"""Which heads a trained choice of exactly k takes."""
+"""Score: a trained choice of exactly k heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast the loss changes as the head's gate begins to close."""
+"""Score: the gradient of the loss in the gate."""
 
 from __future__ import annotations
 

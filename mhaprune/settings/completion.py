@@ -1,4 +1,4 @@
-"""What a shell offers while a command is typed: what Hydra finds, without `_target_`, and also inside the brackets of a
+"""Completion in a shell: the options that Hydra finds, without `_target_`, and also inside the brackets of a
 list."""
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Typed(NamedTuple):
 
     @property
     def plugins(self) -> list[str]:
-        """What stands behind `plugins=`."""
+        """The values of `plugins=`."""
         return [word.partition("=")[2] for word in self.before.split() if word.startswith("plugins=")]
 
     def line(self) -> str:
-        """What Hydra is asked: it knows the options of a list by its key alone."""
+        """The line that Hydra completes: it knows the options of a list by its key alone."""
         listing = LIST.fullmatch(self.word)
         return f"{self.before}{listing[1] if listing else self.word}"
 

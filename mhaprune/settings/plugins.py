@@ -1,4 +1,4 @@
-"""Which packages a config or a run folder may name classes of: mhaprune, and those that the user lists."""
+"""Plug-ins: the packages whose classes a config or a run folder may name, beside mhaprune."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def conf_folder() -> Path:
 
 
 def results_folder() -> Path:
-    """Where runs, sweeps and the cache are kept by default.
+    """Return the folder of runs, sweeps and the cache.
 
     The rule: `results/` of the checkout that the package runs from; for an installed package `results/` of the working
     folder. The path is relative where that is the same.

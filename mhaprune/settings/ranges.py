@@ -139,7 +139,7 @@ def fits(kind: Any, value: Any) -> bool:
 
 
 def expected(kind: Any) -> str:
-    """Which values fit a type, to complete the sentence "must be ..."."""
+    """Return which values fit a type, to complete the sentence "must be ..."."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Callable:
         return "a function"

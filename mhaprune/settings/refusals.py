@@ -53,7 +53,7 @@ def foreign(where: str, code: str = "") -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Where it was raised, or what called the library that raised it: `, in my_heads/loud.py line 17`."""
+    """Return the line that raised an error, or that called the library that did: `, in my_heads/loud.py line 17`."""
     libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
@@ -63,7 +63,7 @@ def _place(error: BaseException) -> str:
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """What is allowed and, where one of it is close to what was given, that first."""
+    """Return what is allowed and, if one of it is close to what was given, that first."""
     names = list(allowed)
     close = [name for name in names if given and name.startswith(given)] or difflib.get_close_matches(given, names, n=1)
     return f"{f'did you mean {close[0]}? ' if close else ''}allowed are {', '.join(names) or 'none'}"
@@ -133,7 +133,7 @@ def unreadable(argument: str, conf: Path, before: str = "") -> str:
 def composition_error(
     text: str, arguments: Sequence[str], conf: Path, composed: Callable[[], Mapping[str, Any]]
 ) -> str | None:
-    """What Hydra says in several lines about an argument, in one; None for what is not about an argument.
+    """Return in one line what Hydra says about an argument in several; None for another error.
 
     `composed` returns the config with the options of the command line chosen, but none of its settings.
     """

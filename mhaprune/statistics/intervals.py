@@ -1,4 +1,4 @@
-"""How sure we are: intervals, tests, and curves in one number.
+"""Intervals, tests, and curves in one number.
 
 Dimensions: E = examples, N = heads, S = seeds, P = points of a curve.
 
@@ -116,7 +116,7 @@ def paired_interval(first_E: np.ndarray, second_E: np.ndarray) -> tuple[float, f
 
 
 def _root(falling: Callable[[float], float], low: float, high: float, wanted: float) -> float:
-    """Where a falling function takes a value; by bisection."""
+    """Return where a falling function takes a value; by bisection."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > wanted else (low, middle)
@@ -191,7 +191,7 @@ def bernstein_bound(
     n: np.ndarray | float,
     confidence: float = CONFIDENCE,
 ) -> np.ndarray:
-    """How far the mean of n values may be from the truth, in their unit, elementwise, whatever their distribution.
+    """Bound the distance of the mean of n values from the truth, in their unit, elementwise, for any distribution.
 
     The empirical Bernstein bound (Audibert, Munos, Szepesvári 2009, equation 1). `variance` is the mean squared
     deviation of the n values (not over n - 1); `value_range` is the width of the range that no value can leave. It

@@ -1,1 +1,1 @@
-"""What is kept in files: run folders, the cache, checksums, who holds what."""
+"""Files: run folders, the cache, checksums, locks."""

@@ -44,7 +44,7 @@ class Cache:
         recipe: dict[str, Any],
         make: Make,
     ) -> dict[str, Any]:
-        """What `make` gives, from the file where there is one.
+        """Return the result of `make`, from the file if there is one.
 
         `make(state, save)` is called otherwise: `state` is what an interrupted call last gave to `save`, or None.
         Content is plain containers and tensors. A second process that wants the same recipe waits for the first.

@@ -1,1 +1,1 @@
-"""What an experiment is given, and where its model comes from."""
+"""The input of an experiment, and the sources of models."""

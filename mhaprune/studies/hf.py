@@ -175,11 +175,11 @@ class Folder:
 
     @property
     def tasks(self) -> list[str]:
-        """What its kind of model can be made for."""
+        """Return the tasks that a model of this kind can be made for."""
         return [task for task in CLASSES if self._kind(task) is not None]
 
     def task(self, wanted: str | None) -> str:
-        """What the model is for: what is wanted, else what its weights were saved for."""
+        """Return the task of the model: the one that is wanted, else the one that its weights were saved for."""
         if wanted is None:
             saved = (getattr(self.config, "architectures", None) or [""])[0]
             named = [task for task in self.tasks if getattr(self._kind(task), "__name__", "") == saved]

@@ -41,7 +41,7 @@ class Pretrained(Checked, ABC):
 
     @property
     def title(self) -> str:
-        """What titles call it."""
+        """The name in titles."""
         return option_name(self)
 
     @property

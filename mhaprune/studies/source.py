@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Objective(NamedTuple):
-    """What a model is judged by, see `wrap.losses`."""
+    """A loss and a quality, see `wrapping.losses`."""
 
     loss: Judge
     quality: Judge | None = None
@@ -136,7 +136,7 @@ class PretrainedSource(Source):
         return usable, {name: recovery for name, recovery in recoveries.items() if name not in trains}
 
     def _why_not(self, scorer: Scorer) -> str:
-        """What a scorer needs that this model has not; empty for one that can score it. What cannot be seen from
+        """Return what a scorer needs and this model lacks; empty if it can be scored. What cannot be seen from
         outside is tried on two examples."""
         subject, few = self.heads.subject, self.splits.score[:2]
         if scorer.needs_gates and subject.learned_gates() is None:

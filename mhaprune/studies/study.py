@@ -1,4 +1,4 @@
-"""What an experiment is given, and where that comes from: a model that is trained here, or one that others made."""
+"""The input of an experiment, and its sources: a model that is trained here, or a pretrained one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Saved(Protocol):
 
 @dataclass(frozen=True)
 class Trained:
-    """What only a model has that was trained here: experiments that need it say so by `needs_training`."""
+    """The parts of a study that only a model trained here has: experiments that need them set `needs_training`."""
 
     network: Seq2Seq
     task: Task
@@ -68,7 +68,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Study:
-    """What an experiment is given. It exists so that no experiment knows where its model came from."""
+    """The input of an experiment: a model, its data, its settings, the same for models of every source."""
 
     subject: Subject
     splits: Learnt
@@ -94,12 +94,12 @@ class Study:
 
     @property
     def trained(self) -> Trained:
-        """Where the model comes from, for an experiment with `needs_training`."""
+        """The parts that only a model trained here has, for an experiment with `needs_training`."""
         assert self.origin is not None, "the experiment says that it needs no training"
         return self.origin
 
     def lesson(self, extra_steps: int = 0) -> Lesson:
-        """What recoveries work with."""
+        """Return the input of recoveries."""
         training: Descent | None = self.fine_tuning
         if self.origin is not None:
             training, extra_steps = self.origin.training, self.origin.steps_since + extra_steps
@@ -113,12 +113,12 @@ class Study:
 
 
 class Source(ABC):
-    """Where the model of a run comes from, with its examples. It is known before anything long is computed."""
+    """The source of the model of a run, with its examples. It is known before anything long is computed."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What titles call it."""
+        """The name in titles."""
 
     @property
     @abstractmethod
@@ -128,12 +128,15 @@ class Source(ABC):
     @property
     @abstractmethod
     def decisive(self) -> dict[str, Any]:
-        """What decides its results beside the settings, and in place of settings that decide none, by their names."""
+        """Facts that change the results but are not settings, such as a digest of the weights.
+
+        A key that is also a setting replaces it in the fingerprint of the run.
+        """
 
     @property
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """What the report says of it beside its identity."""
+        """Further facts for the report."""
 
     @property
     @abstractmethod
@@ -151,7 +154,7 @@ class Source(ABC):
 
     @abstractmethod
     def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
-        """Those that can be had for this model, with a notice for the others; raises ValueError where none is left."""
+        """Return those that this model can use, and log the others; raises ValueError if none is left."""
 
     @abstractmethod
     def check(self) -> None:
@@ -163,7 +166,7 @@ class Source(ABC):
 
     @abstractmethod
     def environment(self) -> dict[str, Any]:
-        """Where and by what the run is done."""
+        """Return the content of `environment.json`."""
 
     @abstractmethod
     def study(

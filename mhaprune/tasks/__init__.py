@@ -1,1 +1,1 @@
-"""What a model learns: one file per task."""
+"""Tasks that a model learns: one file each."""

@@ -1,4 +1,4 @@
-"""What every task promises, and the part that tasks on generated sequences share."""
+"""The base of tasks, and the part that tasks on generated sequences share."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Task(Checked, ABC):
         return f"{' '.join(decode(source))} -> {' '.join(decode(target))}"
 
     def group(self, source: Sequence[int]) -> str:
-        """What kind of example it is, for results kind by kind; here how many symbols its source has."""
+        """Return the kind of an example, for results kind by kind; here the number of symbols of its source."""
         return f"{len(self.vocabulary.decode(source))} symbols"
 
     def encode(self, pairs: Sequence[Pair]) -> Examples:
@@ -99,7 +99,7 @@ class Task(Checked, ABC):
 
     @property
     def held_out(self) -> dict[str, int]:
-        """How many examples each split but `train` takes."""
+        """Number of examples of each split but `train`."""
         return {name: getattr(self, name) for name in ("valid", "score", "choose", "report")}
 
 

@@ -111,7 +111,7 @@ class Inflection(Task):
 
 
 def table_path() -> Path:
-    """Where lemminflect keeps its table, found without importing it; raises ValueError with the command that installs
+    """Find the table of lemminflect without importing it; raises ValueError with the command that installs
     it."""
     found = importlib.util.find_spec("lemminflect")
     if found is None or not found.submodule_search_locations:

@@ -1,1 +1,1 @@
-"""How a network is trained: the loop and its optimisers."""
+"""Training: the loop and its optimisers."""

@@ -29,7 +29,7 @@ Objective = Callable[[Any, Batch], Tensor]
 
 
 class Learner(Evaluated, Protocol):
-    """What can be trained: our own network, or a model that others made."""
+    """A model that can be trained: our own network, or a wrapped one."""
 
     @property
     def grid(self) -> HeadGrid: ...
@@ -37,11 +37,11 @@ class Learner(Evaluated, Protocol):
     def learned_gates(self) -> Tensor | None: ...
 
     def train(self) -> Any:
-        """From now on it draws what dropout drops."""
+        """Switch to training mode (dropout on)."""
         ...
 
     def eval(self) -> Any:
-        """From now on it does not."""
+        """Switch to evaluation mode (dropout off)."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -109,7 +109,7 @@ class Descent(Checked, ABC):
 
     @abstractmethod
     def objective(self, model: Any, batch: Batch) -> Tensor:
-        """What is lowered if a call names nothing else: the mean loss of the batch."""
+        """Return the mean loss of the batch: training lowers it if a call names nothing else."""
 
     def step(self, model: Any, batch: Batch, optimisers: Sequence[Optimizer], objective: Objective) -> Tensor:
         """One step down the objective; returns its value before the step, detached."""
@@ -205,7 +205,7 @@ class Descent(Checked, ABC):
             ) from None
 
     def learning_rate_factor(self, step: int) -> float:
-        """What the learning rate is multiplied by at a step: up in a line, then down to zero."""
+        """Return the factor of the learning rate at a step: up in a line, then down to zero."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)

@@ -1,4 +1,4 @@
-"""How our own model is trained.
+"""The training of our own model.
 
 Dimensions: B = batch, T = target positions, V = vocabulary.
 """

@@ -150,7 +150,7 @@ class Batches(Data):
         return next(iter(values.values())) if self.form is Tensor and dense is None else Parts(values.values(), dense)
 
     def arguments(self) -> Any:
-        """The same without what only the loss reads: what the model is called with."""
+        """Return the input of the model: the batch without what only the loss reads."""
         values = {key: value for key, value in {**self.fields, **self.constants}.items() if key != DENSE}
         if self.form is dict:
             return values
@@ -207,7 +207,7 @@ class UserSplits:
 
     @property
     def train(self) -> Batches:
-        """What a recovery learns from: batches of its own, or those that heads are scored on."""
+        """The examples of recoveries: batches of their own, or those that heads are scored on."""
         return self.given.get("train", self.score)
 
     @property

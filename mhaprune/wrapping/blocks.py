@@ -1,4 +1,4 @@
-"""What a block of heads is in a model that others made.
+"""Blocks of heads in any model.
 
 Dimensions: H = query heads of a block, K = head_dim, N = all heads.
 """
@@ -22,7 +22,7 @@ class Unsupported(ValueError):
 
 @dataclass(frozen=True)
 class Rows:
-    """Which output features of the linear module at `path` belong to each head."""
+    """The output features of the linear module at `path` that belong to each head."""
 
     path: str
     heads: tuple[tuple[int, ...], ...]
@@ -72,7 +72,7 @@ class AttentionBlock:
     """Whether all of the above is filled in and all names are full ones."""
 
     def completed(self, model: nn.Module) -> AttentionBlock:
-        """What a block by hand leaves out, filled in from the model. Raises `Unsupported` where that cannot be."""
+        """Fill in from the model what a block by hand leaves out. Raises `Unsupported` where that cannot be."""
         if self.whole:
             return self
         out = self._module(model, self.out)
@@ -134,7 +134,7 @@ class AttentionBlock:
 
     @cached_property
     def straight(self) -> bool:
-        """Whether that is their order already."""
+        """True if that is their order already."""
         return self.order.tolist() == list(range(len(self.order)))
 
     def __hash__(self) -> int:
@@ -148,7 +148,7 @@ def neighbours(width: int, heads: int) -> tuple[tuple[int, ...], ...]:
 
 
 def is_linear(module: Any) -> bool:
-    """Whether it is a linear module: of torch, or GPT-2's, whose weight is the transpose."""
+    """Return whether it is a linear module: of torch, or GPT-2's, whose weight is the transpose."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 

@@ -30,7 +30,7 @@ REMEMBERED = 32
 
 @dataclass
 class _Found:
-    """What is known of one attention call."""
+    """The facts of one attention call."""
 
     module: nn.Module
     heads: int
@@ -116,7 +116,7 @@ def _within(path: str, other: str) -> bool:
 
 
 def nothing_found(model: nn.Module) -> str:
-    """What was seen instead, and how to name the blocks by hand, filled in as far as can be guessed."""
+    """Return what was seen instead, and how to name the blocks by hand, filled in as far as can be guessed."""
     candidates = [
         (path, linear[-1], module)
         for path, module in _named_attention(model)
@@ -234,7 +234,7 @@ class _Trace:
         return Rows(path, tuple(each))
 
     def _reads(self, module: nn.Module, x: Any) -> None:
-        """Whether this linear module is the W_O that a found block waits for, and which columns its heads have."""
+        """Tell if this linear module is the W_O that a found block waits for, and which columns its heads have."""
         around = self.running[-2] if len(self.running) > 1 else None
         if isinstance(around, MultiHeadAttention) and around.out_proj is module:
             self._own(around, module)

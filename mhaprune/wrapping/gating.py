@@ -96,7 +96,7 @@ def spread(gates: Tensor, block: AttentionBlock, x: Tensor, batch_size: int) -> 
 
 
 def head_by_head(x: Tensor, block: AttentionBlock, batch_size: int) -> Tensor:
-    """What the output projection reads, (B, T, W), head by head: (B, H, T, K)."""
+    """Return the input of an output projection, (B, T, W), head by head: (B, H, T, K)."""
     columns = x if block.straight and x.shape[-1] == len(block.order) else x[..., block.order.to(x.device)]
     head_dim = columns.shape[-1] // block.heads if block.heads else 0
     return columns.reshape(batch_size, _positions(x, batch_size), block.heads, head_dim).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""What a wrapped model is judged by: losses and qualities with one number per example, (B,).
+"""Losses and qualities of wrapped models, with one number per example, (B,).
 
 Each takes what the model returned and the batch, as the user's own functions do. The output has `logits`, as those of
 transformers have, or is the tensor of logits itself. Labels of -100 are ignored.
@@ -114,7 +114,7 @@ def quality_for(loss: Judge) -> Judge:
 
 
 def name_of(quality: Judge) -> str:
-    """What figures and sentences call it: the name of the function."""
+    """Return the name of a quality in figures and sentences: that of the function."""
     name = str(getattr(quality, "__name__", type(quality).__name__)).replace("_", " ").strip().lower()
     return name if name and name != "<lambda>" else "quality"
 

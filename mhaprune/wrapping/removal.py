@@ -28,7 +28,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Cut:
-    """What a removal changed, as plain values: enough to make a fresh model of the same shape."""
+    """The changes of a removal, as plain values: enough to make a fresh model of the same shape."""
 
     shapes: dict[str, list[int]] = field(default_factory=dict)
     """The new shape of the weight of each linear module that was cut."""
@@ -41,8 +41,10 @@ class Cut:
 
     @classmethod
     def of(cls, model: nn.Module) -> Cut | None:
-        """What removals have done to a model of transformers so far; None for nothing. Raises `Unsupported` for a
-        description that this version cannot read."""
+        """Return what removals have done to a model of transformers so far; None for nothing.
+
+        Raises `Unsupported` for a description that this version cannot read.
+        """
         noted = getattr(getattr(model, "config", None), "mhaprune", None)
         if noted is None:
             return None
@@ -132,7 +134,7 @@ def _replace(model: nn.Module, path: str, layer: MultiHeadAttention, keep: Seque
 
 
 def _block_without(model: nn.Module, block: AttentionBlock, keep: Sequence[int], stay: Sequence[int]) -> AttentionBlock:
-    """What a block will be with the heads `keep`, before anything of the model is cut. The heads `stay` stay in the
+    """Return a block as it will be with the heads `keep`, before the model is cut. The heads `stay` stay in the
     weights: they are those, or one that says nothing and is no head of the block any more."""
     dropped = _rows_to_drop([(block, stay)])
     kv_left = sorted({block.of_kv[h] for h in stay})

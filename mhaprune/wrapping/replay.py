@@ -33,7 +33,7 @@ class _Call:
 
     @property
     def intact(self) -> bool:
-        """Whether the output is still here, and was not written to in place."""
+        """True if the output is still here, and was not written to in place."""
         return self.versions == _versions(self.output)
 
     def forget(self) -> None:
@@ -45,7 +45,7 @@ _COMPUTE = object()
 
 
 class Replay:
-    """What the modules of a model returned in one pass, and when."""
+    """The outputs of the modules of a model in one pass, and their times."""
 
     def __init__(self, model: nn.Module, outs: Sequence[str]) -> None:
         self.model, self.outs = model, {model.get_submodule(path): path for path in outs}
@@ -123,7 +123,7 @@ def _playing(module: nn.Module, outputs: Sequence[Any]) -> Iterator[None]:
 
 
 def _versions(output: Any) -> list[int]:
-    """How often each tensor of an output was written to."""
+    """Return how often each tensor of an output was written to."""
     return [tensor._version for tensor in tensors_in(output)]
 
 
@@ -211,7 +211,7 @@ class _Enough(Exception):
 
 
 def _passing(model: nn.Module, each: Map, run: Callable[[], Any]) -> tuple[Tensor, Tensor]:
-    """What a map reads in a pass, and what its reader reads then."""
+    """Return the input of a map in a pass, and the input of its reader."""
     found: dict[str, Tensor] = {}
     calls = iter(range(each.call))
 

@@ -36,7 +36,7 @@ WIDTH_OF_HEAD = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 
 
 def is_folder_of_transformers(path: Path) -> bool:
-    """Whether it looks like what `save_pretrained` writes."""
+    """Return whether it looks like what `save_pretrained` writes."""
     return os.path.exists(path / "config.json")  # of Path, it would raise for a name that cannot be
 
 

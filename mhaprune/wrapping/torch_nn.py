@@ -18,7 +18,7 @@ from mhaprune.wrapping.blocks import Unsupported
 
 
 class TorchAttention(nn.Module):
-    """What a `nn.MultiheadAttention` computes, by a `MultiHeadAttention` with any number of heads."""
+    """A `nn.MultiheadAttention`, computed by a `MultiHeadAttention` with any number of heads."""
 
     in_proj_bias: ClassVar[None] = None
     _qkv_same_embed_dim: ClassVar[bool] = False  # in evaluation, this keeps torch from its fused kernel
@@ -74,7 +74,7 @@ class TorchAttention(nn.Module):
 
 
 def convertible(model: nn.Module) -> bool:
-    """Whether the model holds attention that only a converted copy can gate."""
+    """Return whether the model holds attention that only a converted copy can gate."""
     return any(isinstance(module, nn.MultiheadAttention | MultiHeadAttention) for module in model.modules())
 
 
@@ -125,7 +125,7 @@ def _from_torch(attention: nn.MultiheadAttention) -> TorchAttention:
 
 
 def _hookable(layer: MultiHeadAttention) -> MultiHeadAttention:
-    """The same layer with plain linear modules in place of those that it runs together."""
+    """Return the layer with plain linear modules in place of those that it runs together."""
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
         projection = getattr(layer, name)
         setattr(layer, name, _linear(projection.weight, projection.bias))

@@ -58,7 +58,7 @@ class ModelWithData:
 
     @property
     def words(self) -> dict[str, str]:
-        """How tables call the quality, the timed call and the unit of the loss, by column."""
+        """The names of the quality, the timed call and the unit of the loss in tables, by column."""
         return {
             QUALITY_NAME: self.quality_name,
             TIMED_NAME: "a forward pass",
@@ -178,7 +178,7 @@ def _first(names: Sequence[object]) -> str:
 
 
 class Proven(NamedTuple):
-    """What was found."""
+    """The result of the proofs."""
 
     smallest_effect: float
     """The smallest effect of a gate on the outputs that is not zero, see `gate_effects`."""

@@ -1,4 +1,4 @@
-"""A model that others made as a `Subject`.
+"""Any model as a `Subject`.
 
 Dimensions: B = batch, T = positions, H = heads of a block, K = head_dim, D = width of the model, N = all heads, M =
 masks.
@@ -30,7 +30,7 @@ from mhaprune.wrapping.replay import Replay, find_maps, walk
 
 @dataclass
 class _Last:
-    """How many positions each block had in the batch that was looked at last."""
+    """The number of positions of each block in the last batch."""
 
     batch: Batches | None = None
     lengths: dict[Block, int] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class WrappedModel:
         return self.judge(self.run_gated(batch, gates, fallback), batch)
 
     def judge(self, output: Any, batch: Batches) -> Judged:
-        """What the loss and the quality say of an output; see `judged`."""
+        """Return loss and quality of an output; see `judged`."""
         return judged(output, batch.as_given(), len(batch), self.loss, self.quality)
 
     def run_gated(
@@ -82,7 +82,7 @@ class WrappedModel:
         fallback: Fallback | None = None,
         seen: Callable[[AttentionBlock, Tensor], None] | None = None,
     ) -> Any:
-        """What the model returns for a batch. Raises ValueError for gates that do not fit."""
+        """Call the model with a batch. Raises ValueError for gates that do not fit."""
         by_name = {str(block): piece for block, piece in self._pieces(gates, len(batch)).items()}
         instead = {str(block): piece for block, piece in (fallback or {}).items()}
         with at_rest(self.model), hooked(self.model, self._by_name, len(batch), by_name, instead, seen):
@@ -95,7 +95,7 @@ class WrappedModel:
 
     @torch.no_grad()
     def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> Judged:
-        """What no gate of a row has touched yet is taken from an open pass, see `Replay`."""
+        """Run row by row; what no gate of a row has touched yet is taken from an open pass, see `Replay`."""
         batch = batch.converted(self.device, self.dtype)
         replay = Replay(self.model, [block.out for block in self.blocks])
         rows: list[Judged] = []
@@ -181,11 +181,11 @@ class WrappedModel:
         return self.changed(model=model, blocks=tuple(blocks))
 
     def train(self) -> None:
-        """The model draws what dropout drops from now on, wherever nothing else is promised."""
+        """Switch the model to training mode (dropout on)."""
         self.model.train()
 
     def eval(self) -> None:
-        """It does not any more."""
+        """Switch the model to evaluation mode (dropout off)."""
         self.model.eval()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -260,7 +260,7 @@ class WrappedModel:
 
     @cached_property
     def two_sided(self) -> bool:
-        """Whether it has an encoder and a decoder, so that some positions are of the one and some of the other."""
+        """True if it has an encoder and a decoder, so that some positions are of the one and some of the other."""
         return all(any(part in block.path for block in self.blocks) for part in ("encoder", "decoder"))
 
     @cached_property
