@@ -217,14 +217,14 @@ def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
 def _values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """Raises ConfigError where a setting is given that the model brings with it: it would not be used."""
     values = plain(config)
-    from mhaprune.config import BROUGHT_BY_OTHERS, is_of_others
+    from mhaprune.config import ONLY_TRAINED_HERE, is_pretrained
     from mhaprune.settings.options import ConfigError
 
     brought: dict[str, Sequence[str]] = {}
     if config.get("model_file") is not None:
         brought["model_file brings its own"] = BROUGHT
-    elif is_of_others(values):
-        brought["a model that others made has no"] = BROUGHT_BY_OTHERS
+    elif is_pretrained(values):
+        brought["a pretrained model has no"] = ONLY_TRAINED_HERE
     for why, names in brought.items():
         for override in overrides:
             if re.split(r"[.=@]", override.lstrip("+~"))[0] in names:

@@ -36,8 +36,8 @@ def build(config: Mapping[str, Any]) -> Run:
         allow(plugins)
     if isinstance(file := config.get("model_file"), str):
         config = _with_what_a_file_brings(config, load(file))
-    if is_of_others(config):
-        config = {**config, **dict.fromkeys(BROUGHT_BY_OTHERS)}
+    if is_pretrained(config):
+        config = {**config, **dict.fromkeys(ONLY_TRAINED_HERE)}
     sweep_settings(config)
     run = options.construct(Run, {name: value for name, value in config.items() if name not in SWEEP_SETTINGS})
     assert isinstance(run, Run)
@@ -45,11 +45,11 @@ def build(config: Mapping[str, Any]) -> Run:
 
 
 def check(config: Mapping[str, Any], again: bool) -> Run | None:
-    """Raise `ConfigError` for settings that `build` would refuse, else return its run. A model that others made is not
+    """Raise `ConfigError` for settings that `build` would refuse, else return its run. A pretrained model is not
     read `again`, which takes seconds."""
-    if not again or not is_of_others(config):
+    if not again or not is_pretrained(config):
         return build(config)
-    given = {name: value for name, value in config.items() if name not in (*SWEEP_SETTINGS, *BROUGHT_BY_OTHERS)}
+    given = {name: value for name, value in config.items() if name not in (*SWEEP_SETTINGS, *ONLY_TRAINED_HERE)}
     for name, value in given.items():
         options.build(get_type_hints(Run)[name], value, name)
     return None
@@ -62,11 +62,11 @@ def sweep_settings(config: Mapping[str, Any]) -> SweepSettings:
     return found
 
 
-BROUGHT_BY_OTHERS = ("task", "training", "gate")
-"""The settings of our own model that a model of others does not have."""
+ONLY_TRAINED_HERE = ("task", "training", "gate")
+"""The settings of our own model that a pretrained model does not have."""
 
 
-def is_of_others(config: Mapping[str, Any]) -> bool:
+def is_pretrained(config: Mapping[str, Any]) -> bool:
     """Return whether `model` names a pretrained model."""
     settings = config.get("model")
     target = settings.get("_target_") if isinstance(settings, Mapping) else None

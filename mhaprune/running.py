@@ -42,11 +42,11 @@ class Run(Checked):
     """Everything that decides a run. Construction checks it all; nothing is trained until the call."""
 
     task: Task | None
-    """What the model learns. A model that others made has none."""
+    """What the model learns. A pretrained model has none."""
     model: Transformer | Pretrained
-    """The sizes of a model to train, or a model that others made."""
+    """The sizes of a model to train, or a pretrained model."""
     training: Training | None
-    """How the model is trained. A model that others made is trained already."""
+    """How the model is trained. A pretrained model is trained already."""
     experiment: Experiment
     """What is done with the model."""
     schedule: dict[str, Schedule] = field(default_factory=dict)
@@ -70,9 +70,9 @@ class Run(Checked):
     plugins: tuple[str, ...] = ()
     """Packages whose plug-ins the settings may name, beside mhaprune's own."""
     data: str | None = None
-    """The file of texts that a model of others reads: `.txt` with a text in each line, `.csv` or `.jsonl`."""
+    """The file of texts that a pretrained model reads: `.txt` with a text in each line, `.csv` or `.jsonl`."""
     objective: str | None = None
-    """What a model of others is judged by: see its option. None is what its kind of model is usually judged by."""
+    """What a pretrained model is judged by: see its option. None is what its kind of model is usually judged by."""
     example: str | int | None = None
     """A source of the user's own, for the experiment to look at. A number is read as a text of digits."""
     tensorboard: bool = False
@@ -94,7 +94,7 @@ class Run(Checked):
             )
         if self.tensorboard:
             if not isinstance(self.source, Recipe):
-                raise ValueError("tensorboard=true: shows training, and a model that others made is trained already")
+                raise ValueError("tensorboard=true: shows training, and a pretrained model is trained already")
             check_tensorboard()
         self.source.check()
         grid = self.source.grid

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from conftest import ROOT, TINY, compose
-from mhaprune.config import build, is_of_others
+from mhaprune.config import build, is_pretrained
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.settings.options import ConfigError, describe
@@ -21,8 +21,8 @@ GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir()
 
 
 def of_others(name: str) -> bool:
-    """Whether it is a model that others made, which is trained already; they are in tests/studies."""
-    return is_of_others({"model": yaml.safe_load((ROOT / "conf" / "model" / f"{name}.yaml").read_text())})
+    """Whether it is a pretrained model, which is trained already; they are in tests/studies."""
+    return is_pretrained({"model": yaml.safe_load((ROOT / "conf" / "model" / f"{name}.yaml").read_text())})
 
 
 ALONE = [

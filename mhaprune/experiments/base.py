@@ -53,7 +53,7 @@ class Setup:
 
     @property
     def recipe(self) -> Recipe | None:
-        """How the model is trained; None for a model that others made."""
+        """How the model is trained; None for a pretrained model."""
         return self.source if isinstance(self.source, Recipe) else None
 
     @property
@@ -82,7 +82,7 @@ class Experiment(Checked, ABC):
     recovers: ClassVar[bool] = False
     """Whether the experiment uses recoveries."""
     needs_training: ClassVar[bool] = False
-    """Whether it needs our own model and its training, so that a model that others made will not do."""
+    """Whether it needs our own model and its training, so that a pretrained model will not do."""
     reads_example: ClassVar[bool] = False
     """Whether the experiment looks at an example of the user."""
 

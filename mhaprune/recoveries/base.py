@@ -20,7 +20,7 @@ from mhaprune.training.descent import Descent
 
 State = dict[str, Any]
 Left = Any
-"""A subject that has lost heads, with a `state_dict`: our own network, or a model that others made."""
+"""A subject that has lost heads, with a `state_dict`: our own network, or a pretrained model."""
 Made = TypeVar("Made")
 HISTORY = ["step", "seconds", "loss", "valid_loss", "valid_token_accuracy", VALID_QUALITY]
 """The first columns of the history of a training, a row for each evaluation; a recovery that trains nothing has no
@@ -34,7 +34,7 @@ class Lesson:
     dense: Left
     """The model before heads were removed."""
     training: Descent
-    """How the dense model was trained or, for a model that others made, how it is trained on."""
+    """How the dense model was trained or, for a pretrained model, how it is trained on."""
     splits: Learnt
     """The examples."""
     seed: int
@@ -60,7 +60,7 @@ class Recovery(Checked, ABC):
 
     @property
     def why_only_ours(self) -> str:
-        """Why it is not for a model that others made, to follow "it"; empty if it is."""
+        """Why it is not for a pretrained model, to follow "it"; empty if it is."""
         return ""
 
     @property

@@ -23,7 +23,7 @@ from mhaprune.settings.ranges import Ge, Gt, Within
 class FineTune(Recovery):
     """The pruned model is trained on, with the settings of the dense model's training except for those below.
 
-    A model that others made is trained by AdamW down its own loss, on the texts of `model.train`. If that is 0, it
+    A pretrained model is trained by AdamW down its own loss, on the texts of `model.train`. If that is 0, it
     uses the *score* split. The learning rate warms up and decays to zero again. With `when=after` every pruned model is
     fine-tuned once. With `when=between` the model of one budget is fine-tuned before the heads for the next budget are
     chosen on it (Molchanov et al. 2017, figure 1).
@@ -32,9 +32,9 @@ class FineTune(Recovery):
     steps: Annotated[int, Ge(1)] = 300
     """Number of optimiser steps."""
     learning_rate: Annotated[float | None, Gt(0)] = None
-    """The highest learning rate, after warm-up. None is 1e-3, for a model that others made 5e-5."""
+    """The highest learning rate, after warm-up. None is 1e-3, for a pretrained model 5e-5."""
     batch_size: Annotated[int | None, Ge(1)] = None
-    """Number of examples per step. None is as many as the dense model was trained with, for a model that others made
+    """Number of examples per step. None is as many as the dense model was trained with, for a pretrained model
     16."""
     when: Literal["after", "between"] = "after"
     """Whether to fine-tune after all heads are removed, or between two budgets."""

@@ -18,7 +18,7 @@ class Refit(Recovery):
     """The last linear map of each sublayer, W_O or W_2, is fitted anew, see `recoveries.refitting`; nothing is trained.
 
     It reads inputs and no label: sources of the *train* split, to which the decoders read what the dense model answers;
-    texts of its own, or the *score* split, for a model that others made. Kin: Kwon et al. 2022 tune one number per head
+    texts of its own, or the *score* split, for a pretrained model. Kin: Kwon et al. 2022 tune one number per head
     in this way; K-prune (Park et al. 2024) fits to what the dense sublayer puts out; both follow the optimal brain
     surgeon (Hassibi & Stork 1992), which corrects the weights left when one goes.
     """

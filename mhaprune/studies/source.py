@@ -1,4 +1,4 @@
-"""A model that others made as the source of a run."""
+"""A pretrained model as the source of a run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PretrainedModel(NamedTuple):
 
 @dataclass(frozen=True)
 class PretrainedSource(Source):
-    """A model that others made, with its examples. It is read and proved when it is first asked for."""
+    """A pretrained model, with its examples. It is read and proved when it is first asked for."""
 
     title: str
     read: Callable[[], PretrainedModel]
@@ -233,5 +233,5 @@ def files_of(name: str, model: WrappedModel, steps: int = 0) -> dict[str, bytes]
 
 
 def no_files(name: str, model: WrappedModel, steps: int = 0) -> dict[str, bytes]:
-    """Pruned models of others are large, so they are saved only where that is asked for."""
+    """Pruned pretrained models are large, so they are saved only where that is asked for."""
     return {}

@@ -88,9 +88,9 @@ class Study:
     trained_with: Mapping[str, Any] = field(default_factory=dict)
     """The threads, device and version of torch that trained the model; empty where that is not known."""
     origin: Trained | None = None
-    """None for a model that others made."""
+    """None for a pretrained model."""
     fine_tuning: Descent | None = None
-    """How a model that others made is trained on."""
+    """How a pretrained model is trained on."""
 
     @property
     def trained(self) -> Trained:

@@ -58,7 +58,7 @@ class HydraLauncher:
         self.fits(job.overrides)
 
     def fits(self, overrides: Sequence[str]) -> Run | None:
-        """Raise ValueError for settings that a job would refuse. A model that others made is read once."""
+        """Raise ValueError for settings that a job would refuse. A pretrained model is read once."""
         groups = ("model", "data", "objective", "plugins")
         model = [one for one in overrides if re.split(r"[.=@]", one.lstrip("+~"))[0] in groups]
         again = model in self.seen

@@ -1,4 +1,4 @@
-"""Cut heads out of a model that others made: rows and columns go, then the attributes that count heads are set.
+"""Cut heads out of a pretrained model: rows and columns go, then the attributes that count heads are set.
 
 Dimensions: H = query heads of a block, K = head_dim.
 """

@@ -1,4 +1,4 @@
-"""A model that others made is trained on: plain AdamW on the user's own loss.
+"""A pretrained model is trained on: plain AdamW on the user's own loss.
 
 Dimensions: W = inputs of an output projection.
 """

@@ -207,7 +207,7 @@ class WrappedModel:
         return self.changed(model=model)
 
     def answered(self, data: Batches) -> Batches:
-        """As they are: a model that others made reads no labels but those that are its inputs."""
+        """As they are: a pretrained model reads no labels but those that are its inputs."""
         return data.converted(self.device, self.dtype)
 
     def last_maps(self, batches: Sequence[Batches]) -> Iterator[LastMap]:

@@ -45,7 +45,7 @@ def test_a_run_leaves_them_only_where_wanted_and_is_the_same_run(tmp_path: Path)
 
 
 def test_what_cannot_be_shown_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="^tensorboard=true: shows training, and a model that others made"):
+    with pytest.raises(ConfigError, match="^tensorboard=true: shows training, and a pretrained model"):
         build(compose("model=minilm", "tensorboard=true"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^tensorboard=true: is not installed: pip install -e '\.\[tensorboard\]'$"):

@@ -135,7 +135,7 @@ def test_what_cannot_be_studied_is_refused_in_one_line(overrides: list[str], mes
 
 @pytest.mark.parametrize("given", ["training.steps=3", "task=sort", "gate=softmax"])
 def test_settings_of_our_own_model_are_refused(given: str) -> None:
-    with pytest.raises(ValueError, match=f"^{given}: a model that others made has no task, training, gate, leave this"):
+    with pytest.raises(ValueError, match=f"^{given}: a pretrained model has no task, training, gate, leave this"):
         described("experiment=ablate", "model=hf", "model.path=bert", given)
 
 

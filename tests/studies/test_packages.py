@@ -29,7 +29,7 @@ needs_annalog = pytest.mark.skipif(
 FEW = ("model.score=8", "model.choose=4", "model.report=4")
 
 
-def test_every_model_of_others_is_one_file_and_one_yaml_of_one_name() -> None:
+def test_every_pretrained_model_is_one_file_and_one_yaml_of_one_name() -> None:
     found = {}
     for path in sorted((CONF / "model").glob("*.yaml")):
         target = yaml.safe_load(path.read_text())["_target_"]

@@ -1,4 +1,4 @@
-"""A model that others made goes through the same experiments as our own. No transformers are needed for it."""
+"""A pretrained model goes through the same experiments as our own. No transformers are needed for it."""
 
 from __future__ import annotations
 

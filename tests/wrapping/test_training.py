@@ -1,4 +1,4 @@
-"""A model that others made is trained on: against a loop of plain torch, and without waking what was removed."""
+"""A pretrained model is trained on: against a loop of plain torch, and without waking what was removed."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Ablate(WithinTolerance):
 
     def __call__(self, study: Study) -> Findings:
         lesson = study.lesson()
-        once: Any = cache if study.origin is not None else lambda call: call  # models that others made are large
+        once: Any = cache if study.origin is not None else lambda call: call  # pretrained models are large
 
         def recovery(name: str) -> Recover:
             @once

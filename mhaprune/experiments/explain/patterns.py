@@ -50,7 +50,7 @@ class View:
 
     @classmethod
     def of_places(cls, seen: AttentionMap) -> View:
-        """That of a model that others made, where only the places of tokens are known: all real ones look alike. A
+        """That of a pretrained model, where only the places of tokens are known: all real ones look alike. A
         square of weights with nothing above its diagonal belongs to a decoder."""
         reads, keys = (len(SPECIAL) * real.long() for real in (seen.queries, seen.keys))
         square = seen.weights.shape[-1] == seen.weights.shape[-2] > 1
@@ -176,7 +176,7 @@ OF_ANY_SITE: dict[str, tuple[str, Points]] = {
     "first": ("first token", first),
     "last": ("last token", last),
 }
-"""The same for a site of a model that others made."""
+"""The same for a site of a pretrained model."""
 
 
 def patterns_of(site: str) -> dict[str, tuple[str, Points]]:

@@ -55,7 +55,7 @@ class Explain(Experiment):
     """What the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`, `examples`,
     `attention`, `gates` and `training`.
 
-    Attention is shown while the model answers an example; a model that others made shows it on a text of the report
+    Attention is shown while the model answers an example; a pretrained model shows it on a text of the report
     split. A head is prunable if its ablation costs less than
     `tolerance_nats`, at 95 % confidence for all such heads together.
     """
@@ -120,7 +120,7 @@ class Explain(Experiment):
             raise ValueError(f"experiment.{error}") from None
 
     def _check_texts(self, source: Source) -> None:
-        """Raise ValueError for a model of others that shows no attention, and for a text that is not there."""
+        """Raise ValueError for a pretrained model that shows no attention, and for a text that is not there."""
         report = source.splits.report
         if max(self.examples, default=0) >= len(report):
             raise ValueError(

@@ -82,7 +82,7 @@ class Speed(Experiment):
         if not scorers and schedule.scoring != "none":
             raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
         if setup.recipe is None:
-            log.warning("a model that others made is timed as it is, so experiment.d_models and lengths are left out")
+            log.warning("a pretrained model is timed as it is, so experiment.d_models and lengths are left out")
             return
         # A pruned model has lost heads, but each head keeps its number.
         self._check_widths(setup.recipe.model, max((head.head + 1 for head in grid), default=1))
