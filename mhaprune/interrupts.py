@@ -35,7 +35,7 @@ def _set(handlers: Mapping[int, Any]) -> None:
         signal.signal(number, handler)
 
 
-class Held:
+class HeldSignals:
     """Holds signals back while a loop is in the middle of a step, where its state is worth nothing.
 
     The loop looks at `asked` at the end of each step. If a signal has come it saves and calls `stop`: there the signal
@@ -56,7 +56,7 @@ class Held:
         self.__exit__(None, None, None)
         self.__enter__()
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> HeldSignals:
         self.handlers = _handlers(signal.SIGALRM)
         _set(dict.fromkeys(self.handlers, lambda number, frame: self.came.append(number)))
         return self

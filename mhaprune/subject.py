@@ -39,7 +39,7 @@ class Outcome(Protocol):
     def __iter__(self) -> Iterator[Tensor]: ...
 
 
-class Answered(NamedTuple):
+class AnswerOutcome(NamedTuple):
     """The result of a sequence-to-sequence model on each example.
 
     `loss` is the mean cross-entropy in nats over the example's target tokens, padding excluded; `token_accuracy` the

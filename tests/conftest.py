@@ -32,7 +32,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.recoveries.base import Lesson
+from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.running import Run
 from mhaprune.schedules.base import Evidence
 from mhaprune.storage.locks import locked
@@ -243,10 +243,10 @@ def gated_model(task: Sort) -> Seq2Seq:
     return model
 
 
-def lesson_of(dense: Seq2Seq, splits: Splits) -> Lesson:
+def lesson_of(dense: Seq2Seq, splits: Splits) -> RecoveryContext:
     """For a recovery that takes a few steps, and can be interrupted after each."""
     training = Training(steps=3, batch_size=8, warmup_steps=1, evaluate_every=2, checkpoint_every=1)
-    return Lesson(dense, training, splits, seed=0, extra_steps=2)
+    return RecoveryContext(dense, training, splits, seed=0, extra_steps=2)
 
 
 @pytest.fixture

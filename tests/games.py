@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mhaprune.data import EOS, Examples
 from mhaprune.heads import Block, HeadGrid, Site
-from mhaprune.subject import Answered
+from mhaprune.subject import AnswerOutcome
 
 
 class Game:
@@ -22,11 +22,11 @@ class Game:
         self.device, self.dtype = torch.device("cpu"), torch.double
         self.runs: Counter[tuple[int, ...]] = Counter()
 
-    def evaluate(self, batch: Examples, gates: Tensor, fallback: None = None) -> Answered:
+    def evaluate(self, batch: Examples, gates: Tensor, fallback: None = None) -> AnswerOutcome:
         gates_BN = gates.expand(len(batch), -1)
         loss = self.loss(batch.source[:, 0], gates_BN)
         self.runs[tuple((gates_BN[0] == 0).nonzero().flatten().tolist())] += 1
-        return Answered(loss, torch.zeros_like(loss), torch.zeros_like(loss))
+        return AnswerOutcome(loss, torch.zeros_like(loss), torch.zeros_like(loss))
 
     def output_weights(self) -> dict[Block, Tensor]:
         return {block: torch.zeros(len(self.grid), 1, 1).double() for block in self.grid.blocks}

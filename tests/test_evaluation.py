@@ -13,7 +13,7 @@ from mhaprune.statistics.intervals import mean_interval, paired_interval, share_
 from mhaprune.studies.trained import nothing_learnt
 from mhaprune.tasks.base import Splits
 from mhaprune.training.loop import Training
-from mhaprune.wrapping.losses import Judged
+from mhaprune.wrapping.losses import LossAndQuality
 
 
 def test_a_training_that_taught_nothing_is_named(splits: Splits) -> None:
@@ -30,8 +30,8 @@ def test_a_training_that_taught_nothing_is_named(splits: Splits) -> None:
     assert "exact match reached 0.100" in line
 
 
-def judged(quality_E: np.ndarray) -> Judged:
-    return Judged(torch.ones(len(quality_E)), torch.from_numpy(quality_E))
+def judged(quality_E: np.ndarray) -> LossAndQuality:
+    return LossAndQuality(torch.ones(len(quality_E)), torch.from_numpy(quality_E))
 
 
 @pytest.mark.parametrize(("binary", "interval"), [(True, wilson_interval), (False, share_interval)])

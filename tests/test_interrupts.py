@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from mhaprune.interrupts import SIGNALS, Held, TimeLimit, before_stopping, interruptible, interruptible_once, limited
+from mhaprune.interrupts import (
+    SIGNALS,
+    HeldSignals,
+    TimeLimit,
+    before_stopping,
+    interruptible,
+    interruptible_once,
+    limited,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +31,7 @@ def test_a_signal_waits_until_the_loop_has_saved(number: signal.Signals) -> None
     done = []
 
     def loop() -> None:
-        with interruptible(), Held() as held:
+        with interruptible(), HeldSignals() as held:
             for step in range(5):
                 if step == 2:
                     signal.raise_signal(number)
@@ -40,7 +48,7 @@ def test_a_signal_in_the_last_step_is_not_lost() -> None:
     done = []
 
     def step() -> None:
-        with Held():
+        with HeldSignals():
             signal.raise_signal(signal.SIGINT)
             done.append("all of it")
 
@@ -52,7 +60,7 @@ def test_a_signal_in_the_last_step_is_not_lost() -> None:
 def test_what_does_not_raise_stops_nothing() -> None:
     came: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
-    with Held() as held:
+    with HeldSignals() as held:
         for step in range(3):
             signal.raise_signal(signal.SIGUSR1)
             assert held.asked
@@ -63,7 +71,7 @@ def test_what_does_not_raise_stops_nothing() -> None:
 
 def test_handlers_are_as_they_were() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
-    with interruptible(), interruptible_once(), before_stopping(time.time), Held(), limited(60):
+    with interruptible(), interruptible_once(), before_stopping(time.time), HeldSignals(), limited(60):
         pass
     assert [signal.getsignal(number) for number in SIGNALS] == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
@@ -71,7 +79,7 @@ def test_handlers_are_as_they_were() -> None:
 
 def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with interruptible(), Held() as held:
+    with interruptible(), HeldSignals() as held:
         signal.raise_signal(signal.SIGINT)
         assert not held.asked
     signal.signal(signal.SIGINT, before)
@@ -108,7 +116,7 @@ def test_another_thread_has_no_signals() -> None:
     asked = []
 
     def loop() -> None:
-        with interruptible(), before_stopping(time.time), Held() as held:
+        with interruptible(), before_stopping(time.time), HeldSignals() as held:
             asked.append(held.asked)
 
     thread = threading.Thread(target=loop)
@@ -121,7 +129,7 @@ def test_a_handler_that_a_held_signal_has_set_stays() -> None:
     """Else a second signal would stop what is saved after the first one."""
 
     def loop() -> None:
-        with Held() as held:
+        with HeldSignals() as held:
             signal.raise_signal(signal.SIGTERM)
             held.stop()
 

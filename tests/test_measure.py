@@ -9,7 +9,7 @@ from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns
 from mhaprune.measure.outcomes import greedy_disagreements, mean_outputs, measure, output_difference
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.subject import Answered
+from mhaprune.subject import AnswerOutcome
 from mhaprune.tasks.base import Splits
 
 
@@ -65,7 +65,7 @@ def test_output_difference_sees_a_gate_and_no_padding(model: Seq2Seq, batch: Exa
 
 def test_accuracy_columns_carry_their_intervals() -> None:
     loss = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    columns = accuracy_columns(Answered(loss, loss / 4, torch.tensor([1.0, 1.0, 1.0, 1.0])))
+    columns = accuracy_columns(AnswerOutcome(loss, loss / 4, torch.tensor([1.0, 1.0, 1.0, 1.0])))
     assert columns["loss"] == 2.5
     assert columns["loss_low"] < 2.5 < columns["loss_high"]
     assert columns["quality"] == columns["quality_high"] == 1.0

@@ -17,7 +17,7 @@ from mhaprune.library.speed import speed_table, timed_as
 from mhaprune.progress import doing, shown
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck
-from mhaprune.recoveries.base import Lesson, Recovery
+from mhaprune.recoveries.base import Recovery, RecoveryContext
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refit import Refit
 from mhaprune.schedules.base import Schedule
@@ -238,8 +238,8 @@ class Heads(ModelWithData):
         return Scoring(self.subject, self.user_splits.score, self.seed)
 
     @cached_property
-    def _lesson(self) -> Lesson:
-        return Lesson(self.subject, FINE_TUNING, self.user_splits, self.seed)
+    def _lesson(self) -> RecoveryContext:
+        return RecoveryContext(self.subject, FINE_TUNING, self.user_splits, self.seed)
 
     def _scorers(self, scorers: Iterable[str | Scorer]) -> dict[str, Scorer]:
         chosen = {}

@@ -31,7 +31,7 @@ from mhaprune.model.layers import (
     sinusoids,
 )
 from mhaprune.settings.ranges import Checked, Ge, Lt, Within
-from mhaprune.subject import Answered, Fallback, Gates
+from mhaprune.subject import AnswerOutcome, Fallback, Gates
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ class EncoderDecoder(nn.Module):
     def logits(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Tensor:
         return self(batch.source, shift_right(batch.target), gates, fallback)
 
-    def evaluate(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Answered:
-        return Answered.of(self.logits(batch, gates, fallback), batch.target)
+    def evaluate(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> AnswerOutcome:
+        return AnswerOutcome.of(self.logits(batch, gates, fallback), batch.target)
 
     @property
     def device(self) -> torch.device:

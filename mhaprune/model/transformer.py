@@ -28,7 +28,7 @@ from mhaprune.model.relevance import with_relevance
 from mhaprune.model.shared_prefixes import Branches, depth_first
 from mhaprune.model.sublayers import sublayers
 from mhaprune.model.surgery import copied, remove_heads
-from mhaprune.subject import Answered, AttentionMap, Fallback, Gates, LastMap
+from mhaprune.subject import AnswerOutcome, AttentionMap, Fallback, Gates, LastMap
 
 TOKENS_AT_ONCE = 2048
 """Tokens in one step of a pass of many masks: enough to be worth a call, few enough for the processor's cache."""
@@ -44,12 +44,12 @@ class Seq2Seq(EncoderDecoder):
     """
 
     @torch.no_grad()
-    def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> Answered:
+    def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> AnswerOutcome:
         length = max(batch.source.shape[1], batch.target.shape[1])
         state_bytes = len(batch) * length * self.config.d_model * self.positions.element_size()
         parts = gates.split(max(1, WAITING_BYTES // state_bytes))
         outcomes = [self._evaluate_part(batch, gates_MN, fallback, len(batch) * length) for gates_MN in parts]
-        return Answered(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
+        return AnswerOutcome(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
 
     def queries(self, batch: Examples) -> dict[Block, Tensor]:
         tokens: dict[str, Tensor] = dict.fromkeys(map(str, Site), batch.target) | {Site.ENCODER_SELF: batch.source}
@@ -209,12 +209,14 @@ class Seq2Seq(EncoderDecoder):
         multiply_adds += feed_forward * (len(self.encoder) * S + len(self.decoder) * T)
         return 2 * len(batch) * multiply_adds
 
-    def _evaluate_part(self, batch: Examples, gates_MN: Tensor, fallback: Fallback | None, tokens: int) -> Answered:
-        outcomes = Answered(*(self.positions.new_empty(len(gates_MN), len(batch)) for _ in Answered._fields))
+    def _evaluate_part(
+        self, batch: Examples, gates_MN: Tensor, fallback: Fallback | None, tokens: int
+    ) -> AnswerOutcome:
+        outcomes = AnswerOutcome(*(self.positions.new_empty(len(gates_MN), len(batch)) for _ in AnswerOutcome._fields))
         root = Branches.root(self.embed(self.source_embedding, batch.source), len(gates_MN))
         steps = self._steps(batch, gates_MN, fallback or {})
         for end in depth_first(root, steps, max(1, TOKENS_AT_ONCE // tokens)):
-            parts = Answered.of(end.states, batch.target.expand(len(end.states), -1, -1))
+            parts = AnswerOutcome.of(end.states, batch.target.expand(len(end.states), -1, -1))
             for values_MB, part_PB in zip(outcomes, parts, strict=True):
                 values_MB[end.masks] = part_PB[end.rows]
         return outcomes

@@ -14,7 +14,7 @@ from mhaprune.data import Data
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.measure.outcomes import gate_gradients, measure, measure_removed
 from mhaprune.progress import doing, track
-from mhaprune.recoveries.refitting import Shown, refit, show
+from mhaprune.recoveries.refitting import RefitTargets, refit, show
 from mhaprune.schedules.base import Evidence, Schedule
 from mhaprune.schedules.budgets import Budget
 from mhaprune.scorers.base import Budgeted, Scorer
@@ -233,6 +233,6 @@ class Refits:
         return scores.values[0]
 
     @cached_property
-    def _shown(self) -> Shown:
+    def _shown(self) -> RefitTargets:
         self.passes += 1
         return show(self.subject, self.fitted)

@@ -27,7 +27,7 @@ from mhaprune.subject import DecodesGreedily, Outcome, Subject
 from mhaprune.tables import DENSE, DENSE_AGAIN
 
 
-class Pruned(NamedTuple):
+class PruningResult(NamedTuple):
     """One row per plan: its accuracy on the report split and for choosing, and its size. Then the outcomes of each
     mask, and the largest difference of a logit between a removed model and the same heads masked."""
 
@@ -36,7 +36,7 @@ class Pruned(NamedTuple):
     difference: float
 
 
-def prune(subject: Subject, plans: Sequence[Plan], splits: HeldOut) -> Pruned:
+def prune(subject: Subject, plans: Sequence[Plan], splits: HeldOut) -> PruningResult:
     """Remove the heads of every plan for real and measure the smaller model; equal masks are measured once.
 
     The *choose* columns are filled for the first draw of each scorer. The other draws are a control, and nothing is
@@ -60,7 +60,7 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: HeldOut) -> Pruned:
         if to_choose:
             chosen[mask] = choose_columns(measure(smaller, splits.choose), dense)
         rows.append(plan_columns(plan) | measured[mask] | (chosen[mask] if plan.draw == 0 else {}))
-    return Pruned(pd.DataFrame(rows), reported, equivalence.worst)
+    return PruningResult(pd.DataFrame(rows), reported, equivalence.worst)
 
 
 class EquivalenceCheck:

@@ -28,7 +28,7 @@ rows."""
 
 
 @dataclass(frozen=True)
-class Lesson:
+class RecoveryContext:
     """The input of a recovery: the model before heads were removed, how it was trained, and on what."""
 
     dense: Left
@@ -84,12 +84,12 @@ class Recovery(Checked, ABC):
         return 1
 
     @abstractmethod
-    def starts_from(self, lesson: Lesson, left: Left) -> Any:
+    def starts_from(self, lesson: RecoveryContext, left: Left) -> Any:
         """All of what is left that decides its result, as plain values."""
 
     @abstractmethod
     def __call__(
-        self, lesson: Lesson, left: Left, draw: int, state: State | None, save: Callable[[State], None]
+        self, lesson: RecoveryContext, left: Left, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Left, pd.DataFrame]:
         """A recovered model of the shape of `left`, which stays as it is, and the history of its training (`HISTORY`).
 
@@ -97,7 +97,7 @@ class Recovery(Checked, ABC):
         """
 
 
-class Recovered(NamedTuple):
+class RecoveryResult(NamedTuple):
     """The model, the history of its training and, where that diverged and `left` was kept, what happened."""
 
     model: Left
@@ -105,7 +105,7 @@ class Recovered(NamedTuple):
     note: str
 
 
-def recover(recovery: Recovery, lesson: Lesson, left: Left, draw: int, remember: Remember) -> Recovered:
+def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, remember: Remember) -> RecoveryResult:
     """Recover what is left, once for each shape and weights; a recovery that diverges leaves it as it was."""
 
     def make(state: State | None, save: Callable[[State], None]) -> State:
@@ -127,7 +127,7 @@ def recover(recovery: Recovery, lesson: Lesson, left: Left, draw: int, remember:
     model = copy.deepcopy(left)
     if content["weights"] is not None:
         model.load_state_dict(content["weights"])
-    return Recovered(model, pd.DataFrame(content["history"]), content["note"])
+    return RecoveryResult(model, pd.DataFrame(content["history"]), content["note"])
 
 
 def left_digest(left: Left) -> list[Any]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mhaprune.data import PAD, Examples
 from mhaprune.model.network import EncoderDecoder
-from mhaprune.recoveries.base import Left, Lesson, Recovery, State, left_digest
+from mhaprune.recoveries.base import Left, Recovery, RecoveryContext, State, left_digest
 from mhaprune.settings.ranges import Ge, Gt, Within
 
 
@@ -57,11 +57,11 @@ class FineTune(Recovery):
     def between(self) -> bool:
         return self.when == "between"
 
-    def starts_from(self, lesson: Lesson, left: Left) -> Any:
+    def starts_from(self, lesson: RecoveryContext, left: Left) -> Any:
         return [left_digest(left), None if self.start is None else self.start.starts_from(lesson, left)]
 
     def __call__(
-        self, lesson: Lesson, left: Left, draw: int, state: State | None, save: Callable[[State], None]
+        self, lesson: RecoveryContext, left: Left, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Left, pd.DataFrame]:
         started = left if self.start is None else self.start(lesson, left, draw, None, lambda state: None)[0]
         model = copy.deepcopy(started)

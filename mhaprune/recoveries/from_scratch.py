@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from mhaprune.heads import HeadGrid, HeadId
-from mhaprune.recoveries.base import Lesson, Recovery, State
+from mhaprune.recoveries.base import Recovery, RecoveryContext, State
 from mhaprune.settings.ranges import Ge
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ class FromScratch(Recovery):
     def control(self) -> bool:
         return True
 
-    def starts_from(self, lesson: Lesson, left: Seq2Seq) -> Any:
+    def starts_from(self, lesson: RecoveryContext, left: Seq2Seq) -> Any:
         return [list(left.grid.sizes), lesson.extra_steps]
 
     def __call__(
-        self, lesson: Lesson, left: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
+        self, lesson: RecoveryContext, left: Seq2Seq, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Seq2Seq, pd.DataFrame]:
         sizes = zip(left.grid.blocks, left.grid.sizes, strict=True)
         grid = HeadGrid(left.grid.blocks, tuple(HeadId(*block, n) for block, size in sizes for n in range(size)))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
 
-from mhaprune.recoveries.base import HISTORY, Left, Lesson, Recovery, State, left_digest
+from mhaprune.recoveries.base import HISTORY, Left, Recovery, RecoveryContext, State, left_digest
 from mhaprune.recoveries.refitting import refit, show
 from mhaprune.settings.ranges import Ge
 
@@ -40,11 +40,11 @@ class Refit(Recovery):
     def between(self) -> bool:
         return self.when == "between"
 
-    def starts_from(self, lesson: Lesson, left: Left) -> Any:
+    def starts_from(self, lesson: RecoveryContext, left: Left) -> Any:
         return left_digest(left)
 
     def __call__(
-        self, lesson: Lesson, left: Left, draw: int, state: State | None, save: Callable[[State], None]
+        self, lesson: RecoveryContext, left: Left, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Left, pd.DataFrame]:
         shown = lesson.once(("refit", self.examples), lambda: show(lesson.dense, lesson.splits.train[: self.examples]))
         model = refit(left, shown, self.ridge, self.feed_forward)

@@ -30,7 +30,7 @@ PARTS = 10
 """The smallest number of batches, so that a few are left to choose the ridge by."""
 
 
-class Shown(NamedTuple):
+class RefitTargets(NamedTuple):
     """The targets of a refit: batches without labels, and the residual stream of the dense model, for each batch
     at the tokens that are no padding, (tokens, D)."""
 
@@ -39,7 +39,7 @@ class Shown(NamedTuple):
 
 
 @torch.no_grad()
-def show(dense: Refittable, data: Data, batch_size: int = BATCH_SIZE) -> Shown:
+def show(dense: Refittable, data: Data, batch_size: int = BATCH_SIZE) -> RefitTargets:
     """Return the targets of a refit, the same for every pruned model. No label is read.
 
     It holds the streams of all sublayers in the precision of the model.
@@ -56,11 +56,11 @@ def show(dense: Refittable, data: Data, batch_size: int = BATCH_SIZE) -> Shown:
             "refit: %d tokens are fewer than the %d inputs of a map; what they leave open stays as it was",
             *(fewest, max(widths)),
         )
-    return Shown(batches, streams)
+    return RefitTargets(batches, streams)
 
 
 @torch.no_grad()
-def refit(left: Fitted, shown: Shown, ridge: float = RIDGE, feed_forward: bool = True) -> Fitted:
+def refit(left: Fitted, shown: RefitTargets, ridge: float = RIDGE, feed_forward: bool = True) -> Fitted:
     """A copy whose residual stream follows that of the dense model, at the cost of one pass and one solution per map.
 
     Sublayer by sublayer, in forward order, W_O or W_2 and its bias minimise

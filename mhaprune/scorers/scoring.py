@@ -23,7 +23,7 @@ from mhaprune.subject import Subject
 from mhaprune.tables import HEAD
 
 
-class Scored(NamedTuple):
+class ScorerResult(NamedTuple):
     """The scores of one scorer, and the seconds that they took."""
 
     scores: Scores
@@ -35,9 +35,9 @@ class Scoring:
 
     def __init__(self, subject: Subject, examples: Data, seed: int, remember: Remember | None = None) -> None:
         self.subject, self.examples, self.seed, self.remember = subject, examples, seed, remember
-        self._done: dict[Scorer, Scored] = {}
+        self._done: dict[Scorer, ScorerResult] = {}
 
-    def __call__(self, name: str, scorer: Scorer) -> Scored:
+    def __call__(self, name: str, scorer: Scorer) -> ScorerResult:
         """Raises ValueError, naming the scorer, where it refuses and for a score that is not finite."""
         scorer = self._definite(scorer)
         if scorer not in self._done:
@@ -60,7 +60,7 @@ class Scoring:
             return scorer.keeping(scorer.heads_to_keep(len(self.subject.grid)))
         return scorer
 
-    def _scored(self, scorer: Scorer) -> Scored:
+    def _scored(self, scorer: Scorer) -> ScorerResult:
         def make(state: Any, save: Any) -> dict[str, Any]:
             start = time.perf_counter()
             scores = scorer(self.subject, self.examples, self.seed)
@@ -82,7 +82,7 @@ class Scoring:
         else:
             content = make(None, None)
         seconds = content.pop("seconds")
-        return Scored(Scores(**content), seconds)
+        return ScorerResult(Scores(**content), seconds)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ LIST = re.compile(r"([\w/]+=)(\[(?:\w+,)*)(\w*)")
 """A list that is being typed: its key, the options that are complete, the beginning of the next one."""
 
 
-class Typed(NamedTuple):
+class CommandLine(NamedTuple):
     """A command line up to the cursor."""
 
     before: str
@@ -41,7 +41,7 @@ class Typed(NamedTuple):
         ]
 
 
-def typed(line: str) -> Typed:
+def typed(line: str) -> CommandLine:
     """The command line that a shell hands over in COMP_LINE."""
     before, space, word = line.rpartition(" ")
-    return Typed(before + space, word)
+    return CommandLine(before + space, word)

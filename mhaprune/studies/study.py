@@ -19,7 +19,7 @@ from mhaprune.data import HeldOut, Learnt
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.times import device_name
 from mhaprune.model.gates import GateConfig
-from mhaprune.recoveries.base import Lesson, Recovery
+from mhaprune.recoveries.base import Recovery, RecoveryContext
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.storage.cache import Remember
@@ -98,13 +98,13 @@ class Study:
         assert self.origin is not None, "the experiment says that it needs no training"
         return self.origin
 
-    def lesson(self, extra_steps: int = 0) -> Lesson:
+    def lesson(self, extra_steps: int = 0) -> RecoveryContext:
         """Return the input of recoveries."""
         training: Descent | None = self.fine_tuning
         if self.origin is not None:
             training, extra_steps = self.origin.training, self.origin.steps_since + extra_steps
         assert training is not None, "a study says how its model is trained on"
-        return Lesson(self.subject, training, self.splits, self.seed, extra_steps)
+        return RecoveryContext(self.subject, training, self.splits, self.seed, extra_steps)
 
     @property
     def training_table(self) -> dict[str, pd.DataFrame]:

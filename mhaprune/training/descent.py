@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from mhaprune.data import Data
 from mhaprune.heads import HeadGrid
-from mhaprune.interrupts import Held
+from mhaprune.interrupts import HeldSignals
 from mhaprune.measure.outcomes import Diverged, measure
 from mhaprune.model.gates import GateConfig
 from mhaprune.progress import doing
@@ -28,7 +28,7 @@ Objective = Callable[[Any, Batch], Tensor]
 """What training lowers: a number for a model and a batch, penalties of the gates aside."""
 
 
-class Learner(Evaluated, Protocol):
+class TrainableModel(Evaluated, Protocol):
     """A model that can be trained: our own network, or a wrapped one."""
 
     @property
@@ -121,7 +121,7 @@ class Descent(Checked, ABC):
 
     def __call__(
         self,
-        model: Learner,
+        model: TrainableModel,
         train: Data,
         valid: Data,
         gate: GateConfig | None,
@@ -146,7 +146,7 @@ class Descent(Checked, ABC):
 
     def _train(
         self,
-        model: Learner,
+        model: TrainableModel,
         train: Data,
         valid: Data,
         seed: int,
@@ -166,7 +166,7 @@ class Descent(Checked, ABC):
             _restore(state, model, optimisers, running)
             first, watch, rows = int(state["step"]), Watch(state["seconds"]), list(state["rows"])
         batches = train.shuffled_batches(self.batch_size, order, self.sorted_batches, skip=first)
-        with Held() as held, doing("training", self.steps, done=first) as progress:
+        with HeldSignals() as held, doing("training", self.steps, done=first) as progress:
             for step in range(first, self.steps):
                 for group in parameter_groups(optimisers):
                     group["lr"] = group["initial_lr"] * self.learning_rate_factor(step)
@@ -190,7 +190,7 @@ class Descent(Checked, ABC):
         return rows
 
     def _finite(
-        self, loss: float, model: Learner, valid: Data, step: int, rows: Sequence[Mapping[str, Any]]
+        self, loss: float, model: TrainableModel, valid: Data, step: int, rows: Sequence[Mapping[str, Any]]
     ) -> dict[str, float]:
         """Return the held-out columns. Raises `Diverged` if these or the training loss are not finite."""
         try:
@@ -212,7 +212,7 @@ class Descent(Checked, ABC):
         progress = min(1.0, progress)
         return 1 - progress if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
 
-    def _held_out(self, model: Learner, valid: Data) -> dict[str, float]:
+    def _held_out(self, model: TrainableModel, valid: Data) -> dict[str, float]:
         model.eval()
         outcome = measure(model, valid)
         gates = model.learned_gates()
@@ -240,11 +240,11 @@ def parameter_groups(optimisers: Iterable[Optimizer]) -> list[dict[str, Any]]:
     return [group for optimiser in optimisers for group in optimiser.param_groups]
 
 
-def _states(model: Learner, optimisers: Sequence[Optimizer]) -> dict[str, Any]:
+def _states(model: TrainableModel, optimisers: Sequence[Optimizer]) -> dict[str, Any]:
     return {"model": model.state_dict(), "optimisers": [optimiser.state_dict() for optimiser in optimisers]}
 
 
-def _restore(state: Mapping[str, Any], model: Learner, optimisers: Sequence[Optimizer], running: Tensor) -> None:
+def _restore(state: Mapping[str, Any], model: TrainableModel, optimisers: Sequence[Optimizer], running: Tensor) -> None:
     """Go back to a saved state: weights, optimisers, the sum of losses since the last evaluation, random draws."""
     model.load_state_dict(state["model"])
     for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):

@@ -185,14 +185,14 @@ PerExample = Callable[[Any, Any], Tensor]
 """From what the model returns and a batch to one number per example, (B,)."""
 
 
-class Judged(NamedTuple):
+class LossAndQuality(NamedTuple):
     """A loss and a quality per example, (B,) each."""
 
     loss: Tensor
     quality: Tensor
 
 
-def judged(output: Any, given: Any, size: int, loss: PerExample, quality: PerExample) -> Judged:
+def judged(output: Any, given: Any, size: int, loss: PerExample, quality: PerExample) -> LossAndQuality:
     """The loss and the quality of every example of a batch of that size, in the user's form.
 
     Raises ValueError for a loss or a quality that is not one real number per example.
@@ -209,7 +209,7 @@ def judged(output: Any, given: Any, size: int, loss: PerExample, quality: PerExa
         if name == "loss" and not values.is_floating_point():
             raise ValueError(f"loss: returns {values.dtype}, must be real numbers, such as torch.float32")
         found.append(values.to(found[0].dtype if found else values.dtype))
-    return Judged(*found)
+    return LossAndQuality(*found)
 
 
 def flat(output: Any, batch: Batches) -> Tensor:

@@ -36,7 +36,7 @@ class ModelWithData:
     splits: Mapping[str, Batches]
     """The batches of `score` and, where they were given, `choose`, `report` and `train`."""
     quality_name: str
-    proven: Proven
+    proven: Proofs
     seed: int
     """The seed of scores that draw random numbers."""
     unseen: tuple[str, ...] = ()
@@ -177,7 +177,7 @@ def _first(names: Sequence[object]) -> str:
     return ", ".join(map(str, names[:8])) + (", ..." if len(names) > 8 else "")
 
 
-class Proven(NamedTuple):
+class Proofs(NamedTuple):
     """The result of the proofs."""
 
     smallest_effect: float
@@ -190,7 +190,7 @@ class Proven(NamedTuple):
     """Why heads cannot be removed; empty where they can."""
 
 
-def prove(subject: WrappedModel, batch: Batches) -> Proven:
+def prove(subject: WrappedModel, batch: Batches) -> Proofs:
     """Prove both in float64, on the first examples of a batch. Raises `Unsupported` for a model whose outputs cannot be
     compared, and where no gate has an effect."""
     precise, few = subject.in_double(), batch[:2]
@@ -205,21 +205,21 @@ def prove(subject: WrappedModel, batch: Batches) -> Proven:
     effect = float(effects_N[effects_N > 0].min()) if len(precise.grid) else float("nan")
     if subject.why_not:
         path, reason = next(iter(subject.why_not.items()))
-        return Proven(effect, without_effect, float("nan"), f"{path}: {reason}")
+        return Proofs(effect, without_effect, float("nan"), f"{path}: {reason}")
     worst = 0.0
     for mask in _masks(precise):
         try:
             worst = max(worst, output_difference(precise, precise.without(mask), few, mask.gates(precise.device)))
         except Unsupported as error:
-            return Proven(effect, without_effect, float("nan"), str(error))
+            return Proofs(effect, without_effect, float("nan"), str(error))
         except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             why_not = f"a model with heads removed does not run ({reason})"
-            return Proven(effect, without_effect, float("nan"), why_not)
+            return Proofs(effect, without_effect, float("nan"), why_not)
     why_not = (
         "" if worst <= MAX_DIFFERENCE else f"masked and removed differ by {worst:.3g}, allowed is {MAX_DIFFERENCE:g}"
     )
-    return Proven(effect, without_effect, worst, why_not)
+    return Proofs(effect, without_effect, worst, why_not)
 
 
 def _comparable(precise: WrappedModel, few: Batches) -> None:

@@ -23,7 +23,7 @@ from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, grid_of, name_blocks, weight_of
 from mhaprune.wrapping.gating import at_rest, head_by_head, hooked
 from mhaprune.wrapping.interception import attention_weights
-from mhaprune.wrapping.losses import Judged, PerExample, flat, judged
+from mhaprune.wrapping.losses import LossAndQuality, PerExample, flat, judged
 from mhaprune.wrapping.removal import remove_heads
 from mhaprune.wrapping.replay import Replay, find_maps, walk
 
@@ -67,11 +67,11 @@ class WrappedModel:
     def dtype(self) -> torch.dtype:
         return self._a_weight.dtype
 
-    def evaluate(self, batch: Batches, gates: Gates | None = None, fallback: Fallback | None = None) -> Judged:
+    def evaluate(self, batch: Batches, gates: Gates | None = None, fallback: Fallback | None = None) -> LossAndQuality:
         batch = batch.converted(self.device, self.dtype)
         return self.judge(self.run_gated(batch, gates, fallback), batch)
 
-    def judge(self, output: Any, batch: Batches) -> Judged:
+    def judge(self, output: Any, batch: Batches) -> LossAndQuality:
         """Return loss and quality of an output; see `judged`."""
         return judged(output, batch.as_given(), len(batch), self.loss, self.quality)
 
@@ -94,11 +94,11 @@ class WrappedModel:
         return flat(self.run_gated(batch, gates), batch)
 
     @torch.no_grad()
-    def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> Judged:
+    def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> LossAndQuality:
         """Run row by row; what no gate of a row has touched yet is taken from an open pass, see `Replay`."""
         batch = batch.converted(self.device, self.dtype)
         replay = Replay(self.model, [block.out for block in self.blocks])
-        rows: list[Judged] = []
+        rows: list[LossAndQuality] = []
         with at_rest(self.model):
             with replay.recording():
                 self.run(self.model, batch.arguments())
@@ -106,7 +106,7 @@ class WrappedModel:
                 pieces = zip(self.blocks, gates_N.split(self.grid.sizes), strict=True)
                 with replay.until([block.out for block, piece in pieces if bool((piece != 1).any())]):
                     rows.append(self.judge(self.run_gated(batch, gates_N, fallback), batch))
-        return Judged(*(torch.stack(values) for values in zip(*rows, strict=True)))
+        return LossAndQuality(*(torch.stack(values) for values in zip(*rows, strict=True)))
 
     def queries(self, batch: Batches) -> dict[Block, Tensor]:
         if self._last.batch is not batch:

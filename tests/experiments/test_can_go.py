@@ -11,17 +11,17 @@ import torch
 from mhaprune.experiments.can_go import sure_count, surely, within_tolerance
 from mhaprune.measure.columns import choose_columns
 from mhaprune.statistics.intervals import paired_interval
-from mhaprune.subject import Answered
+from mhaprune.subject import AnswerOutcome
 
 DENSE = torch.ones(512)
 DENSE[500:] = 0
 
 
-def outcome(exact: torch.Tensor) -> Answered:
-    return Answered(1 - exact, exact, exact)
+def outcome(exact: torch.Tensor) -> AnswerOutcome:
+    return AnswerOutcome(1 - exact, exact, exact)
 
 
-def changed(lost: int, gained: int = 0) -> Answered:
+def changed(lost: int, gained: int = 0) -> AnswerOutcome:
     """The dense model's answers with some right ones lost and some wrong ones gained."""
     exact = DENSE.clone()
     exact[:lost] = 0

@@ -14,7 +14,7 @@ import torch
 from conftest import every, gated_model, lesson_of
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.recoveries.base import HISTORY, Lesson, Recovery, State, recover
+from mhaprune.recoveries.base import HISTORY, Recovery, RecoveryContext, State, recover
 from mhaprune.storage.store import fingerprint
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
@@ -29,12 +29,12 @@ def recovery(request: pytest.FixtureRequest) -> Recovery:
 
 
 @pytest.fixture(scope="module")
-def lesson(task: Sort, splits: Splits) -> Lesson:
+def lesson(task: Sort, splits: Splits) -> RecoveryContext:
     return lesson_of(gated_model(task).float(), splits)
 
 
 @pytest.fixture(scope="module")
-def left(lesson: Lesson) -> Seq2Seq:
+def left(lesson: RecoveryContext) -> Seq2Seq:
     """Of ragged blocks, one of them empty."""
     grid = lesson.dense.grid
     gone = [head for head in grid if head.block == Block(Site.CROSS, 1)]
@@ -49,17 +49,19 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
 
 
-def trained(recovery: Recovery, lesson: Lesson) -> int:
+def trained(recovery: Recovery, lesson: RecoveryContext) -> int:
     """For how many steps; 0 for a recovery that trains nothing."""
     return lesson.training.steps + lesson.extra_steps if recovery.control else recovery.extra_steps
 
 
-def recovered(recovery: Recovery, lesson: Lesson, left: Seq2Seq, draw: int = 0) -> tuple[Seq2Seq, pd.DataFrame]:
+def recovered(
+    recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq, draw: int = 0
+) -> tuple[Seq2Seq, pd.DataFrame]:
     return recovery(lesson, left, draw, None, lambda state: None)
 
 
 def test_a_recovered_model_of_the_same_shape_comes_back_and_what_is_left_stays(
-    recovery: Recovery, lesson: Lesson, left: Seq2Seq
+    recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq
 ) -> None:
     before, dense = weights(left), weights(lesson.dense)
     model, history = recovered(recovery, lesson, left)
@@ -77,7 +79,7 @@ def test_a_recovered_model_of_the_same_shape_comes_back_and_what_is_left_stays(
 
 
 def test_the_same_call_gives_the_same_bits_and_another_draw_does_not(
-    recovery: Recovery, lesson: Lesson, left: Seq2Seq
+    recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq
 ) -> None:
     first, again = (weights(recovered(recovery, lesson, left)[0]) for _ in range(2))
     assert same(first, again)
@@ -85,7 +87,7 @@ def test_the_same_call_gives_the_same_bits_and_another_draw_does_not(
         assert not same(first, weights(recovered(recovery, lesson, left, draw)[0]))
 
 
-def test_what_was_interrupted_ends_in_the_same_bits(recovery: Recovery, lesson: Lesson, left: Seq2Seq) -> None:
+def test_what_was_interrupted_ends_in_the_same_bits(recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq) -> None:
     states: list[State] = []
     whole, history = recovery(lesson, left, 0, None, lambda state: states.append(copy.deepcopy(state)))
     assert bool(states) == bool(trained(recovery, lesson)), "training saves its state on the way"
@@ -95,7 +97,7 @@ def test_what_was_interrupted_ends_in_the_same_bits(recovery: Recovery, lesson: 
 
 
 def test_a_control_keeps_nothing_but_the_shape_and_others_are_decided_by_the_weights(
-    recovery: Recovery, lesson: Lesson, left: Seq2Seq
+    recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq
 ) -> None:
     other = copy.deepcopy(left)
     with torch.no_grad():
@@ -107,7 +109,7 @@ def test_a_control_keeps_nothing_but_the_shape_and_others_are_decided_by_the_wei
     assert fingerprint(recovery.starts_from(lesson, smaller)) != starts[0]
 
 
-def test_a_control_trains_as_long_as_the_longest(recovery: Recovery, lesson: Lesson, left: Seq2Seq) -> None:
+def test_a_control_trains_as_long_as_the_longest(recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq) -> None:
     longer = replace(lesson, extra_steps=lesson.extra_steps + 1)
     _, history = recovered(recovery, lesson, left)
     _, other = recovered(recovery, longer, left)
@@ -116,7 +118,7 @@ def test_a_control_trains_as_long_as_the_longest(recovery: Recovery, lesson: Les
     assert differ == recovery.control
 
 
-def test_what_is_kept_in_the_cache_is_the_model(recovery: Recovery, lesson: Lesson, left: Seq2Seq) -> None:
+def test_what_is_kept_in_the_cache_is_the_model(recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq) -> None:
     asked: list[dict[str, Any]] = []
 
     def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from conftest import gated_model, lesson_of
 from mhaprune.data import PAD
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.recoveries.base import Lesson, recover
+from mhaprune.recoveries.base import RecoveryContext, recover
 from mhaprune.recoveries.fine_tune import FineTune, distil
 from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.tasks.base import Splits
@@ -22,7 +22,7 @@ from mhaprune.training.loop import cross_entropy
 
 
 @pytest.fixture(scope="module")
-def lesson(task: Sort, splits: Splits) -> Lesson:
+def lesson(task: Sort, splits: Splits) -> RecoveryContext:
     return lesson_of(gated_model(task).float(), splits)
 
 
@@ -31,7 +31,7 @@ def without(model: Seq2Seq, *names: str) -> Seq2Seq:
 
 
 @torch.no_grad()
-def test_distillation_asks_for_the_teachers_probabilities(lesson: Lesson, splits: Splits) -> None:
+def test_distillation_asks_for_the_teachers_probabilities(lesson: RecoveryContext, splits: Splits) -> None:
     batch = splits.report[:8]
     teacher, model = lesson.dense, without(lesson.dense, "cross.0.0", "encoder_self.0.1")
     p, q = (m.logits(batch).softmax(dim=-1) for m in (teacher, model))
@@ -46,7 +46,7 @@ def test_distillation_asks_for_the_teachers_probabilities(lesson: Lesson, splits
     assert not torch.equal(plain.output.bias, taught.output.bias)
 
 
-def test_a_recovery_is_kept_for_the_weights_it_started_from(lesson: Lesson) -> None:
+def test_a_recovery_is_kept_for_the_weights_it_started_from(lesson: RecoveryContext) -> None:
     asked: list[dict[str, Any]] = []
 
     def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def test_a_recovery_is_kept_for_the_weights_it_started_from(lesson: Lesson) -> N
     assert asked[-1]["from"] != scratch["from"]
 
 
-def test_a_draw_is_kept_whatever_others_there_are(lesson: Lesson) -> None:
+def test_a_draw_is_kept_whatever_others_there_are(lesson: RecoveryContext) -> None:
     asked: list[dict[str, Any]] = []
 
     def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from mhaprune.measure.outcomes import output_difference
 from mhaprune.model.checkpoint import load, restore, to_bytes
 from mhaprune.model.sublayers import Sublayer, sublayers
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.recoveries.base import Lesson, recover
+from mhaprune.recoveries.base import RecoveryContext, recover
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refit import Refit
 from mhaprune.recoveries.refitting import ENOUGH, refit, ridges, show
@@ -40,7 +40,7 @@ GONE = {"ragged": RAGGED, "decoder only": ("decoder_self.1.0",), "all": None}
 
 
 @pytest.fixture(scope="module")
-def lesson(task: Sort, splits: Splits) -> Lesson:
+def lesson(task: Sort, splits: Splits) -> RecoveryContext:
     """Of a model that answers with several symbols, some answers shorter than others."""
     dense = gated_model(task)
     with torch.no_grad():
@@ -55,11 +55,11 @@ def without(model: Seq2Seq, names: Sequence[str] | None) -> Seq2Seq:
 
 
 @pytest.fixture(params=GONE)
-def left(request: pytest.FixtureRequest, lesson: Lesson) -> Seq2Seq:
+def left(request: pytest.FixtureRequest, lesson: RecoveryContext) -> Seq2Seq:
     return without(lesson.dense, GONE[request.param])
 
 
-def recovered(recovery: Any, lesson: Lesson, left: Seq2Seq) -> Seq2Seq:
+def recovered(recovery: Any, lesson: RecoveryContext, left: Seq2Seq) -> Seq2Seq:
     model: Seq2Seq = recovery(lesson, left, 0, None, lambda state: None)[0]
     return model
 
@@ -84,7 +84,9 @@ def walked(dense: Seq2Seq, old: Seq2Seq, new: Seq2Seq, batch: Examples) -> list[
 
 
 @torch.no_grad()
-def test_every_map_is_least_squares_on_the_streams_that_the_maps_before_it_left(lesson: Lesson, left: Seq2Seq) -> None:
+def test_every_map_is_least_squares_on_the_streams_that_the_maps_before_it_left(
+    lesson: RecoveryContext, left: Seq2Seq
+) -> None:
     """In one batch, by torch.linalg.lstsq, with a row for every weight that the ridge holds. So the error on what it
     saw is never larger than before."""
     ridge, better = 0.01, 0
@@ -108,7 +110,7 @@ def test_every_map_is_least_squares_on_the_streams_that_the_maps_before_it_left(
 
 
 @torch.no_grad()
-def test_a_model_that_lost_nothing_is_not_changed(lesson: Lesson, batch: Examples) -> None:
+def test_a_model_that_lost_nothing_is_not_changed(lesson: RecoveryContext, batch: Examples) -> None:
     """With live gates and with folded ones."""
     for left in (lesson.dense, without(lesson.dense, ())):
         new = recovered(Refit(), lesson, left)
@@ -118,7 +120,7 @@ def test_a_model_that_lost_nothing_is_not_changed(lesson: Lesson, batch: Example
 
 
 @torch.no_grad()
-def test_a_learned_gate_stays_where_it_is_and_the_map_behind_it_is_fitted(lesson: Lesson) -> None:
+def test_a_learned_gate_stays_where_it_is_and_the_map_behind_it_is_fitted(lesson: RecoveryContext) -> None:
     """A live gate scales what W_O reads, so it must count in the fit: closing a head of a gated model is removal."""
     gated = copy.deepcopy(lesson.dense)
     for sublayer in gated.attention_sublayers().values():
@@ -130,7 +132,7 @@ def test_a_learned_gate_stays_where_it_is_and_the_map_behind_it_is_fitted(lesson
     assert output_difference(masked, cut, lesson.splits.report) < 1e-6
 
 
-def test_no_target_and_no_other_split_is_read(lesson: Lesson, left: Seq2Seq) -> None:
+def test_no_target_and_no_other_split_is_read(lesson: RecoveryContext, left: Seq2Seq) -> None:
     train = lesson.splits.train
     unlabelled = Examples(train.source, torch.full_like(train.target, -1))
     nothing: Any = None
@@ -141,14 +143,14 @@ def test_no_target_and_no_other_split_is_read(lesson: Lesson, left: Seq2Seq) -> 
     assert not same(first, recovered(Refit(), others, left)), "it does read the sources"
 
 
-def test_padding_changes_nothing(lesson: Lesson, left: Seq2Seq, batch: Examples) -> None:
+def test_padding_changes_nothing(lesson: RecoveryContext, left: Seq2Seq, batch: Examples) -> None:
     source = lesson.splits.train.source
     wider = torch.cat([source, source.new_zeros(len(source), 3)], dim=1)
     models = [refit(left, show(lesson.dense, Examples(ids, ids)), 1e-3) for ids in (source, wider)]
     assert output_difference(*models, batch) < 1e-9
 
 
-def test_only_attention_is_fitted_where_that_is_said(lesson: Lesson, left: Seq2Seq) -> None:
+def test_only_attention_is_fitted_where_that_is_said(lesson: RecoveryContext, left: Seq2Seq) -> None:
     new = recovered(Refit(feed_forward=False), lesson, left)
     changed = {name for name, value in new.state_dict().items() if not torch.equal(value, left.state_dict()[name])}
     assert changed
@@ -168,7 +170,7 @@ def end_of(model: Seq2Seq, batch: Examples) -> Tensor:
     return last.output()[last.valid]
 
 
-def test_it_serves_after_training_and_after_itself(lesson: Lesson) -> None:
+def test_it_serves_after_training_and_after_itself(lesson: RecoveryContext) -> None:
     seen = answered(lesson.dense, lesson.splits.train.source)
     dense = end_of(lesson.dense, seen)
     for left in (
@@ -180,7 +182,9 @@ def test_it_serves_after_training_and_after_itself(lesson: Lesson) -> None:
         assert (after - dense).square().mean() < 0.5 * (before - dense).square().mean()
 
 
-def test_a_refitted_model_is_read_back_from_a_file_and_refitted_from_there(lesson: Lesson, tmp_path: Path) -> None:
+def test_a_refitted_model_is_read_back_from_a_file_and_refitted_from_there(
+    lesson: RecoveryContext, tmp_path: Path
+) -> None:
     left = without(lesson.dense, RAGGED).float()
     single = lesson_of(copy.deepcopy(lesson.dense).float(), lesson.splits)
     new = recovered(Refit(), single, left)
@@ -199,7 +203,7 @@ def test_a_refitted_model_is_read_back_from_a_file_and_refitted_from_there(lesso
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
 def test_few_examples_are_enough_for_some_change_and_are_said_once(
-    lesson: Lesson, left: Seq2Seq, ridge: float, caplog: pytest.LogCaptureFixture
+    lesson: RecoveryContext, left: Seq2Seq, ridge: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     fresh = replace(lesson)
     with caplog.at_level(logging.WARNING):
@@ -213,14 +217,16 @@ def test_few_examples_are_enough_for_some_change_and_are_said_once(
     assert not same(new, left)
 
 
-def test_enough_examples_are_not_remarked_on(lesson: Lesson, left: Seq2Seq, caplog: pytest.LogCaptureFixture) -> None:
+def test_enough_examples_are_not_remarked_on(
+    lesson: RecoveryContext, left: Seq2Seq, caplog: pytest.LogCaptureFixture
+) -> None:
     recovered(Refit(), replace(lesson), left)
     assert not caplog.messages
 
 
 @pytest.mark.parametrize("broken", ["dense", "left"])
 def test_states_that_are_not_finite_are_said_in_a_line_and_leave_the_model_as_it_was(
-    lesson: Lesson, broken: str
+    lesson: RecoveryContext, broken: str
 ) -> None:
     models = {"dense": copy.deepcopy(lesson.dense), "left": without(lesson.dense, RAGGED)}
     with torch.no_grad():
@@ -237,7 +243,7 @@ def test_states_that_are_not_finite_are_said_in_a_line_and_leave_the_model_as_it
     assert done.history.empty
 
 
-def test_fine_tuning_can_start_from_it(lesson: Lesson) -> None:
+def test_fine_tuning_can_start_from_it(lesson: RecoveryContext) -> None:
     left = without(lesson.dense, RAGGED)
     both = recovered(FineTune(steps=2, start=Refit()), lesson, left)
     assert same(both, recovered(FineTune(steps=2), lesson, recovered(Refit(), lesson, left)))
@@ -246,7 +252,7 @@ def test_fine_tuning_can_start_from_it(lesson: Lesson) -> None:
     assert longer.extra_steps == 5
 
 
-def test_it_is_done_anew_rather_than_kept_in_a_cache(lesson: Lesson, left: Seq2Seq) -> None:
+def test_it_is_done_anew_rather_than_kept_in_a_cache(lesson: RecoveryContext, left: Seq2Seq) -> None:
     def refuse(kind: str, what: Any, make: Any) -> Any:
         raise AssertionError("it takes a second")
 
@@ -257,7 +263,7 @@ def test_it_is_done_anew_rather_than_kept_in_a_cache(lesson: Lesson, left: Seq2S
         recover(FineTune(steps=1), lesson, left, 0, refuse)
 
 
-def test_a_recovery_that_holds_another_is_kept_for_the_settings_of_both(lesson: Lesson) -> None:
+def test_a_recovery_that_holds_another_is_kept_for_the_settings_of_both(lesson: RecoveryContext) -> None:
     asked: list[dict[str, Any]] = []
 
     def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:

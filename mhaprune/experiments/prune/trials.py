@@ -14,7 +14,7 @@ from mhaprune.measure.outcomes import measure
 from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan, plan_columns, plan_words
 from mhaprune.pruning.removal import EquivalenceCheck
-from mhaprune.recoveries.base import Lesson, Recovery, recover
+from mhaprune.recoveries.base import Recovery, RecoveryContext, recover
 from mhaprune.schedules.budgets import Budget
 from mhaprune.storage.cache import Remember
 from mhaprune.subject import Outcome, Subject
@@ -51,7 +51,7 @@ class Trials:
     where it stopped.
     """
 
-    def __init__(self, lesson: Lesson, recoveries: Mapping[str, Recovery], remember: Remember) -> None:
+    def __init__(self, lesson: RecoveryContext, recoveries: Mapping[str, Recovery], remember: Remember) -> None:
         self.lesson, self.recoveries, self.remember = lesson, recoveries, remember
         self.histories: list[pd.DataFrame] = []
         self.worst = 0.0

@@ -15,7 +15,7 @@ from mhaprune.data import EOS
 from mhaprune.experiments.ablate.study import summary_table
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure.outcomes import measure
-from mhaprune.recoveries.base import Lesson
+from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.recoveries.refit import Refit
 from mhaprune.settings.options import ConfigError
 from mhaprune.statistics.intervals import paired_interval
@@ -51,7 +51,7 @@ def test_the_recovered_models_are_those_of_the_scorer_that_goes_furthest(
     same = ["heads_removed", "removed", "parameters", "flops", "speedup"]
     pd.testing.assert_frame_equal(recovered[same], own[same].reset_index(drop=True))
     assert set(recovered) - set(pruning) == {"recovery", "note"}
-    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
+    lesson = RecoveryContext(study.subject, study.trained.training, study.splits, study.seed)
     assert (recovered["heads_removed"] > 0).any()
     for row in recovered.to_dict("records"):
         left = study.subject.without(HeadMask(study.subject.grid, frozenset(map(HeadId.parse, row["removed"].split()))))
@@ -82,7 +82,7 @@ def test_what_is_lost_on_the_choose_split_has_its_paired_interval(
 ) -> None:
     table = tables[name]
     whole = measure(study.subject, study.splits.choose).quality.numpy()
-    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
+    lesson = RecoveryContext(study.subject, study.trained.training, study.splits, study.seed)
     first = table[table["draw"] == 0]
     assert first["choose_drop"].nunique() > 2
     for row in first.to_dict("records"):
@@ -137,7 +137,7 @@ def test_the_answers_are_those_of_the_models_without_the_heads(
     (scorer,) = answers["scorer"].unique()
     first_draw = pruning[(pruning["scorer"] == scorer) & (pruning["draw"] == 0)]
     removed = first_draw.set_index("heads_removed")["removed"]
-    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
+    lesson = RecoveryContext(study.subject, study.trained.training, study.splits, study.seed)
     assert set(answers["right_answer"]) == {" ".join(decode(report.target[0].tolist()))}
     assert set(answers["recovery"]) == {"nothing", "refit"}
     for recovery, own in answers.groupby("recovery"):

@@ -30,7 +30,7 @@ from mhaprune.scorers.taylor import Taylor
 from mhaprune.settings.options import ConfigError
 from mhaprune.statistics.intervals import area, prunable, student_interval
 from mhaprune.storage.store import RunFolder, read_status
-from mhaprune.subject import Answered
+from mhaprune.subject import AnswerOutcome
 from mhaprune.tasks.base import Splits
 
 
@@ -162,7 +162,7 @@ def two(first: torch.Tensor, second: torch.Tensor) -> tuple[pd.DataFrame, Regret
     """Two scorers with these outcomes of every example; the first is better on the choose split and dearer."""
     grid = HeadGrid.full([Block(Site.CROSS, 0)], 2)
     masks = [HeadMask(grid, frozenset([head])) for head in grid]
-    reported = {mask: Answered(right, right, right) for mask, right in zip(masks, (first, second), strict=True)}
+    reported = {mask: AnswerOutcome(right, right, right) for mask, right in zip(masks, (first, second), strict=True)}
     plans = [Plan(name, 0, "one_shot", mask) for name, mask in zip("ab", masks, strict=True)]
     best = [Plan(name, 0, "exact", masks[0]) for name in ("loss", "quality")]
     methods = pd.DataFrame(
@@ -254,7 +254,7 @@ def test_many_comparisons_are_corrected() -> None:
     masks = [HeadMask(grid, frozenset([head])) for head in grid]
     right = torch.ones(80)
     worse = right.index_fill(0, torch.arange(6), 0.0)
-    reported = {mask: Answered(*3 * [right if i == 0 else worse]) for i, mask in enumerate(masks)}
+    reported = {mask: AnswerOutcome(*3 * [right if i == 0 else worse]) for i, mask in enumerate(masks)}
     plans = [Plan(name, 0, "one_shot", mask) for name, mask in zip("abcdef", masks, strict=True)]
     best = [Plan(name, 0, "exact", masks[0]) for name in ("loss", "quality")]
     methods = pd.DataFrame({"scorer": list("abcdef"), "family": "x", "choose_quality": np.linspace(0.9, 0.4, 6)})

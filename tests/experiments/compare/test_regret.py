@@ -8,7 +8,7 @@ from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.pruning.plans import Plan
 from mhaprune.statistics.intervals import difference_interval, mean_interval, share_interval
-from mhaprune.subject import Answered
+from mhaprune.subject import AnswerOutcome
 
 GRID = HeadGrid.full([Block(Site.CROSS, 0)], 3)
 
@@ -27,7 +27,7 @@ def regrets() -> Regrets:
     reported = {}
     for plan in [*mine, *best]:
         loss, exact = torch.rand(40, generator=draw), (torch.rand(40, generator=draw) < 0.6).float()
-        reported.setdefault(plan.mask, Answered(loss, exact, exact))
+        reported.setdefault(plan.mask, AnswerOutcome(loss, exact, exact))
     return Regrets(mine, best, reported)
 
 

@@ -25,7 +25,7 @@ from mhaprune.measure.outcomes import Diverged, ProofFailed, measure
 from mhaprune.model.checkpoint import load
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import under_way
-from mhaprune.recoveries.base import Lesson
+from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.recoveries.refit import Refit
@@ -39,7 +39,7 @@ from mhaprune.settings.options import ConfigError
 from mhaprune.statistics.intervals import paired_interval
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.studies.study import Study
-from mhaprune.subject import Answered
+from mhaprune.subject import AnswerOutcome
 
 FEW_ROUNDS = ("experiment.latency_rounds=2", "experiment.latency_batch=4")
 CLOCK = ("seconds", "latency_ms", "speedup", "speedup_q1", "speedup_q3")
@@ -136,7 +136,7 @@ def test_a_refit_is_closer_to_the_dense_model_and_no_training(tables: Mapping[st
     assert (fewer["refit"] < fewer["nothing"]).all()
     row = one(table, schedule="greedy", recovery="refit", heads_kept=3)
     assert row["steps"] == 0
-    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
+    lesson = RecoveryContext(study.subject, study.trained.training, study.splits, study.seed)
     left = study.subject.without(mask_of(study, row["removed"]))
     twin, _ = Refit()(lesson, left, 0, None, lambda state: None)
     assert row["loss"] == pytest.approx(float(measure(twin, study.splits.report).loss.double().mean()), rel=1e-6)
@@ -175,7 +175,7 @@ def test_the_control_has_the_shape_of_the_best_and_nothing_else_of_it(
         assert set(rows["steps"]) == {study.trained.training.steps + 3 * 20}, "as long as the longest"
     row = one(control, heads_kept=3, draw=1)
     left = study.subject.without(mask_of(study, row["removed"]))
-    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed, 3 * 20)
+    lesson = RecoveryContext(study.subject, study.trained.training, study.splits, study.seed, 3 * 20)
     twins = [FromScratch()(lesson, left, draw, None, lambda state: None)[0] for draw in (0, 1)]
     assert exact(twins[1], study.splits.report) == pytest.approx(row["quality"])
     assert twins[1].grid.sizes == left.grid.sizes
@@ -298,7 +298,7 @@ def test_a_control_that_diverged_is_not_taken_for_one(study: Study, monkeypatch:
 
     monkeypatch.setattr(FromScratch, "__call__", diverge)
     plan = trials.Plan("a", 0, "one", mask_of(study, "cross.0.0"), "1")
-    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
+    lesson = RecoveryContext(study.subject, study.trained.training, study.splits, study.seed)
     recoveries = {"scratch": FromScratch(draws=1)}
     work = trials.Trials(lesson, recoveries, lambda kind, what, make: make(None, print))
     (best,) = work.after([plan])
@@ -309,7 +309,7 @@ def test_a_control_that_diverged_is_not_taken_for_one(study: Study, monkeypatch:
 
 
 def test_a_budget_that_is_met_already_trains_nothing(study: Study) -> None:
-    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
+    lesson = RecoveryContext(study.subject, study.trained.training, study.splits, study.seed)
     recoveries = {"tuned": FineTune(steps=1, when="between")}
     work = trials.Trials(lesson, recoveries, lambda kind, what, make: make(None, print))
     cost = Cost.heads(study.subject.grid)
@@ -348,7 +348,7 @@ def test_the_order_is_that_of_the_masks(tables: Mapping[str, pd.DataFrame]) -> N
 
 
 def test_ten_comes_after_nine() -> None:
-    outcome = Answered(*(torch.tensor([1.0, 0.0, 1.0]) for _ in Answered._fields))
+    outcome = AnswerOutcome(*(torch.tensor([1.0, 0.0, 1.0]) for _ in AnswerOutcome._fields))
     assert list(by_group(outcome, ["10 symbols", "9 symbols", "10 symbols"])["group"]) == ["9 symbols", "10 symbols"]
 
 
@@ -371,7 +371,7 @@ def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_tables(
     made: list[str] = []
     plain = FineTune.__call__
 
-    def counted(self: FineTune, lesson: Lesson, left: Seq2Seq, *rest: Any) -> Any:
+    def counted(self: FineTune, lesson: RecoveryContext, left: Seq2Seq, *rest: Any) -> Any:
         made.append(" ".join(map(str, left.grid)) + self.when)
         if len(made) == 4:
             raise KeyboardInterrupt
@@ -409,7 +409,7 @@ def test_equal_masks_are_recovered_once(study: Study, monkeypatch: pytest.Monkey
     calls: list[Any] = []
     plain = trials.recover
     monkeypatch.setattr(trials, "recover", lambda *rest: calls.append(rest) or plain(*rest))
-    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
+    lesson = RecoveryContext(study.subject, study.trained.training, study.splits, study.seed)
     work = trials.Trials(lesson, {"tuned": FineTune(steps=1)}, lambda kind, what, make: make(None, print))
     rows = list(work.after([plan, plan._replace(scorer="b")]))
     assert [(row.way.scorer, row.way.recovery) for row in rows] == [
@@ -427,7 +427,7 @@ def test_a_removal_that_is_not_the_mask_fails_at_the_end_and_between(study: Stud
     grid = study.subject.grid
     plan = trials.Plan("a", 0, "one", HeadMask(grid, frozenset(grid)), "6")
     (budget,) = removing([6], grid)
-    lesson = Lesson(study.subject, study.trained.training, study.splits, study.seed)
+    lesson = RecoveryContext(study.subject, study.trained.training, study.splits, study.seed)
     recoveries = {"tuned": FineTune(steps=1, when="between")}
     work = trials.Trials(lesson, recoveries, lambda kind, what, make: make(None, print))
     with pytest.raises(ProofFailed):
