@@ -172,15 +172,13 @@ def _do(todo: Sequence[Job], root: Path, retries: int, start: Callable[[Sequence
         tries.update(job.name for job in tried)
         if not tried or (root / STOP).exists():
             return
-        again = [job for job in tried if tries[job.name] <= retries and _may_end_better(root / job.name)]
-        for job in again:
-            log.warning("%s: is tried again", job.label)
+        again = []
+        for job in (job for job in tried if tries[job.name] <= retries):
+            status = read_status(root / job.name)
+            if status.get("status") != "done" and not str(status.get("reason")).startswith("ConfigError"):
+                log.warning("%s: is tried again", job.label)
+                again.append(job)
         left = [job for job in left if job not in tried or job in again]
-
-
-def _may_end_better(folder: Path) -> bool:
-    status = read_status(folder)
-    return status.get("status") != "done" and not str(status.get("reason")).startswith("ConfigError")
 
 
 def _mark(folder: Path) -> tuple[int, int] | None:
