@@ -58,8 +58,14 @@ def test_runs_are_combined_and_told_apart_by_what_differs(tmp_path: Path) -> Non
     assert len(table) == 3 * len(pruning_table())
     assert (table["run"] == "abc").all()
     assert any(line.startswith("num_heads=8: 9 of 24 heads can go") for line in lines)
-    figures = {f"{name}.{kind}" for name in ("comparison", "headline", "runs") for kind in ("png", "svg")}
-    assert {path.name for path in (tmp_path / "sweep" / "figures").iterdir()} == figures
+    assert {p.name for p in (tmp_path / "sweep" / "figures").iterdir()} == {
+        "comparison.png",
+        "comparison.svg",
+        "headline.png",
+        "headline.svg",
+        "runs.png",
+        "runs.svg",
+    }
     assert "num_heads=4" in (tmp_path / "sweep" / "report.html").read_text()
     again = collect([tmp_path / "sweep"], tmp_path / "sweep")  # its own output is not taken for a run
     assert again == lines
