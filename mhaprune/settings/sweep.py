@@ -13,7 +13,7 @@ LONGEST = 100
 
 
 @dataclass(frozen=True)
-class Search(Checked):
+class SearchSettings(Checked):
     """A sweep whose jobs are chosen by what earlier ones found."""
 
     column: str = "training.valid_quality"
@@ -44,7 +44,7 @@ class SweepSettings(Checked):
     """The most jobs that a sweep may have, so that a slip of the hand does not fill the memory."""
     time_limit: Annotated[float | None, Gt(0)] = None
     """The seconds after which a job is stopped. It counts as failed, and goes on from there when it is tried again."""
-    search: Search | None = None
+    search: SearchSettings | None = None
     """Whether the settings of a sweep are searched, and for what. None does all of them."""
 
     def __post_init__(self) -> None:

@@ -174,6 +174,10 @@ def reason(error: BaseException) -> str:
     return "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
 
 
+def in_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def read_status(folder: Path) -> dict[str, Any]:
     """Return the `status.json` of a folder; empty where there is none that can be read.
 

@@ -16,11 +16,11 @@ from mhaprune.experiments.base import Experiment
 from mhaprune.reporting.headline import against_settings, means_in_words
 from mhaprune.reporting.page import render
 from mhaprune.reporting.plots import MOST_RUNS, Plot, draw
-from mhaprune.storage.store import RunFolder, read_status, reason
+from mhaprune.storage.store import RunFolder, in_one_line, read_status, reason
 from mhaprune.sweeps.index import index_of
 from mhaprune.sweeps.jobs import Sweep
 from mhaprune.sweeps.parts import Part, named, numbers_of, settings_of, table_of, title_of, varying_first, with_findings
-from mhaprune.sweeps.runs import COLLECTION, find_runs, one_line
+from mhaprune.sweeps.runs import COLLECTION, find_runs
 from mhaprune.tables import LABEL, SETTING, Tables
 
 FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$)")
@@ -97,7 +97,7 @@ def compare(kind: type[Experiment], parts: Sequence[Part], prefix: str) -> Compa
             tables, common, plots = _in_common(kind, parts, prefix)
         except Exception as error:
             tables = combined(parts)
-            common = [f"Runs of {kind.__name__.lower()} cannot be drawn together, {one_line(reason(error))}."]
+            common = [f"Runs of {kind.__name__.lower()} cannot be drawn together, {in_one_line(reason(error))}."]
     many = [f"What each of {len(parts)} runs found is in index.html."]
     each = [f"{part.label}: {part.sentence}" for part in parts]
     return Comparison(tables, plots, [*common, *(many if len(parts) > MOST_RUNS else each)], without)

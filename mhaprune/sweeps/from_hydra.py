@@ -31,7 +31,7 @@ from mhaprune.storage.store import LOCK, refuse_links
 from mhaprune.sweeps.doing import end_with_parent
 from mhaprune.sweeps.jobs import Job, Sweep
 from mhaprune.sweeps.launching import do_sweep
-from mhaprune.sweeps.searching import Range, Searching, check_optuna
+from mhaprune.sweeps.searching import OptunaSearch, Range, check_optuna
 
 Values = Callable[[DictConfig, Sequence[str]], dict[str, Any]]
 """Makes the plain values that `config.build` reads of a config and of the overrides that it was made with."""
@@ -108,7 +108,7 @@ def launch(
         do_sweep(root, all_settings(overrides), sources, how, launcher)
         return
     check_optuna()
-    search, before = Searching(how.search, *to_choose(overrides), root), Sweep.read(root)
+    search, before = OptunaSearch(how.search, *to_choose(overrides), root), Sweep.read(root)
     for one_of_each in search.each_value():
         run = launcher.fits(one_of_each)
         if run is not None and run.experiment.tables:  # else they are not known beforehand

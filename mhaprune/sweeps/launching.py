@@ -74,14 +74,14 @@ def do_sweep(
         changed, done = ([label for label in found if found[label] == state] for state in (CHANGED, DONE))
         if changed and how.on_change == "refuse":
             raise ValueError(
-                f"{place}: {len(changed)} of its jobs were done with other settings or other code ({_listed(changed)});"
+                f"{place}: {len(changed)} of its jobs were done with other settings or other code ({_some(changed)});"
                 " on_change=redo does them again, another name keeps them"
             )
         todo = [job for job in sweep.jobs if found[job.label] != DONE]
         for job in todo:
             launcher.check(job)
         if done:
-            print(f"{len(done)} of {len(found)} jobs are done and skipped: {_listed(done)}")
+            print(f"{len(done)} of {len(found)} jobs are done and skipped: {_some(done)}")
         sweep.write(root)
         start = functools.partial(launcher.start, starts=sweep.starts)
         (root / STOP).unlink(missing_ok=True)
@@ -152,7 +152,7 @@ def _same_code(noted: Any) -> bool:
         return False
 
 
-def _listed(labels: Sequence[str]) -> str:
+def _some(labels: Sequence[str]) -> str:
     return "; ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
 
 
@@ -165,22 +165,20 @@ def _do(todo: Sequence[Job], root: Path, retries: int, start: Callable[[Sequence
         try:
             start(left)
         except Exception as error:  # of whatever does the jobs; what they say themselves stands in their folders
-            log.error("jobs were lost: %s", " ".join(f"{type(error).__name__}: {error}".split()))
+            log.error("jobs were lost: %s", store.in_one_line(store.reason(error)))
         while any(is_held(root / job.name / store.LOCK) for job in left):  # it may have lost one, and wait for none
             time.sleep(PAUSE)
         tried = [job for job in left if _mark(root / job.name) != before[job.name]]
         tries.update(job.name for job in tried)
         if not tried or (root / STOP).exists():
             return
-        again = [job for job in tried if tries[job.name] <= retries and _may_end_better(root / job.name)]
-        for job in again:
-            log.warning("%s: is tried again", job.label)
+        again = []
+        for job in (job for job in tried if tries[job.name] <= retries):
+            status = read_status(root / job.name)
+            if status.get("status") != "done" and not str(status.get("reason")).startswith("ConfigError"):
+                log.warning("%s: is tried again", job.label)
+                again.append(job)
         left = [job for job in left if job not in tried or job in again]
-
-
-def _may_end_better(folder: Path) -> bool:
-    status = read_status(folder)
-    return status.get("status") != "done" and not str(status.get("reason")).startswith("ConfigError")
 
 
 def _mark(folder: Path) -> tuple[int, int] | None:

@@ -16,8 +16,8 @@ from mhaprune.reporting.headline import Number
 from mhaprune.reporting.settings import Setting, by_use, setting
 from mhaprune.settings.sweep import SWEEP_SETTINGS
 from mhaprune.storage.seals import Damaged
-from mhaprune.storage.store import reason
-from mhaprune.sweeps.runs import FoundRun, one_line
+from mhaprune.storage.store import in_one_line, reason
+from mhaprune.sweeps.runs import FoundRun
 from mhaprune.tables import LABEL, SETTING, Tables, varying
 
 RESERVED = ("cache", "hydra", LABEL, SETTING, *SWEEP_SETTINGS)
@@ -55,7 +55,7 @@ class Part:
 
     def misfit(self, error: Exception) -> Part:
         """The part of a run whose tables are not those of its experiment."""
-        return self.damaged(f"its tables do not fit, {one_line(reason(error))}")
+        return self.damaged(f"its tables do not fit, {in_one_line(reason(error))}")
 
 
 def named(runs: Sequence[FoundRun]) -> tuple[list[Part], list[str]]:

@@ -17,7 +17,7 @@ from mhaprune.experiments.base import Experiment
 from mhaprune.settings.plugins import find_class
 from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.seals import Damaged, checksum
-from mhaprune.storage.store import inside, read_status
+from mhaprune.storage.store import in_one_line, inside, read_status
 from mhaprune.sweeps.jobs import FILE, Sweep
 
 RUN, COLLECTION = "run", "collection"
@@ -94,7 +94,7 @@ class FoundRun:
         if self.damage is not None:
             return f"damaged: {self.damage}"
         if (state := self.status.get("status", "no status")) != "done":
-            return ": ".join([state, *filter(None, [one_line(self.status.get("reason") or "")])])
+            return ": ".join([state, *filter(None, [in_one_line(self.status.get("reason") or "")])])
         if "experiment" not in self.status:
             return "too old: its status names no experiment, run it again"
         if self.experiment is None:
@@ -128,7 +128,7 @@ class FoundRun:
             try:
                 found[name.removesuffix(".csv")] = pd.read_csv(io.BytesIO(data), low_memory=False)
             except Exception as error:  # whatever pandas meets in a foreign file
-                raise Damaged(f"{name} is no table ({one_line(str(error))})") from None
+                raise Damaged(f"{name} is no table ({in_one_line(str(error))})") from None
         return found
 
     def _read(self, name: str) -> bytes:
@@ -206,7 +206,3 @@ def _below(top: Path) -> Iterator[FoundRun]:
         for name in folders:
             if (folder / name).is_symlink() and (folder / name / "status.json").exists():
                 yield FoundRun(folder / name, {}, "a link, name the folder that it leads to")
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())

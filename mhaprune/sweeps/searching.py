@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mhaprune.settings.sweep import Search
+from mhaprune.settings.sweep import SearchSettings
 from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.store import read_status
 from mhaprune.sweeps.jobs import Job, Sweep
@@ -40,11 +40,11 @@ class Range:
     log: bool = False
 
 
-class Searching:
+class OptunaSearch:
     """Proposes the settings of further jobs. Raises ValueError where there is nothing to search in."""
 
     def __init__(
-        self, search: Search, fixed: Sequence[str], space: Mapping[str, Sequence[str] | Range], root: Path
+        self, search: SearchSettings, fixed: Sequence[str], space: Mapping[str, Sequence[str] | Range], root: Path
     ) -> None:
         """`fixed` are the settings of every job, `space` those to choose, in the folder `root` of the sweep."""
         self.search, self.fixed, self.root = search, fixed, root

@@ -15,11 +15,11 @@ from conftest import run_here
 from made_sweeps import Bench
 from made_tables import summary
 from mhaprune.command_line import main
-from mhaprune.settings.sweep import Search
+from mhaprune.settings.sweep import SearchSettings
 from mhaprune.sweeps.from_hydra import to_choose
 from mhaprune.sweeps.jobs import Job, Sweep
 from mhaprune.sweeps.launching import JobsFailed
-from mhaprune.sweeps.searching import Searching
+from mhaprune.sweeps.searching import OptunaSearch
 
 pytest.importorskip("optuna", reason="pip install -e '.[search]'")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -40,12 +40,12 @@ def quality(job: Job) -> float:
     return -abs(int(given["heads"]) - 4) - (np.log10(float(given["rate"])) + 2) ** 2
 
 
-def search(sweep: Bench, *space: str, **settings: Any) -> Searching:
+def search(sweep: Bench, *space: str, **settings: Any) -> OptunaSearch:
     overrides = OverridesParser.create().parse_overrides(list(space or SPACE))
-    return Searching(Search(**{"column": "training.quality", **settings}), *to_choose(overrides), sweep.root)
+    return OptunaSearch(SearchSettings(**{"column": "training.quality", **settings}), *to_choose(overrides), sweep.root)
 
 
-def do(sweep: Bench, searching: Searching) -> list[Job]:
+def do(sweep: Bench, searching: OptunaSearch) -> list[Job]:
     before = Sweep.read(sweep.root)
     first = searching.more([]) if before is None else searching.again(before)
     sweep.over(first, varying=list(searching.space), more=searching.more)
