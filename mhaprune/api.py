@@ -17,6 +17,10 @@ def run(*overrides: str, folder: str | Path | None = None) -> Results:
     """Do what `scripts/run.py` does with these arguments, for example `run("experiment=ablate", "task=sort")`.
 
     Without a `folder` nothing is written but the cache. Raises ValueError, one line, for settings that cannot be.
+
+    >>> found = mhaprune.run("experiment=train", "task=copy", "training.steps=20", "cache=my_cache")
+    >>> sorted(found.tables)
+    ['accuracy', 'examples', 'groups', 'training']
     """
     described_run = described(*overrides)
     with shown():
@@ -30,6 +34,11 @@ def run(*overrides: str, folder: str | Path | None = None) -> Results:
 @checked
 @shown()
 def study(*overrides: str) -> Study:
-    """Return the input of the experiment of such a run: the trained model as `subject`, its `splits`, `scorers`
-    by name, and more. The model comes from the cache where it was trained before. Raises ValueError as `run` does."""
+    """Return the input of the experiment of such a run: the trained model as `subject`, its `splits`, `scorers` by
+    name, and more. The model comes from the cache where it was trained before. Raises ValueError as `run` does.
+
+    >>> study = mhaprune.study("task=copy", "training.steps=20", "scorer=[ablation]", "cache=my_cache")
+    >>> study.scorers["ablation"](study.subject, study.splits.score[:32], 0).values.shape  # (draws, heads)
+    torch.Size([1, 24])
+    """
     return described(*overrides).study()

@@ -75,6 +75,10 @@ def wrap(
 
     `blocks` names the attention layers by hand, where tracing finds none. Raises `Unsupported`, one line, for a model
     that cannot be understood.
+
+    >>> heads = mhaprune.wrap(model, losses.classification, score=batches, choose=batches, report=batches)
+    >>> heads
+    8 heads in 2 blocks, all with an effect, all removable
     """
     splits = {"score": score, "choose": choose, "report": report, "train": train}
     return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed)))
@@ -92,6 +96,9 @@ class Heads(ModelWithData):
         One row per scorer and head: `score` with its 95 % interval, which is empty where too few examples make the
         score to say; `rank` (1 is the most important), and what it cost. A scorer is a name as in `scorer=[...]` of the
         command line, or an object. Raises ValueError, one line, for one that needs what this model has not.
+
+        >>> heads.score("ablation", "gate_output").groupby("scorer")["head"].count().to_dict()
+        {'ablation': 8, 'gate_output': 8}
         """
         chosen = self._scorers(scorers or ("ablation",))
         table = heads_table(self.scoring, chosen)
@@ -105,13 +112,20 @@ class Heads(ModelWithData):
         The heads with the lowest scores go. With `rescore_every=6` the smaller model is scored again after every six
         heads. `by` may also name a search, which is a schedule that uses no scores: for example "greedy", or
         "greedy_refit" for a model that is refitted afterwards.
+
+        >>> len(heads.mask(keep=0.25, by="gate_output").removed)
+        6
         """
         return self.masks([keep], by, rescore_every)[0]
 
     @checked
     @shown()
     def masks(self, keep: Sequence[float | int], by: By = "ablation", rescore_every: Every = None) -> list[HeadMask]:
-        """Return a mask for each of several sizes, on one way from the whole model to the smallest."""
+        """Return a mask for each of several sizes, on one way from the whole model to the smallest.
+
+        >>> [len(mask.kept) for mask in heads.masks([0.75, 2])]
+        [6, 2]
+        """
         total = len(self.grid)
         counts = [total - self._kept(each) for each in keep]
         chosen: Any = option(by, {"scorer": Scorer, "schedule": Schedule}) if isinstance(by, str) else by
@@ -151,6 +165,10 @@ class Heads(ModelWithData):
         AdamW lowers the loss. Both use the *train* split; if there is none, they use *score*.
 
         The copy is of the user's own class. Raises ValueError where heads cannot be removed.
+
+        >>> small = heads.prune(keep=0.5, by="gate_output", refit=True)
+        >>> type(small) is type(model), [layer.num_heads for layer in small.attention] != [4, 4]
+        (True, True)
         """
         model = self.without(self.mask(keep, by, rescore_every), refit, fine_tune).model
         make_plain(model)
@@ -159,7 +177,11 @@ class Heads(ModelWithData):
     @checked
     @shown()
     def without(self, mask: HeadMask, refit: bool = False, fine_tune: Annotated[int, Ge(0)] = 0) -> WrappedModel:
-        """The model without these heads as a subject, to be measured further. It is proved first."""
+        """Return the model without these heads as a subject, to be measured further. It is proved first.
+
+        >>> len(heads.without(heads.mask(keep=3)).grid)
+        3
+        """
         self.check_removable()
         EquivalenceCheck(self.subject, self.user_splits.score).prove(mask)
         smaller = self.subject.without(mask)
@@ -183,6 +205,10 @@ class Heads(ModelWithData):
 
         Heads go in one shot by each of the scorers, shares of them or numbers. `tolerance` is the largest loss of the
         quality, which decides on the *choose* split. With `refit` the models of the best scorer are refitted, too.
+
+        >>> found = heads.report("heads.html", budgets=[0.5], rounds=2)
+        >>> found.tables["pruning"]["heads_removed"].unique().tolist()
+        [0, 4]
         """
         self.check_removable()
         if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
@@ -220,6 +246,9 @@ class Heads(ModelWithData):
         `dtype`; with `compiled` through `torch.compile`. One row per batch size and model: milliseconds, and the
         speed-up over the whole model. That is the median of the rounds, in which all take turns, with its quartiles.
         The row `dense again` shows what is noise. A batch is never larger than the split.
+
+        >>> heads.speed(keep=0.5, batch_sizes=1, rounds=2)["model"].tolist()
+        ['removed', 'dense', 'dense again']
         """
         self.check_removable()
         split = self.user_splits.report

@@ -57,6 +57,11 @@ def load(path: str | Path, device: torch.device | str = "cpu", trust_remote_code
     `save_pretrained` of a pruned model of transformers wrote. Raises ValueError, one line, for anything else.
 
     `trust_remote_code` runs Python code that others laid into a folder. What `save` wrote needs it not.
+
+    >>> found = mhaprune.run("experiment=train", "task=copy", "training.steps=20", "cache=my_cache", folder="copy")
+    >>> model = mhaprune.load("copy/model.pt")
+    >>> len(model.grid), len(model.decode("3 1 2", "4 4"))
+    (24, 2)
     """
     with foreign(f"device={device}: not to be had on this machine"):
         torch.empty(0, device=device)
@@ -68,5 +73,10 @@ def load(path: str | Path, device: torch.device | str = "cpu", trust_remote_code
 @checked
 def save(model: nn.Module, path: str | Path) -> None:
     """Write a pruned model of transformers into a folder that is read by `load`, and where mhaprune is not installed by
-    `AutoModelFor....from_pretrained(path, trust_remote_code=True)`. Raises ValueError, one line, for other models."""
+    `AutoModelFor....from_pretrained(path, trust_remote_code=True)`. Raises ValueError, one line, for other models.
+
+    >>> mhaprune.save(heads_of_bert.prune(keep=0.5), "small")
+    >>> type(mhaprune.load("small")).__name__
+    'BertModel'
+    """
     save_folder(model, path)

@@ -47,6 +47,11 @@ class MultiHeadAttention(nn.Module):
     It can take the place of the attention in a layer of `torch.nn` that was made with `batch_first=True`: set
     `self_attn` of an `nn.TransformerEncoderLayer`, and `self_attn` and `multihead_attn` of an
     `nn.TransformerDecoderLayer`. Stack such layers with `nn.TransformerEncoder(layer, n, enable_nested_tensor=False)`.
+
+    >>> layer, x = mhaprune.MultiHeadAttention(64, 4), torch.randn(2, 5, 64)
+    >>> output, weights = layer(x, x, x, gates=torch.tensor([1.0, 1.0, 0.0, 1.0]), need_weights=True)
+    >>> output.shape, weights.shape
+    (torch.Size([2, 5, 64]), torch.Size([2, 4, 5, 5]))
     """
 
     head_mask: Tensor

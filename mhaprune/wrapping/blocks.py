@@ -39,6 +39,11 @@ class AttentionBlock:
     By hand, `AttentionBlock("layers.0.attention", out="out_proj", heads=8)` is enough for gates and scores, if each
     head has as many neighbouring columns as any other. With `query`, `key` and `value`, the names of three linear
     modules, heads can be removed too. All names but `path` are relative to it.
+
+    >>> made_by = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+    >>> blocks = [mhaprune.AttentionBlock(f"attention.{i}", out="out_proj", heads=4, **made_by) for i in range(2)]
+    >>> mhaprune.wrap(model, losses.classification, score=batches, blocks=blocks)
+    8 heads in 2 blocks, all with an effect, all removable
     """
 
     path: str

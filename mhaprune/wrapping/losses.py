@@ -3,6 +3,9 @@
 Each takes what the model returned and the batch, as the user's own functions do. The output has `logits`, as those of
 transformers have, or is the tensor of logits itself. Labels of -100 are ignored.
 
+>>> losses.classification({"logits": torch.zeros(2, 3)}, {"labels": torch.tensor([0, 1])})
+tensor([1.0986, 1.0986])
+
 Dimensions: B = batch, T = positions, C = classes or vocabulary, D = width.
 """
 
