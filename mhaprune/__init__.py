@@ -1,4 +1,4 @@
-"""Which attention heads of a transformer matter, how sure are we, and how much faster is it without the rest?
+"""Attention heads of a transformer: which matter, how sure are we, and how much faster is it without the rest?
 
 The front door: `mhaprune.run("experiment=ablate")`, `mhaprune.study("task=sort")`, `mhaprune.load("model.pt")`,
 `mhaprune.wrap(your_model, loss, score=batches)`, `mhaprune.MultiHeadAttention`.

@@ -31,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mhaprune.interrupts import interruptible
 from mhaprune.settings.plugins import conf_folder, results_folder
-from mhaprune.settings.refusals import RunFailed, check_arguments, composition_error, one_line, unreadable
+from mhaprune.settings.refusals import BROUGHT, RunFailed, check_arguments, composition_error, one_line, unreadable
 
 if TYPE_CHECKING:
     from mhaprune.running import Run
@@ -44,8 +44,6 @@ OmegaConf.register_new_resolver("results", lambda name: str(results_folder() / n
 HELP = ("-h", "--help")
 MULTIRUN = ("-m", "--multirun")
 COMPLETION = ("-sc", "--shell-completion")
-BROUGHT = ("task", "model", "gate", "training")
-"""The settings that a `model_file` brings with it."""
 
 
 def job(config: DictConfig, start: int = 0) -> None:
@@ -178,7 +176,7 @@ class SweepAsked(BaseException):
 
 
 class HandingOver(Callback):
-    """Where Hydra would begin a sweep, it is done by `sweeps`; and a run is refused before Hydra writes anything."""
+    """Callbacks of Hydra: a sweep is handed over to `sweeps`, and a run is refused before Hydra writes anything."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         from mhaprune.storage.store import refuse_busy, refuse_links

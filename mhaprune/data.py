@@ -139,7 +139,7 @@ class HeldOut(Protocol):
 
 
 class Learnt(HeldOut, Protocol):
-    """The same, with examples that a recovery may learn from."""
+    """The held-out splits, and examples that a recovery may learn from."""
 
     @property
     def train(self) -> Data:

@@ -9,10 +9,11 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class Site(StrEnum):
@@ -21,6 +22,15 @@ class Site(StrEnum):
     ENCODER_SELF = "encoder_self"
     DECODER_SELF = "decoder_self"
     CROSS = "cross"
+
+
+SITES = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
+"""The sites of the project's own model in their order, and what figures call them."""
+
+
+def block_label(site: str, layer: int) -> str:
+    """A block as figures call it: `encoder self 0`."""
+    return f"{SITES.get(site, site)} {layer}"
 
 
 class Block(NamedTuple):
@@ -33,8 +43,7 @@ class Block(NamedTuple):
         return f"{self.site}.{self.layer}"
 
 
-@dataclass(frozen=True)
-class HeadId:
+class HeadId(NamedTuple):
     """The name of one head. It stays with the head: removing others never renumbers it."""
 
     site: str
@@ -44,6 +53,11 @@ class HeadId:
     @property
     def block(self) -> Block:
         return Block(self.site, self.layer)
+
+    @property
+    def label(self) -> str:
+        """Its name in figures and sentences: `encoder self 0.3`."""
+        return f"{block_label(self.site, self.layer)}.{self.head}"
 
     def __str__(self) -> str:
         return f"{self.site}.{self.layer}.{self.head}"
@@ -147,4 +161,6 @@ class HeadMask:
 
     def gates(self, device: torch.device | str | None = None) -> Tensor:
         """(N,): 1 where a head is kept, 0 where it is removed."""
+        import torch  # here, so that tables can be read without it
+
         return torch.tensor([float(head not in self.removed) for head in self.grid], device=device)

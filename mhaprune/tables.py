@@ -6,9 +6,10 @@ No torch in here: figures, words and the collection of many runs work on tables 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import pandas as pd
+
+from mhaprune.heads import SITES, HeadId
 
 Tables = Mapping[str, pd.DataFrame]
 """Tidy tables by name: one row per measurement."""
@@ -67,36 +68,6 @@ INITIAL_GATE = "gate before training"
 BEST_OF_SIZE = "best of each size"
 """The schedule and scorer of a model that was trained from scratch in the best shape of its size."""
 
-SITES = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
-"""The sites of the project's own model in their order, and what figures call them."""
-
-
-class HeadName(NamedTuple):
-    """A head as tables name it; it prints as `encoder_self.0.3`."""
-
-    site: str
-    layer: int
-    head: int
-
-    def __str__(self) -> str:
-        return ".".join(map(str, self))
-
-    @property
-    def label(self) -> str:
-        """As figures and sentences call it."""
-        return f"{block_label(self.site, self.layer)}.{self.head}"
-
-    @classmethod
-    def parse(cls, text: str) -> HeadName:
-        """Read `encoder_self.0.3` back; a site may contain dots itself. Raises ValueError on anything else."""
-        site, layer, head = text.rsplit(".", 2)
-        return cls(site, int(layer), int(head))
-
-
-def block_label(site: str, layer: int) -> str:
-    """A block as figures call it: `encoder self 0`."""
-    return f"{SITES.get(site, site)} {layer}"
-
 
 def block_order(site: str, layer: int) -> tuple[int, str, int]:
     """The place of a block in the order of the model."""
@@ -104,9 +75,9 @@ def block_order(site: str, layer: int) -> tuple[int, str, int]:
     return (known.index(site) if site in known else len(known), site, layer)
 
 
-def head_names(cell: object) -> list[HeadName]:
+def head_names(cell: object) -> list[HeadId]:
     """The heads that a cell lists with blanks between them; an empty cell comes back from a file as NaN."""
-    return [HeadName.parse(name) for name in cell.split()] if isinstance(cell, str) else []
+    return [HeadId.parse(name) for name in cell.split()] if isinstance(cell, str) else []
 
 
 def join_names(heads: Iterable[object]) -> str:
@@ -114,7 +85,7 @@ def join_names(heads: Iterable[object]) -> str:
     return " ".join(map(str, heads))
 
 
-def by_block(heads: Iterable[HeadName]) -> str:
+def by_block(heads: Iterable[HeadId]) -> str:
     """Heads in a sentence, those of a block together: `encoder_self.0: 1 2, cross.1: 0`."""
     found: dict[str, list[str]] = {}
     for head in heads:
@@ -122,9 +93,9 @@ def by_block(heads: Iterable[HeadName]) -> str:
     return ", ".join(f"{block}: {' '.join(each)}" for block, each in found.items())
 
 
-def named(heads: pd.DataFrame) -> list[HeadName]:
+def named(heads: pd.DataFrame) -> list[HeadId]:
     """The heads of the rows of a table, in their order."""
-    return [HeadName(str(site), int(layer), int(head)) for site, layer, head in heads[HEAD].itertuples(index=False)]
+    return [HeadId(str(site), int(layer), int(head)) for site, layer, head in heads[HEAD].itertuples(index=False)]
 
 
 def blocks_in(heads: pd.DataFrame) -> list[tuple[str, int]]:

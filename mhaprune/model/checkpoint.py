@@ -16,15 +16,13 @@ from mhaprune.measure.outcomes import check_weights_finite
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.settings.refusals import foreign
+from mhaprune.settings.refusals import BROUGHT, foreign
 from mhaprune.storage.cache import weights_digest
 from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.seals import Damaged, opened, sealed
 
 FORMAT, VERSION = "mhaprune model", 4
 """Version 4 ends in a checksum."""
-BROUGHT = ("task", "model", "gate", "training")
-"""The settings of a run that a saved model brings with it."""
 KINDS: dict[str, type] = {
     "settings": dict,
     "heads": list,

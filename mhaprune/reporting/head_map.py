@@ -14,10 +14,11 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
+from mhaprune.heads import block_label
 from mhaprune.reporting.heat_map import MATTERS, write_inside
 from mhaprune.reporting.plots import Plot, number
 from mhaprune.reporting.sentences import share
-from mhaprune.tables import HEAD, REFERENCE, Tables, block_label, blocks_in, in_unit, loss_unit, named, quality_name
+from mhaprune.tables import HEAD, REFERENCE, Tables, blocks_in, in_unit, loss_unit, named, quality_name
 
 REMOVED = "removed"
 """The name of a head that was gone already, before the run."""

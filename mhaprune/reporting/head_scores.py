@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from mhaprune.heads import block_label
 from mhaprune.reporting.heat_map import bar_in_words, heat_map, similar_order, thinned
 from mhaprune.reporting.plots import Plot, columns_of, elided, panels, short, wrapped
-from mhaprune.tables import BLOCK, HEAD, Tables, block_label, blocks_in, candidates
+from mhaprune.tables import BLOCK, HEAD, Tables, blocks_in, candidates
 
 MOST_PANELS = 6
 """Scorers with a panel each. More become the columns of one matrix, in which they can be compared."""

@@ -13,6 +13,7 @@ from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from mhaprune.heads import SITES
 from mhaprune.reporting.plots import (
     COLOURS,
     CONTROL_COLOUR,
@@ -36,7 +37,6 @@ from mhaprune.tables import (
     QUALITY,
     REFERENCE,
     SETTING,
-    SITES,
     Tables,
     candidates,
     loss_unit,

@@ -13,8 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from mhaprune.heads import HeadId, block_label
 from mhaprune.reporting.plots import COLOURS, Plot, legend_above, panels
-from mhaprune.tables import GATE, HeadName, Tables, block_label
+from mhaprune.tables import GATE, Tables
 
 MOST_NAMED = 12
 """Gates of one block that a legend names. More lines cannot be told apart."""
@@ -26,7 +27,7 @@ def training_curve(tables: Tables) -> Plot | None:
     if "training" not in tables:
         return None
     training = tables["training"]
-    gates = {HeadName.parse(name.removeprefix(GATE)): name for name in training if name.startswith(GATE)}
+    gates = {HeadId.parse(name.removeprefix(GATE)): name for name in training if name.startswith(GATE)}
     blocks = list(dict.fromkeys((head.site, head.layer) for head in gates))
     height = 0.3 + 2 * -(-len(blocks) // 3)
     figure = Figure(figsize=(8.4, 2.9 + height * bool(blocks)))
@@ -53,7 +54,7 @@ def _draw_progress(axes: Axes, training: pd.DataFrame, lines: Mapping[str, str])
 
 
 def _draw_gates(
-    figure: Any, training: pd.DataFrame, gates: Mapping[HeadName, str], blocks: Sequence[tuple[str, int]]
+    figure: Any, training: pd.DataFrame, gates: Mapping[HeadId, str], blocks: Sequence[tuple[str, int]]
 ) -> None:
     grid = panels(figure, len(blocks), min(3, len(blocks)), "step", "gate", sharex=True, sharey=True)
     shown: dict[int, Line2D] = {}

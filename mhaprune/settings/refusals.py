@@ -15,6 +15,9 @@ from typing import Any
 
 from mhaprune.settings.plugins import PACKAGE
 
+BROUGHT = ("task", "model", "gate", "training")
+"""The settings of a run that a saved model brings with it."""
+
 
 class RunFailed(BaseException):
     """Carries the failure of a run past Hydra, which reports every `Exception` in its own words."""

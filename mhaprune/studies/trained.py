@@ -14,7 +14,7 @@ import torch
 
 from mhaprune.data import PAD, Examples
 from mhaprune.heads import HeadGrid
-from mhaprune.model.checkpoint import BROUGHT, SavedModel, load, restore, to_bytes
+from mhaprune.model.checkpoint import SavedModel, load, restore, to_bytes
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
@@ -23,7 +23,7 @@ from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings import options
 from mhaprune.settings.options import describe, option_name
-from mhaprune.settings.refusals import foreign
+from mhaprune.settings.refusals import BROUGHT, foreign
 from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
 from mhaprune.studies.study import Source, Study, Trained, environment, trained_with
 from mhaprune.tables import VALID_QUALITY

@@ -54,7 +54,7 @@ class Column(NamedTuple):
 
     @property
     def varies(self) -> bool:
-        """Whether runs differ in it. A run that failed has no numbers, which is no difference."""
+        """True if runs differ in it. A run that failed has no numbers, which is no difference."""
         return len(set(self.cells) - ({""} if self.kind else set())) > 1
 
 

@@ -109,7 +109,7 @@ class FoundRun:
 
     @property
     def sealed(self) -> bool:
-        """Whether all files have checksums. Only then what the status says is known to be about these files."""
+        """True if all files have checksums. Only then what the status says is known to be about these files."""
         return len(self.files) > 0 and None not in self.files.values()
 
     def check(self) -> None:

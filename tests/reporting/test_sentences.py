@@ -3,12 +3,13 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from mhaprune.heads import HeadId
 from mhaprune.reporting.sentences import if_poor
-from mhaprune.tables import HeadName, by_block
+from mhaprune.tables import by_block
 
 
 def test_the_heads_of_a_block_are_listed_together() -> None:
-    heads = [HeadName.parse(name) for name in ("cross.1.0", "model.layer.0.3", "cross.1.11", "cross.0.2")]
+    heads = [HeadId.parse(name) for name in ("cross.1.0", "model.layer.0.3", "cross.1.11", "cross.0.2")]
     assert by_block(heads) == "cross.1: 0 11, model.layer.0: 3, cross.0: 2"
 
 

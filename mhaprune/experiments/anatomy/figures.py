@@ -15,10 +15,11 @@ from matplotlib.gridspec import GridSpec, SubplotSpec
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
+from mhaprune.heads import HeadId, block_label
 from mhaprune.reporting.heat_map import MATTERS, MISSING, VALUES, WEIGHTS, frame, heat_map, write_cells
 from mhaprune.reporting.labels import SIGNS
 from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, legend_above, number
-from mhaprune.tables import HEAD, HeadName, Tables, block_label
+from mhaprune.tables import HEAD, Tables
 
 LAYOUT = (
     ("query input", "queries", "queries, split"),
@@ -152,7 +153,7 @@ def scaling(tables: Tables) -> Plot | None:
         axes.grid(visible=False, axis="x")
     after.set_ylim(0, 1.03)
     where = f"at query {head['query']}, “{SIGNS.get(str(head['token']), head['token'])}”"
-    before.set_title(f"{HeadName(*head[HEAD]).label}, {where}", loc="left")
+    before.set_title(f"{HeadId(*head[HEAD]).label}, {where}", loc="left")
     after.set_title("the same query", loc="left")
     for axes, column, what in (
         (entropy, "entropy", "entropy of the weights (nats)"),
@@ -183,7 +184,7 @@ def scaling(tables: Tables) -> Plot | None:
     legend_above(figure, entropy)
     caption = (
         "Why scores are divided by √d_head. Above: the scores and weights of one query of"
-        f" {HeadName(*head[HEAD]).label} on the example, with and without the division."
+        f" {HeadId(*head[HEAD]).label} on the example, with and without the division."
         " Below: with components drawn from a standard normal distribution, scores spread by √d_head; undivided,"
         " softmax gives all to one key, and what it passes back goes to 0. Medians and quartiles of"
         f" {table['draws'].iloc[0]} queries."

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from mhaprune.heads import HeadId
 from mhaprune.reporting.plots import short
-from mhaprune.tables import HEAD, HeadName, Tables
+from mhaprune.tables import HEAD, Tables
 
 
 def say(tables: Tables) -> Iterator[str]:
     """How far the tensors of a call were followed, and what the division by √d_head is for."""
-    head = HeadName(*tables["values"].iloc[0][HEAD])
+    head = HeadId(*tables["values"].iloc[0][HEAD])
     steps = tables["tensors"]["step"].max()
     example = tables["examples"].iloc[0]
     yield (

@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from mhaprune.experiments.explain.words import ABOVE_CHANCE
+from mhaprune.heads import SITES, HeadId
 from mhaprune.reporting.head_map import REMOVED
 from mhaprune.reporting.heat_map import MATTERS, MISSING, frame, heat_map
 from mhaprune.reporting.labels import SIGNS
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, number, wrapped
-from mhaprune.tables import HEAD, QUALITY, REFERENCE, SITES, HeadName, Tables, in_brackets, in_unit, named, quality_name
+from mhaprune.tables import HEAD, QUALITY, REFERENCE, Tables, in_brackets, in_unit, named, quality_name
 
 ACROSS = 4
 """Panels in a row."""
@@ -208,7 +209,7 @@ def before_and_after(tables: Tables) -> Plot | None:
     return Plot("attention-before-after", caption, figure)
 
 
-def _of(attention: pd.DataFrame, head: HeadName) -> pd.DataFrame:
+def _of(attention: pd.DataFrame, head: HeadId) -> pd.DataFrame:
     return attention[(attention[HEAD] == list(head)).all(axis=1)]
 
 

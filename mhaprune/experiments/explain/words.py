@@ -7,11 +7,12 @@ from math import isnan
 
 import pandas as pd
 
+from mhaprune.heads import HeadId
 from mhaprune.reporting.head_map import REMOVED, Together, Verdict, prunable_alone
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import correlation, number
 from mhaprune.reporting.sentences import share
-from mhaprune.tables import HEAD, QUALITY, HeadName, Tables, in_unit, quality_name
+from mhaprune.tables import HEAD, QUALITY, Tables, in_unit, quality_name
 
 SPREAD = "spreads its attention evenly over all that it may look at"
 ABOVE_CHANCE = 0.15
@@ -126,8 +127,8 @@ def _gates(gates: pd.DataFrame) -> Iterator[str]:
         yield f"{line}."
 
 
-def _name(head: pd.Series) -> HeadName:
-    return HeadName(*head[HEAD])
+def _name(head: pd.Series) -> HeadId:
+    return HeadId(*head[HEAD])
 
 
 def _look(head: pd.Series, patterns: pd.DataFrame) -> str:

@@ -11,19 +11,10 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
+from mhaprune.heads import HeadId, block_label
 from mhaprune.reporting.heat_map import EXTRA_COST, heat_map
 from mhaprune.reporting.plots import Plot, errors, legend_above, line_style, panels
-from mhaprune.tables import (
-    INTERACTION,
-    LOSS_RISE,
-    HeadName,
-    Tables,
-    block_label,
-    in_brackets,
-    in_unit,
-    named,
-    quality_name,
-)
+from mhaprune.tables import INTERACTION, LOSS_RISE, Tables, in_brackets, in_unit, named, quality_name
 
 LARGEST = 18.0
 """Inches of the matrix. With more heads than fit, cells shrink and lose the numbers of their heads."""
@@ -93,7 +84,7 @@ def together(tables: Tables) -> Plot | None:
     return Plot("together", caption, figure)
 
 
-def _matrix(pairs: pd.DataFrame, column: str, heads: list[HeadName]) -> np.ndarray:
+def _matrix(pairs: pd.DataFrame, column: str, heads: list[HeadId]) -> np.ndarray:
     """A column of the table of pairs as a symmetric matrix, NaN on the diagonal."""
     place = {head: i for i, head in enumerate(heads)}
     values = np.full((len(heads), len(heads)), np.nan)
@@ -102,7 +93,7 @@ def _matrix(pairs: pd.DataFrame, column: str, heads: list[HeadName]) -> np.ndarr
     return values
 
 
-def _name_blocks(axes: Axes, heads: list[HeadName]) -> None:
+def _name_blocks(axes: Axes, heads: list[HeadId]) -> None:
     """A line between blocks, and the name of each at both axes."""
     blocks = [(head.site, head.layer) for head in heads]
     starts = [i for i, block in enumerate(blocks) if i == 0 or blocks[i - 1] != block]

@@ -7,20 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from mhaprune.heads import HeadId
 from mhaprune.reporting.headline import Number
 from mhaprune.statistics.intervals import LEAST_RUNS, student_interval
-from mhaprune.tables import (
-    HEAD,
-    INTERACTION,
-    LABEL,
-    LOSS_RISE,
-    OTHER_HEAD,
-    HeadName,
-    Tables,
-    in_unit,
-    named,
-    quality_name,
-)
+from mhaprune.tables import HEAD, INTERACTION, LABEL, LOSS_RISE, OTHER_HEAD, Tables, in_unit, named, quality_name
 
 STAND_IN, TOGETHER, BROKEN, NEITHER = "stand in for each other", "work together", "one breaks the model", "neither"
 """The values of the column `kind`; `NEITHER` if the interaction is small or not sure."""
@@ -89,7 +79,7 @@ def over_runs(tables: Tables) -> Iterator[str]:
         )
 
 
-def other_heads(pairs: pd.DataFrame) -> list[HeadName]:
+def other_heads(pairs: pd.DataFrame) -> list[HeadId]:
     """The second heads of the pairs."""
     return named(pairs[OTHER_HEAD].set_axis(HEAD, axis=1))
 

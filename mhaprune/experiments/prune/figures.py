@@ -12,6 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.prune.words import fewest_heads
+from mhaprune.heads import SITES, block_label
 from mhaprune.reporting.heat_map import LOST, bar_in_words, heat_map
 from mhaprune.reporting.plots import (
     COLOURS,
@@ -25,18 +26,7 @@ from mhaprune.reporting.plots import (
     panels,
     wrapped,
 )
-from mhaprune.tables import (
-    BLOCK,
-    NOTHING,
-    QUALITY,
-    SITES,
-    Tables,
-    block_label,
-    block_order,
-    blocks_in,
-    head_names,
-    quality_name,
-)
+from mhaprune.tables import BLOCK, NOTHING, QUALITY, Tables, block_order, blocks_in, head_names, quality_name
 
 SIZES = "heads kept (fewer to the right)"
 CONTROL: Any = {"color": CONTROL_COLOUR, "linewidth": 8, "alpha": 0.45, "solid_capstyle": "round", "zorder": 1.5}
