@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,18 @@ def test_what_is_not_there_is_said() -> None:
         AttributeError, match="has no attribute 'rum', it has AttentionBlock, HeadMask, MultiHeadAttention, load"
     ):
         mhaprune.rum  # noqa: B018
+
+
+@pytest.mark.slow
+def test_a_wrapped_model_is_scored_and_pruned_without_hydra_and_figures() -> None:
+    """In a process of its own, where nothing else has imported them."""
+    code = (
+        "import sys, mhaprune\nassert 'torch' not in sys.modules\nfrom classifier import batches, classifier\n"
+        "from mhaprune import losses\n"
+        "heads = mhaprune.wrap(classifier(), losses.classification, score=batches(3))\n"
+        "heads.score('ablation', 'taylor')\nheads.prune(keep=0.5, by='ablation')\n"
+        "heads.prune(keep=0.5, by='greedy_refit', refit=True)\n"
+        "assert not {'hydra', 'omegaconf', 'matplotlib'} & set(sys.modules), sorted(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "tests", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
