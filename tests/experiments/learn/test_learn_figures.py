@@ -124,17 +124,6 @@ def test_few_and_many_settings_can_be_read(settings: int) -> None:
     assert [text.replace("\n", " ") for text in legends if not text.startswith("target")] == names
 
 
-@pytest.mark.parametrize("spread", [1.02, 4, *slow(1.5, 30, 3000)])
-def test_a_time_axis_has_ticks_whatever_its_range(spread: float) -> None:
-    steps = 1000 * max(1, round(spread / 3))
-    runs = [("sort", f"a={ms}", 0, run(steps // 2, ms_per_step=ms, steps=steps)) for ms in (20, 20 * spread)]
-    plot = over_runs(collected(runs))["time_to_accuracy"]
-    check_legible(plot)
-    axes = plot.figure.axes[1]
-    low, high = axes.get_xlim()
-    assert sum(low <= tick <= high for tick in axes.get_xticks()) >= 2
-
-
 def test_curves_of_a_setting_have_one_colour_and_a_mean() -> None:
     found = sweep(a=[40, 60], b=[20, None])
     plot = over_runs(found)["learning"]
