@@ -65,20 +65,11 @@ def scored(heads: pd.DataFrame, scorer: str) -> pd.DataFrame:
     return rows[[*HEAD, "score"]].assign(name="").reset_index(drop=True)
 
 
-class Together(NamedTuple):
-    """What closing all prunable heads at once does to the quality."""
-
-    whole: float
-    """The quality with all heads open."""
-    left: float
-    """The quality with all prunable heads closed."""
-
-
 def prunable_alone(
-    heads: pd.DataFrame, scorer: str, tolerance: float, tables: Tables, together: Together | None = None
+    heads: pd.DataFrame, scorer: str, tolerance: float, tables: Tables, together: tuple[float, float] | None = None
 ) -> Verdict:
-    """The verdict that takes one head at a time; `together` is None where it was not measured. `tables` name the
-    quality and the unit of the loss."""
+    """Return the verdict that takes one head at a time. `together` is the quality with all heads open and with all
+    prunable heads closed, None where it was not measured; `tables` name the quality and the unit of the loss."""
     count, total = int((~heads["stays"]).sum()), len(heads)
     meaning = (
         f"Empty tiles with a whole line are heads whose ablation costs less than {tolerance:g}{in_unit(tables)}, each"

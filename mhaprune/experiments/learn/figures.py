@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,21 +19,8 @@ from mhaprune.reporting.whiskers import Whisker, arrows_beyond
 from mhaprune.statistics.intervals import geometric_mean
 from mhaprune.tables import LABEL, SETTING, VALID_QUALITY, Tables
 
-
-class Clock(NamedTuple):
-    """What a figure has on its x axis."""
-
-    column: str
-    """The column of the table `learning`."""
-    time: str
-    """The column of the table `reached`."""
-    what: str
-    """The name of the axis."""
-    written: str
-    """A place on it in words."""
-
-
-CLOCKS = (Clock("step", "steps", "steps", "step {}"), Clock("seconds", "seconds", "seconds of training", "{} s"))
+CLOCKS = (("step", "steps", "steps", "step {}"), ("seconds", "seconds", "seconds of training", "{} s"))
+"""What a figure may have on its x axis: the columns of `learning` and of `reached`, its name, and a place on it."""
 CIRCLE: Any = {"marker": "o", "markersize": 5, "linestyle": ""}
 REACHED: Any = {**CIRCLE, "color": COLOURS[0], "label": "a run"}
 CENSORED: Any = {**CIRCLE, "color": COLOURS[1], "markerfacecolor": "white", "label": "a run that does not get there"}
@@ -54,19 +41,19 @@ def learning_curve(tables: Tables) -> Plot | None:
     target = f"target: {row['target']:g}"
     name = "reached, and kept to the end" if row["reached"] else "the end, not reached"
     height = learning.loc[learning["step"] == row["steps"], VALID_QUALITY].iloc[0]
-    for axes, clock in zip(grid, CLOCKS, strict=True):
-        axes.plot(learning[clock.column], learning[VALID_QUALITY], color=COLOURS[0], label="exact match", marker=".")
+    for axes, (column, time, what, written) in zip(grid, CLOCKS, strict=True):
+        axes.plot(learning[column], learning[VALID_QUALITY], color=COLOURS[0], label="exact match", marker=".")
         axes.axhline(row["target"], label=target, **TARGET)
-        place, end = row[clock.time], learning[clock.column].iloc[-1]
+        place, end = row[time], learning[column].iloc[-1]
         axes.axvline(place, color=COLOURS[1], linewidth=0.8, linestyle=":")
         look = (REACHED if row["reached"] else CENSORED) | {"color": COLOURS[1], "markersize": 8, "label": name}
         axes.plot([place], [height], zorder=4, **look)
-        words = clock.written.format(plain(place))
+        words = written.format(plain(place))
         if not row["reached"]:
             _point_right(axes, place, height)
             words = f"not by\n{words}"
         axes.annotate(words, (place, 0.5), (6, 0), textcoords="offset points", va="center", color=COLOURS[1])
-        axes.set(xlabel=clock.what, ylim=(-0.03, 1.05), xlim=(-0.02 * end, max(1.03 * end, place + 0.25 * end)))
+        axes.set(xlabel=what, ylim=(-0.03, 1.05), xlim=(-0.02 * end, max(1.03 * end, place + 0.25 * end)))
     legend_above(figure, grid[0])
     caption = "Exact match on the valid split during training, against steps and against seconds of training steps. "
     if row["reached"]:
@@ -94,19 +81,19 @@ def learning_curves(tables: Tables) -> Plot | None:
     options: Any = {"sharey": True, "height_ratios": heights}
     grid = panels(figure, 2 * len(rows), 2, "", "exact match (valid split)", **options)
     for i, (task, runs, names) in enumerate(rows):
-        for axes, clock in zip(grid[2 * i : 2 * i + 2], CLOCKS, strict=True):
+        for axes, (column, _, what, _) in zip(grid[2 * i : 2 * i + 2], CLOCKS, strict=True):
             for name, label in zip(names, written[i], strict=True):
                 own, colour = runs[runs[SETTING] == name], colours[name]
                 for _, run in own.groupby(LABEL, sort=False):
-                    axes.plot(run[clock.column], run[VALID_QUALITY], linewidth=0.7, alpha=0.5, color=colour)
+                    axes.plot(run[column], run[VALID_QUALITY], linewidth=0.7, alpha=0.5, color=colour)
                 steps = own.groupby("step")
-                mean = steps[clock.column].mean(), steps[VALID_QUALITY].mean()
+                mean = steps[column].mean(), steps[VALID_QUALITY].mean()
                 axes.plot(*mean, linewidth=1.8, color=colour, label=label)
             for target in targets[task]:
                 axes.axhline(target, label=f"target: {target:g}", **TARGET)
             axes.tick_params(labelbottom=True)
-            end = runs[clock.column].max()  # the same for all parts of a task
-            axes.set(xlabel=clock.what, xlim=(-0.03 * end, 1.03 * end), ylim=(-0.03, 1.05))
+            end = runs[column].max()  # the same for all parts of a task
+            axes.set(xlabel=what, xlim=(-0.03 * end, 1.03 * end), ylim=(-0.03, 1.05))
             axes.set_title(task if len(targets) > 1 else "")
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     caption = (
@@ -129,9 +116,9 @@ def time_to_accuracy(tables: Tables) -> Plot | None:
     for i, (task, runs, names) in enumerate(blocks):
         targets = runs["target"].unique()
         target = f"{targets[0]:g} exact match" if len(targets) == 1 else "the target"
-        for axes, clock in zip(grid[2 * i : 2 * i + 2], CLOCKS, strict=True):
-            _draw_times(axes, runs, clock.time)
-            axes.set(xlabel=f"{clock.what} to {target}", title=task if len(blocks) > 1 else "")
+        for axes, (_, time, what, _) in zip(grid[2 * i : 2 * i + 2], CLOCKS, strict=True):
+            _draw_times(axes, runs, time)
+            axes.set(xlabel=f"{what} to {target}", title=task if len(blocks) > 1 else "")
             axes.set_yticks(range(len(names)), names)
             axes.set_ylim(len(names) - 0.5, -0.5)
             axes.tick_params(labelbottom=True)
