@@ -160,7 +160,7 @@ def agreement_matrix(tables: Tables) -> Plot | None:
     axes = figure.add_subplot()
     numbers = np.where(np.eye(len(names)) == 1, np.nan, values)
     colours: Any = {"cmap": ALIKE, "vmin": -1, "vmax": 1}
-    write = _correlation if fits else None
+    write = (lambda rho: number(rho, 2).replace("0.", ".")) if fits else None
     shown_names = [elided(name) for name in names]
     image = heat_map(axes, values, rows=shown_names, columns=shown_names, write=write, written=numbers, **colours)
     axes.tick_params(axis="x", rotation=90)
@@ -171,10 +171,6 @@ def agreement_matrix(tables: Tables) -> Plot | None:
         " grey where one of them cannot rank. Those that rank alike stand side by side."
     )
     return Plot("agreement", caption, figure)
-
-
-def _correlation(rho: float) -> str:
-    return number(rho, 2).replace("0.", ".")
 
 
 def best_subset(oracle: pd.DataFrame) -> str:

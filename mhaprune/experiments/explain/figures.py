@@ -18,7 +18,7 @@ from mhaprune.reporting.head_map import REMOVED
 from mhaprune.reporting.heat_map import MATTERS, MISSING, frame, heat_map
 from mhaprune.reporting.labels import SIGNS
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, number, wrapped
-from mhaprune.tables import HEAD, QUALITY, REFERENCE, SITES, HeadName, Tables, in_brackets, in_unit, named, quality_name
+from mhaprune.tables import HEAD, QUALITY, REFERENCE, SITES, Tables, in_brackets, in_unit, named, quality_name
 
 ACROSS = 4
 """Panels in a row."""
@@ -62,7 +62,12 @@ def _maps_of(
                 axes.remove()
                 continue
             head = rows.iloc[j]
-            axes.set_title(_title(head), fontsize=9.5, fontweight="normal" if _idle(head) else "bold", loc="left")
+            axes.set_title(
+                _title(head),
+                fontsize=9.5,
+                fontweight="normal" if head["removed"] or head["prunable"] else "bold",
+                loc="left",
+            )
             weights = attention[(attention["layer"] == head["layer"]) & (attention["head"] == head["head"])]
             if weights.empty:
                 _leave_out(axes, REMOVED if head["removed"] else "not asked for")
@@ -71,7 +76,7 @@ def _maps_of(
             image = heat_map(axes, table.to_numpy(float), **scale)
             name_tokens(axes, weights, site, left=j == 0, below=i == len(lines) - 1, sizes=(height, width))
             if j == 0:
-                axes.set_ylabel(f"layer {head['layer']}\n{_queries(site)}", fontsize=9.5)
+                axes.set_ylabel(f"layer {head['layer']}\n{'writing' if site in WRITING else 'at token'}", fontsize=9.5)
     figure.supxlabel("it looks at", fontsize=9.5)
     if image is not None:
         shrink = min(1.0, 1.6 / len(lines) / height + 0.3)
@@ -122,10 +127,6 @@ def bold(looks: pd.DataFrame, unit: str) -> str:
     return f"Bold: heads that matter, whose closing alone costs {looks['tolerance'].iloc[0]:g}{unit} or may do so."
 
 
-def _idle(head: pd.Series) -> bool:
-    return bool(head["removed"]) or bool(head["prunable"])
-
-
 def _title(head: pd.Series) -> str:
     if head["removed"]:
         return f"head {head['head']}\n "
@@ -140,10 +141,6 @@ def _leave_out(axes: Axes, why: str) -> None:
     axes.set_facecolor(MISSING if why == REMOVED else "white")
     frame(axes)
     axes.text(0.5, 0.5, why, ha="center", va="center", fontsize=9.5, transform=axes.transAxes)
-
-
-def _queries(site: str) -> str:
-    return "writing" if site in WRITING else "at token"
 
 
 def name_tokens(
@@ -183,7 +180,7 @@ def before_and_after(tables: Tables) -> Plot | None:
     shown = named(before.drop_duplicates(HEAD))
     scores, scorer = tables["looks"].set_index(HEAD)["score"], tables["looks"]["scorer"].iloc[0]
     heads = sorted(shown, key=lambda head: -scores[head])
-    maps = [[_of(table, head) for head in heads] for table in (before, after)]
+    maps = [[table[(table[HEAD] == list(head)).all(axis=1)] for head in heads] for table in (before, after)]
     shown_weights = pd.concat([cells for row in maps for cells in row])
     scale = scale_of(shown_weights)
     figure = Figure(figsize=(1.9 + (PANEL + 0.3) * len(heads), 5.9))
@@ -206,10 +203,6 @@ def before_and_after(tables: Tables) -> Plot | None:
         " the answer of the trained one. One colour scale for all; the weights of a row add up to 1."
     )
     return Plot("attention-before-after", caption, figure)
-
-
-def _of(attention: pd.DataFrame, head: HeadName) -> pd.DataFrame:
-    return attention[(attention[HEAD] == list(head)).all(axis=1)]
 
 
 MOST_ROWS = 72

@@ -72,7 +72,8 @@ def learning_curves(tables: Tables) -> Plot | None:
     if "learning" not in tables or "reached" not in tables:
         return None
     tasks = list(by_task(tables["learning"]))
-    colours = _colours(runs[SETTING] for _, runs in tasks)
+    every = dict.fromkeys(name for _, runs in tasks for name in runs[SETTING].unique())
+    colours = {name: style["color"] for name, style in styles_of(every).items()}  # the same in all tasks
     rows = [(task, runs, names) for task, runs in tasks for names in _parts(colours, runs[SETTING])]
     targets = tables["reached"].groupby("task")["target"].unique()
     written = [[_wrapped(name) for name in names] for _, _, names in rows]
@@ -172,13 +173,6 @@ def _scale(axes: Axes, times: pd.Series, ends: Sequence[float]) -> None:
     span = max(high / low, 1.5)
     low, high = low / span**0.05, high * span**0.13
     scale_in_ratios(axes.xaxis, low, high)
-
-
-def _colours(tasks: Iterable[pd.Series]) -> dict[str, str]:
-    """A colour for every setting of any task, the same in all of them: a ramp for a setting with numbers, else colours
-    that come round again."""
-    names = dict.fromkeys(name for settings in tasks for name in settings.unique())
-    return {name: style["color"] for name, style in styles_of(names).items()}
 
 
 def _parts(colours: dict[str, str], settings: pd.Series) -> Iterator[list[str]]:

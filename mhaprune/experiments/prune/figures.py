@@ -208,8 +208,14 @@ def order_of_removal(tables: Tables) -> Plot | None:
         staying = np.isnan(values) & _present(tables, rows, heads)
         names: Any = {"rows": [block_label(*row) for row in rows], "columns": heads}
         shown = np.where(staying, most + 1.0, values)
-        write = partial(_step, last=most)
-        image = heat_map(axes, shown, **names, write=write, vmin=0, vmax=most + bool(staying.any()))
+        image = heat_map(
+            axes,
+            shown,
+            **names,
+            write=lambda step: "–" if step > most else number(step, 0),
+            vmin=0,
+            vmax=most + bool(staying.any()),
+        )
         axes.set_title(wrapped(way, width))
     bar_in_words(image, grid, "step at which it goes", "first", "last")
     caption = (
@@ -224,7 +230,3 @@ def _present(tables: Tables, rows: Sequence[tuple[str, int]], heads: Sequence[in
     kept = tables["recovery"]["kept"] if "recovery" in tables else []
     names = {head for cell in set(kept) for head in head_names(cell)}
     return np.array([[(*row, head) in names for head in heads] for row in rows])
-
-
-def _step(step: float, last: int) -> str:
-    return "–" if step > last else number(step, 0)

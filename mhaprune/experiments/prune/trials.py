@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from mhaprune.evaluation import accuracy_columns, choose_columns, size_columns
+from mhaprune.evaluation import accuracy_columns, by_group, choose_columns, size_columns
 from mhaprune.heads import HeadMask
 from mhaprune.measure import measure
 from mhaprune.progress import track
@@ -42,6 +42,11 @@ class Trial(NamedTuple):
     model: Subject
     columns: dict[str, Any]
     reported: Outcome
+
+    def by_group(self, groups: Sequence[str]) -> pd.DataFrame:
+        """Return the exact match on every kind of example."""
+        kept = len(self.plan.mask.kept)
+        return by_group(self.reported, groups).assign(**self.way._asdict(), heads_kept=kept)
 
 
 class Trials:

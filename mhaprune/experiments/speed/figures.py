@@ -140,7 +140,9 @@ def time_by_part(tables: Tables) -> Plot | None:
             for y, (start, width) in enumerate(zip(left, share, strict=True)):
                 if width > 0.13:
                     text: Any = {"ha": "center", "va": "center", "fontsize": 9}
-                    axes.text(start + width / 2, y, f"{width:.0%}", color=_ink(part), **text)
+                    axes.text(
+                        start + width / 2, y, f"{width:.0%}", color="white" if part == "attention" else "black", **text
+                    )
             left += share
         for y, milliseconds in enumerate(wide["part_ms"].sum(axis=1)):
             axes.text(1.02, y, f"{milliseconds:.3g} ms", va="center", fontsize=9)
@@ -171,7 +173,3 @@ def _size(size: Any, frame: pd.DataFrame) -> str:
     if len(frame.loc[frame["target_length"] > 0, SIZE[1:]].drop_duplicates()) > 1:
         label += f", {size.source_length}" + (f" → {size.target_length} tokens" if size.target_length else " tokens")
     return label
-
-
-def _ink(part: str) -> str:
-    return "white" if part == "attention" else "black"
