@@ -239,7 +239,7 @@ def compare_methods(tables: Tables) -> Plot | None:
 
 def quality_cost(tables: Tables) -> Plot | None:
     """Mean regret against what a choice costs, every point with its name; down and left is better."""
-    methods = tables["methods"].dropna(subset=[REGRET])
+    methods = tables.get("methods", pd.DataFrame(columns=[REGRET])).dropna(subset=[REGRET])
     if methods.empty:
         return None
     x = passes(methods).to_numpy(float)

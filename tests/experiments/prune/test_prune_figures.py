@@ -10,7 +10,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from legible import check_legible
-from made_tables import said_over_runs
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.prune.figures import (
     accuracy_by_group,
@@ -69,10 +68,6 @@ def titles(figure: Figure) -> list[str]:
 
 
 def test_a_run_draws_them_all_and_other_tables_none(tables: Tables) -> None:
-    for figure in (recovery_curves, survivors, order_of_removal, accuracy_by_group):
-        assert figure(tables) is not None
-    for figure in (recovery_curves, survivors, order_of_removal, accuracy_by_group):
-        assert figure({}) is None
     for plot in figures_of(Prune, tables):
         check_legible(plot)
         assert plot.caption.endswith(".")
@@ -185,8 +180,3 @@ def test_what_is_said(tables: Tables, snapshot: Any) -> None:
     found = {name: list(Prune.say(case)) for name, case in cases.items()}
     snapshot("prune", found)
     assert list(Prune.say({**tables, "latency": latency.assign(speedup_q3=1.39)})) == found["with a control"]
-
-
-def test_of_several_runs_there_is_a_sentence_each(tables: Tables) -> None:
-    runs = pd.concat([tables["smallest"].assign(label=f"seed={i}", setting="", task="sort") for i in range(3)])
-    assert [line.split(":")[0] for line in said_over_runs(Prune, {"smallest": runs})] == ["seed=0", "seed=1", "seed=2"]

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from conftest import RUNS, compose, tables_in
-from made_tables import said_over_runs, text_of
+from made_tables import text_of
 from mhaprune.config import ConfigError, build
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
 from mhaprune.model.network import Transformer
-from mhaprune.storage.store import read_status
 from tiny import chosen
 
 Frames = Mapping[str, pd.DataFrame]
@@ -34,11 +33,6 @@ def folder(ran: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="module")
 def tables(folder: Path) -> Frames:
     return tables_in(folder)
-
-
-def test_tables_and_proofs_are_there(folder: Path, tables: Frames) -> None:
-    assert set(tables) >= {"sizes", "speed", "parts", "tradeoff", "pruning", "training"}
-    assert read_status(folder)["checks"]["max_difference_masked_removed"] < 1e-9
 
 
 def test_every_size_has_a_row_per_share_of_the_heads(tables: Frames) -> None:
@@ -187,11 +181,6 @@ def test_the_fastest_is_not_the_luckiest() -> None:
     assert "the fastest has 2 of 6 heads" in list(Speed.say(tables))[-1]
 
 
-def test_of_several_runs_there_is_a_sentence_each() -> None:
-    both = {name: pd.concat([frame.assign(label=f"seed={i}") for i in (0, 1)]) for name, frame in made_up().items()}
-    assert [line.split(":")[0] for line in said_over_runs(Speed, both)] == ["seed=0", "seed=1"]
-
-
 def test_figures_are_labelled_and_mark_the_front() -> None:
     plots = {plot.name: plot for plot in figures_of(Speed, made_up())}
     assert len(plots["speedup"].figure.axes) == 6
@@ -294,10 +283,6 @@ def test_a_model_without_encoder_layers_has_a_decoder_only() -> None:
 def test_what_cannot_be_is_refused_before_training(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}"):
         build(compose("experiment=speed", *arguments))
-
-
-def test_heads_of_a_width_of_their_own_fit_every_d_model() -> None:
-    assert build(compose("experiment=speed", "experiment.d_models=[66]", "model.head_dim=8"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
