@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import matplotlib
@@ -90,8 +90,22 @@ class Plot:
         return buffer.getvalue()
 
 
-Figures = tuple[Callable[[Tables], Plot | Iterable[Plot] | None], ...]
+Drawn = Plot | Iterable[Plot] | None
+Figures = tuple[Callable[[Tables], Drawn], ...]
 """Functions from tables to figures; None where the tables cannot fill one."""
+
+
+def needs(*names: str) -> Callable[[Callable[[Tables], Drawn]], Callable[[Tables], Drawn]]:
+    """Draw nothing where one of these tables is missing or empty."""
+
+    def wrap(figure: Callable[[Tables], Drawn]) -> Callable[[Tables], Drawn]:
+        @wraps(figure)
+        def drawn(tables: Tables) -> Drawn:
+            return figure(tables) if all(len(tables.get(name, ())) for name in names) else None
+
+        return drawn
+
+    return wrap
 
 
 def draw(figures: Figures, tables: Tables) -> Iterator[Plot]:

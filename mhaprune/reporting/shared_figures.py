@@ -22,6 +22,7 @@ from mhaprune.reporting.plots import (
     correlation,
     legend_above,
     line_style,
+    needs,
     panels,
     wrapped,
 )
@@ -51,10 +52,9 @@ MOST_LINES = 12
 """Lines of one panel."""
 
 
+@needs("heads", "agreement")
 def agreement(tables: Tables) -> Plot | None:
     """Every scorer against ablation, head by head, with Spearman's rank correlation."""
-    if "heads" not in tables or "agreement" not in tables:
-        return None
     heads, pairs = tables["heads"], tables["agreement"]
     names = candidates(heads)
     if REFERENCE not in names or len(names) < 2:
@@ -121,11 +121,10 @@ def _scale_logarithmic(axis: XAxis | YAxis, values: pd.Series) -> float:
     return linear
 
 
+@needs("pruning")
 def compare_curves(tables: Tables) -> Plot | None:
     """Exact match against the share of heads removed: a panel per scorer, a line per setting for the mean of its runs.
     None where more settings differ than can be told apart."""
-    if "pruning" not in tables:
-        return None
     pruning = tables["pruning"].assign(**{SETTING: setting_names(tables["pruning"])})
     styles = styles_of(pruning[SETTING].unique())
     if len(styles) > MOST_LINES:

@@ -19,6 +19,7 @@ from mhaprune.reporting.plots import (
     errors,
     legend_above,
     line_style,
+    needs,
     panels,
     scale_in_ratios,
     wrapped,
@@ -37,10 +38,9 @@ from mhaprune.tables import (
 )
 
 
-def accuracy_curves(tables: Tables) -> Plot | None:
+@needs("pruning")
+def accuracy_curves(tables: Tables) -> Plot:
     """The quality against heads removed, for every scorer, with the band of the random control."""
-    if "pruning" not in tables:
-        return None
     pruning = tables["pruning"]
     figure = Figure(figsize=(7, 4.6))
     axes = figure.add_subplot()
@@ -109,9 +109,10 @@ def _mark_sure(axes: Axes, tables: Tables) -> bool:
     return len(sure) > 0
 
 
+@needs("pruning", "latency")
 def latency_curves(tables: Tables) -> Plot | None:
     """The measured speed-up over the dense model against heads removed: filled where next to nothing is lost."""
-    if "pruning" not in tables or "speedup" not in tables["pruning"] or "latency" not in tables:
+    if "speedup" not in tables["pruning"]:
         return None
     names = candidates(tables["pruning"])
     pruning = tables["pruning"].dropna(subset=["speedup"])
@@ -167,10 +168,9 @@ LETTER = 0.11
 """Inches."""
 
 
-def answers(tables: Tables) -> Plot | None:
+@needs("answers")
+def answers(tables: Tables) -> Plot:
     """Panels for the model as it is left and after each recovery: a row per budget, a cell per symbol of the answer."""
-    if "answers" not in tables or tables["answers"].empty:
-        return None
     table = tables["answers"].fillna("")
     first = table.iloc[0]
     right = _symbols(str(first["right_answer"]), first)

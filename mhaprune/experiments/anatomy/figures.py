@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 
 from mhaprune.reporting.heat_map import MATTERS, MISSING, VALUES, WEIGHTS, frame, heat_map, write_cells
 from mhaprune.reporting.labels import SIGNS
-from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, legend_above, number
+from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, legend_above, needs, number
 from mhaprune.tables import HEAD, HeadName, Tables, block_label
 
 LAYOUT = (
@@ -35,10 +35,9 @@ FORBIDDEN: Any = {"facecolor": MISSING, "edgecolor": "#888888", "hatch": "////",
 """Where attention is forbidden."""
 
 
-def life_of_the_tensors(tables: Tables) -> Plot | None:
+@needs("values")
+def life_of_the_tensors(tables: Tables) -> Plot:
     """Every tensor of one call as a picture of its numbers, with its formula and its shape."""
-    if "values" not in tables:
-        return None
     values, steps = tables["values"], tables["tensors"]
     steps = steps[steps["call"] == steps["call"].iloc[0]].set_index("tensor")
     head = values.iloc[0]
@@ -129,10 +128,9 @@ def around_zero(matrix: np.ndarray) -> dict[str, float]:
     return {"vmin": -largest, "vmax": largest}
 
 
-def scaling(tables: Tables) -> Plot | None:
+@needs("scaling")
+def scaling(tables: Tables) -> Plot:
     """The scores and weights of one query with and without the division, and entropy and gradient against d_head."""
-    if "scaling" not in tables:
-        return None
     here, table = tables["scaling_here"], tables["scaling"]
     figure = Figure(figsize=(9.6, 5.8))
     (before, after), (entropy, gradient) = figure.subplots(2, 2)
@@ -200,10 +198,9 @@ MERGED = ("merged heads", "output")
 TITLES = ("1. project", "2. split", "3. attend", "4. gate", "5. result", "6. merge, project")
 
 
-def schematic(tables: Tables) -> Plot | None:
+@needs("heads_here", "values")
+def schematic(tables: Tables) -> Plot:
     """From the wide projections at the left, through a row per head, to the merged heads at the right."""
-    if "heads_here" not in tables or "values" not in tables:
-        return None
     here, values = tables["heads_here"], tables["values"]
     wide, count = _matrices(tables), int(here["place"].max()) + 1
     shown = min(count, MOST_HEADS)

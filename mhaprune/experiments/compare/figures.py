@@ -24,6 +24,7 @@ from mhaprune.reporting.plots import (
     errors,
     legend_above,
     line_style,
+    needs,
     number,
     panels,
 )
@@ -47,10 +48,9 @@ BEST: Any = {"color": "#F0E442", "linewidth": 8, "solid_capstyle": "butt", "zord
 """Broad and bright, below the curves: they often coincide with it."""
 
 
-def method_curves(tables: Tables) -> Plot | None:
+@needs("pruning")
+def method_curves(tables: Tables) -> Plot:
     """Exact match against heads removed: a panel per family of scorers, each with the best subset and the control."""
-    if "pruning" not in tables:
-        return None
     pruning, groups = tables["pruning"], _panels_of(tables["methods"])
     oracle = tables.get("oracle", pd.DataFrame(columns=["objective", "heads_removed"]))
     oracle = oracle[oracle["objective"] == QUALITY].sort_values("heads_removed")
@@ -89,9 +89,10 @@ def method_curves(tables: Tables) -> Plot | None:
     return Plot("accuracy", caption, figure)
 
 
+@needs("pruning")
 def regret_map(tables: Tables) -> Plot | None:
     """What each choice loses to the best subset, budget by budget and on average, the best on top."""
-    if "pruning" not in tables or REGRET not in tables["pruning"]:
+    if REGRET not in tables["pruning"]:
         return None
     methods = tables["methods"].sort_values(REGRET, kind="stable")
     regrets = tables["pruning"].pivot_table(index="scorer", columns="heads_removed", values=REGRET, dropna=False)
@@ -139,11 +140,10 @@ def regret_map(tables: Tables) -> Plot | None:
     return Plot("regret", caption, figure)
 
 
-def agreement_matrix(tables: Tables) -> Plot | None:
+@needs("agreement")
+def agreement_matrix(tables: Tables) -> Plot:
     """Spearman's rank correlation of every two scorers over the heads, similar ones side by side."""
-    pairs = tables.get("agreement", pd.DataFrame())
-    if pairs.empty:
-        return None
+    pairs = tables["agreement"]
     shown = {*pairs["scorer"], *pairs["other"]}
     names = [name for name in tables["methods"]["scorer"] if name in shown]
     values = np.eye(len(names))
@@ -200,10 +200,9 @@ def _panels_of(methods: pd.DataFrame) -> dict[str, list[str]]:
     return parts
 
 
-def compare_methods(tables: Tables) -> Plot | None:
+@needs("methods")
+def compare_methods(tables: Tables) -> Plot:
     """How far every scorer stays behind the best subset: a dot per run, a mark and an interval for their mean."""
-    if "methods" not in tables:
-        return None
     methods = tables["methods"].dropna(subset=[REGRET])
     methods = methods.assign(points=100 * methods[REGRET], **{SETTING: setting_names(methods)})
     chosen = methods.groupby("scorer", sort=False)[CHOOSE_QUALITY].mean()
@@ -237,9 +236,10 @@ def compare_methods(tables: Tables) -> Plot | None:
     return Plot("methods", caption, figure)
 
 
+@needs("methods")
 def quality_cost(tables: Tables) -> Plot | None:
     """Mean regret against what a choice costs, every point with its name; down and left is better."""
-    methods = tables.get("methods", pd.DataFrame(columns=[REGRET])).dropna(subset=[REGRET])
+    methods = tables["methods"].dropna(subset=[REGRET])
     if methods.empty:
         return None
     x = passes(methods).to_numpy(float)

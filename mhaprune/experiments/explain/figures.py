@@ -17,7 +17,7 @@ from mhaprune.experiments.explain.words import ABOVE_CHANCE
 from mhaprune.reporting.head_map import REMOVED
 from mhaprune.reporting.heat_map import MATTERS, MISSING, frame, heat_map
 from mhaprune.reporting.labels import SIGNS
-from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, number, wrapped
+from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, needs, number, wrapped
 from mhaprune.tables import HEAD, QUALITY, REFERENCE, SITES, Tables, in_brackets, in_unit, named, quality_name
 
 ACROSS = 4
@@ -33,10 +33,9 @@ WRITING = ("decoder_self", "cross")
 """The sites of our own model at which a token is written."""
 
 
+@needs("attention")
 def attention_maps(tables: Tables) -> Iterator[Plot]:
     """A figure per example and site: a panel for every head, queries down, keys across."""
-    if "attention" not in tables:
-        return
     attention, examples = tables["attention"], tables["examples"].set_index("example")
     for (number_, site), maps in attention.groupby(["example", "site"], sort=False):
         yield _maps_of(maps, tables["looks"], examples.loc[number_], int(number_), str(site), in_unit(tables))
@@ -170,10 +169,9 @@ MOST_HEADS = 4
 """Heads that are shown, those that matter most."""
 
 
-def before_and_after(tables: Tables) -> Plot | None:
+@needs("attention_before")
+def before_and_after(tables: Tables) -> Plot:
     """Two rows of attention maps: the heads that matter most in the untrained model, and the same when trained."""
-    if "attention_before" not in tables or tables["attention_before"].empty:
-        return None
     before = tables["attention_before"]
     example = int(before["example"].iloc[0])
     before, after = (table[table["example"] == example] for table in (before, tables["attention"]))
@@ -228,10 +226,9 @@ SCORER_WIDTH = 0.8
 """Inches of the name of a scorer."""
 
 
-def head_profiles(tables: Tables) -> Plot | None:
+@needs("patterns")
+def head_profiles(tables: Tables) -> Plot:
     """Where every head looks more than an even one, by the patterns of its site, the most important head first."""
-    if "patterns" not in tables:
-        return None
     there = tables["looks"].query("not removed").sort_values("rank")
     looks = there[:MOST_ROWS]
     patterns = tables["patterns"].set_index(HEAD)

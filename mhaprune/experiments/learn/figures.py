@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.learn.words import by_task, plain
-from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, panels, scale_in_ratios
+from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, needs, panels, scale_in_ratios
 from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.shared_figures import MOST_LINES
 from mhaprune.reporting.whiskers import Whisker, arrows_beyond
@@ -31,10 +31,9 @@ WIDEST = 38
 """How many letters of a setting stand in one line."""
 
 
-def learning_curve(tables: Tables) -> Plot | None:
+@needs("learning", "reached")
+def learning_curve(tables: Tables) -> Plot:
     """Exact match on the valid split against steps and seconds, with the place where it reaches the target."""
-    if "learning" not in tables or "reached" not in tables:
-        return None
     learning, row = tables["learning"], tables["reached"].iloc[0]
     figure = Figure(figsize=(9, 3.9))
     grid = panels(figure, 2, 2, "", "exact match (valid split)", sharey=True)
@@ -66,11 +65,10 @@ def learning_curve(tables: Tables) -> Plot | None:
     return Plot("learning", caption, figure)
 
 
-def learning_curves(tables: Tables) -> Plot | None:
+@needs("learning", "reached")
+def learning_curves(tables: Tables) -> Plot:
     """Exact match against steps and seconds: a colour per setting, a thin line per run; tasks, and settings beyond the
     colours, in rows of panels of their own."""
-    if "learning" not in tables or "reached" not in tables:
-        return None
     tasks = list(by_task(tables["learning"]))
     every = dict.fromkeys(name for _, runs in tasks for name in runs[SETTING].unique())
     colours = {name: style["color"] for name, style in styles_of(every).items()}  # the same in all tasks
@@ -104,10 +102,9 @@ def learning_curves(tables: Tables) -> Plot | None:
     return Plot("learning", caption, figure)
 
 
-def time_to_accuracy(tables: Tables) -> Plot | None:
+@needs("reached")
+def time_to_accuracy(tables: Tables) -> Plot:
     """The steps and seconds to the target: a block per task, a row per setting, a circle per run."""
-    if "reached" not in tables:
-        return None
     reached = tables["reached"]
     blocks = [(task, runs, list(map(_wrapped, runs[SETTING].unique()))) for task, runs in by_task(reached)]
     heights = [0.3 + sum(0.34 + 0.15 * name.count("\n") for name in names) for _, _, names in blocks]

@@ -21,6 +21,7 @@ from mhaprune.reporting.plots import (
     errors,
     legend_above,
     line_style,
+    needs,
     number,
     panels,
     wrapped,
@@ -43,10 +44,9 @@ CONTROL: Any = {"color": CONTROL_COLOUR, "linewidth": 8, "alpha": 0.45, "solid_c
 """Broad, below the curves: the control often coincides with them."""
 
 
-def recovery_curves(tables: Tables) -> Plot | None:
+@needs("recovery")
+def recovery_curves(tables: Tables) -> Plot:
     """Exact match against heads kept: a panel per recovery, a line per schedule, the control in grey in each."""
-    if "recovery" not in tables:
-        return None
     table = tables["recovery"]
     control, own = table[table["control"]], table[~table["control"]]
     names, ways = list(own["recovery"].unique()), list(ways_of(own).unique())
@@ -81,10 +81,9 @@ def recovery_curves(tables: Tables) -> Plot | None:
     return Plot("recovery", caption, figure)
 
 
+@needs("recovery")
 def survivors(tables: Tables) -> Plot | None:
     """How many heads of each block are left, model by model: a panel per schedule."""
-    if "recovery" not in tables:
-        return None
     table = tables["recovery"]
     own = table[~table["control"]]
     choices: dict[str, pd.DataFrame] = {}
@@ -127,10 +126,9 @@ def survivors(tables: Tables) -> Plot | None:
     return Plot("survivors", caption, figure)
 
 
-def accuracy_by_group(tables: Tables) -> Plot | None:
+@needs("groups", "smallest")
+def accuracy_by_group(tables: Tables) -> Plot:
     """Exact match on every kind of example × heads kept, before and after recovery, for the schedule that does best."""
-    if "groups" not in tables or "smallest" not in tables:
-        return None
     own = tables["smallest"][~tables["smallest"]["control"]]
     best = fewest_heads(own)
     groups = tables["groups"]
@@ -189,10 +187,9 @@ def _shade(site: str, layer: int, sites: Sequence[str]) -> tuple[float, ...]:
     return tuple(1 - share * (1 - channel) for channel in to_rgb(colour))
 
 
-def order_of_removal(tables: Tables) -> Plot | None:
+@needs("order")
+def order_of_removal(tables: Tables) -> Plot:
     """At which step every head goes: site and layer × head, a panel per schedule."""
-    if "order" not in tables:
-        return None
     order = tables["order"]
     rows = sorted(blocks_in(order), key=lambda block: block_order(*block))
     heads, ways = sorted(order["head"].unique()), list(ways_of(order).unique())
