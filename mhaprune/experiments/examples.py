@@ -37,7 +37,7 @@ def show(subject: Seq2Seq, task: Task, source: Sequence[str], right: Sequence[st
 
 
 def answer_under(subject: Seq2Seq, task: Task, example: Shown, gates: torch.Tensor) -> str:
-    """What the model answers to the same source under `gates` (N,), in words."""
+    """Return the answer to the same source under `gates` (N,), in words."""
     target = _answer(subject, example.batch.source, gates)
     return _words(task, example.batch.source[0].tolist(), target[0].tolist())[1]
 

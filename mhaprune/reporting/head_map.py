@@ -29,11 +29,11 @@ class Verdict(NamedTuple):
     heads: pd.DataFrame
     """The head, whether it `stays`, its `score` (NaN without one) and its `name`: what it does, empty where unknown."""
     scorer: str
-    """Where the scores come from; empty without scores."""
+    """The scorer of the numbers; empty without scores."""
     title: str
     """The sum of it in one line."""
     meaning: str
-    """What it means to stay or to go."""
+    """The meaning of staying and of going."""
     together: bool = True
     """Whether the heads that can go were removed together; if not, each of them can go alone."""
     unit: str = "nats"
@@ -151,7 +151,7 @@ def _digits(heads: pd.DataFrame) -> list[str]:
 
 
 def _decimals(score: float, rivals: Sequence[float]) -> int:
-    """How many tell the score from all of the others that can be told from it."""
+    """Return how many decimals tell the score from all others that can be told from it."""
     others = {number(rival, MOST_DECIMALS): rival for rival in rivals}
     others.pop(number(score, MOST_DECIMALS), None)
     for decimals in range(3, MOST_DECIMALS):

@@ -1,4 +1,4 @@
-"""What every figure shares: a file name, a caption, one look; no torch, no model, only tables that a run wrote down."""
+"""The toolkit of figures: a file name, a caption, one look. No torch, no model, only tables that a run wrote."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ class Plot:
         return self._render("svg", {"Date": None})
 
     def named(self, name: str) -> Plot:
-        """The same figure under another name."""
+        """Return the figure under another name."""
         return replace(self, name=name)
 
     def __repr__(self) -> str:
         return self.alt or self.caption
 
     def _repr_png_(self) -> bytes:
-        """What a notebook shows."""
+        """Return the picture for a notebook."""
         return self.png
 
     def _render(self, kind: str, metadata: dict[str, None], **options: Any) -> bytes:

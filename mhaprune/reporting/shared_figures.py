@@ -45,7 +45,7 @@ from mhaprune.tables import (
 )
 
 PILED = 10
-"""How many times the median the largest score is where a linear axis would pile the others up."""
+"""Ratio of the largest score to the median, beyond which a linear axis would pile the others up."""
 MOST_TICKS = 7
 """Powers of ten at an axis."""
 MOST_LINES = 12
@@ -168,7 +168,7 @@ def _draw_mean_curve(axes: Axes, rows: pd.DataFrame, label: str, style: Mapping[
 
 
 def setting_names(frame: pd.DataFrame) -> pd.Series:
-    """What the runs of the rows are called without their seeds."""
+    """Return the names of the runs of the rows without their seeds."""
     return frame[SETTING].fillna("").replace("", "all runs")
 
 

@@ -32,7 +32,7 @@ LAYOUT = (
 SAME_SCALE = (("scores", "scaled scores", "masked scores"), ("gated outputs", "head outputs"))
 """Steps whose pictures share the colours of the first, so that what is divided or gated can be seen."""
 FORBIDDEN: Any = {"facecolor": MISSING, "edgecolor": "#888888", "hatch": "////", "linewidth": 0}
-"""Where attention is forbidden."""
+"""The look of cells where attention is forbidden."""
 
 
 @needs("values")
@@ -232,7 +232,7 @@ def schematic(tables: Tables) -> Plot:
 
 
 def _matrices(tables: Tables) -> dict[str, np.ndarray]:
-    """What holds all heads side by side, and the output."""
+    """Return the tensors that hold all heads side by side, and the output."""
     values = tables["values"]
     steps = tables["tensors"].drop_duplicates("tensor").set_index("tensor")["step"]
     cells = {name: values[values["step"] == steps[name]] for name in (*WIDE, *MERGED)}
@@ -248,7 +248,7 @@ def _column(grid: GridSpec, place: int, parts: int) -> list[SubplotSpec]:
 
 
 def _draw_wide(left: list[Axes], right: list[Axes], wide: Mapping[str, np.ndarray], count: int) -> None:
-    """What holds all heads, with a frame around the columns of each."""
+    """Draw the tensors that hold all heads, with a frame around the columns of each."""
     for axes, (name, matrix) in zip((*left, *right), wide.items(), strict=True):
         _small_picture(axes, matrix)
         axes.set_ylabel(f"{name}\n{_shape(matrix)}", fontsize=9)
@@ -275,7 +275,7 @@ def _draw_head(row: list[Axes], wide: Mapping[str, np.ndarray], here: pd.DataFra
 
 
 def _shapes(wide: Mapping[str, np.ndarray], here: pd.DataFrame, count: int) -> tuple[str, ...]:
-    """What stands below the columns of a head."""
+    """Return the texts below the columns of a head."""
     size = wide["queries"].shape[1] // count
     weights = f"{here['query'].nunique()} × {here['key'].nunique()}"
     return (

@@ -91,7 +91,7 @@ def method_curves(tables: Tables) -> Plot:
 
 @needs("pruning")
 def regret_map(tables: Tables) -> Plot | None:
-    """What each choice loses to the best subset, budget by budget and on average, the best on top."""
+    """Draw the loss of each choice against the best subset, by budget and on average, the best on top."""
     if REGRET not in tables["pruning"]:
         return None
     methods = tables["methods"].sort_values(REGRET, kind="stable")
@@ -202,7 +202,7 @@ def _panels_of(methods: pd.DataFrame) -> dict[str, list[str]]:
 
 @needs("methods")
 def compare_methods(tables: Tables) -> Plot:
-    """How far every scorer stays behind the best subset: a dot per run, a mark and an interval for their mean."""
+    """Draw how far every scorer stays behind the best subset: a dot per run, a mark and an interval for their mean."""
     methods = tables["methods"].dropna(subset=[REGRET])
     methods = methods.assign(points=100 * methods[REGRET], **{SETTING: setting_names(methods)})
     chosen = methods.groupby("scorer", sort=False)[CHOOSE_QUALITY].mean()

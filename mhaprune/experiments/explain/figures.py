@@ -228,7 +228,7 @@ SCORER_WIDTH = 0.8
 
 @needs("patterns")
 def head_profiles(tables: Tables) -> Plot:
-    """Where every head looks more than an even one, by the patterns of its site, the most important head first."""
+    """Draw the share of attention beyond that of an even head, by patterns; the most important head first."""
     there = tables["looks"].query("not removed").sort_values("rank")
     looks = there[:MOST_ROWS]
     patterns = tables["patterns"].set_index(HEAD)

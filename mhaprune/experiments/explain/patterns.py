@@ -1,4 +1,4 @@
-"""What heads look at, in words: how much of their attention falls on the places that a pattern points to.
+"""Attention patterns: the share of a head's attention on the places that a pattern points to, and its name.
 
 Dimensions: B = batch, H = heads of a block, T = queries, U = keys.
 """
@@ -35,8 +35,8 @@ EVERYWHERE = 0.05
 
 @dataclass(frozen=True)
 class View:
-    """What the heads of one site may look at in a batch: `reads` (B, T) are the tokens that stand at the queries,
-    `writes` (B, T) those that the decoder writes next there (of the encoder, which writes none, PAD), `keys` (B, U)."""
+    """The tokens that the heads of one site may look at in a batch: `reads` (B, T) stand at the queries, the decoder
+    next writes `writes` (B, T) there (PAD for the encoder, which writes none), `keys` (B, U) are looked at."""
 
     reads: Tensor
     writes: Tensor
@@ -45,12 +45,12 @@ class View:
 
     @classmethod
     def seen_by(cls, site: str, batch: Data, seen: AttentionMap) -> View:
-        """That of a batch whose attention is known."""
+        """Return the view of a batch whose attention is known."""
         return cls.of(site, batch) if isinstance(batch, Examples) else cls.of_places(seen)
 
     @classmethod
     def of_places(cls, seen: AttentionMap) -> View:
-        """That of a model that others made, where only the places of tokens are known: all real ones look alike. A
+        """Return the view of a pretrained model, where only the places of tokens are known: all real ones look alike. A
         square of weights with nothing above its diagonal belongs to a decoder."""
         reads, keys = (len(SPECIAL) * real.long() for real in (seen.queries, seen.keys))
         square = seen.weights.shape[-1] == seen.weights.shape[-2] > 1
@@ -93,7 +93,7 @@ class View:
 
 
 Points = Callable[[View], Tensor]
-"""Where a pattern points to: a boolean tensor that broadcasts to (B, T, U)."""
+"""The places that a pattern points to: a boolean tensor that broadcasts to (B, T, U)."""
 
 
 def offset(view: View, by: int) -> Tensor:
@@ -168,11 +168,11 @@ OF_ANY_SITE = {
     "first": ("first token", first),
     "last": ("last token", last),
 }
-"""The same for a site of a pretrained model."""
+"""The patterns of a site of a pretrained model."""
 
 
 class Observed(NamedTuple):
-    """What the heads of a subject look at on a split, as tables.
+    """Tables of what the heads of a subject look at on a split.
 
     `patterns` has one row per head and pattern of its site. `mass` is the share of its attention that falls there;
     `largest` is how often its largest weight falls there; `chance` is the mass of a head that looks everywhere alike.

@@ -51,7 +51,7 @@ from mhaprune.tasks.base import Task
 
 @dataclass(frozen=True)
 class Explain(Experiment):
-    """What the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`, `examples`,
+    """A look at what the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`, `examples`,
     `attention`, `gates` and `training`.
 
     Attention is shown while the model answers an example; a model that others made shows it on a text of the report
@@ -60,8 +60,8 @@ class Explain(Experiment):
     """
 
     examples: tuple[Annotated[int, Ge(0)], ...] = ()
-    """Which examples of the report split to show, counted from 0. Without any, the run's own `example` is shown, or
-    else the first of the split."""
+    """Numbers of the examples of the report split to show, counted from 0. Without any, the run's own `example` is
+    shown, or else the first of the split."""
     heads: tuple[str, ...] = ()
     """The heads (`cross.1.2`) and layers (`cross.1`) to look at. Without any, all heads."""
     shown: Annotated[int, Ge(0)] = 3

@@ -1,4 +1,4 @@
-"""What was seen inside the heads, in sentences."""
+"""Sentences of `experiment=explain`, and its map of heads."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def head_map(tables: Tables) -> Verdict:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """How many heads are prunable, one at a time, of those that are there."""
+    """Return the number of heads that are prunable one at a time."""
     looks = tables["looks"].query("not removed")
     return [Number("heads prunable alone", float(looks["prunable"].sum()), len(looks), "", 0.0, len(looks))]
 

@@ -1,4 +1,4 @@
-"""Which heads stand in for each other: pair by pair, together, and block by block over many models."""
+"""Figures of `experiment=interact`: heads pair by pair, and removed together."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from mhaprune.tables import INTERACTION, LOSS_RISE, OTHER_HEAD, QUALITY, named
 
 @dataclass(frozen=True)
 class Interact(Experiment):
-    """What two heads cost together beyond what each costs alone: tables `alone`, `pairs` and `together`.
+    """The cost of two heads together beyond what each costs alone: tables `alone`, `pairs` and `together`.
 
     The interaction of heads i and j is the second difference of the loss, ℓ(ij) − ℓ(i) − ℓ(j) + ℓ, where ℓ(S) is the
     loss with the heads S closed. Above 0 they stand in for each other: closing one is cheap as long as the other is

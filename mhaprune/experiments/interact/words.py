@@ -1,4 +1,4 @@
-"""What `experiment=interact` found, in sentences."""
+"""Sentences of `experiment=interact`."""
 
 from __future__ import annotations
 

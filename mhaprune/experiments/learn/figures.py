@@ -1,4 +1,4 @@
-"""How training gets to its target: the curve of one run, and the curves and times of many."""
+"""Figures of `experiment=learn`: the curve of one run, and the curves and times of many."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mhaprune.statistics.intervals import geometric_mean
 from mhaprune.tables import LABEL, SETTING, VALID_QUALITY, Tables
 
 CLOCKS = (("step", "steps", "steps", "step {}"), ("seconds", "seconds", "seconds of training", "{} s"))
-"""What a figure may have on its x axis: the columns of `learning` and of `reached`, its name, and a place on it."""
+"""The x axes of a figure: the columns of `learning` and of `reached`, the name, and a place on it."""
 CIRCLE: Any = {"marker": "o", "markersize": 5, "linestyle": ""}
 REACHED: Any = {**CIRCLE, "color": COLOURS[0], "label": "a run"}
 CENSORED: Any = {**CIRCLE, "color": COLOURS[1], "markerfacecolor": "white", "label": "a run that does not get there"}
@@ -28,7 +28,7 @@ BAR: Any = {"marker": "|", "markersize": 13, "markeredgewidth": 2.5, "linestyle"
 MEAN: Any = {**BAR, "color": "black", "label": "geometric mean, 95 % interval"}
 TARGET: Any = {"color": CONTROL_COLOUR, "linestyle": "--", "linewidth": 1.2}
 WIDEST = 38
-"""How many letters of a setting stand in one line."""
+"""Letters of a setting in one line."""
 
 
 @needs("learning", "reached")

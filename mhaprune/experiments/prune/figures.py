@@ -83,7 +83,7 @@ def recovery_curves(tables: Tables) -> Plot:
 
 @needs("recovery")
 def survivors(tables: Tables) -> Plot | None:
-    """How many heads of each block are left, model by model: a panel per schedule."""
+    """Draw the number of heads left in each block, model by model: a panel per schedule."""
     table = tables["recovery"]
     own = table[~table["control"]]
     choices: dict[str, pd.DataFrame] = {}
@@ -223,7 +223,7 @@ def order_of_removal(tables: Tables) -> Plot:
 
 
 def _present(tables: Tables, rows: Sequence[tuple[str, int]], heads: Sequence[int]) -> np.ndarray:
-    """Which heads the whole model has: block × head."""
+    """Return which heads the whole model has: block × head."""
     kept = tables["recovery"]["kept"] if "recovery" in tables else []
     names = {head for cell in set(kept) for head in head_names(cell)}
     return np.array([[(*row, head) in names for head in heads] for row in rows])

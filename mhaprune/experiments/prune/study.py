@@ -1,4 +1,4 @@
-"""How few heads are enough, chosen how, and with what done afterwards."""
+"""Prune by schedules and scores, recover what is left, and find how few heads are enough."""
 
 from __future__ import annotations
 

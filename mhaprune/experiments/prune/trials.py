@@ -22,7 +22,7 @@ from mhaprune.tables import NOTHING, join_names
 
 
 class Way(NamedTuple):
-    """How a model came to be."""
+    """The schedule, scorer, recovery and draw that a model comes from."""
 
     schedule: str
     scorer: str
