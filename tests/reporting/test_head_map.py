@@ -150,15 +150,6 @@ def test_closing_all_at_once_is_told_apart_from_closing_any_one() -> None:
     assert titles == [f"{alone}0.400 instead of 0.900", f"{alone}still 0.900"]
 
 
-def test_a_long_title_is_broken_and_widens_the_figure_only_so_far() -> None:
-    verdict = Explain.head_map({"looks": looks()})
-    assert verdict is not None
-    with matplotlib.rc_context(STYLE):
-        long = heads_that_matter(verdict._replace(title="nothing is left at all " * 12, heads=verdict.heads[:2]))
-    check_legible(long)
-    assert long.figure.get_figwidth() <= 8
-
-
 def test_a_number_is_never_shown_both_as_kept_and_as_removed() -> None:
     """Where three decimals are equal on both sides, as many as tell them apart; elsewhere three."""
     found = Ablate.head_map(CASES["ablate"][1])

@@ -95,13 +95,6 @@ def test_a_recovery_has_a_row_on_the_same_axis() -> None:
     assert (first.get_xlabel(), below.get_xlabel()) == ("", "num_heads")
 
 
-def test_a_single_run_of_each_setting_has_no_interval() -> None:
-    plot = drawn(numbers(seeds=1), "num_heads")
-    assert plot is not None
-    assert "interval" not in plot.caption
-    assert not list(means_in_words(numbers(seeds=1), settings_of(numbers(seeds=1), "num_heads")))
-
-
 def test_seeds_alone_are_drawn_too() -> None:
     frame = numbers()[lambda rows: rows["num_heads"] == "2"]
     plot = drawn(frame)

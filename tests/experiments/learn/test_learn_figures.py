@@ -143,23 +143,6 @@ def test_curves_of_a_setting_have_one_colour_and_a_mean() -> None:
         np.testing.assert_allclose(lines[2].get_ydata(), mean)
 
 
-def test_every_task_has_panels_of_its_own() -> None:
-    runs = [
-        (task, f"task={task}, rate={name}", seed, run(at, target=target))
-        for task, target in (("sort", 0.99), ("inflection", 0.88))
-        for name, at in (("slow", 40), ("fast", 20))
-        for seed in (0, 1)
-    ]
-    plots = over_runs(collected(runs))
-    for plot in plots.values():
-        check_legible(plot)
-        assert [axes.get_title() for axes in plot.figure.axes] == ["sort", "sort", "inflection", "inflection"]
-        assert "task=" not in text_of(plot)
-    times = plots["time_to_accuracy"].figure.axes
-    assert [axes.get_xlabel() for axes in times[::2]] == ["steps to 0.99 exact match", "steps to 0.88 exact match"]
-    assert [len(places(circles(axes, still_open=False))) for axes in times] == [4, 4, 4, 4]
-
-
 def test_a_setting_has_its_colour_and_its_place_in_every_task() -> None:
     """Whichever of them comes first there, and where one is missing."""
     orders = (("sort", "abc"), ("copy", "cba"), ("reverse", "c"))

@@ -181,18 +181,11 @@ def test_the_fastest_is_not_the_luckiest() -> None:
     assert "the fastest has 2 of 6 heads" in list(Speed.say(tables))[-1]
 
 
-def test_figures_are_labelled_and_mark_the_front() -> None:
+def test_the_front_is_marked_by_the_heads_that_are_gone() -> None:
     plots = {plot.name: plot for plot in figures_of(Speed, made_up())}
     assert len(plots["speedup"].figure.axes) == 6
-    for words in ("heads removed, of 6", "d_model 24", "dense against itself", "a model built so", "speed-up (×)"):
-        assert words in text_of(plots["speedup"])
-    for words in ("milliseconds of greedy decoding", "Pareto front", "−1", "−2", "−6"):
-        assert words in text_of(plots["tradeoff"])
+    assert {"−1", "−2", "−6"} <= {text.get_text() for text in plots["tradeoff"].figure.axes[0].texts}
     assert "−0" not in text_of(plots["tradeoff"]), "dense is slower and no better"
-    for words in ("50%", "feed-forward", "8 ms", "d_model 16, batch 3", "share of the time"):
-        assert words in text_of(plots["parts"])
-    again = {plot.name: plot for plot in figures_of(Speed, made_up())}
-    assert all(again[name].svg == plot.svg for name, plot in plots.items())
 
 
 def with_a_control(tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
@@ -222,14 +215,6 @@ def test_bars_stay_in_their_panels_or_an_arrow_says_that_they_do_not() -> None:
         assert max(tops) < 12
         assert (max(tops) > longest) == (not arrows)
         assert [text.get_text() for axes in plot.figure.axes for text in axes.texts] == ["↑"] * arrows
-
-
-def test_lengths_are_named_where_they_differ() -> None:
-    speed = made_up()["speed"]
-    longer = speed.assign(source_length=40, target_length=50 * (speed["what"] != "encoder"))
-    (plot, *_) = figures_of(Speed, made_up() | {"speed": pd.concat([speed, longer], ignore_index=True)})
-    assert "batch 3, 4 → 5 tokens" in text_of(plot)
-    assert "batch 3, 40 → 50 tokens" in text_of(plot)
 
 
 def test_bfloat16_computes_in_bfloat16(tables: Frames, cache: Path) -> None:
