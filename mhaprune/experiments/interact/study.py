@@ -55,7 +55,6 @@ class Interact(Experiment):
     figures: ClassVar[Figures] = (interactions, together)
     stages: ClassVar[Stages] = {"score": 1, "pairs": 7, "prove": 1}
     say = staticmethod(words.say)
-    say_in_common = staticmethod(words.over_runs)
     headline = staticmethod(words.headline)
 
     def check(self, setup: Setup) -> None:
