@@ -50,8 +50,6 @@ def test_runs_are_combined_and_told_apart_by_what_differs(tmp_path: Path) -> Non
         "comparison.svg",
         "headline.png",
         "headline.svg",
-        "runs.png",
-        "runs.svg",
     }
     assert "num_heads=4" in (tmp_path / "sweep" / "report.html").read_text()
     again = collect([tmp_path / "sweep"], tmp_path / "sweep")  # its own output is not taken for a run
@@ -147,7 +145,7 @@ def test_every_experiment_says_and_draws_what_its_own_runs_found(tmp_path: Path)
     assert lines[1].startswith("experiment=train, num_heads=4: 0.500 exact match")
     names = {path.stem for path in (tmp_path / "out").glob("*.csv")}
     assert names == {"runs", "ablate-pruning", "ablate-summary", "train-accuracy", "train-pruning"}
-    assert (tmp_path / "out" / "figures" / "ablate-runs.png").exists()
+    assert (tmp_path / "out" / "figures" / "ablate-comparison.png").exists()
 
 
 def test_equal_runs_are_told_apart_by_their_folders(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_what_is_first_in_the_report_is_what_the_sweep_is_for(swept: Path) -> No
     assert lines[0] == "Heads that can go: 9 in both runs with num_heads=2; 9 in both runs with num_heads=4."
     report = (swept / "report.html").read_text()
     assert report.index("against num_heads: a small mark per run") < report.index("share of heads removed")
-    assert {path.stem for path in (swept / "figures").glob("*.png")} == {"headline", "comparison", "runs"}
+    assert {path.stem for path in (swept / "figures").glob("*.png")} == {"headline", "comparison"}
 
 
 def test_many_runs_are_said_one_by_one_in_the_index_only(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def method_runs(runs: int, scorers: tuple[str, ...] = EVERY) -> dict[str, pd.Dat
     }
 
 
-@pytest.mark.parametrize(("runs", "scorers"), [(4, EVERY), *slow((2, ("gate", "ablation", "random")), (9, EVERY[:5]))])
+@pytest.mark.parametrize(("runs", "scorers"), [(4, EVERY), *slow((3, ("gate", "ablation", "random")), (9, EVERY[:5]))])
 def test_methods_are_compared_over_runs_on_top_what_chooses_best(runs: int, scorers: tuple[str, ...]) -> None:
     tables = method_runs(runs, scorers)
     plots = named(tables)
