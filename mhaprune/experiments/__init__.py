@@ -1,1 +1,1 @@
-"""What is studied: one file per experiment."""
+"""Experiments: a folder each, with study, figures and words."""

@@ -1,4 +1,4 @@
-"""What every experiment promises: a study of a trained model, and how its tables become figures and sentences."""
+"""The interface of experiments: a study of a model, and figures and sentences made from its tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mhaprune.tables import Tables
 
 @dataclass(frozen=True)
 class Findings:
-    """What an experiment returns. It writes nothing itself."""
+    """Tables, checks and files that an experiment returns. It writes nothing itself."""
 
     tables: dict[str, pd.DataFrame]
     """Tidy tables by name. Figures and sentences are made from them."""
@@ -37,7 +37,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Setup:
-    """What is known of a run before anything is trained."""
+    """Facts about a run before anything is trained."""
 
     source: Source
     scorers: Mapping[str, Scorer]
@@ -48,17 +48,17 @@ class Setup:
 
     @property
     def grid(self) -> HeadGrid:
-        """The heads that the model will have."""
+        """Return the heads that the model will have."""
         return self.source.grid
 
     @property
     def recipe(self) -> Recipe | None:
-        """How the model is trained; None for a pretrained model."""
+        """Return the training recipe; None for a pretrained model."""
         return self.source if isinstance(self.source, Recipe) else None
 
     @property
     def trained(self) -> Recipe:
-        """How the model is trained, for an experiment with `needs_training`."""
+        """Return the training recipe, for an experiment with `needs_training`."""
         assert self.recipe is not None, "the experiment says that it needs no training"
         return self.recipe
 
@@ -82,7 +82,7 @@ class Experiment(Checked, ABC):
     recovers: ClassVar[bool] = False
     """Whether the experiment uses recoveries."""
     needs_training: ClassVar[bool] = False
-    """Whether it needs our own model and its training, so that a pretrained model will not do."""
+    """Whether it needs our own model and its training, so that a pretrained model is refused."""
     reads_example: ClassVar[bool] = False
     """Whether the experiment looks at an example of the user."""
 
@@ -92,21 +92,21 @@ class Experiment(Checked, ABC):
     @staticmethod
     @abstractmethod
     def say(tables: Tables) -> Iterator[str]:
-        """What one run found, in sentences; the first one stands for all."""
+        """Say what one run found; the first sentence answers the question."""
 
     @staticmethod
     def say_in_common(tables: Tables) -> Iterator[str]:
-        """What several runs found together; nothing for an experiment that does not compare its runs in words."""
+        """Say what several runs found together; nothing for an experiment that does not compare its runs in words."""
         return iter(())
 
     @staticmethod
     def head_map(tables: Tables) -> Verdict | None:
-        """Which heads stay and which can go; None for an experiment that does not decide it."""
+        """Return which heads stay and which can be removed; None for an experiment that does not decide it."""
         return None
 
     @staticmethod
     def headline(tables: Tables) -> Sequence[Number]:
-        """The numbers of a run by which runs are compared first, and drawn against the settings that vary."""
+        """Return the numbers by which runs are compared first. They are drawn against the settings that vary."""
         return ()
 
     def check(self, setup: Setup) -> None:

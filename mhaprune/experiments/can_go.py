@@ -1,4 +1,4 @@
-"""How many heads can go at a small loss of exact match, and how many of them surely: decided on the choose split."""
+"""The number of heads that can be removed at a small loss, observed and at 95 % confidence, on the choose split."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -37,7 +37,7 @@ def show(subject: Seq2Seq, task: Task, source: Sequence[str], right: Sequence[st
 
 
 def answer_under(subject: Seq2Seq, task: Task, example: Shown, gates: torch.Tensor) -> str:
-    """What the model answers to the same source under `gates` (N,), in words."""
+    """Return the answer to the same source under `gates` (N,), in words."""
     target = _answer(subject, example.batch.source, gates)
     return _words(task, example.batch.source[0].tolist(), target[0].tolist())[1]
 
@@ -68,9 +68,9 @@ def examples_table(shown: Iterable[Shown], train: Examples) -> pd.DataFrame:
 
 
 def attention_table(subject: Seq2Seq, task: Task, shown: Iterable[Shown], heads: Collection[HeadId]) -> pd.DataFrame:
-    """One row per example, head, query and key: the attention `weight`. `reads` is the token at the query. `writes` is
-    the next token, which the decoder makes from it; None for the encoder."""
-    parts = []
+    """Return one row per example, head, query and key: the attention `weight`. `reads` is the token at the query,
+    `looks_at` the one at the key. `writes` is the next token, which the decoder makes from it; None for the encoder."""
+    parts = list[pd.DataFrame]()
     for number, example in enumerate(shown):
         source, target = tokens(task, example.batch.source), tokens(task, example.batch.target)
         prefix = tokens(task, shift_right(example.batch.target))
@@ -79,18 +79,28 @@ def attention_table(subject: Seq2Seq, task: Task, shown: Iterable[Shown], heads:
         for block, seen in maps.items():
             reads = source if block.site == Site.ENCODER_SELF else prefix
             keys = prefix if block.site == Site.DECODER_SELF else source
-            of_block = [head for head in subject.grid if head.block == block]
-            for head, weights_TU in zip(of_block, seen.weights[0].double().cpu().numpy(), strict=True):
-                if head in heads:
-                    places = pd.MultiIndex.from_product([range(len(reads)), range(len(keys))], names=["query", "key"])
-                    frame = places.to_frame(index=False)
-                    frame["reads"] = [reads[i] for i in frame["query"]]
-                    frame["writes"] = [None if block.site == Site.ENCODER_SELF else target[i] for i in frame["query"]]
-                    frame["looks_at"] = [keys[i] for i in frame["key"]]
-                    frame["weight"] = weights_TU.flatten()
-                    parts.append(frame.assign(example=number, **head_columns(head)))
-    table = pd.concat(parts, ignore_index=True)
-    return table[["example", *head_columns(next(iter(heads))), *parts[0].columns[:6]]]
+            writes = [None] * len(source) if block.site == Site.ENCODER_SELF else target
+            own = [head for head in subject.grid if head.block == block]
+            parts += _cells(number, own, seen.weights[0], heads, {"reads": reads, "writes": writes}, keys)
+    return pd.concat(parts, ignore_index=True)
+
+
+def _cells(
+    example: int,
+    own: Sequence[HeadId],
+    weights_HTU: torch.Tensor,
+    heads: Collection[HeadId],
+    at_query: Mapping[str, Sequence[str | None]],
+    keys: Sequence[str],
+) -> Iterator[pd.DataFrame]:
+    """Yield the rows of each of a block's `own` heads that is among the `heads`."""
+    for head, weights_TU in zip(own, weights_HTU.double().cpu().numpy(), strict=True):
+        if head in heads:
+            places = pd.MultiIndex.from_product(map(range, weights_TU.shape), names=["query", "key"])
+            frame = places.to_frame(index=False)
+            columns = {name: [words[i] for i in frame["query"]] for name, words in at_query.items()}
+            columns |= {"looks_at": [keys[i] for i in frame["key"]], "weight": weights_TU.flatten()}
+            yield pd.DataFrame({"example": example, **head_columns(head), **frame, **columns})
 
 
 def tokens(task: Task, ids: torch.Tensor) -> list[str]:
@@ -133,9 +143,9 @@ def heads_named(name: str, grid: HeadGrid) -> list[HeadId]:
 
 
 def text_tables(study: Study, numbers: Sequence[int], heads: Collection[HeadId]) -> dict[str, pd.DataFrame]:
-    """`examples` has one row per text; `attention` one row per text, head, query and key: the `weight`, the token that
-    `reads` stands for and the token that it `looks_at`. A token without a name is called by its place."""
-    texts, parts = [], []
+    """Return `examples` and `attention` of a pretrained model, with one row per text and as `attention_table`. A token
+    without a name is called by its place."""
+    texts, parts = [], list[pd.DataFrame]()
     for example, number in enumerate(numbers):
         batch = study.splits.report[number : number + 1]
         (words,) = study.tokens(batch) if study.tokens is not None else [[]]
@@ -144,21 +154,10 @@ def text_tables(study: Study, numbers: Sequence[int], heads: Collection[HeadId])
             maps = study.subject.attention_maps(batch)
         for block, seen in maps.items():
             queries, keys = (_named(real[0], words) for real in (seen.queries, seen.keys))
-            weights_HTU = seen.weights[0][:, seen.queries[0]][:, :, seen.keys[0]].double().cpu().numpy()
-            places = pd.MultiIndex.from_product([range(len(queries)), range(len(keys))], names=["query", "key"])
-            frame = places.to_frame(index=False)
-            frame["reads"] = [queries[i] for i in frame["query"]]
-            frame["looks_at"] = [keys[i] for i in frame["key"]]
-            of_block = [head for head in study.subject.grid if head.block == block]
-            for head, weights_TU in zip(of_block, weights_HTU, strict=True):
-                if head in heads:
-                    parts.append(frame.assign(weight=weights_TU.flatten(), example=example, **head_columns(head)))
-    table = pd.concat(parts, ignore_index=True)
-    first = ["example", *head_columns(next(iter(heads)))]
-    return {
-        "examples": pd.DataFrame(texts),
-        "attention": table[[*first, *(name for name in table if name not in first)]],
-    }
+            weights_HTU = seen.weights[0][:, seen.queries[0]][:, :, seen.keys[0]]
+            own = [head for head in study.subject.grid if head.block == block]
+            parts += _cells(example, own, weights_HTU, heads, {"reads": queries}, keys)
+    return {"examples": pd.DataFrame(texts), "attention": pd.concat(parts, ignore_index=True)}
 
 
 def _named(real_T: Tensor, words: Sequence[str]) -> list[str]:

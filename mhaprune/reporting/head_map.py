@@ -30,11 +30,11 @@ class Verdict(NamedTuple):
     heads: pd.DataFrame
     """The head, whether it `stays`, its `score` (NaN without one) and its `name`: what it does, empty where unknown."""
     scorer: str
-    """Where the scores come from; empty without scores."""
+    """The scorer of the numbers; empty without scores."""
     title: str
     """The sum of it in one line."""
     meaning: str
-    """What it means to stay or to go."""
+    """The meaning of staying and of going."""
     together: bool = True
     """Whether the heads that can go were removed together; if not, each of them can go alone."""
     unit: str = "nats"
@@ -66,20 +66,11 @@ def scored(heads: pd.DataFrame, scorer: str) -> pd.DataFrame:
     return rows[[*HEAD, "score"]].assign(name="").reset_index(drop=True)
 
 
-class Together(NamedTuple):
-    """What closing all prunable heads at once does to the quality."""
-
-    whole: float
-    """The quality with all heads open."""
-    left: float
-    """The quality with all prunable heads closed."""
-
-
 def prunable_alone(
-    heads: pd.DataFrame, scorer: str, tolerance: float, tables: Tables, together: Together | None = None
+    heads: pd.DataFrame, scorer: str, tolerance: float, tables: Tables, together: tuple[float, float] | None = None
 ) -> Verdict:
-    """The verdict that takes one head at a time; `together` is None where it was not measured. `tables` name the
-    quality and the unit of the loss."""
+    """Return the verdict that takes one head at a time. `together` is the quality with all heads open and with all
+    prunable heads closed, None where it was not measured; `tables` name the quality and the unit of the loss."""
     count, total = int((~heads["stays"]).sum()), len(heads)
     meaning = (
         f"Empty tiles with a whole line are heads whose ablation costs less than {tolerance:g}{in_unit(tables)}, each"
@@ -161,7 +152,7 @@ def _digits(heads: pd.DataFrame) -> list[str]:
 
 
 def _decimals(score: float, rivals: Sequence[float]) -> int:
-    """How many tell the score from all of the others that can be told from it."""
+    """Return how many decimals tell the score from all others that can be told from it."""
     others = {number(rival, MOST_DECIMALS): rival for rival in rivals}
     others.pop(number(score, MOST_DECIMALS), None)
     for decimals in range(3, MOST_DECIMALS):

@@ -1,4 +1,4 @@
-"""What a sweep is for: the first numbers of its runs against the settings that vary."""
+"""Headline of a sweep: the first numbers of its runs against the settings that vary."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Number(NamedTuple):
     """A number by which the runs of an experiment are compared first."""
 
     what: str
-    """What figures and tables call it."""
+    """Its name in figures and tables."""
     value: float
     """NaN where the run has none."""
     whole: float = math.nan
-    """The same of the whole model, to compare with; NaN where there is no such thing."""
+    """The value of the whole model, to compare with; NaN where there is none."""
     after: str = ""
     """The recovery that was done first; empty for none."""
     least: float = -math.inf
@@ -50,7 +50,7 @@ class Number(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a table calls it."""
+        """Return its name in a table."""
         return f"{self.what}, after {self.after}" if self.after else self.what
 
 

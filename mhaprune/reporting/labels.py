@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from mhaprune.reporting.plots import CONTROL_COLOUR, lay_out
 
 SIGNS = {"<eos>": "end", "<bos>": "begin"}
-"""What figures call the marks of a sequence."""
+"""Names of the marks of a sequence in figures."""
 LABEL_SIZE = 9.5
 _DIRECTIONS = np.array(
     [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1), (0.5, 1), (-0.5, 1), (0.5, -1), (-0.5, -1)]

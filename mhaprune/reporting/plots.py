@@ -1,4 +1,4 @@
-"""What every figure shares: a file name, a caption, one look; no torch, no model, only tables that a run wrote down."""
+"""The toolkit of figures: a file name, a caption, one look. No torch, no model, only tables that a run wrote."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import matplotlib
@@ -72,14 +72,14 @@ class Plot:
         return self._render("svg", {"Date": None})
 
     def named(self, name: str) -> Plot:
-        """The same figure under another name."""
+        """Return the figure under another name."""
         return replace(self, name=name)
 
     def __repr__(self) -> str:
         return self.alt or self.caption
 
     def _repr_png_(self) -> bytes:
-        """What a notebook shows."""
+        """Return the picture for a notebook."""
         return self.png
 
     def _render(self, kind: str, metadata: dict[str, None], **options: Any) -> bytes:
@@ -90,8 +90,22 @@ class Plot:
         return buffer.getvalue()
 
 
-Figures = tuple[Callable[[Tables], Plot | Iterable[Plot] | None], ...]
+Drawn = Plot | Iterable[Plot] | None
+Figures = tuple[Callable[[Tables], Drawn], ...]
 """Functions from tables to figures; None where the tables cannot fill one."""
+
+
+def needs(*names: str) -> Callable[[Callable[[Tables], Drawn]], Callable[[Tables], Drawn]]:
+    """Draw nothing where one of these tables is missing or empty."""
+
+    def wrap(figure: Callable[[Tables], Drawn]) -> Callable[[Tables], Drawn]:
+        @wraps(figure)
+        def drawn(tables: Tables) -> Drawn:
+            return figure(tables) if all(len(tables.get(name, ())) for name in names) else None
+
+        return drawn
+
+    return wrap
 
 
 def draw(figures: Figures, tables: Tables) -> Iterator[Plot]:

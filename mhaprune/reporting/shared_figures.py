@@ -23,6 +23,7 @@ from mhaprune.reporting.plots import (
     correlation,
     legend_above,
     line_style,
+    needs,
     panels,
     wrapped,
 )
@@ -44,17 +45,16 @@ from mhaprune.tables import (
 )
 
 PILED = 10
-"""How many times the median the largest score is where a linear axis would pile the others up."""
+"""Ratio of the largest score to the median, beyond which a linear axis would pile the others up."""
 MOST_TICKS = 7
 """Powers of ten at an axis."""
 MOST_LINES = 12
 """Lines of one panel."""
 
 
+@needs("heads", "agreement")
 def agreement(tables: Tables) -> Plot | None:
     """Every scorer against ablation, head by head, with Spearman's rank correlation."""
-    if "heads" not in tables or "agreement" not in tables:
-        return None
     heads, pairs = tables["heads"], tables["agreement"]
     names = candidates(heads)
     if REFERENCE not in names or len(names) < 2:
@@ -121,11 +121,10 @@ def _scale_logarithmic(axis: XAxis | YAxis, values: pd.Series) -> float:
     return linear
 
 
+@needs("pruning")
 def compare_curves(tables: Tables) -> Plot | None:
     """Exact match against the share of heads removed: a panel per scorer, a line per setting for the mean of its runs.
     None where more settings differ than can be told apart."""
-    if "pruning" not in tables:
-        return None
     pruning = tables["pruning"].assign(**{SETTING: setting_names(tables["pruning"])})
     styles = styles_of(pruning[SETTING].unique())
     if len(styles) > MOST_LINES:
@@ -169,7 +168,7 @@ def _draw_mean_curve(axes: Axes, rows: pd.DataFrame, label: str, style: Mapping[
 
 
 def setting_names(frame: pd.DataFrame) -> pd.Series:
-    """What the runs of the rows are called without their seeds."""
+    """Return the names of the runs of the rows without their seeds."""
     return frame[SETTING].fillna("").replace("", "all runs")
 
 

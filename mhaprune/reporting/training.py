@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mhaprune.heads import HeadId, block_label
-from mhaprune.reporting.plots import COLOURS, Plot, legend_above, panels
+from mhaprune.reporting.plots import COLOURS, Plot, legend_above, needs, panels
 from mhaprune.tables import GATE, Tables
 
 MOST_NAMED = 12
@@ -22,10 +22,9 @@ MOST_NAMED = 12
 DASHES = ("-", "--", "-.", ":")
 
 
-def training_curve(tables: Tables) -> Plot | None:
+@needs("training")
+def training_curve(tables: Tables) -> Plot:
     """Loss and held-out accuracy over training and, if the model has gates, their values."""
-    if "training" not in tables:
-        return None
     training = tables["training"]
     gates = {HeadId.parse(name.removeprefix(GATE)): name for name in training if name.startswith(GATE)}
     blocks = list(dict.fromkeys((head.site, head.layer) for head in gates))

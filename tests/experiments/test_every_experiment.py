@@ -49,6 +49,8 @@ def test_it_ends_in_sentences_that_the_tables_alone_give(done: Done) -> None:
     assert (status["status"], status["findings"]) == ("done", lines)
     for name in status["files"]:
         assert (done.folder / name).stat().st_size > 0
+    assert status["checks"].get("max_difference_masked_removed", 0.0) < 1e-9
+    assert status["checks"].get("smallest_gate_effect", 1.0) > 0
 
 
 def test_it_names_the_tables_that_it_may_leave(done: Done) -> None:
@@ -70,6 +72,7 @@ def test_every_figure_has_something_to_draw_and_a_name_of_its_own(done: Done) ->
     for figure in done.kind.figures:
         drawn = list(draw((figure,), done.tables))
         assert drawn, f"{figure.__name__} finds nothing to draw"
+        assert not list(draw((figure,), {}))
         plots += drawn
     for plot in plots:
         assert re.fullmatch(r"[\w.-]+", plot.name)

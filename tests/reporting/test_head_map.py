@@ -81,21 +81,9 @@ CASES: dict[str, tuple[type[Experiment], Tables, str, set[int]]] = {
         "None of 5 heads can go at the budgets tried",
         {0, 1, 2, 3, 4},
     ),
-    "sure": (
-        Ablate,
-        {"summary": summary(**GONE).assign(heads_removed_sure=[0, 1]), "heads": scored("gate", "ablation")},
-        "2 of 5 heads removed: 0.980 exact match is left",
-        {0, 2, 3},
-    ),
     "prune": (
         Prune,
         {"smallest": pd.DataFrame([SMALLEST, SMALLEST | {"control": True, "heads_kept": 1}])},
-        "2 of 5 heads are enough: 0.970 exact match after fine_tune",
-        {0, 3},
-    ),
-    "prune, sure": (
-        Prune,
-        {"smallest": pd.DataFrame([SMALLEST | {"heads_total": 5, "heads_removed_sure": 2}])},
         "2 of 5 heads are enough: 0.970 exact match after fine_tune",
         {0, 3},
     ),
@@ -150,16 +138,6 @@ def test_removed_heads_say_so_and_others_what_they_follow() -> None:
     assert words == ["0.500\neverywhere", "−0.001", "0.020", "2.500\nitself", "removed"]
 
 
-def test_what_all_together_would_leave_is_said_or_said_to_be_unknown() -> None:
-    assert drawn("compare").caption.count("What is left without all of them at once was not measured.") == 1
-    assert "not measured" not in drawn("explain").caption
-    assert "ablation (rise of the loss in nats) on the score split" in drawn("ablate").caption
-    _, tables, *_ = CASES["explain"]
-    none = Explain.head_map({"looks": tables["looks"].assign(prunable=False)})
-    assert none is not None
-    assert none.title == "None of 4 heads surely costs next to nothing when it is closed"
-
-
 def test_closing_all_at_once_is_told_apart_from_closing_any_one() -> None:
     """What each head costs alone says little about all of them together."""
     two = looks().assign(prunable=[False, True, True, False, False])
@@ -170,15 +148,6 @@ def test_closing_all_at_once_is_told_apart_from_closing_any_one() -> None:
         titles.append(verdict.title)
     alone = "Closing any one of 2 heads (of 4) costs next to nothing; with all 2 closed, exact match is "
     assert titles == [f"{alone}0.400 instead of 0.900", f"{alone}still 0.900"]
-
-
-def test_a_long_title_is_broken_and_widens_the_figure_only_so_far() -> None:
-    verdict = Explain.head_map({"looks": looks()})
-    assert verdict is not None
-    with matplotlib.rc_context(STYLE):
-        long = heads_that_matter(verdict._replace(title="nothing is left at all " * 12, heads=verdict.heads[:2]))
-    check_legible(long)
-    assert long.figure.get_figwidth() <= 8
 
 
 def test_a_number_is_never_shown_both_as_kept_and_as_removed() -> None:

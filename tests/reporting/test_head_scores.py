@@ -66,21 +66,6 @@ def test_heads_that_cannot_be_ranked_are_drawn(scores: list[float]) -> None:
     assert words(first) == [f"{score:.2f}" for score in scores if not np.isnan(score)] or words(first) == ["no scores"]
 
 
-def test_the_caption_says_what_grey_is() -> None:
-    assert drawn(table({"a": [1.0, np.nan]})).caption.endswith(" Grey: no score.")
-    assert "Grey" not in drawn(table({"a": [1.0, 2.0]})).caption
-
-
-@pytest.mark.parametrize("count", range(1, MOST_PANELS + 1))
-def test_maps_stand_in_rows_of_four_at_most(count: int) -> None:
-    figure = drawn(table(dict.fromkeys(names(count), range(4)))).figure
-    maps = [axes for axes in figure.axes if axes.images]
-    assert [axes.get_title() for axes in maps] == names(count)
-    rows = pd.Series([axes.get_subplotspec().rowspan.start for axes in maps]).value_counts()
-    assert rows.max() == min(count, 4 if count < 5 else 3)
-    assert figure.get_size_inches()[0] < 12
-
-
 def test_many_scorers_are_one_matrix_with_similar_ones_side_by_side() -> None:
     up, down = np.arange(8.0), np.arange(8.0)[::-1]
     scorers = names(MOST_PANELS + 2)

@@ -95,13 +95,6 @@ def test_a_recovery_has_a_row_on_the_same_axis() -> None:
     assert (first.get_xlabel(), below.get_xlabel()) == ("", "num_heads")
 
 
-def test_a_single_run_of_each_setting_has_no_interval() -> None:
-    plot = drawn(numbers(seeds=1), "num_heads")
-    assert plot is not None
-    assert "interval" not in plot.caption
-    assert not list(means_in_words(numbers(seeds=1), settings_of(numbers(seeds=1), "num_heads")))
-
-
 def test_seeds_alone_are_drawn_too() -> None:
     frame = numbers()[lambda rows: rows["num_heads"] == "2"]
     plot = drawn(frame)
@@ -147,15 +140,6 @@ def test_an_interval_stays_in_its_panel(values: tuple[float, ...]) -> None:
     assert low < student_interval(values)[0] < student_interval(values)[1] < high
 
 
-def test_the_means_are_said() -> None:
-    frame = numbers(widths=WIDTHS, after=("refit",))
-    heads, exact, _ = means_in_words(frame, settings_of(frame, "num_heads", "d_model"))
-    assert heads.startswith(
-        "Share of heads that can go, after refit: 0.667 (0.253 to 1; new run 0 to 1) with num_heads=1,"
-    )
-    assert exact.startswith("Exact match, after refit: 0.98 (")
-
-
 def test_a_number_that_a_run_lacks_is_not_drawn() -> None:
     """A mean of those that have it would be one of the lucky ones."""
     frame = numbers()
@@ -181,10 +165,3 @@ def test_what_cannot_be_told_apart_is_not_drawn() -> None:
     assert drawn(many, "num_heads", "d_model") is None
     assert drawn(many, "d_model", "num_heads") is not None
     assert drawn(pd.DataFrame(columns=[*Number._fields, "label"])) is None
-
-
-def test_the_same_numbers_give_the_same_bytes() -> None:
-    first, second = drawn(numbers(), "num_heads"), drawn(numbers(), "num_heads")
-    assert first is not None
-    assert second is not None
-    assert (first.svg, first.png) == (second.svg, second.png)

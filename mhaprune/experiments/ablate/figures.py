@@ -19,6 +19,7 @@ from mhaprune.reporting.plots import (
     errors,
     legend_above,
     line_style,
+    needs,
     panels,
     scale_in_ratios,
     wrapped,
@@ -37,10 +38,9 @@ from mhaprune.tables import (
 )
 
 
-def accuracy_curves(tables: Tables) -> Plot | None:
+@needs("pruning")
+def accuracy_curves(tables: Tables) -> Plot:
     """The quality against heads removed, for every scorer, with the band of the random control."""
-    if "pruning" not in tables:
-        return None
     pruning = tables["pruning"]
     figure = Figure(figsize=(7, 4.6))
     axes = figure.add_subplot()
@@ -48,7 +48,9 @@ def accuracy_curves(tables: Tables) -> Plot | None:
     _draw_recovered(axes, tables)
     sure = _mark_sure(axes, tables)
     total = int(pruning["heads_total"].max())
-    axes.set(xlabel=f"heads removed, of {total}", ylabel=quality_name(tables), **limits(pruning))
+    axes.set(xlabel=f"heads removed, of {total}", ylabel=quality_name(tables))
+    if pruning[QUALITY].between(0, 1).all():  # a share
+        axes.set_ylim(-0.03, 1.03)
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
     legend_above(figure, axes)
     quality = quality_name(tables)
@@ -107,15 +109,10 @@ def _mark_sure(axes: Axes, tables: Tables) -> bool:
     return len(sure) > 0
 
 
-def limits(pruning: pd.DataFrame) -> dict[str, Any]:
-    """The ends of an axis for the quality: from 0 to 1 for a share, else as it comes."""
-    share = pruning[QUALITY].between(0, 1).all()
-    return {"ylim": (-0.03, 1.03)} if share else {}
-
-
+@needs("pruning", "latency")
 def latency_curves(tables: Tables) -> Plot | None:
     """The measured speed-up over the dense model against heads removed: filled where next to nothing is lost."""
-    if "pruning" not in tables or "speedup" not in tables["pruning"] or "latency" not in tables:
+    if "speedup" not in tables["pruning"]:
         return None
     names = candidates(tables["pruning"])
     pruning = tables["pruning"].dropna(subset=["speedup"])
@@ -128,6 +125,7 @@ def latency_curves(tables: Tables) -> Plot | None:
     axes.axhline(1, color="black", linewidth=0.8)
     floor = control["speedup_q1"], control["speedup_q3"]
     axes.axhspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0, label="dense against itself")
+    limit = float(tables["summary"]["tolerance"].iloc[0]) if "summary" in tables else 0.01
     whiskers: list[Whisker] = []
     for i, name in enumerate(names):
         curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
@@ -139,7 +137,8 @@ def latency_curves(tables: Tables) -> Plot | None:
         axes.errorbar(place, speedup, bars, **style, **look)
         ends = zip(place, curve["speedup_q1"], curve["speedup_q3"], strict=True)
         whiskers += [Whisker(*end, look["color"]) for end in ends]
-        kept = within(curve, tables)
+        dense = curve.loc[curve["heads_removed"].idxmin(), QUALITY]
+        kept = curve[QUALITY] >= dense - limit - 1e-9
         axes.plot(place[kept], speedup[kept], linestyle="", markersize=5.5, zorder=3, **look)
     whole = int(pruning["heads_total"].max())
     axes.set(xlabel=f"heads removed, of {whole}", ylabel=f"speed-up of {timed_name(tables)}")
@@ -150,7 +149,6 @@ def latency_curves(tables: Tables) -> Plot | None:
     high = max(seen.max(), min(1.15 * seen.max(), pruning["speedup_q3"].max()))
     scale_in_ratios(axes.yaxis, 0.97 * low, 1.03 * high, 0.05)
     leaves = arrows_beyond(axes, whiskers, vertical=True)
-    limit = tolerance_of(tables)
     style = {"color": "black", "marker": "o", "linestyle": "", "markersize": 5.5}
     axes.plot([], [], **style, label=f"filled: loses ≤ {limit:g}")
     legend_above(figure, axes)
@@ -162,17 +160,6 @@ def latency_curves(tables: Tables) -> Plot | None:
     return Plot("latency", f"{caption}{ARROWS if leaves else ''}.", figure)
 
 
-def tolerance_of(tables: Tables) -> float:
-    """What a model may lose of its quality and still count as good."""
-    return float(tables["summary"]["tolerance"].iloc[0]) if "summary" in tables else 0.01
-
-
-def within(curve: pd.DataFrame, tables: Tables) -> pd.Series:
-    """Which models of a curve lose at most the tolerance of what the one with the most heads has."""
-    dense = curve.loc[curve["heads_removed"].idxmin(), QUALITY]
-    return curve[QUALITY] >= dense - tolerance_of(tables) - 1e-9
-
-
 COLOURS: Any = {"cmap": LOST, "vmin": 0, "vmax": 1.5}
 """A wrong symbol is red, but its name can be read on it."""
 MORE = 3
@@ -181,10 +168,9 @@ LETTER = 0.11
 """Inches."""
 
 
-def answers(tables: Tables) -> Plot | None:
+@needs("answers")
+def answers(tables: Tables) -> Plot:
     """Panels for the model as it is left and after each recovery: a row per budget, a cell per symbol of the answer."""
-    if "answers" not in tables or tables["answers"].empty:
-        return None
     table = tables["answers"].fillna("")
     first = table.iloc[0]
     right = _symbols(str(first["right_answer"]), first)

@@ -44,7 +44,6 @@ from mhaprune.tables import (
     QUALITY,
     QUARTILES,
     SURE,
-    Tables,
     head_names,
 )
 
@@ -125,7 +124,10 @@ class Ablate(WithinTolerance):
         if study.origin is not None:
             models: dict[str, Any] = {NOTHING: study.subject.without}
             models |= {name: lambda mask, name=name: recoveries[name](mask)[0] for name in recoveries}
-            findings.tables["answers"] = answers_table(study.origin, of_the_furthest(findings.tables), models)
+            furthest = words.largest_budget(words.as_they_are(findings.tables["summary"]))["scorer"]
+            pruning = findings.tables["pruning"]
+            own = pruning[(pruning["scorer"] == furthest) & (pruning["draw"] == 0)]
+            findings.tables["answers"] = answers_table(study.origin, own, models)
         with doing("prove"):
             findings.checks.update(proofs(study.subject, study.splits.report))
         return findings
@@ -170,13 +172,6 @@ class Ablate(WithinTolerance):
             "latency": latency,
         }
         return Findings(tables, {"max_difference_masked_removed": difference})
-
-
-def of_the_furthest(tables: Tables) -> pd.DataFrame:
-    """The rows of `pruning` of the scorer that can remove the most heads."""
-    furthest = words.largest_budget(words.as_they_are(tables["summary"]))["scorer"]
-    pruning = tables["pruning"]
-    return pruning[(pruning["scorer"] == furthest) & (pruning["draw"] == 0)]
 
 
 def with_times(table: pd.DataFrame, latency: pd.DataFrame) -> pd.DataFrame:

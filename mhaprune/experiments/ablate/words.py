@@ -1,4 +1,4 @@
-"""What `experiment=ablate` found, in sentences and as a map of the heads."""
+"""Sentences of `experiment=ablate`, and its map of heads."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def head_map(tables: Tables) -> Verdict:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """How many heads can go, and what that brings; then the same after each recovery."""
+    """Return how many heads can be removed and what that brings, without a recovery and after each."""
     summary = tables["summary"]
     columns = (summary[name] for name in READ)  # to_dict of all columns takes long, for a thousand runs
     best: dict[str, Mapping[str, Any]] = {}
@@ -79,7 +79,7 @@ def headline(tables: Tables) -> list[Number]:
 
 
 def _furthest(row: Mapping[str, Any]) -> tuple[float, float]:
-    """What `largest_budget` goes by."""
+    """Return the key of `largest_budget`."""
     return row["heads_removed"], row[CHOOSE_QUALITY]
 
 
@@ -119,7 +119,7 @@ def _which(row: Mapping[str, Any] | pd.Series) -> str:
 
 
 def _surely(row: Mapping[str, Any] | pd.Series) -> str:
-    """How many surely can; nothing in a table that was written before that was asked."""
+    """Say how many can be removed at 95 % confidence; nothing in an older table."""
     sure = sure_count(row)
     return "" if sure is None else f" ({sure or 'none'} surely)"
 

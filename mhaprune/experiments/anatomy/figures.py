@@ -18,7 +18,7 @@ from matplotlib.patches import Rectangle
 from mhaprune.heads import HeadId, block_label
 from mhaprune.reporting.heat_map import MATTERS, MISSING, VALUES, WEIGHTS, frame, heat_map, write_cells
 from mhaprune.reporting.labels import SIGNS
-from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, legend_above, number
+from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, legend_above, needs, number
 from mhaprune.tables import HEAD, Tables
 
 LAYOUT = (
@@ -33,13 +33,12 @@ LAYOUT = (
 SAME_SCALE = (("scores", "scaled scores", "masked scores"), ("gated outputs", "head outputs"))
 """Steps whose pictures share the colours of the first, so that what is divided or gated can be seen."""
 FORBIDDEN: Any = {"facecolor": MISSING, "edgecolor": "#888888", "hatch": "////", "linewidth": 0}
-"""Where attention is forbidden."""
+"""The look of cells where attention is forbidden."""
 
 
-def life_of_the_tensors(tables: Tables) -> Plot | None:
+@needs("values")
+def life_of_the_tensors(tables: Tables) -> Plot:
     """Every tensor of one call as a picture of its numbers, with its formula and its shape."""
-    if "values" not in tables:
-        return None
     values, steps = tables["values"], tables["tensors"]
     steps = steps[steps["call"] == steps["call"].iloc[0]].set_index("tensor")
     head = values.iloc[0]
@@ -130,10 +129,9 @@ def around_zero(matrix: np.ndarray) -> dict[str, float]:
     return {"vmin": -largest, "vmax": largest}
 
 
-def scaling(tables: Tables) -> Plot | None:
+@needs("scaling")
+def scaling(tables: Tables) -> Plot:
     """The scores and weights of one query with and without the division, and entropy and gradient against d_head."""
-    if "scaling" not in tables:
-        return None
     here, table = tables["scaling_here"], tables["scaling"]
     figure = Figure(figsize=(9.6, 5.8))
     (before, after), (entropy, gradient) = figure.subplots(2, 2)
@@ -201,10 +199,9 @@ MERGED = ("merged heads", "output")
 TITLES = ("1. project", "2. split", "3. attend", "4. gate", "5. result", "6. merge, project")
 
 
-def schematic(tables: Tables) -> Plot | None:
+@needs("heads_here", "values")
+def schematic(tables: Tables) -> Plot:
     """From the wide projections at the left, through a row per head, to the merged heads at the right."""
-    if "heads_here" not in tables or "values" not in tables:
-        return None
     here, values = tables["heads_here"], tables["values"]
     wide, count = _matrices(tables), int(here["place"].max()) + 1
     shown = min(count, MOST_HEADS)
@@ -236,7 +233,7 @@ def schematic(tables: Tables) -> Plot | None:
 
 
 def _matrices(tables: Tables) -> dict[str, np.ndarray]:
-    """What holds all heads side by side, and the output."""
+    """Return the tensors that hold all heads side by side, and the output."""
     values = tables["values"]
     steps = tables["tensors"].drop_duplicates("tensor").set_index("tensor")["step"]
     cells = {name: values[values["step"] == steps[name]] for name in (*WIDE, *MERGED)}
@@ -252,7 +249,7 @@ def _column(grid: GridSpec, place: int, parts: int) -> list[SubplotSpec]:
 
 
 def _draw_wide(left: list[Axes], right: list[Axes], wide: Mapping[str, np.ndarray], count: int) -> None:
-    """What holds all heads, with a frame around the columns of each."""
+    """Draw the tensors that hold all heads, with a frame around the columns of each."""
     for axes, (name, matrix) in zip((*left, *right), wide.items(), strict=True):
         _small_picture(axes, matrix)
         axes.set_ylabel(f"{name}\n{_shape(matrix)}", fontsize=9)
@@ -279,7 +276,7 @@ def _draw_head(row: list[Axes], wide: Mapping[str, np.ndarray], here: pd.DataFra
 
 
 def _shapes(wide: Mapping[str, np.ndarray], here: pd.DataFrame, count: int) -> tuple[str, ...]:
-    """What stands below the columns of a head."""
+    """Return the texts below the columns of a head."""
     size = wide["queries"].shape[1] // count
     weights = f"{here['query'].nunique()} × {here['key'].nunique()}"
     return (

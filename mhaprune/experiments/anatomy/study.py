@@ -44,7 +44,7 @@ from mhaprune.tasks.base import Task
 
 @dataclass(frozen=True)
 class Anatomy(Experiment):
-    """How one call of multi-head attention works, in its real numbers: tables `tensors`, `values`,
+    """One call of multi-head attention in its real numbers: tables `tensors`, `values`,
     `heads_here`, `scaling`, `scaling_here`, `examples` and `training`.
 
     The call is followed step by step while the model answers an example. It needs no scorer. The run ends with
@@ -151,7 +151,7 @@ def call_of_other_sizes(subject: Seq2Seq) -> LayerCall:
 
 
 def scaling_here(subject: Seq2Seq, task: Task, call: LayerCall, head: HeadId, example: Examples) -> pd.DataFrame:
-    """What the division does to the middle query of the call's first example: a row per key that it may look at."""
+    """Return the scores of the middle query of the first example with and without the division, a row per key."""
     place = place_in_block(subject, head)
     steps = {step.name: step.value for step in walk(call)}
     ids = example.source if head.site == Site.ENCODER_SELF else example.target
@@ -165,7 +165,7 @@ def scaling_here(subject: Seq2Seq, task: Task, call: LayerCall, head: HeadId, ex
 
 
 def place_in_block(subject: Subject, head: HeadId) -> int:
-    """Where a head stands among those of its layer that are left."""
+    """Return the place of a head among those of its layer that are left."""
     return subject.grid.index(head) - subject.grid.positions(head.block).start
 
 

@@ -40,7 +40,7 @@ class LayerCall(NamedTuple):
     bias: Tensor | None = None
 
     def double(self) -> LayerCall:
-        """The same in float64."""
+        """Return this call in float64."""
         layer, query, key, value, bias = self
         inputs = query.double(), key.double(), value.double()
         return LayerCall(copy.deepcopy(layer).double(), *inputs, None if bias is None else bias.double())

@@ -1,4 +1,4 @@
-"""What `experiment=anatomy` shows, in sentences."""
+"""Sentences of `experiment=anatomy`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mhaprune.tables import HEAD, Tables
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """How far the tensors of a call were followed, and what the division by √d_head is for."""
+    """Say which call was followed, and what the division by √d_head does."""
     head = HeadId(*tables["values"].iloc[0][HEAD])
     steps = tables["tensors"]["step"].max()
     example = tables["examples"].iloc[0]

@@ -24,9 +24,9 @@ from mhaprune.reporting.plots import (
     errors,
     legend_above,
     line_style,
+    needs,
     number,
     panels,
-    power_of_ten,
 )
 from mhaprune.reporting.shared_figures import mean_over_runs, setting_names
 from mhaprune.reporting.whiskers import room_for
@@ -48,10 +48,9 @@ BEST: Any = {"color": "#F0E442", "linewidth": 8, "solid_capstyle": "butt", "zord
 """Broad and bright, below the curves: they often coincide with it."""
 
 
-def method_curves(tables: Tables) -> Plot | None:
+@needs("pruning")
+def method_curves(tables: Tables) -> Plot:
     """Exact match against heads removed: a panel per family of scorers, each with the best subset and the control."""
-    if "pruning" not in tables:
-        return None
     pruning, groups = tables["pruning"], _panels_of(tables["methods"])
     oracle = tables.get("oracle", pd.DataFrame(columns=["objective", "heads_removed"]))
     oracle = oracle[oracle["objective"] == QUALITY].sort_values("heads_removed")
@@ -90,9 +89,10 @@ def method_curves(tables: Tables) -> Plot | None:
     return Plot("accuracy", caption, figure)
 
 
+@needs("pruning")
 def regret_map(tables: Tables) -> Plot | None:
-    """What each choice loses to the best subset, budget by budget and on average, the best on top."""
-    if "pruning" not in tables or REGRET not in tables["pruning"]:
+    """Draw the loss of each choice against the best subset, by budget and on average, the best on top."""
+    if REGRET not in tables["pruning"]:
         return None
     methods = tables["methods"].sort_values(REGRET, kind="stable")
     regrets = tables["pruning"].pivot_table(index="scorer", columns="heads_removed", values=REGRET, dropna=False)
@@ -140,11 +140,10 @@ def regret_map(tables: Tables) -> Plot | None:
     return Plot("regret", caption, figure)
 
 
-def agreement_matrix(tables: Tables) -> Plot | None:
+@needs("agreement")
+def agreement_matrix(tables: Tables) -> Plot:
     """Spearman's rank correlation of every two scorers over the heads, similar ones side by side."""
-    pairs = tables.get("agreement", pd.DataFrame())
-    if pairs.empty:
-        return None
+    pairs = tables["agreement"]
     shown = {*pairs["scorer"], *pairs["other"]}
     names = [name for name in tables["methods"]["scorer"] if name in shown]
     values = np.eye(len(names))
@@ -161,7 +160,7 @@ def agreement_matrix(tables: Tables) -> Plot | None:
     axes = figure.add_subplot()
     numbers = np.where(np.eye(len(names)) == 1, np.nan, values)
     colours: Any = {"cmap": ALIKE, "vmin": -1, "vmax": 1}
-    write = _correlation if fits else None
+    write = (lambda rho: number(rho, 2).replace("0.", ".")) if fits else None
     shown_names = [elided(name) for name in names]
     image = heat_map(axes, values, rows=shown_names, columns=shown_names, write=write, written=numbers, **colours)
     axes.tick_params(axis="x", rotation=90)
@@ -172,10 +171,6 @@ def agreement_matrix(tables: Tables) -> Plot | None:
         " grey where one of them cannot rank. Those that rank alike stand side by side."
     )
     return Plot("agreement", caption, figure)
-
-
-def _correlation(rho: float) -> str:
-    return number(rho, 2).replace("0.", ".")
 
 
 def best_subset(oracle: pd.DataFrame) -> str:
@@ -205,10 +200,9 @@ def _panels_of(methods: pd.DataFrame) -> dict[str, list[str]]:
     return parts
 
 
-def compare_methods(tables: Tables) -> Plot | None:
-    """How far every scorer stays behind the best subset: a dot per run, a mark and an interval for their mean."""
-    if "methods" not in tables:
-        return None
+@needs("methods")
+def compare_methods(tables: Tables) -> Plot:
+    """Draw how far every scorer stays behind the best subset: a dot per run, a mark and an interval for their mean."""
     methods = tables["methods"].dropna(subset=[REGRET])
     methods = methods.assign(points=100 * methods[REGRET], **{SETTING: setting_names(methods)})
     chosen = methods.groupby("scorer", sort=False)[CHOOSE_QUALITY].mean()
@@ -242,15 +236,15 @@ def compare_methods(tables: Tables) -> Plot | None:
     return Plot("methods", caption, figure)
 
 
+@needs("methods")
 def quality_cost(tables: Tables) -> Plot | None:
     """Mean regret against what a choice costs, every point with its name; down and left is better."""
     methods = tables["methods"].dropna(subset=[REGRET])
     if methods.empty:
         return None
-    cost = passes(methods).to_numpy(float)
+    x = passes(methods).to_numpy(float)
     figure = Figure(figsize=(8, 5.8))
     axes = figure.add_subplot()
-    x = _scale_costs(axes, cost)
     y, bars = 100 * methods[REGRET].to_numpy(), 100 * errors(methods, REGRET)
     top = ceiling(100 * methods[f"{REGRET}_high"], methods["family"])
     above = y > top
@@ -269,13 +263,13 @@ def quality_cost(tables: Tables) -> Plot | None:
         axes.errorbar(x[members], y[members], bars[:, members], label=family, **style)
     axes.set_xlabel("cost in forward passes (a backward counts two)")
     axes.set_ylabel(f"mean regret in {quality_name(tables)} (percentage points)")
-    _scale_regrets(axes, np.concatenate([y - bars[0], y + bars[1]]))
+    _scale(axes, x, np.concatenate([y - bars[0], y + bars[1]]))
     figure.legend(loc="outside upper center", ncols=5, columnspacing=1.2, handletextpad=0.4)
     label_points(axes, names, x, y, bars)
     caption = (
         "What a choice of heads loses to the best subset, on average over the budgets, against the cost of its scores"
-        " or its search in passes over the score split, for all budgets together. Down and left is better; up to 1 the"
-        " upright axis is linear, beyond it is logarithmic. Bars are 95 % intervals. An arrow and a number stand for a"
+        " or its search in passes over the score split, for all budgets together. Down and left is better; both"
+        " axes are linear up to 1 and logarithmic beyond. Bars are 95 % intervals. An arrow and a number stand for a"
         " control far above."
     )
     if _limits(tables):
@@ -283,8 +277,12 @@ def quality_cost(tables: Tables) -> Plot | None:
     return Plot("cost", caption, figure)
 
 
-def _scale_regrets(axes: Axes, ends: np.ndarray) -> None:
-    """Make the y axis linear up to a point and logarithmic beyond, because the best choices lie within a point."""
+def _scale(axes: Axes, cost: np.ndarray, ends: np.ndarray) -> None:
+    """Make both axes linear up to 1, where costs of zero and the best choices lie, and logarithmic beyond."""
+    axes.set_xscale("symlog", linthresh=1, linscale=0.4)
+    axes.set_xlim(-0.6 if (cost == 0).any() else 0.5 * cost.min(), 2.5 * max(cost.max(), 1))
+    axes.xaxis.set_major_formatter(lambda tick, _: f"{tick:,.6g}")
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yscale("symlog", linthresh=1, linscale=0.7)
     axes.set_yticks([sign * tick for tick in (0, 1, 2, 5, 10, 20, 50, 100) for sign in (1, -1) if tick or sign == 1])
     axes.yaxis.set_major_formatter(lambda tick, _: number(tick, 0))
@@ -296,30 +294,3 @@ def _limits(tables: Tables) -> list[float]:
     """The costs up to which choices are compared apart from dearer ones."""
     limits = tables["winner"]["most_passes"] if "winner" in tables else pd.Series(dtype=float)
     return limits[np.isfinite(limits)].tolist()
-
-
-def _scale_costs(axes: Axes, cost: np.ndarray) -> np.ndarray:
-    """Make the x axis logarithmic, with a strip at its left for costs of zero; returns the place of each cost."""
-    priced = np.log10(cost[cost > 0]) if (cost > 0).any() else np.zeros(1)
-    middle, span = (priced.min() + priced.max()) / 2, max(np.ptp(priced), 1.0)
-    left, nothing, edge, right = middle + span * np.array([-0.88, -0.79, -0.66, 0.68])
-    left = left if (cost == 0).any() else edge
-    exponents = np.arange(np.floor(edge), np.ceil(right))
-    digits = (1,) if span > 2 else (1, 2, 5)
-    major = {digit * 10**exponent: _passes(digit, int(exponent)) for exponent in exponents for digit in digits}
-    minor = {digit * 10**exponent: "" for exponent in exponents for digit in range(2, 10)}
-    axes.set_xscale("log")
-    for ticks in (major, minor):
-        seen = {tick: label for tick, label in ticks.items() if 10**edge < tick < 10**right}
-        if ticks is major and (cost == 0).any():
-            seen[10**nothing] = "0"
-            axes.axvspan(10**left, 10**edge, color="black", alpha=0.05, linewidth=0)
-        axes.set_xticks(list(seen), list(seen.values()), minor=ticks is minor)
-    axes.set_xlim(10**left, 10**right)
-    return np.where(cost > 0, cost, 10**nothing)
-
-
-def _passes(digit: int, exponent: int) -> str:
-    if -2 <= exponent <= 4:
-        return f"{digit * 10**exponent:,g}"
-    return (f"{digit} × " if digit > 1 else "") + power_of_ten(exponent)

@@ -1,4 +1,4 @@
-"""What choices of heads cost against the best choice, example by example.
+"""Regret: the loss of a choice of heads against the best choice, example by example.
 
 Dimensions: E = examples of the report split.
 """

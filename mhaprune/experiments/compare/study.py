@@ -189,7 +189,7 @@ class Compare(Experiment):
         )
 
     def _leak(self, study: Study, plans: Sequence[Plan], pruning: pd.DataFrame) -> dict[str, float]:
-        """How much higher the reported exact match would be if scoring and choosing used the report split too.
+        """Return how much higher the reported exact match would be if scoring and choosing used the report split too.
 
         At each budget the best scorer is chosen twice: on the report split, and on the choose split. The leak is the
         difference of the two reported numbers, mean over budgets. Scorers that train or draw are left out, and so are
@@ -314,7 +314,7 @@ def winner_columns(order: pd.DataFrame, regrets: Regrets) -> dict[str, Any]:
 
 
 def prunable_columns(heads: pd.DataFrame, tolerance: float) -> dict[str, float]:
-    """How many heads are prunable; nothing without a score by ablation."""
+    """Return the number of prunable heads; nothing without a score by ablation."""
     ablation = heads[heads["scorer"] == REFERENCE]
     if not len(ablation):
         return {}

@@ -1,4 +1,4 @@
-"""What `experiment=compare` found, in sentences and as a map of the heads."""
+"""Sentences of `experiment=compare`, and its map of heads."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def head_map(tables: Tables) -> Verdict | None:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """What the best choice at few passes loses against the best subset, and how many heads are prunable alone."""
+    """Return the regret of the best choice at few passes, and how many heads are prunable alone."""
     few = tables["winner"].iloc[-1]
     numbers = [Number("points of regret", 100 * float(few["regret_quality"]))]
     if "prunable_heads" in few:
@@ -122,11 +122,11 @@ def _names(cell: object) -> str:
 
 
 def passes(methods: Any) -> Any:
-    """What a choice costs, of a row or of a whole table: forward passes over the score split, a backward pass counts
+    """Return the cost of a row or of a whole table in forward passes over the score split; a backward pass counts
     two."""
     return methods["forward_passes"] + 2 * methods["backward_passes"]
 
 
 def limit_words(most_passes: float) -> str:
-    """How figures and sentences name the choices that cost at most so much."""
+    """Return the words for choices that cost at most so much."""
     return "at any cost" if math.isinf(most_passes) else f"with at most {most_passes:g} forward passes"

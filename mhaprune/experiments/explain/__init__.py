@@ -1,1 +1,1 @@
-"""What the heads of one model look at, and what breaks without them."""
+"""The heads of one model: what they look at, and what breaks without them."""

@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from mhaprune.experiments.explain.words import ABOVE_CHANCE
-from mhaprune.heads import SITES, HeadId
+from mhaprune.heads import SITES
 from mhaprune.reporting.head_map import REMOVED
 from mhaprune.reporting.heat_map import MATTERS, MISSING, frame, heat_map
 from mhaprune.reporting.labels import SIGNS
-from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, number, wrapped
+from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, needs, number, wrapped
 from mhaprune.tables import HEAD, QUALITY, REFERENCE, Tables, in_brackets, in_unit, named, quality_name
 
 ACROSS = 4
@@ -34,10 +34,9 @@ WRITING = ("decoder_self", "cross")
 """The sites of our own model at which a token is written."""
 
 
+@needs("attention")
 def attention_maps(tables: Tables) -> Iterator[Plot]:
     """A figure per example and site: a panel for every head, queries down, keys across."""
-    if "attention" not in tables:
-        return
     attention, examples = tables["attention"], tables["examples"].set_index("example")
     for (number_, site), maps in attention.groupby(["example", "site"], sort=False):
         yield _maps_of(maps, tables["looks"], examples.loc[number_], int(number_), str(site), in_unit(tables))
@@ -63,7 +62,12 @@ def _maps_of(
                 axes.remove()
                 continue
             head = rows.iloc[j]
-            axes.set_title(_title(head), fontsize=9.5, fontweight="normal" if _idle(head) else "bold", loc="left")
+            axes.set_title(
+                _title(head),
+                fontsize=9.5,
+                fontweight="normal" if head["removed"] or head["prunable"] else "bold",
+                loc="left",
+            )
             weights = attention[(attention["layer"] == head["layer"]) & (attention["head"] == head["head"])]
             if weights.empty:
                 _leave_out(axes, REMOVED if head["removed"] else "not asked for")
@@ -72,7 +76,7 @@ def _maps_of(
             image = heat_map(axes, table.to_numpy(float), **scale)
             name_tokens(axes, weights, site, left=j == 0, below=i == len(lines) - 1, sizes=(height, width))
             if j == 0:
-                axes.set_ylabel(f"layer {head['layer']}\n{_queries(site)}", fontsize=9.5)
+                axes.set_ylabel(f"layer {head['layer']}\n{'writing' if site in WRITING else 'at token'}", fontsize=9.5)
     figure.supxlabel("it looks at", fontsize=9.5)
     if image is not None:
         shrink = min(1.0, 1.6 / len(lines) / height + 0.3)
@@ -123,10 +127,6 @@ def bold(looks: pd.DataFrame, unit: str) -> str:
     return f"Bold: heads that matter, whose closing alone costs {looks['tolerance'].iloc[0]:g}{unit} or may do so."
 
 
-def _idle(head: pd.Series) -> bool:
-    return bool(head["removed"]) or bool(head["prunable"])
-
-
 def _title(head: pd.Series) -> str:
     if head["removed"]:
         return f"head {head['head']}\n "
@@ -141,10 +141,6 @@ def _leave_out(axes: Axes, why: str) -> None:
     axes.set_facecolor(MISSING if why == REMOVED else "white")
     frame(axes)
     axes.text(0.5, 0.5, why, ha="center", va="center", fontsize=9.5, transform=axes.transAxes)
-
-
-def _queries(site: str) -> str:
-    return "writing" if site in WRITING else "at token"
 
 
 def name_tokens(
@@ -174,17 +170,16 @@ MOST_HEADS = 4
 """Heads that are shown, those that matter most."""
 
 
-def before_and_after(tables: Tables) -> Plot | None:
+@needs("attention_before")
+def before_and_after(tables: Tables) -> Plot:
     """Two rows of attention maps: the heads that matter most in the untrained model, and the same when trained."""
-    if "attention_before" not in tables or tables["attention_before"].empty:
-        return None
     before = tables["attention_before"]
     example = int(before["example"].iloc[0])
     before, after = (table[table["example"] == example] for table in (before, tables["attention"]))
     shown = named(before.drop_duplicates(HEAD))
     scores, scorer = tables["looks"].set_index(HEAD)["score"], tables["looks"]["scorer"].iloc[0]
     heads = sorted(shown, key=lambda head: -scores[head])
-    maps = [[_of(table, head) for head in heads] for table in (before, after)]
+    maps = [[table[(table[HEAD] == list(head)).all(axis=1)] for head in heads] for table in (before, after)]
     shown_weights = pd.concat([cells for row in maps for cells in row])
     scale = scale_of(shown_weights)
     figure = Figure(figsize=(1.9 + (PANEL + 0.3) * len(heads), 5.9))
@@ -207,10 +202,6 @@ def before_and_after(tables: Tables) -> Plot | None:
         " the answer of the trained one. One colour scale for all; the weights of a row add up to 1."
     )
     return Plot("attention-before-after", caption, figure)
-
-
-def _of(attention: pd.DataFrame, head: HeadId) -> pd.DataFrame:
-    return attention[(attention[HEAD] == list(head)).all(axis=1)]
 
 
 MOST_ROWS = 72
@@ -236,10 +227,9 @@ SCORER_WIDTH = 0.8
 """Inches of the name of a scorer."""
 
 
-def head_profiles(tables: Tables) -> Plot | None:
-    """Where every head looks more than an even one, by the patterns of its site, the most important head first."""
-    if "patterns" not in tables:
-        return None
+@needs("patterns")
+def head_profiles(tables: Tables) -> Plot:
+    """Draw the share of attention beyond that of an even head, by patterns; the most important head first."""
     there = tables["looks"].query("not removed").sort_values("rank")
     looks = there[:MOST_ROWS]
     patterns = tables["patterns"].set_index(HEAD)

@@ -1,4 +1,4 @@
-"""What heads look at, in words: how much of their attention falls on the places that a pattern points to.
+"""Attention patterns: the share of a head's attention on the places that a pattern points to, and its name.
 
 Dimensions: B = batch, H = heads of a block, T = queries, U = keys.
 """
@@ -35,8 +35,8 @@ EVERYWHERE = 0.05
 
 @dataclass(frozen=True)
 class View:
-    """What the heads of one site may look at in a batch: `reads` (B, T) are the tokens that stand at the queries,
-    `writes` (B, T) those that the decoder writes next there (of the encoder, which writes none, PAD), `keys` (B, U)."""
+    """The tokens that the heads of one site may look at in a batch: `reads` (B, T) stand at the queries, the decoder
+    next writes `writes` (B, T) there (PAD for the encoder, which writes none), `keys` (B, U) are looked at."""
 
     reads: Tensor
     writes: Tensor
@@ -45,12 +45,12 @@ class View:
 
     @classmethod
     def seen_by(cls, site: str, batch: Data, seen: AttentionMap) -> View:
-        """That of a batch whose attention is known."""
+        """Return the view of a batch whose attention is known."""
         return cls.of(site, batch) if isinstance(batch, Examples) else cls.of_places(seen)
 
     @classmethod
     def of_places(cls, seen: AttentionMap) -> View:
-        """That of a pretrained model, where only the places of tokens are known: all real ones look alike. A
+        """Return the view of a pretrained model, where only the places of tokens are known: all real ones look alike. A
         square of weights with nothing above its diagonal belongs to a decoder."""
         reads, keys = (len(SPECIAL) * real.long() for real in (seen.queries, seen.keys))
         square = seen.weights.shape[-1] == seen.weights.shape[-2] > 1
@@ -93,7 +93,7 @@ class View:
 
 
 Points = Callable[[View], Tensor]
-"""Where a pattern points to: a boolean tensor that broadcasts to (B, T, U)."""
+"""The places that a pattern points to: a boolean tensor that broadcasts to (B, T, U)."""
 
 
 def offset(view: View, by: int) -> Tensor:
@@ -128,13 +128,15 @@ def same_symbol_elsewhere(view: View) -> Tensor:
     return symbol_read(view) & ~offset(view, 0)
 
 
+def _near(*names: str) -> dict[str, tuple[str, Points]]:
+    """The places around the query, by these names from two before it on."""
+    places = zip(("i−2", "i−1", "i", "i+1", "i+2"), range(-2, 3), names, strict=False)
+    return {column: (name, partial(offset, by=by)) for column, by, name in places}
+
+
 PATTERNS: dict[str, dict[str, tuple[str, Points]]] = {
     Site.ENCODER_SELF: {
-        "i−2": ("two before", partial(offset, by=-2)),
-        "i−1": ("previous symbol", partial(offset, by=-1)),
-        "i": ("itself", partial(offset, by=0)),
-        "i+1": ("next symbol", partial(offset, by=1)),
-        "i+2": ("two after", partial(offset, by=2)),
+        **_near("two before", "previous symbol", "itself", "next symbol", "two after"),
         "n−i": ("reverse position", partial(mirrored, by=0)),
         "first": ("first symbol", first),
         "last": ("last symbol", last),
@@ -142,19 +144,13 @@ PATTERNS: dict[str, dict[str, tuple[str, Points]]] = {
         "=read": ("same symbol elsewhere", same_symbol_elsewhere),
     },
     Site.DECODER_SELF: {
-        "i−2": ("last but two", partial(offset, by=-2)),
-        "i−1": ("last but one symbol", partial(offset, by=-1)),
-        "i": ("symbol just written", partial(offset, by=0)),
+        **_near("last but two", "last but one symbol", "symbol just written"),
         "first": ("begin of sequence", first),
         "=read": ("earlier copies", same_symbol_elsewhere),
         "=write": ("symbol to write", symbol_to_write),
     },
     Site.CROSS: {
-        "i−2": ("two before", partial(offset, by=-2)),
-        "i−1": ("position before", partial(offset, by=-1)),
-        "i": ("same position", partial(offset, by=0)),
-        "i+1": ("position after", partial(offset, by=1)),
-        "i+2": ("two after", partial(offset, by=2)),
+        **_near("two before", "position before", "same position", "position after", "two after"),
         "n−i−1": ("before reverse position", partial(mirrored, by=-1)),
         "n−i": ("reverse position", partial(mirrored, by=0)),
         "n−i+1": ("after reverse position", partial(mirrored, by=1)),
@@ -167,25 +163,16 @@ PATTERNS: dict[str, dict[str, tuple[str, Points]]] = {
 }
 """By site: the column of a table, the name in words, and where it points to. Positions count from 0, n is that of the
 last symbol; the query at i of a decoder is about to write the symbol at i, and has read the one before."""
-OF_ANY_SITE: dict[str, tuple[str, Points]] = {
-    "i−2": ("two before", partial(offset, by=-2)),
-    "i−1": ("previous token", partial(offset, by=-1)),
-    "i": ("itself", partial(offset, by=0)),
-    "i+1": ("next token", partial(offset, by=1)),
-    "i+2": ("two after", partial(offset, by=2)),
+OF_ANY_SITE = {
+    **_near("two before", "previous token", "itself", "next token", "two after"),
     "first": ("first token", first),
     "last": ("last token", last),
 }
-"""The same for a site of a pretrained model."""
-
-
-def patterns_of(site: str) -> dict[str, tuple[str, Points]]:
-    """The patterns of a site."""
-    return PATTERNS.get(site, OF_ANY_SITE)
+"""The patterns of a site of a pretrained model."""
 
 
 class Observed(NamedTuple):
-    """What the heads of a subject look at on a split, as tables.
+    """Tables of what the heads of a subject look at on a split.
 
     `patterns` has one row per head and pattern of its site. `mass` is the share of its attention that falls there;
     `largest` is how often its largest weight falls there; `chance` is the mass of a head that looks everywhere alike.
@@ -210,7 +197,7 @@ def observe(subject: Subject, examples: Data) -> Observed:
             view = View.seen_by(block.site, batch, seen)
             for head, sums in zip(heads[block], _looks(seen, view), strict=True):
                 looks[head] += sums
-            for name, (_, points) in patterns_of(block.site).items():
+            for name, (_, points) in PATTERNS.get(block.site, OF_ANY_SITE).items():
                 for head, sums in zip(heads[block], _masses(seen, view, points(view)), strict=True):
                     patterns[head, name] += sums
     rows = [_pattern_row(head, name, sums) for (head, name), sums in patterns.items()]
@@ -256,7 +243,7 @@ def _numbers(values: Tensor) -> np.ndarray:
 def _pattern_row(head: HeadId, name: str, sums: np.ndarray) -> dict[str, Any]:
     mass, largest, chance, queries, possible = sums
     shares = (mass / queries, largest / queries, chance / queries) if queries else (nan, nan, nan)
-    meaning = patterns_of(head.site)[name][0]
+    meaning = PATTERNS.get(head.site, OF_ANY_SITE)[name][0]
     values = dict(zip(MASSES, (*shares, int(queries), queries / possible), strict=True))
     return {**head_columns(head), "pattern": name, "meaning": meaning, **values}
 

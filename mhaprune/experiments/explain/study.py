@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from mhaprune.data import Data, Examples
 from mhaprune.experiments.base import Experiment, Findings, Setup
@@ -52,7 +51,7 @@ from mhaprune.tasks.base import Task
 
 @dataclass(frozen=True)
 class Explain(Experiment):
-    """What the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`, `examples`,
+    """A look at what the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`, `examples`,
     `attention`, `gates` and `training`.
 
     Attention is shown while the model answers an example; a pretrained model shows it on a text of the report
@@ -61,8 +60,8 @@ class Explain(Experiment):
     """
 
     examples: tuple[Annotated[int, Ge(0)], ...] = ()
-    """Which examples of the report split to show, counted from 0. Without any, the run's own `example` is shown, or
-    else the first of the split."""
+    """Numbers of the examples of the report split to show, counted from 0. Without any, the run's own `example` is
+    shown, or else the first of the split."""
     heads: tuple[str, ...] = ()
     """The heads (`cross.1.2`) and layers (`cross.1`) to look at. Without any, all heads."""
     shown: Annotated[int, Ge(0)] = 3
@@ -144,7 +143,7 @@ class Explain(Experiment):
         worth = closed_table(subject.grid.heads, closed)
         looks = looks_table(whole_grid(study), subject.grid, seen.looks, heads, worth, self.tolerance_nats)
         idle = prunable_heads(subject.grid, looks)
-        looks["without_prunable"] = quality_without(subject, idle, report)
+        looks["without_prunable"] = float(measure(subject, report, idle.gates(report.device)).quality.mean())
         chosen = [head for name in self.heads for head in heads_named(name, subject.grid)] or list(subject.grid)
         equivalence = EquivalenceCheck(subject, report)
         for mask in (HeadMask(subject.grid).without(*chosen), idle):
@@ -195,42 +194,28 @@ class Explain(Experiment):
     def _gates(self, study: Study, heads: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """Return table `gates`, for a model with gates: how their ranking agrees with that of their start and with
         ablation. With `retrain` also for a second model, and its training in `retraining`."""
-        own_N = study.subject.learned_gates()
-        if own_N is None:
+        if study.subject.learned_gates() is None:
             return {}
-        own = numbers(own_N)
         ablation = heads.loc[heads["scorer"] == REFERENCE, "score"].to_numpy()
-        rows = [ranking("trained", own, first_gates(study.history, study.subject), ablation)]
-        tables = {}
+        rows, tables = [gate_ranking("trained", study.subject, study.history, ablation)], {}
         gate = study.trained.gate
         if self.retrain and isinstance(gate, Softmax):
             init: Any = "rand" if gate.init == "zeros" else "zeros"
-            other, history = study.trained.retrain(replace(gate, init=init))
-            scoring = Scoring(other, study.splits.score, study.seed)
-            ablation = numbers(scoring(REFERENCE, study.scorers[REFERENCE]).scores.values[0])
-            gates = numbers(other.learned_gates())
-            rows.append(ranking(f"retrained, init={init}", gates, first_gates(history, other), ablation))
-            tables["retraining"] = history
+            other, tables["retraining"] = study.trained.retrain(replace(gate, init=init))
+            scored = Scoring(other, study.splits.score, study.seed)(REFERENCE, study.scorers[REFERENCE])
+            ablation = scored.scores.values[0].cpu().numpy()
+            rows.append(gate_ranking(f"retrained, init={init}", other, tables["retraining"], ablation))
         return {"gates": pd.DataFrame(rows), **tables}
 
 
-def numbers(values: Tensor | None) -> np.ndarray:
-    assert values is not None
-    return values.detach().double().cpu().numpy()
-
-
-def first_gates(history: pd.DataFrame, subject: Subject) -> np.ndarray:
-    """The gates of a model before its training."""
-    return history.loc[0, [f"{GATE}{head}" for head in subject.grid]].to_numpy(float)
-
-
-def ranking(name: str, gates: np.ndarray, start: np.ndarray, ablation: np.ndarray) -> dict[str, Any]:
-    """Rank correlation of the gates with their start and with ablation."""
-    return {
-        "gates": name,
-        "spearman_with_start": spearman(gates, start),
-        "spearman_with_ablation": spearman(gates, ablation),
-    }
+def gate_ranking(name: str, subject: Subject, history: pd.DataFrame, ablation_N: np.ndarray) -> dict[str, Any]:
+    """Return the rank correlation of a model's gates with those before its training, and with ablation."""
+    gates_N = subject.learned_gates()
+    assert gates_N is not None
+    start_N = history.loc[0, [f"{GATE}{head}" for head in subject.grid]].to_numpy(float)
+    trained_N = gates_N.detach().cpu().numpy()
+    correlations = {"start": spearman(trained_N, start_N), "ablation": spearman(trained_N, ablation_N)}
+    return {"gates": name, **{f"spearman_with_{other}": rho for other, rho in correlations.items()}}
 
 
 def whole_grid(study: Study) -> HeadGrid:
@@ -259,12 +244,6 @@ def prunable_heads(grid: HeadGrid, looks: pd.DataFrame) -> HeadMask:
     """The heads that are prunable one at a time, all of them closed."""
     there = looks[looks["prunable"] & ~looks["removed"]]
     return HeadMask(grid).without(*(HeadId(*name) for name in named(there)))
-
-
-def quality_without(subject: Subject, mask: HeadMask, report: Data) -> float:
-    """The quality under a mask, in exact match for our own models."""
-    gates_N = all_open(subject, 1)[0] * mask.gates(report.device)
-    return float(measure(subject, report, gates_N).quality.mean())
 
 
 def close_each(subject: Subject, examples: Data) -> Outcome:

@@ -1,4 +1,4 @@
-"""What was seen inside the heads, in sentences."""
+"""Sentences of `experiment=explain`, and its map of heads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import isnan
 import pandas as pd
 
 from mhaprune.heads import HeadId
-from mhaprune.reporting.head_map import REMOVED, Together, Verdict, prunable_alone
+from mhaprune.reporting.head_map import REMOVED, Verdict, prunable_alone
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import correlation, number
 from mhaprune.reporting.sentences import share
@@ -66,13 +66,13 @@ def head_map(tables: Tables) -> Verdict:
     scorer = looks["scorer"].dropna().iloc[0]
     heads["name"] = heads["name"].astype(object).fillna("").mask(looks["removed"], REMOVED)
     there = ~looks["removed"]
-    together = Together(looks.loc[there, "open_quality"].iloc[0], looks["without_prunable"].iloc[0])
+    together = looks.loc[there, "open_quality"].iloc[0], looks["without_prunable"].iloc[0]
     verdict = prunable_alone(heads[there], scorer, looks["tolerance"].iloc[0], tables, together)
     return verdict._replace(heads=heads)  # with the tiles of heads that are gone already
 
 
 def headline(tables: Tables) -> list[Number]:
-    """How many heads are prunable, one at a time, of those that are there."""
+    """Return the number of heads that are prunable one at a time."""
     looks = tables["looks"].query("not removed")
     return [Number("heads prunable alone", float(looks["prunable"].sum()), len(looks), "", 0.0, len(looks))]
 

@@ -1,1 +1,1 @@
-"""Which heads stand in for each other."""
+"""Interactions: the cost of two heads together beyond the sum of both."""

@@ -1,4 +1,4 @@
-"""Which heads stand in for each other: pair by pair, together, and block by block over many models."""
+"""Figures of `experiment=interact`: heads pair by pair, and removed together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
 from mhaprune.heads import HeadId, block_label
 from mhaprune.reporting.heat_map import EXTRA_COST, heat_map
-from mhaprune.reporting.plots import Plot, errors, legend_above, line_style, panels
+from mhaprune.reporting.plots import Plot, errors, legend_above, line_style, needs, panels
 from mhaprune.tables import INTERACTION, LOSS_RISE, Tables, in_brackets, in_unit, named, quality_name
 
 LARGEST = 18.0
@@ -22,10 +22,9 @@ SMALL = 0.01
 """Nats up to which the colours of the matrix are in proportion; beyond, they follow the logarithm."""
 
 
-def interactions(tables: Tables) -> Plot | None:
+@needs("pairs")
+def interactions(tables: Tables) -> Plot:
     """The matrix of second differences, head by head."""
-    if "pairs" not in tables or tables["pairs"].empty:
-        return None
     pairs, heads = tables["pairs"], named(tables["alone"])
     values = _matrix(pairs, INTERACTION, heads)
     kinds = {kind: _matrix(pairs.assign(own=pairs["kind"] == kind), "own", heads) == 1 for kind in (NEITHER, BROKEN)}
@@ -55,10 +54,9 @@ def interactions(tables: Tables) -> Plot | None:
     return Plot("interactions", caption, figure)
 
 
-def together(tables: Tables) -> Plot | None:
+@needs("together")
+def together(tables: Tables) -> Plot:
     """The loss as heads go together, beside what their costs alone and in pairs make expect: a panel per scorer."""
-    if "together" not in tables:
-        return None
     table = tables["together"]
     scorers = list(table["scorer"].unique())
     figure = Figure(figsize=(1.6 + 4.6 * min(2, len(scorers)), 0.6 + 3.3 * -(-len(scorers) // 2)))

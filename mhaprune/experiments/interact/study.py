@@ -36,7 +36,7 @@ from mhaprune.tables import INTERACTION, LOSS_RISE, OTHER_HEAD, QUALITY, named
 
 @dataclass(frozen=True)
 class Interact(Experiment):
-    """What two heads cost together beyond what each costs alone: tables `alone`, `pairs` and `together`.
+    """The cost of two heads together beyond what each costs alone: tables `alone`, `pairs` and `together`.
 
     The interaction of heads i and j is the second difference of the loss, ℓ(ij) − ℓ(i) − ℓ(j) + ℓ, where ℓ(S) is the
     loss with the heads S closed. Above 0 they stand in for each other: closing one is cheap as long as the other is
@@ -55,7 +55,6 @@ class Interact(Experiment):
     figures: ClassVar[Figures] = (interactions, together)
     stages: ClassVar[Stages] = {"score": 1, "pairs": 7, "prove": 1}
     say = staticmethod(words.say)
-    say_in_common = staticmethod(words.over_runs)
     headline = staticmethod(words.headline)
 
     def check(self, setup: Setup) -> None:

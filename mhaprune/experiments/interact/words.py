@@ -1,4 +1,4 @@
-"""What `experiment=interact` found, in sentences."""
+"""Sentences of `experiment=interact`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pandas as pd
 
 from mhaprune.heads import HeadId
 from mhaprune.reporting.headline import Number
-from mhaprune.statistics.intervals import LEAST_RUNS, student_interval
-from mhaprune.tables import HEAD, INTERACTION, LABEL, LOSS_RISE, OTHER_HEAD, Tables, in_unit, named, quality_name
+from mhaprune.tables import HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, Tables, in_unit, named, quality_name
 
 STAND_IN, TOGETHER, BROKEN, NEITHER = "stand in for each other", "work together", "one breaks the model", "neither"
 """The values of the column `kind`; `NEITHER` if the interaction is small or not sure."""
@@ -64,26 +63,6 @@ def headline(tables: Tables) -> list[Number]:
     ]
 
 
-def over_runs(tables: Tables) -> Iterator[str]:
-    """Task by task, over models: how many pairs interact."""
-    pairs = tables["pairs"]
-    for task, runs in pairs.groupby("task", sort=False):
-        models = runs[LABEL].nunique()
-        if models < LEAST_RUNS:
-            continue
-        shares = [100 * (runs["kind"] == kind).groupby(runs[LABEL]).mean() for kind in (STAND_IN, TOGETHER)]
-        more, less = (f"{own.mean():.0f} % ({low:.0f} to {high:.0f})" for own in shares for low, high in [_ends(own)])
-        yield (
-            f"On {task}, over {models} models, {more} of the pairs of heads {STAND_IN}, and {less} {TOGETHER} (95 %"
-            " intervals over models)."
-        )
-
-
 def other_heads(pairs: pd.DataFrame) -> list[HeadId]:
     """The second heads of the pairs."""
     return named(pairs[OTHER_HEAD].set_axis(HEAD, axis=1))
-
-
-def _ends(shares: pd.Series) -> tuple[float, float]:
-    low, high = student_interval(shares)
-    return max(0.0, low), min(100.0, high)

@@ -1,10 +1,10 @@
-"""How training gets to its target: the curve of one run, and the curves and times of many."""
+"""Figures of `experiment=learn`: the curve of one run, and the curves and times of many."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,28 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.learn.words import by_task, plain
-from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, panels, scale_in_ratios
+from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, needs, panels, scale_in_ratios
 from mhaprune.reporting.settings import styles_of
 from mhaprune.reporting.shared_figures import MOST_LINES
 from mhaprune.reporting.whiskers import Whisker, arrows_beyond
 from mhaprune.statistics.intervals import geometric_mean
 from mhaprune.tables import LABEL, SETTING, VALID_QUALITY, Tables
 
-
-class Clock(NamedTuple):
-    """What a figure has on its x axis."""
-
-    column: str
-    """The column of the table `learning`."""
-    time: str
-    """The column of the table `reached`."""
-    what: str
-    """The name of the axis."""
-    written: str
-    """A place on it in words."""
-
-
-CLOCKS = (Clock("step", "steps", "steps", "step {}"), Clock("seconds", "seconds", "seconds of training", "{} s"))
+CLOCKS = (("step", "steps", "steps", "step {}"), ("seconds", "seconds", "seconds of training", "{} s"))
+"""The x axes of a figure: the columns of `learning` and of `reached`, the name, and a place on it."""
 CIRCLE: Any = {"marker": "o", "markersize": 5, "linestyle": ""}
 REACHED: Any = {**CIRCLE, "color": COLOURS[0], "label": "a run"}
 CENSORED: Any = {**CIRCLE, "color": COLOURS[1], "markerfacecolor": "white", "label": "a run that does not get there"}
@@ -41,32 +28,31 @@ BAR: Any = {"marker": "|", "markersize": 13, "markeredgewidth": 2.5, "linestyle"
 MEAN: Any = {**BAR, "color": "black", "label": "geometric mean, 95 % interval"}
 TARGET: Any = {"color": CONTROL_COLOUR, "linestyle": "--", "linewidth": 1.2}
 WIDEST = 38
-"""How many letters of a setting stand in one line."""
+"""Letters of a setting in one line."""
 
 
-def learning_curve(tables: Tables) -> Plot | None:
+@needs("learning", "reached")
+def learning_curve(tables: Tables) -> Plot:
     """Exact match on the valid split against steps and seconds, with the place where it reaches the target."""
-    if "learning" not in tables or "reached" not in tables:
-        return None
     learning, row = tables["learning"], tables["reached"].iloc[0]
     figure = Figure(figsize=(9, 3.9))
     grid = panels(figure, 2, 2, "", "exact match (valid split)", sharey=True)
     target = f"target: {row['target']:g}"
     name = "reached, and kept to the end" if row["reached"] else "the end, not reached"
     height = learning.loc[learning["step"] == row["steps"], VALID_QUALITY].iloc[0]
-    for axes, clock in zip(grid, CLOCKS, strict=True):
-        axes.plot(learning[clock.column], learning[VALID_QUALITY], color=COLOURS[0], label="exact match", marker=".")
+    for axes, (column, time, what, written) in zip(grid, CLOCKS, strict=True):
+        axes.plot(learning[column], learning[VALID_QUALITY], color=COLOURS[0], label="exact match", marker=".")
         axes.axhline(row["target"], label=target, **TARGET)
-        place, end = row[clock.time], learning[clock.column].iloc[-1]
+        place, end = row[time], learning[column].iloc[-1]
         axes.axvline(place, color=COLOURS[1], linewidth=0.8, linestyle=":")
         look = (REACHED if row["reached"] else CENSORED) | {"color": COLOURS[1], "markersize": 8, "label": name}
         axes.plot([place], [height], zorder=4, **look)
-        words = clock.written.format(plain(place))
+        words = written.format(plain(place))
         if not row["reached"]:
             _point_right(axes, place, height)
             words = f"not by\n{words}"
         axes.annotate(words, (place, 0.5), (6, 0), textcoords="offset points", va="center", color=COLOURS[1])
-        axes.set(xlabel=clock.what, ylim=(-0.03, 1.05), xlim=(-0.02 * end, max(1.03 * end, place + 0.25 * end)))
+        axes.set(xlabel=what, ylim=(-0.03, 1.05), xlim=(-0.02 * end, max(1.03 * end, place + 0.25 * end)))
     legend_above(figure, grid[0])
     caption = "Exact match on the valid split during training, against steps and against seconds of training steps. "
     if row["reached"]:
@@ -79,13 +65,13 @@ def learning_curve(tables: Tables) -> Plot | None:
     return Plot("learning", caption, figure)
 
 
-def learning_curves(tables: Tables) -> Plot | None:
+@needs("learning", "reached")
+def learning_curves(tables: Tables) -> Plot:
     """Exact match against steps and seconds: a colour per setting, a thin line per run; tasks, and settings beyond the
     colours, in rows of panels of their own."""
-    if "learning" not in tables or "reached" not in tables:
-        return None
     tasks = list(by_task(tables["learning"]))
-    colours = _colours(runs[SETTING] for _, runs in tasks)
+    every = dict.fromkeys(name for _, runs in tasks for name in runs[SETTING].unique())
+    colours = {name: style["color"] for name, style in styles_of(every).items()}  # the same in all tasks
     rows = [(task, runs, names) for task, runs in tasks for names in _parts(colours, runs[SETTING])]
     targets = tables["reached"].groupby("task")["target"].unique()
     written = [[_wrapped(name) for name in names] for _, _, names in rows]
@@ -94,19 +80,19 @@ def learning_curves(tables: Tables) -> Plot | None:
     options: Any = {"sharey": True, "height_ratios": heights}
     grid = panels(figure, 2 * len(rows), 2, "", "exact match (valid split)", **options)
     for i, (task, runs, names) in enumerate(rows):
-        for axes, clock in zip(grid[2 * i : 2 * i + 2], CLOCKS, strict=True):
+        for axes, (column, _, what, _) in zip(grid[2 * i : 2 * i + 2], CLOCKS, strict=True):
             for name, label in zip(names, written[i], strict=True):
                 own, colour = runs[runs[SETTING] == name], colours[name]
                 for _, run in own.groupby(LABEL, sort=False):
-                    axes.plot(run[clock.column], run[VALID_QUALITY], linewidth=0.7, alpha=0.5, color=colour)
+                    axes.plot(run[column], run[VALID_QUALITY], linewidth=0.7, alpha=0.5, color=colour)
                 steps = own.groupby("step")
-                mean = steps[clock.column].mean(), steps[VALID_QUALITY].mean()
+                mean = steps[column].mean(), steps[VALID_QUALITY].mean()
                 axes.plot(*mean, linewidth=1.8, color=colour, label=label)
             for target in targets[task]:
                 axes.axhline(target, label=f"target: {target:g}", **TARGET)
             axes.tick_params(labelbottom=True)
-            end = runs[clock.column].max()  # the same for all parts of a task
-            axes.set(xlabel=clock.what, xlim=(-0.03 * end, 1.03 * end), ylim=(-0.03, 1.05))
+            end = runs[column].max()  # the same for all parts of a task
+            axes.set(xlabel=what, xlim=(-0.03 * end, 1.03 * end), ylim=(-0.03, 1.05))
             axes.set_title(task if len(targets) > 1 else "")
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     caption = (
@@ -116,10 +102,9 @@ def learning_curves(tables: Tables) -> Plot | None:
     return Plot("learning", caption, figure)
 
 
-def time_to_accuracy(tables: Tables) -> Plot | None:
+@needs("reached")
+def time_to_accuracy(tables: Tables) -> Plot:
     """The steps and seconds to the target: a block per task, a row per setting, a circle per run."""
-    if "reached" not in tables:
-        return None
     reached = tables["reached"]
     blocks = [(task, runs, list(map(_wrapped, runs[SETTING].unique()))) for task, runs in by_task(reached)]
     heights = [0.3 + sum(0.34 + 0.15 * name.count("\n") for name in names) for _, _, names in blocks]
@@ -129,9 +114,9 @@ def time_to_accuracy(tables: Tables) -> Plot | None:
     for i, (task, runs, names) in enumerate(blocks):
         targets = runs["target"].unique()
         target = f"{targets[0]:g} exact match" if len(targets) == 1 else "the target"
-        for axes, clock in zip(grid[2 * i : 2 * i + 2], CLOCKS, strict=True):
-            _draw_times(axes, runs, clock.time)
-            axes.set(xlabel=f"{clock.what} to {target}", title=task if len(blocks) > 1 else "")
+        for axes, (_, time, what, _) in zip(grid[2 * i : 2 * i + 2], CLOCKS, strict=True):
+            _draw_times(axes, runs, time)
+            axes.set(xlabel=f"{what} to {target}", title=task if len(blocks) > 1 else "")
             axes.set_yticks(range(len(names)), names)
             axes.set_ylim(len(names) - 0.5, -0.5)
             axes.tick_params(labelbottom=True)
@@ -185,13 +170,6 @@ def _scale(axes: Axes, times: pd.Series, ends: Sequence[float]) -> None:
     span = max(high / low, 1.5)
     low, high = low / span**0.05, high * span**0.13
     scale_in_ratios(axes.xaxis, low, high)
-
-
-def _colours(tasks: Iterable[pd.Series]) -> dict[str, str]:
-    """A colour for every setting of any task, the same in all of them: a ramp for a setting with numbers, else colours
-    that come round again."""
-    names = dict.fromkeys(name for settings in tasks for name in settings.unique())
-    return {name: style["color"] for name, style in styles_of(names).items()}
 
 
 def _parts(colours: dict[str, str], settings: pd.Series) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""What `experiment=learn` found, in sentences."""
+"""Sentences of `experiment=learn`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mhaprune.tables import SETTING, VALID_QUALITY, Tables
 TIMES = ("steps", "seconds")
 LAST = f"last_{VALID_QUALITY}"
 UNEVEN = 1.25
-"""How many times the milliseconds of a step may differ between runs of one setting before their seconds are doubted."""
+"""Ratio of the milliseconds of a step between runs of one setting, beyond which their seconds are doubted."""
 
 
 def say(tables: Tables) -> Iterator[str]:
@@ -92,7 +92,7 @@ def plain(value: float) -> str:
 
 
 def _how_many(runs: pd.DataFrame) -> str:
-    """How many runs of a setting reach the target, and when; the mean is not known unless all of them do."""
+    """Say how many runs of a setting reach the target, and when; the mean is not known unless all of them do."""
     there, target = runs[runs["reached"]], runs["target"].iloc[0]
     counted = f"{len(there)} of {len(runs)} runs {'reaches' if len(there) == 1 else 'reach'} {target:g}"
     if len(there) < len(runs):
@@ -117,7 +117,7 @@ def _after(runs: pd.DataFrame) -> str:
 
 
 def _beside(name: str, runs: pd.DataFrame, first: str, others: pd.DataFrame) -> str:
-    """What a setting needs as a multiple of what the first one needs, by the seeds with which both reach the target."""
+    """Compare a setting with the first one, by the seeds with which both reach the target."""
     steps, seconds = (paired_ratios(runs, others, time) for time in TIMES)
     if steps.empty:
         return f"{name} is not compared with {first}: no seed reaches the target with both."

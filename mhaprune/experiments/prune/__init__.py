@@ -1,1 +1,1 @@
-"""How few heads are enough, chosen how, and with what done afterwards."""
+"""Prune by schedules and scores, recover what is left, and find how few heads are enough."""

@@ -22,6 +22,7 @@ from mhaprune.reporting.plots import (
     errors,
     legend_above,
     line_style,
+    needs,
     number,
     panels,
     wrapped,
@@ -33,10 +34,9 @@ CONTROL: Any = {"color": CONTROL_COLOUR, "linewidth": 8, "alpha": 0.45, "solid_c
 """Broad, below the curves: the control often coincides with them."""
 
 
-def recovery_curves(tables: Tables) -> Plot | None:
+@needs("recovery")
+def recovery_curves(tables: Tables) -> Plot:
     """Exact match against heads kept: a panel per recovery, a line per schedule, the control in grey in each."""
-    if "recovery" not in tables:
-        return None
     table = tables["recovery"]
     control, own = table[table["control"]], table[~table["control"]]
     names, ways = list(own["recovery"].unique()), list(ways_of(own).unique())
@@ -71,10 +71,9 @@ def recovery_curves(tables: Tables) -> Plot | None:
     return Plot("recovery", caption, figure)
 
 
+@needs("recovery")
 def survivors(tables: Tables) -> Plot | None:
-    """How many heads of each block are left, model by model: a panel per schedule."""
-    if "recovery" not in tables:
-        return None
+    """Draw the number of heads left in each block, model by model: a panel per schedule."""
     table = tables["recovery"]
     own = table[~table["control"]]
     choices: dict[str, pd.DataFrame] = {}
@@ -117,10 +116,9 @@ def survivors(tables: Tables) -> Plot | None:
     return Plot("survivors", caption, figure)
 
 
-def accuracy_by_group(tables: Tables) -> Plot | None:
+@needs("groups", "smallest")
+def accuracy_by_group(tables: Tables) -> Plot:
     """Exact match on every kind of example × heads kept, before and after recovery, for the schedule that does best."""
-    if "groups" not in tables or "smallest" not in tables:
-        return None
     own = tables["smallest"][~tables["smallest"]["control"]]
     best = fewest_heads(own)
     groups = tables["groups"]
@@ -179,10 +177,9 @@ def _shade(site: str, layer: int, sites: Sequence[str]) -> tuple[float, ...]:
     return tuple(1 - share * (1 - channel) for channel in to_rgb(colour))
 
 
-def order_of_removal(tables: Tables) -> Plot | None:
+@needs("order")
+def order_of_removal(tables: Tables) -> Plot:
     """At which step every head goes: site and layer × head, a panel per schedule."""
-    if "order" not in tables:
-        return None
     order = tables["order"]
     rows = sorted(blocks_in(order), key=lambda block: block_order(*block))
     heads, ways = sorted(order["head"].unique()), list(ways_of(order).unique())
@@ -198,8 +195,14 @@ def order_of_removal(tables: Tables) -> Plot | None:
         staying = np.isnan(values) & _present(tables, rows, heads)
         names: Any = {"rows": [block_label(*row) for row in rows], "columns": heads}
         shown = np.where(staying, most + 1.0, values)
-        write = partial(_step, last=most)
-        image = heat_map(axes, shown, **names, write=write, vmin=0, vmax=most + bool(staying.any()))
+        image = heat_map(
+            axes,
+            shown,
+            **names,
+            write=lambda step: "–" if step > most else number(step, 0),
+            vmin=0,
+            vmax=most + bool(staying.any()),
+        )
         axes.set_title(wrapped(way, width))
     bar_in_words(image, grid, "step at which it goes", "first", "last")
     caption = (
@@ -210,11 +213,7 @@ def order_of_removal(tables: Tables) -> Plot | None:
 
 
 def _present(tables: Tables, rows: Sequence[tuple[str, int]], heads: Sequence[int]) -> np.ndarray:
-    """Which heads the whole model has: block × head."""
+    """Return which heads the whole model has: block × head."""
     kept = tables["recovery"]["kept"] if "recovery" in tables else []
     names = {head for cell in set(kept) for head in head_names(cell)}
     return np.array([[(*row, head) in names for head in heads] for row in rows])
-
-
-def _step(step: float, last: int) -> str:
-    return "–" if step > last else number(step, 0)

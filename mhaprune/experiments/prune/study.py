@@ -1,4 +1,4 @@
-"""How few heads are enough, chosen how, and with what done afterwards."""
+"""Prune by schedules and scores, recover what is left, and find how few heads are enough."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mhaprune.experiments.can_go import within_tolerance
 from mhaprune.experiments.prune import words
 from mhaprune.experiments.prune.figures import accuracy_by_group, order_of_removal, recovery_curves, survivors
 from mhaprune.experiments.prune.trials import Trial, Trials
-from mhaprune.measure.columns import by_group, groups_of
+from mhaprune.measure.columns import groups_of
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.costs import Costs
 from mhaprune.pruning.plans import Plan, choices, plans_of
@@ -128,11 +128,15 @@ class Prune(WithinTolerance):
         with doing("time"):
             latency = latency_table(subject, found, batch, self.latency_rounds)
         smallest = smallest_table(table, latency, self.tolerance)
+        groups = pd.DataFrame()  # for a task that has kinds of examples
+        if study.origin is not None:
+            kinds = groups_of(study.origin.task, study.origin.splits.report)
+            groups = pd.concat([trial.by_group(kinds) for trial in found], ignore_index=True)
         tables = {
             "smallest": smallest,
             "recovery": table,
             "order": pd.DataFrame(order),
-            **group_table(study, found),
+            "groups": groups,
             "latency": latency,
             "costs": costs.table(),
             "recovery_training": pd.concat(trials.histories) if trials.histories else pd.DataFrame(),
@@ -254,19 +258,6 @@ def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
 
 def _choice(trial: Trial) -> tuple[float, float]:
     return trial.columns[CHOOSE_QUALITY], -trial.columns["choose_loss"]
-
-
-def group_table(study: Study, found: Sequence[Trial]) -> dict[str, pd.DataFrame]:
-    """The table `groups`: exact match on every kind of example, for a task that has kinds."""
-    if study.origin is None:
-        return {}
-    groups = groups_of(study.origin.task, study.origin.splits.report)
-    return {"groups": pd.concat([_by_group(trial, groups) for trial in found], ignore_index=True)}
-
-
-def _by_group(trial: Trial, groups: Sequence[str]) -> pd.DataFrame:
-    kept = len(trial.plan.mask.kept)
-    return by_group(trial.reported, groups).assign(**trial.way._asdict(), heads_kept=kept)
 
 
 def _to_save(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[str, Subject, int]]:

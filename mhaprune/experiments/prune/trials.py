@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from mhaprune.heads import HeadMask
-from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
+from mhaprune.measure.columns import accuracy_columns, by_group, choose_columns, size_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan, plan_columns, plan_words
@@ -22,7 +22,7 @@ from mhaprune.tables import NOTHING, join_names
 
 
 class Way(NamedTuple):
-    """How a model came to be."""
+    """The schedule, scorer, recovery and draw that a model comes from."""
 
     schedule: str
     scorer: str
@@ -42,6 +42,11 @@ class Trial(NamedTuple):
     model: Subject
     columns: dict[str, Any]
     reported: Outcome
+
+    def by_group(self, groups: Sequence[str]) -> pd.DataFrame:
+        """Return the exact match on every kind of example."""
+        kept = len(self.plan.mask.kept)
+        return by_group(self.reported, groups).assign(**self.way._asdict(), heads_kept=kept)
 
 
 class Trials:

@@ -1,4 +1,4 @@
-"""What hard pruning found, in sentences."""
+"""Sentences of `experiment=prune`, and its map of heads."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def head_map(tables: Tables) -> Verdict:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """How many heads can go after each recovery, and what that brings. Controls are left out."""
+    """Return how many heads can be removed after each recovery, and what that brings. Controls are left out."""
     own = tables["smallest"][~tables["smallest"]["control"]]
     return [
         number
@@ -114,7 +114,7 @@ def _best(smallest: pd.DataFrame) -> Any:
 
 
 def _surely(row: Any) -> str:
-    """How many surely are; nothing for a control, and in a table that was written before that was asked."""
+    """Say how many are enough at 95 % confidence; nothing for a control, and in an older table."""
     sure = sure_count(row)
     return "" if sure is None else f" ({int(row['heads_total']) - sure} surely)"
 

@@ -1,1 +1,1 @@
-"""How much faster a model is without some of its heads, at which size, and where the time goes."""
+"""Speed without some of the heads, by size, and where the time goes."""

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from mhaprune.experiments.speed.words import judged
 from mhaprune.reporting.labels import label_points
-from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, columns_of, legend_above, line_style, panels
+from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, columns_of, legend_above, line_style, needs, panels
 from mhaprune.tables import QUALITY, Tables, candidates, quality_name, timed_name
 
 WHAT_LABELS = {"encoder": "encoder", "decoder": "decoder, KV cache", "both": "encoder and decoder"}
@@ -21,10 +21,9 @@ FRONT: Any = {"color": "black", "linewidth": 1, "marker": "o", "markersize": 10,
 SIZE = ["batch_size", "source_length", "target_length"]
 
 
-def speedup_curves(tables: Tables) -> Plot | None:
+@needs("speed")
+def speedup_curves(tables: Tables) -> Plot:
     """Speed-up against heads removed: a row of panels per part of the model, a column per width, a line per batch."""
-    if "speed" not in tables:
-        return None
     speed = tables["speed"]
     rows, columns = _whats(speed), list(speed["timed_d_model"].unique())
     figure = Figure(figsize=(1.2 + 2.9 * len(columns), 1.1 + 2.3 * len(rows)))
@@ -77,10 +76,9 @@ def _limits(rows: pd.DataFrame) -> tuple[float, float]:
     return max(low, 0.0), 1.08 * max(high, most)
 
 
-def accuracy_milliseconds(tables: Tables) -> Plot | None:
+@needs("tradeoff")
+def accuracy_milliseconds(tables: Tables) -> Plot:
     """Exact match against milliseconds of a greedy decoding, with the Pareto front."""
-    if "tradeoff" not in tables:
-        return None
     tradeoff = judged(tables["tradeoff"], tables)
     batches, names = list(tradeoff["batch_size"].unique()), candidates(tables.get("pruning", tradeoff))
     columns = columns_of(len(batches), 2)
@@ -121,10 +119,9 @@ def accuracy_milliseconds(tables: Tables) -> Plot | None:
     return Plot("tradeoff", caption, figure)
 
 
-def time_by_part(tables: Tables) -> Plot | None:
+@needs("parts")
+def time_by_part(tables: Tables) -> Plot:
     """The share of attention, feed-forward and the rest in the dense model's time, a panel per part of the model."""
-    if "parts" not in tables:
-        return None
     parts = tables["parts"]
     whats, sizes = _whats(parts), ["timed_d_model", *SIZE]
     most = max(len(parts.loc[parts["what"] == what, sizes].drop_duplicates()) for what in whats)
@@ -140,7 +137,9 @@ def time_by_part(tables: Tables) -> Plot | None:
             for y, (start, width) in enumerate(zip(left, share, strict=True)):
                 if width > 0.13:
                     text: Any = {"ha": "center", "va": "center", "fontsize": 9}
-                    axes.text(start + width / 2, y, f"{width:.0%}", color=_ink(part), **text)
+                    axes.text(
+                        start + width / 2, y, f"{width:.0%}", color="white" if part == "attention" else "black", **text
+                    )
             left += share
         for y, milliseconds in enumerate(wide["part_ms"].sum(axis=1)):
             axes.text(1.02, y, f"{milliseconds:.3g} ms", va="center", fontsize=9)
@@ -171,7 +170,3 @@ def _size(size: Any, frame: pd.DataFrame) -> str:
     if len(frame.loc[frame["target_length"] > 0, SIZE[1:]].drop_duplicates()) > 1:
         label += f", {size.source_length}" + (f" → {size.target_length} tokens" if size.target_length else " tokens")
     return label
-
-
-def _ink(part: str) -> str:
-    return "white" if part == "attention" else "black"

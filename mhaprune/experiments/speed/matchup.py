@@ -27,7 +27,7 @@ user waits for."""
 
 @dataclass(frozen=True)
 class Workload:
-    """What a model does in one call. For the encoder alone the target length is 0."""
+    """The work of a model in one call. For the encoder alone the target length is 0."""
 
     what: What
     batch_size: int
@@ -92,7 +92,7 @@ def only(grid: HeadGrid, *sites: Site) -> HeadGrid:
 
 
 def scaled(shape: Transformer, d_model: int, max_length: int) -> Transformer:
-    """The same numbers of layers and heads at another width, the feed-forward in proportion."""
+    """Return the shape with as many layers and heads at another width, the feed-forward in proportion."""
     dim_feedforward = max(1, round(shape.dim_feedforward * d_model / shape.d_model))
     return replace(shape, d_model=d_model, dim_feedforward=dim_feedforward, max_length=max_length)
 
@@ -176,7 +176,7 @@ class Matchup:
         return pd.DataFrame(rows)
 
     def parts(self, work: Workload, rounds: int) -> pd.DataFrame:
-        """Where the dense model's time goes, a row per part. `without_attention` is the speed-up if attention took no
+        """Return the time of the dense model, a row per part. `without_attention` is the speed-up if attention took no
         time and the rest stayed as it is; smaller weights can make the rest faster too."""
         batch, model = work.batch(self.vocabulary_size, self.device), self.models[DENSE][0]
         times = time_parts(model, lambda watched: work.call(watched, batch)(), rounds, device=self.device)

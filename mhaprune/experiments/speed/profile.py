@@ -1,4 +1,4 @@
-"""Where the time of a model goes: attention, feed-forward, the rest."""
+"""Profile of a model: the time of attention, of feed-forward and of the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much faster a model without some of its heads is, at which size, and where its time goes."""
+"""Time models with and without heads, at several sizes, and find where the time goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `experiment=speed` found, in sentences."""
+"""Sentences of `experiment=speed`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHAT = {
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """What removal brings at which size, against which limits, and what the trained model can afford."""
+    """Say what removal brings at which size, against which limits, and what the trained model can afford."""
     if "sizes" in tables:
         yield _headline(tables["sizes"])
     if "speed" in tables:

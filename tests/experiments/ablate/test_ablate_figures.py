@@ -213,8 +213,3 @@ def test_a_word_is_read_letter_by_letter_and_no_answer_is_wrong() -> None:
     (axes,) = drawn_answers(pd.concat([frame, frame.tail(1).assign(heads_removed=4, answer=np.nan)])).figure.axes
     wrong = np.ma.filled(np.ma.asarray(axes.images[0].get_array(), float), np.nan)
     assert list(wrong.sum(axis=1)) == [0, 1, 5]
-
-
-def test_tables_without_answers_have_no_such_figure() -> None:
-    assert answers({}) is None
-    assert answers({"answers": pd.DataFrame()}) is None

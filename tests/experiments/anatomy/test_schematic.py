@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -67,8 +66,3 @@ def test_more_heads_than_fit_are_counted() -> None:
     check_legible(plot)
     assert len(shown(plot)) == 5 + 3 * MOST_HEADS
     assert f"{MOST_HEADS} of {MOST_HEADS + 2} heads" in plot.caption
-
-
-def test_without_its_tables_it_is_not_drawn() -> None:
-    assert schematic({}) is None
-    assert schematic({"values": pd.DataFrame()}) is None

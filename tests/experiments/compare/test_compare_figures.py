@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.text import Text
 
 from legible import check_legible
-from made_methods import CASES, EVERY, FAMILIES, SMALLER, crowded, drawn, method_tables, one
+from made_methods import CASES, EVERY, SMALLER, crowded, drawn, method_tables, one
 from made_tables import text_of
 from tiny import slow
 
@@ -150,17 +150,6 @@ def values_of(tables: dict[str, pd.DataFrame], first: str, second: str) -> float
     return float(pairs[first, second] if (first, second) in pairs else pairs[second, first])
 
 
-def test_families_of_one_scorer_each_do_not_make_a_long_title() -> None:
-    tables = method_tables(EVERY[:7])
-    for name in ("methods", "pruning"):
-        tables[name]["family"] = tables[name]["scorer"].str.cat(["_of_its_own"] * len(tables[name]))
-    plot = one(tables, "accuracy")
-    check_legible(plot)
-    titles = [axes.get_legend().get_title().get_text() for axes in plot.figure.axes]
-    assert titles == ["7 families (1 of 2)", "7 families (2 of 2)"]
-    assert min(axes.get_window_extent().width for axes in plot.figure.axes) > 0.35 * plot.figure.bbox.width
-
-
 def test_pairs_with_what_is_no_scorer_are_not_in_the_matrix() -> None:
     tables = method_tables(("gate", "ablation", "random"))
     extra = pd.DataFrame([{"scorer": "gate", "other": "gate before training", "spearman": 0.7}])
@@ -200,29 +189,6 @@ def test_cost_counts_a_backward_pass_twice_and_what_is_free_stands_apart() -> No
     assert "0" not in [label.get_text() for label in nothing_free.get_xticklabels()]
 
 
-def test_the_cost_figure_shows_searches_and_the_limit_of_few_passes() -> None:
-    """Nine families, each in a style of its own, as in a run with all scorers."""
-    tables = method_tables()
-    regrets = {"regret_quality": 0.004, "regret_quality_low": 0.0}
-    more = [
-        {"scorer": name, "family": family, "forward_passes": 300.0, "backward_passes": 0.0, **regrets}
-        | {"regret_quality_high": 0.008}
-        for name, family in (("greedy", "search"), ("refit_error", "reconstruction"))
-    ]
-    tables["methods"] = pd.concat([tables["methods"], pd.DataFrame(more)], ignore_index=True)
-    plain = one(tables, "cost")
-    assert not [line for line in plain.figure.axes[0].get_lines() if line.get_linestyle() == ":"]
-    plot = one(tables | {"winner": pd.DataFrame({"most_passes": [np.inf, 30.0]})}, "cost")
-    check_legible(plot)
-    axes = plot.figure.axes[0]
-    (limit,) = (line for line in axes.get_lines() if line.get_linestyle() == ":")
-    assert (list(limit.get_xdata()), limit.get_label()) == ([30, 30], "30 passes")
-    assert {text.get_text(): text.xy for text in axes.texts}["greedy"] == pytest.approx((300, 0.4))
-    styles = {bars.get_label(): (bars.lines[0].get_color(), bars.lines[0].get_marker()) for bars in axes.containers}
-    assert set(styles) == {*FAMILIES.values(), "search", "reconstruction"}
-    assert len(set(styles.values())) == len(styles)
-
-
 def test_a_control_far_above_the_others_is_named_at_the_top_instead_of_crowding_them() -> None:
     tables = method_tables(("gate", "ablation", "random"))
     methods = tables["methods"].set_index("scorer")
@@ -233,10 +199,3 @@ def test_a_control_far_above_the_others_is_named_at_the_top_instead_of_crowding_
     methods.loc["gate", "regret_quality_high"] = regret
     axes = one(tables | {"methods": methods.reset_index()}, "cost").figure.axes[0]
     assert {text.get_text(): text.xy[1] for text in axes.texts}["random"] == pytest.approx(100 * regret)
-
-
-def test_the_cost_figure_tells_the_best_apart() -> None:
-    """Half a point is as far as ten points are from thirty."""
-    axes = one(crowded(0), "cost").figure.axes[0]
-    zero, half, ten, thirty = axes.transData.transform([(1, 0), (1, 0.5), (1, 10), (1, 30)])[:, 1]
-    assert half - zero > 0.5 * (thirty - ten)

@@ -123,18 +123,6 @@ def test_a_profile_says_so_where_a_head_has_no_name_and_what_its_numbers_are(pro
     assert {text.get_color() for text in texts if text.get_text() == NO_PATTERN} == {CONTROL_COLOUR}
 
 
-def test_a_profile_of_a_large_model_shows_the_heads_that_matter_most_and_says_so() -> None:
-    many = dict(tables())
-    for name, frame in many.items():
-        if "layer" in frame:
-            many[name] = pd.concat([frame.assign(layer=layer) for layer in range(256)], ignore_index=True)
-    many["looks"] = many["looks"].assign(rank=range(768, 0, -1))
-    (plot,) = draw((head_profiles,), many)
-    assert plot.figure.get_figheight() < 22
-    assert plot.figure.axes[0].get_yticklabels()[0].get_text() == "cross 255.1"
-    assert "72 of 768" in plot.caption
-
-
 def test_the_darkest_weight_is_the_largest_one_where_there_is_a_choice() -> None:
     """The first query of a decoder sees one key, so that its weight is 1 and says nothing."""
     for largest, top in ((0.42, 0.45), (0.6, 0.6), (1.0, 1.0)):

@@ -128,8 +128,7 @@ def test_what_is_said(snapshot: Any) -> None:
     broken["pairs"]["kind"] = kinds_of_pairs(broken["pairs"], broken["alone"])
     harms["alone"].loc[3, LOSS_RISE] = -0.05
     cases = {"a pair of each kind": made(), "one head breaks the model": broken, "one head harms": harms}
-    over = {"over models": Interact.say_in_common(both()), "over one model": Interact.say_in_common(made())}
-    snapshot("interact", {name: Interact.say(tables) for name, tables in cases.items()} | over)
+    snapshot("interact", {name: Interact.say(tables) for name, tables in cases.items()})
     assert [number.value for number in Interact.headline(made())] == pytest.approx([100 / 6, 100 / 6])
 
 
@@ -145,11 +144,6 @@ def test_a_pair_in_a_model_that_one_head_breaks_does_not_work_together() -> None
     assert Interact.headline(tables)[1].value == 0
     (crosses,) = [line for line in plot_of(interactions, tables).figure.axes[0].get_lines() if line.get_marker() == "x"]
     assert sorted(map(int, crosses.get_xdata())) == [2, 3]  # type: ignore[arg-type]
-
-
-def both() -> Tables:
-    runs = [made("seed=0"), made("seed=1"), made("seed=2", sign=-1.0)]
-    return {name: pd.concat([one[name] for one in runs], ignore_index=True) for name in runs[0]}
 
 
 def plot_of(figure: object, tables: Tables) -> Plot:

@@ -6,7 +6,6 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -52,16 +51,6 @@ def test_a_target_is_reached_where_no_later_evaluation_is_below_it(exact: tuple[
     assert found["ms_per_step"] == pytest.approx(20)
     assert found["best_valid_quality"] == max(exact[1:])
     assert found["last_valid_quality"] == exact[-1]
-
-
-def test_it_is_the_first_evaluation_from_which_on_all_are_at_the_target() -> None:
-    draws = np.random.default_rng(0)
-    for _ in range(200):
-        exact = draws.integers(0, 4, size=6) / 3
-        target = float(draws.integers(1, 4) / 3)
-        places = [place for place in range(1, 6) if (exact[place:] >= target).all()]
-        found = time_to(history(*exact), target)
-        assert (found["reached"], found["steps"]) == (bool(places), EVERY * (places[0] if places else 5))
 
 
 def test_a_share_in_single_precision_counts_as_what_it_is() -> None:
@@ -120,8 +109,3 @@ def test_the_history_of_a_file_must_be_that_of_its_model(run: Run, cache: Path) 
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=f"^model_file={path}: {message}, must be [^\n]*$"):
             build(compose("experiment=learn", f"model_file={path}", f"cache={cache}"))
-
-
-def test_no_score_is_computed(run: Run) -> None:
-    assert not run.scorer
-    assert not run.recovery

@@ -124,17 +124,6 @@ def test_few_and_many_settings_can_be_read(settings: int) -> None:
     assert [text.replace("\n", " ") for text in legends if not text.startswith("target")] == names
 
 
-@pytest.mark.parametrize("spread", [1.02, 4, *slow(1.5, 30, 3000)])
-def test_a_time_axis_has_ticks_whatever_its_range(spread: float) -> None:
-    steps = 1000 * max(1, round(spread / 3))
-    runs = [("sort", f"a={ms}", 0, run(steps // 2, ms_per_step=ms, steps=steps)) for ms in (20, 20 * spread)]
-    plot = over_runs(collected(runs))["time_to_accuracy"]
-    check_legible(plot)
-    axes = plot.figure.axes[1]
-    low, high = axes.get_xlim()
-    assert sum(low <= tick <= high for tick in axes.get_xticks()) >= 2
-
-
 def test_curves_of_a_setting_have_one_colour_and_a_mean() -> None:
     found = sweep(a=[40, 60], b=[20, None])
     plot = over_runs(found)["learning"]
@@ -152,23 +141,6 @@ def test_curves_of_a_setting_have_one_colour_and_a_mean() -> None:
             np.testing.assert_allclose(line.get_ydata(), own["valid_quality"])
         mean = learning[learning["setting"] == "rate=a"].groupby("step")["valid_quality"].mean()
         np.testing.assert_allclose(lines[2].get_ydata(), mean)
-
-
-def test_every_task_has_panels_of_its_own() -> None:
-    runs = [
-        (task, f"task={task}, rate={name}", seed, run(at, target=target))
-        for task, target in (("sort", 0.99), ("inflection", 0.88))
-        for name, at in (("slow", 40), ("fast", 20))
-        for seed in (0, 1)
-    ]
-    plots = over_runs(collected(runs))
-    for plot in plots.values():
-        check_legible(plot)
-        assert [axes.get_title() for axes in plot.figure.axes] == ["sort", "sort", "inflection", "inflection"]
-        assert "task=" not in text_of(plot)
-    times = plots["time_to_accuracy"].figure.axes
-    assert [axes.get_xlabel() for axes in times[::2]] == ["steps to 0.99 exact match", "steps to 0.88 exact match"]
-    assert [len(places(circles(axes, still_open=False))) for axes in times] == [4, 4, 4, 4]
 
 
 def test_a_setting_has_its_colour_and_its_place_in_every_task() -> None:

@@ -10,7 +10,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from legible import check_legible
-from made_tables import said_over_runs
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.prune.figures import (
     accuracy_by_group,
@@ -20,7 +19,6 @@ from mhaprune.experiments.prune.figures import (
 )
 from mhaprune.experiments.prune.study import Prune
 from mhaprune.tables import Tables
-from tiny import slow
 
 HEADS = ["encoder_self.0.0", "encoder_self.0.1", "decoder_self.0.0", "decoder_self.0.1", "cross.0.0", "cross.0.1"]
 EXACT = {"nothing": {6: 1.0, 4: 0.9, 1: 0.1}, "tune": {6: 1.0, 4: 0.99, 1: 0.5}, "between": {6: 1.0, 4: 0.97, 1: 0.7}}
@@ -69,27 +67,9 @@ def titles(figure: Figure) -> list[str]:
 
 
 def test_a_run_draws_them_all_and_other_tables_none(tables: Tables) -> None:
-    for figure in (recovery_curves, survivors, order_of_removal, accuracy_by_group):
-        assert figure(tables) is not None
-    for figure in (recovery_curves, survivors, order_of_removal, accuracy_by_group):
-        assert figure({}) is None
     for plot in figures_of(Prune, tables):
         check_legible(plot)
         assert plot.caption.endswith(".")
-
-
-@pytest.mark.parametrize("recoveries", [3, *slow(1, 2)])
-@pytest.mark.parametrize("schedules", [["greedy"], ["one_shot", "iterative", "greedy", "swap"]])
-def test_no_word_is_clipped_or_covered_however_many_there_are(
-    tables: Tables, recoveries: int, schedules: list[str]
-) -> None:
-    own = tables["recovery"][~tables["recovery"]["control"]].query("schedule == 'greedy'")
-    own = own[own["recovery"].isin(list(EXACT)[:recoveries])]
-    every = [own.assign(schedule=name, scorer="greedy" if name == "greedy" else "ablation_mean") for name in schedules]
-    table = pd.concat([*every, tables["recovery"][tables["recovery"]["control"]]])
-    order = pd.concat([tables["order"].assign(schedule=name) for name in schedules])
-    for plot in figures_of(Prune, {**tables, "recovery": table, "order": order}):
-        check_legible(plot)
 
 
 def test_a_curve_for_every_way_and_the_control_in_every_panel(tables: Tables) -> None:
@@ -149,15 +129,6 @@ def test_a_head_that_stays_is_darkest_and_one_that_is_not_there_is_grey(tables: 
     assert [text.get_text() for text in plot.figure.axes[0].texts] == ["1", "2", "3", "4", "5"]
 
 
-def test_groups_say_how_many_examples_they_have(tables: Tables) -> None:
-    plot = accuracy_by_group({**tables, "groups": tables["groups"].assign(examples=7)})
-    assert plot is not None
-    assert [label.get_text() for label in plot.figure.axes[0].get_yticklabels()] == [
-        "2 symbols (n = 7)",
-        "10 symbols (n = 7)",
-    ]
-
-
 def test_groups_are_those_of_the_best_schedule(tables: Tables) -> None:
     better = tables["smallest"].copy()
     better.loc[better["schedule"] == "one_shot", "heads_kept"] = 3
@@ -185,8 +156,3 @@ def test_what_is_said(tables: Tables, snapshot: Any) -> None:
     found = {name: list(Prune.say(case)) for name, case in cases.items()}
     snapshot("prune", found)
     assert list(Prune.say({**tables, "latency": latency.assign(speedup_q3=1.39)})) == found["with a control"]
-
-
-def test_of_several_runs_there_is_a_sentence_each(tables: Tables) -> None:
-    runs = pd.concat([tables["smallest"].assign(label=f"seed={i}", setting="", task="sort") for i in range(3)])
-    assert [line.split(":")[0] for line in said_over_runs(Prune, {"smallest": runs})] == ["seed=0", "seed=1", "seed=2"]

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from conftest import RUNS, compose, tables_in
-from made_tables import said_over_runs, text_of
+from made_tables import text_of
 from mhaprune.config import build
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
 from mhaprune.model.network import Transformer
 from mhaprune.settings.options import ConfigError
-from mhaprune.storage.store import read_status
 from tiny import chosen
 
 Frames = Mapping[str, pd.DataFrame]
@@ -35,11 +34,6 @@ def folder(ran: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="module")
 def tables(folder: Path) -> Frames:
     return tables_in(folder)
-
-
-def test_tables_and_proofs_are_there(folder: Path, tables: Frames) -> None:
-    assert set(tables) >= {"sizes", "speed", "parts", "tradeoff", "pruning", "training"}
-    assert read_status(folder)["checks"]["max_difference_masked_removed"] < 1e-9
 
 
 def test_every_size_has_a_row_per_share_of_the_heads(tables: Frames) -> None:
@@ -188,23 +182,11 @@ def test_the_fastest_is_not_the_luckiest() -> None:
     assert "the fastest has 2 of 6 heads" in list(Speed.say(tables))[-1]
 
 
-def test_of_several_runs_there_is_a_sentence_each() -> None:
-    both = {name: pd.concat([frame.assign(label=f"seed={i}") for i in (0, 1)]) for name, frame in made_up().items()}
-    assert [line.split(":")[0] for line in said_over_runs(Speed, both)] == ["seed=0", "seed=1"]
-
-
-def test_figures_are_labelled_and_mark_the_front() -> None:
+def test_the_front_is_marked_by_the_heads_that_are_gone() -> None:
     plots = {plot.name: plot for plot in figures_of(Speed, made_up())}
     assert len(plots["speedup"].figure.axes) == 6
-    for words in ("heads removed, of 6", "d_model 24", "dense against itself", "a model built so", "speed-up (×)"):
-        assert words in text_of(plots["speedup"])
-    for words in ("milliseconds of greedy decoding", "Pareto front", "−1", "−2", "−6"):
-        assert words in text_of(plots["tradeoff"])
+    assert {"−1", "−2", "−6"} <= {text.get_text() for text in plots["tradeoff"].figure.axes[0].texts}
     assert "−0" not in text_of(plots["tradeoff"]), "dense is slower and no better"
-    for words in ("50%", "feed-forward", "8 ms", "d_model 16, batch 3", "share of the time"):
-        assert words in text_of(plots["parts"])
-    again = {plot.name: plot for plot in figures_of(Speed, made_up())}
-    assert all(again[name].svg == plot.svg for name, plot in plots.items())
 
 
 def with_a_control(tables: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
@@ -234,14 +216,6 @@ def test_bars_stay_in_their_panels_or_an_arrow_says_that_they_do_not() -> None:
         assert max(tops) < 12
         assert (max(tops) > longest) == (not arrows)
         assert [text.get_text() for axes in plot.figure.axes for text in axes.texts] == ["↑"] * arrows
-
-
-def test_lengths_are_named_where_they_differ() -> None:
-    speed = made_up()["speed"]
-    longer = speed.assign(source_length=40, target_length=50 * (speed["what"] != "encoder"))
-    (plot, *_) = figures_of(Speed, made_up() | {"speed": pd.concat([speed, longer], ignore_index=True)})
-    assert "batch 3, 4 → 5 tokens" in text_of(plot)
-    assert "batch 3, 40 → 50 tokens" in text_of(plot)
 
 
 def test_bfloat16_computes_in_bfloat16(tables: Frames, cache: Path) -> None:
@@ -295,10 +269,6 @@ def test_a_model_without_encoder_layers_has_a_decoder_only() -> None:
 def test_what_cannot_be_is_refused_before_training(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}"):
         build(compose("experiment=speed", *arguments))
-
-
-def test_heads_of_a_width_of_their_own_fit_every_d_model() -> None:
-    assert build(compose("experiment=speed", "experiment.d_models=[66]", "model.head_dim=8"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
