@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mhaprune.api import run, study
+    from mhaprune.front.python import run, study
     from mhaprune.heads import HeadMask
     from mhaprune.library.heads import wrap
     from mhaprune.library.saved import load, save
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from mhaprune.wrapping.blocks import AttentionBlock
 
 _HOME = {
-    "run": "api",
-    "study": "api",
+    "run": "front.python",
+    "study": "front.python",
     "load": "library.saved",
     "save": "library.saved",
     "wrap": "library.heads",

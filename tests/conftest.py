@@ -24,16 +24,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import mhaprune.sweeps.collecting
-from mhaprune.command_line import plain
-from mhaprune.config import build
 from mhaprune.data import Examples, shift_right
 from mhaprune.experiments import results
+from mhaprune.front.command_line import plain
 from mhaprune.heads import HeadMask
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import RecoveryContext
-from mhaprune.running import Run
+from mhaprune.runs.config import build
+from mhaprune.runs.run import Run
 from mhaprune.schedules.base import Evidence
 from mhaprune.storage.locks import locked
 from mhaprune.storage.store import RunFolder, read_status

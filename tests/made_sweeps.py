@@ -12,7 +12,7 @@ import pandas as pd
 
 from made_tables import pruning_table, summary
 from mhaprune.experiments.ablate.study import Ablate
-from mhaprune.running import Results
+from mhaprune.runs.run import Results
 from mhaprune.settings.options import target
 from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings
 from mhaprune.storage.cache import code_of

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from conftest import ROOT, TINY, compose
-from mhaprune.config import build
+from mhaprune.runs.config import build
 from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.store import RunFolder, read_status

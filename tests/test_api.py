@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import mhaprune.api
+import mhaprune.front.python
 from conftest import ROOT, TINY, TINY_SEQUENCES, drawing
 from mhaprune import progress
 from mhaprune.heads import HeadMask
@@ -21,12 +21,12 @@ SMALL = [*TINY, *TINY_SEQUENCES, *small("experiment", "ablate"), "experiment.bud
 
 
 @pytest.fixture(scope="module")
-def results(cache: Path) -> mhaprune.running.Results:
+def results(cache: Path) -> mhaprune.runs.run.Results:
     with drawing():
         return mhaprune.run("experiment=ablate", "task=sort", *SMALL, f"cache={cache}")
 
 
-def test_a_run_returns_its_tables_figures_and_sentences(results: mhaprune.running.Results) -> None:
+def test_a_run_returns_its_tables_figures_and_sentences(results: mhaprune.runs.run.Results) -> None:
     assert "heads can go" in results.sentences[0]
     assert results.sentences[0] in repr(results)
     assert results.tables["pruning"]["run"].nunique() == 1
@@ -35,7 +35,7 @@ def test_a_run_returns_its_tables_figures_and_sentences(results: mhaprune.runnin
     assert results.sentences[0] in results.page()
 
 
-def test_a_folder_holds_the_same(results: mhaprune.running.Results, cache: Path, tmp_path: Path) -> None:
+def test_a_folder_holds_the_same(results: mhaprune.runs.run.Results, cache: Path, tmp_path: Path) -> None:
     again = mhaprune.run("experiment=ablate", "task=sort", *SMALL, f"cache={cache}", folder=tmp_path / "run")
     assert again.tables["heads"]["score"].equals(results.tables["heads"]["score"])
     assert (tmp_path / "run" / "report.html").exists()
@@ -82,8 +82,10 @@ def test_the_lines_of_the_readme_run(cache: Path, tmp_path: Path, monkeypatch: p
     """As they stand there, on a tiny model."""
     [code, _] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     for name in ("run", "study"):
-        plain = getattr(mhaprune.api, name)
-        monkeypatch.setattr(mhaprune.api, name, lambda *given, plain=plain: plain(*given, *SMALL, f"cache={cache}"))
+        plain = getattr(mhaprune.front.python, name)
+        monkeypatch.setattr(
+            mhaprune.front.python, name, lambda *given, plain=plain: plain(*given, *SMALL, f"cache={cache}")
+        )
     study = mhaprune.study("experiment=ablate")
     (tmp_path / "pruned.pt").write_bytes(study.trained.save(study.subject))
     monkeypatch.chdir(tmp_path)

@@ -25,8 +25,7 @@ from mhaprune.tasks.base import Task
 
 HOUSE = """
     settings interrupts progress heads data tables statistics storage subject tasks measure model training wrapping
-    scorers schedules recoveries pruning reporting studies experiments library running config sweeps command_line
-    api __main__
+    scorers schedules recoveries pruning reporting studies experiments library runs sweeps front __main__
     """.split()  # noqa: SIM905 (a list of words is easier to read and to move about)
 """The rooms. Each imports only from those before it."""
 PACKAGE = ROOT / "mhaprune"

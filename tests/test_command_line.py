@@ -12,8 +12,8 @@ import pytest
 
 import mhaprune
 from conftest import ROOT, TINY, TINY_SEQUENCES, compose, run_here
-from mhaprune.command_line import described, main
-from mhaprune.config import build
+from mhaprune.front.command_line import described, main
+from mhaprune.runs.config import build
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.locks import locked
 from mhaprune.storage.store import read_status
@@ -278,7 +278,7 @@ def test_help_and_typing_errors_need_no_torch(tmp_path: Path) -> None:
     """They answer at once: torch, pandas and matplotlib take seconds to import."""
     code = (
         "import sys\nfor name in ('torch', 'pandas', 'matplotlib'): sys.modules[name] = None\n"
-        "from mhaprune.command_line import main\nsys.exit(main())"
+        "from mhaprune.front.command_line import main\nsys.exit(main())"
     )
     sweep = ["-m", "model.num_heads=1,2", "--help"]
     for arguments, said in ((sweep, "experiment=ablate  "), (["sped=1"], "did you mean seed?")):

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from conftest import ROOT, TINY, compose
-from mhaprune.config import build, is_pretrained
 from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.runs.config import build, is_pretrained
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.settings.options import ConfigError, describe
 from mhaprune.storage.store import RunFolder, read_status

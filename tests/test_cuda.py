@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from conftest import TINY, compose, every, gated_model
-from mhaprune.config import build
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import gate_gradients, measure, measure_masks
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import proofs
+from mhaprune.runs.config import build
 from mhaprune.storage.store import RunFolder
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort

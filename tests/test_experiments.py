@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from conftest import compose
-from mhaprune.config import build
+from mhaprune.runs.config import build
 from mhaprune.storage.store import RunFolder
 
 

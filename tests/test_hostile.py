@@ -18,7 +18,7 @@ import torch
 
 import mhaprune
 from conftest import TINY, TINY_SEQUENCES, run_here
-from mhaprune.command_line import main
+from mhaprune.front.command_line import main
 from mhaprune.storage.cache import Cache
 from mhaprune.storage.seals import sealed
 from mhaprune.studies.texts import read_rows

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, drawing, run_here, run_script, tables_in
-from mhaprune.command_line import main
-from mhaprune.config import build
 from mhaprune.experiments.results import _identified
+from mhaprune.front.command_line import main
+from mhaprune.runs.config import build
 from mhaprune.storage.store import RunFolder, fingerprint, read_status
 from mhaprune.sweeps.jobs import Sweep
 from mhaprune.training import loop

@@ -40,8 +40,7 @@ def surely(curve: pd.DataFrame, tolerance: float) -> float:
 
 
 def sure_count(row: Mapping[str, Any] | pd.Series) -> int | None:
-    """How many heads a row of a summary says can go surely; None for a control, and in tables from before it was
-    asked."""
+    """Return how many heads can be removed at 95 % confidence; None for a control, and in older tables."""
     sure = row.get(SURE, nan)
     return None if isnan(sure) else int(sure)
 

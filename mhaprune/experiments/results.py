@@ -1,4 +1,4 @@
-"""What a run found, as tables, figures and sentences: what its folder holds, and what a notebook shows."""
+"""The results of a run as tables, figures and sentences, for its folder and for a notebook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mhaprune.studies.study import Study
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """What a run found: what its folder holds, for a notebook."""
+    """The content of a run folder, for a notebook."""
 
     title: str
     tables: dict[str, pd.DataFrame]

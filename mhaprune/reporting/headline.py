@@ -178,7 +178,7 @@ def _caption(numbers: pd.DataFrame, settings: Sequence[Setting]) -> str:
 
 
 def _repeated(numbers: pd.DataFrame, settings: Sequence[Setting]) -> bool:
-    """Whether any runs differ only in their seed."""
+    """Return whether any runs differ only in their seed."""
     return bool(numbers.duplicated(["what", "after", *(each.name for each in settings)]).any())
 
 

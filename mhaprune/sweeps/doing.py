@@ -24,7 +24,7 @@ from pathlib import Path
 
 from mhaprune.interrupts import before_stopping, interruptible_once, limited
 from mhaprune.progress import shown
-from mhaprune.running import Results, Run
+from mhaprune.runs.run import Results, Run
 from mhaprune.settings.plugins import results_folder
 from mhaprune.settings.refusals import RunFailed
 from mhaprune.settings.sweep import SweepSettings

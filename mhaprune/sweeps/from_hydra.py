@@ -22,9 +22,9 @@ from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from mhaprune.config import build, check
 from mhaprune.interrupts import handling
-from mhaprune.running import Run
+from mhaprune.runs.config import build, check
+from mhaprune.runs.run import Run
 from mhaprune.settings.plugins import conf_folder, results_folder
 from mhaprune.settings.sweep import SweepSettings
 from mhaprune.storage.store import LOCK, refuse_links

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benches.sides import VOCABULARY_SIZE, Pair, random_examples
-from mhaprune.command_line import described
 from mhaprune.data import PAD, Examples, shift_right
+from mhaprune.front.command_line import described
 from mhaprune.model.gates import Softmax
 from mhaprune.model.layers import sinusoids
 from mhaprune.model.network import Transformer

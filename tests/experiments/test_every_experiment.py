@@ -19,7 +19,7 @@ from mhaprune.reporting.headline import against_settings
 from mhaprune.reporting.plots import draw, lay_out
 from mhaprune.reporting.sentences import if_poor
 from mhaprune.reporting.settings import setting
-from mhaprune.running import MODEL, SHOW
+from mhaprune.runs.run import MODEL, SHOW
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.sweeps.runs import read_run
 from mhaprune.tables import Tables

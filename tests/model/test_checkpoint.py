@@ -13,14 +13,14 @@ import torch
 
 import mhaprune
 from conftest import LEARNT, compose, run_here, run_script
-from mhaprune.command_line import main
-from mhaprune.config import build
 from mhaprune.data import shift_right
+from mhaprune.front.command_line import main
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.checkpoint import exported, load, restore, to_bytes
 from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.runs.config import build
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.seals import sealed
 from mhaprune.storage.store import RunFolder

@@ -11,9 +11,9 @@ import pytest
 
 from conftest import TINY, TINY_SEQUENCES, compose
 from made_tables import all_tables, text_of
-from mhaprune.config import build
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.reporting.training import MOST_NAMED, event_files, training_curve
+from mhaprune.runs.config import build
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.store import RunFolder
 
@@ -91,7 +91,7 @@ def test_a_run_leaves_them_only_where_wanted_and_is_the_same_run(tmp_path: Path)
 
 def test_what_cannot_be_shown_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="^tensorboard=true: shows training, and a pretrained model"):
-        build(compose("model=annalog", "tensorboard=true"))
+        build(compose("model=minilm", "tensorboard=true"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^tensorboard=true: is not installed: pip install -e '\.\[tensorboard\]'$"):
         build(compose("tensorboard=true"))

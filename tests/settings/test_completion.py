@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from conftest import run_here
-from mhaprune.command_line import main
-from mhaprune.settings.completion import typed
+from mhaprune.front.command_line import main
+from mhaprune.front.completion import typed
 
 
 def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:

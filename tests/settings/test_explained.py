@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from conftest import ROOT, run_here
-from mhaprune.command_line import main
-from mhaprune.settings.explained import about, about_fields, explained
+from mhaprune.front.command_line import main
+from mhaprune.front.explained import about, about_fields, explained
 
 TARGETS = sorted(
     {
@@ -20,7 +20,7 @@ TARGETS = sorted(
         for path in (ROOT / "conf").glob("*/*.yaml")
         for found in re.findall(r"_target_: (mhaprune\S+)", path.read_text())
     }
-    | {"mhaprune.running.Run", "mhaprune.settings.sweep.SweepSettings"}
+    | {"mhaprune.runs.run.Run", "mhaprune.settings.sweep.SweepSettings"}
 )
 
 
@@ -117,7 +117,7 @@ def test_what_is_not_known_stays_as_it_is(text: str) -> None:
 def test_a_line_is_completed_at_once_and_without_torch() -> None:
     code = (
         "import sys, time\nfor name in ('torch', 'pandas', 'matplotlib'): sys.modules[name] = None\n"
-        "from mhaprune.command_line import main\nend = main()\n"
+        "from mhaprune.front.command_line import main\nend = main()\n"
         "print(time.process_time(), file=sys.stderr)\nsys.exit(end)"
     )
     seconds = []

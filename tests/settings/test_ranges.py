@@ -17,8 +17,8 @@ import pytest
 
 import mhaprune
 from conftest import compose
-from mhaprune.config import build
-from mhaprune.running import Run
+from mhaprune.runs.config import build
+from mhaprune.runs.run import Run
 from mhaprune.settings.ranges import Checked, Distinct, Ge, Gt, Lt, Within
 
 

@@ -11,7 +11,7 @@ import pytest
 import collect
 import mhaprune
 from conftest import TINY, TINY_SEQUENCES, run_here
-from mhaprune.command_line import main
+from mhaprune.front.command_line import main
 from mhaprune.model.checkpoint import load
 from mhaprune.storage.cache import Cache
 from mhaprune.storage.locks import is_held, locked

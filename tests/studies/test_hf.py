@@ -12,9 +12,9 @@ import torch
 
 import mhaprune
 from conftest import compose, run_here
-from mhaprune.command_line import described, main
-from mhaprune.config import build
-from mhaprune.running import Run
+from mhaprune.front.command_line import described, main
+from mhaprune.runs.config import build
+from mhaprune.runs.run import Run
 from mhaprune.storage.store import read_status
 from tiny import slow
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from conftest import ROOT
-from mhaprune.command_line import described
-from mhaprune.running import Run
+from mhaprune.front.command_line import described
+from mhaprune.runs.run import Run
 from mhaprune.settings import plugins
 from mhaprune.settings.options import option_name
 from mhaprune.settings.plugins import find_class

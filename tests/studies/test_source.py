@@ -18,11 +18,11 @@ from classifier import batches, classifier
 from conftest import compose
 from legible import check_legible
 from mhaprune import losses
-from mhaprune.config import build
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
-from mhaprune.running import Results, Run
+from mhaprune.runs.config import build
+from mhaprune.runs.run import Results, Run
 from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError
 from mhaprune.studies.pretrained import Objective, Pretrained, PretrainedModel

@@ -13,8 +13,8 @@ import torch
 
 import mhaprune
 from conftest import compose, run_here
-from mhaprune.command_line import main
-from mhaprune.config import build
+from mhaprune.front.command_line import main
+from mhaprune.runs.config import build
 from mhaprune.studies.hf import Folder
 
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from conftest import run_here
 from made_sweeps import Bench
 from made_tables import summary
-from mhaprune.command_line import main
+from mhaprune.front.command_line import main
 from mhaprune.settings.sweep import SearchSettings
 from mhaprune.sweeps.from_hydra import to_choose
 from mhaprune.sweeps.jobs import Job, Sweep

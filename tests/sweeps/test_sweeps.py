@@ -21,7 +21,7 @@ import pytest
 from collect import main as collect_main
 from conftest import run_here
 from made_sweeps import Bench
-from mhaprune.command_line import main
+from mhaprune.front.command_line import main
 from mhaprune.settings.sweep import SweepSettings
 from mhaprune.storage.locks import is_held, locked
 from mhaprune.sweeps.collecting import collect

@@ -140,7 +140,7 @@ class Ablate(WithinTolerance):
         schedule: Schedule,
         recoveries: Mapping[str, Recover],
     ) -> Findings:
-        """The study of any subject, ours or one that others made: nothing here knows where the model came from."""
+        """Study any subject: nothing here knows where the model came from."""
         subject, report = scoring.subject, splits.report
         budgets = removing(heads_to_remove(self.budgets, len(subject.grid)), subject.grid)
         with doing("score"):

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from conftest import LEARNT, compose
-from mhaprune.config import build
 from mhaprune.data import EOS
 from mhaprune.experiments.ablate.study import summary_table
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.recoveries.refit import Refit
+from mhaprune.runs.config import build
 from mhaprune.settings.options import ConfigError
 from mhaprune.statistics.intervals import paired_interval
 from mhaprune.studies.study import Study

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from conftest import TINY, compose
-from mhaprune.config import build
 from mhaprune.data import Examples
 from mhaprune.experiments.anatomy.study import (
     Anatomy,
@@ -28,7 +27,8 @@ from mhaprune.heads import HeadId, Site
 from mhaprune.measure.outcomes import ProofFailed
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.running import Run
+from mhaprune.runs.config import build
+from mhaprune.runs.run import Run
 from tiny import chosen, small
 
 ENDS_OF = ("_mean", "_q1", "_q3")

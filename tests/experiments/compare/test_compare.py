@@ -11,7 +11,6 @@ import torch
 from scipy import stats
 
 from conftest import LEARNT, compose, judged
-from mhaprune.config import build
 from mhaprune.experiments.compare import words
 from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.experiments.compare.study import Compare, winner_table
@@ -20,6 +19,7 @@ from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import under_way
 from mhaprune.pruning.plans import Plan
+from mhaprune.runs.config import build
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation

@@ -14,19 +14,19 @@ import torch
 
 from conftest import LEARNT, TINY, compose, every, run_here, run_of, tables_in
 from legible import check_legible
-from mhaprune.command_line import main
-from mhaprune.config import build
 from mhaprune.data import Examples, shift_right
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.examples import attention_table, examples_table, show
 from mhaprune.experiments.explain.figures import MOST_HEADS
 from mhaprune.experiments.explain.study import Explain
+from mhaprune.front.command_line import main
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.gates import Softmax
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.reporting.plots import Plot
-from mhaprune.running import Run
+from mhaprune.runs.config import build
+from mhaprune.runs.run import Run
 from mhaprune.scorers.agreement import spearman
 from mhaprune.scorers.entropy import Entropy
 from mhaprune.statistics.intervals import prunable as claimed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conftest import LEARNT, TINY, compose
-from mhaprune.config import build
+from mhaprune.runs.config import build
 from mhaprune.settings.options import ConfigError
 
 

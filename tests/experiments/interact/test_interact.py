@@ -12,14 +12,14 @@ import pytest
 
 from conftest import TINY, compose
 from legible import check_legible
-from mhaprune.config import build
 from mhaprune.experiments.interact.figures import interactions, together
 from mhaprune.experiments.interact.study import Interact, kinds_of_pairs
 from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.reporting.plots import Plot, draw
-from mhaprune.running import Run
+from mhaprune.runs.config import build
+from mhaprune.runs.run import Run
 from mhaprune.settings.options import ConfigError
 from mhaprune.tables import ENDS, HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, QUALITY, Tables, named
 from tiny import chosen, small

@@ -12,12 +12,12 @@ import torch
 
 from conftest import TINY, compose
 from learnt import EVERY, history
-from mhaprune.config import build
 from mhaprune.experiments.learn.study import Learn, time_to
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.checkpoint import to_bytes
-from mhaprune.running import Run
+from mhaprune.runs.config import build
+from mhaprune.runs.run import Run
 from mhaprune.settings.options import ConfigError
 from tiny import chosen, small
 

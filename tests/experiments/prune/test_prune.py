@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from conftest import LEARNT, PRUNE, compose, tables_in
-from mhaprune.config import build
 from mhaprune.data import Examples
 from mhaprune.experiments.prune import trials
 from mhaprune.experiments.prune.study import choose_next, first_plans, removal_order, smallest_table
@@ -29,6 +28,7 @@ from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.recoveries.refit import Refit
+from mhaprune.runs.config import build
 from mhaprune.schedules.budgets import Budget, Cost, removing
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot

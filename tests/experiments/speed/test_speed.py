@@ -11,10 +11,10 @@ import torch
 
 from conftest import RUNS, compose, tables_in
 from made_tables import text_of
-from mhaprune.config import build
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
 from mhaprune.model.network import Transformer
+from mhaprune.runs.config import build
 from mhaprune.settings.options import ConfigError
 from tiny import chosen
 

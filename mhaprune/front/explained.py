@@ -24,7 +24,7 @@ from mhaprune.settings.ranges import expected
 
 WIDTH = 100
 """Columns of a line of comment."""
-RUN = ("mhaprune.running.Run", "mhaprune.settings.sweep.SweepSettings")
+RUN = ("mhaprune.runs.run.Run", "mhaprune.settings.sweep.SweepSettings")
 """The classes that the settings at the top are fields of."""
 NO_SWEEP: Mapping[str, str] = MappingProxyType({})
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mhaprune.command_line import described
 from mhaprune.experiments.results import Results
+from mhaprune.front.command_line import described
 from mhaprune.progress import shown
 from mhaprune.settings.ranges import checked
 from mhaprune.storage.store import RunFolder

@@ -10,7 +10,7 @@ from mhaprune.experiments.base import Experiment
 from mhaprune.model.checkpoint import SavedModel, load
 from mhaprune.model.gates import GateConfig
 from mhaprune.recoveries.base import Recovery
-from mhaprune.running import Run
+from mhaprune.runs.run import Run
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings import options

@@ -34,7 +34,7 @@ from mhaprune.settings.plugins import conf_folder, results_folder
 from mhaprune.settings.refusals import BROUGHT, RunFailed, check_arguments, composition_error, one_line, unreadable
 
 if TYPE_CHECKING:
-    from mhaprune.running import Run
+    from mhaprune.runs.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ COMPLETION = ("-sc", "--shell-completion")
 
 def job(config: DictConfig, start: int = 0) -> None:
     """One run, or one job of the n-th start of a sweep, in the folder that Hydra has made for it."""
-    from mhaprune.config import sweep_settings
+    from mhaprune.runs.config import sweep_settings
     from mhaprune.sweeps.doing import do_alone, do_in_sweep
 
     hydra_config = HydraConfig.get()
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _show_settings(arguments: Sequence[str]) -> None:
     """Print the settings as --cfg does, with a comment on each; those of the first job of a sweep."""
-    from mhaprune.settings.explained import explained
+    from mhaprune.front.explained import explained
 
     first, varying, swept = list[str](), dict[str, str](), any(each in MULTIRUN for each in arguments)
     with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -157,7 +157,7 @@ def _show_settings(arguments: Sequence[str]) -> None:
 
 def _complete(arguments: list[str]) -> None:
     """Print what can follow what was typed. A shell wants no error in the middle of a line."""
-    from mhaprune.settings.completion import typed
+    from mhaprune.front.completion import typed
 
     line, found = typed(os.environ.get("COMP_LINE", "")), io.StringIO()
     with suppress(Exception), redirect_stdout(found), redirect_stderr(io.StringIO()), _as_hydra_needs_it(arguments):
@@ -197,7 +197,7 @@ class HandingOver(Callback):
 
 
 def _sweep(asked: SweepAsked) -> None:
-    from mhaprune.config import sweep_settings
+    from mhaprune.runs.config import sweep_settings
     from mhaprune.sweeps.from_hydra import launch
 
     given = {str(name): value for name, value in asked.config.items() if name != "hydra"}
@@ -206,7 +206,7 @@ def _sweep(asked: SweepAsked) -> None:
 
 def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
     values = _values(config, overrides)
-    from mhaprune.config import build
+    from mhaprune.runs.config import build
 
     gc.freeze()  # what the imports have made stays: no collection need look through it again
     return build(values)
@@ -215,7 +215,7 @@ def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
 def _values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """Raises ConfigError where a setting is given that the model brings with it: it would not be used."""
     values = plain(config)
-    from mhaprune.config import ONLY_TRAINED_HERE, is_pretrained
+    from mhaprune.runs.config import ONLY_TRAINED_HERE, is_pretrained
     from mhaprune.settings.options import ConfigError
 
     brought: dict[str, Sequence[str]] = {}
@@ -259,7 +259,7 @@ def _register(arguments: Iterable[str]) -> None:
     packages = from_folder(listed(each.partition("=")[2] for each in arguments if each.startswith("plugins=")))
     if not packages:
         return
-    from mhaprune.config import GROUPS, SEVERAL
+    from mhaprune.runs.config import GROUPS, SEVERAL
     from mhaprune.settings.options import options_of
 
     for package in packages:
