@@ -68,3 +68,12 @@ def test_a_yaml_may_leave_out_fields_which_can_be_set_all_the_same(package: str)
 def test_a_yaml_may_start_from_a_class_without_one(package: str) -> None:
     run = described(package, "scorer=[peak,peak_square]")
     assert [each.power for each in run.scorer.values()] == [1.0, 2.0]  # type: ignore[attr-defined]
+
+
+def test_a_module_that_cannot_be_imported_is_named_in_one_line(package: str) -> None:
+    name = package[len("plugins=[") : -1]
+    (Path.cwd() / name / "broken.py").write_text("import nowhere_at_all\n")
+    with pytest.raises(
+        ValueError, match=rf"^plugins={name}: {name}.broken cannot be imported \(ModuleNotFoundError: No"
+    ):
+        described(package)

@@ -49,11 +49,19 @@ def from_folder(packages: Iterable[str]) -> list[str]:
 
 
 def modules(package: str) -> Iterator[ModuleType]:
-    """Import a package and every module in it. Raises ImportError."""
+    """Import a package and every module in it. Raises ValueError, one line, for one that cannot be imported."""
     top = importlib.import_module(package)
     yield top
     for found in pkgutil.walk_packages(getattr(top, "__path__", ()), f"{package}."):
-        yield importlib.import_module(found.name)
+        if found.name.endswith(".__main__"):  # a program, which would run
+            continue
+        try:
+            yield importlib.import_module(found.name)
+        except Exception as error:  # of a module that may be anybody's
+            text = " ".join(str(error).split())
+            raise ValueError(
+                f"plugins={package}: {found.name} cannot be imported ({type(error).__name__}: {text})"
+            ) from error
 
 
 def allowed() -> list[str]:
