@@ -10,12 +10,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from conftest import ROOT, TINY, compose
 from mhaprune.runs.config import build
 from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.store import RunFolder, read_status
-from tiny import small
+from support import ROOT
+from support.composing import compose
+from support.sizes import TINY, small
 
 EXTEND = (ROOT / "README.md").read_text().split("\n## Extend\n")[1]
 [SCORE, SCORE_YAML] = re.findall(r"^```\n(.*?)^```", EXTEND, flags=re.M | re.S)[:2]

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import mhaprune.front.python
-from conftest import ROOT, TINY, TINY_SEQUENCES, drawing
 from mhaprune import progress
 from mhaprune.heads import HeadMask
 from mhaprune.storage.store import read_status
-from tiny import small
+from support import ROOT
+from support.drawing import drawing
+from support.sizes import TINY, TINY_SEQUENCES, small
 
 SMALL = [*TINY, *TINY_SEQUENCES, *small("experiment", "ablate"), "experiment.budgets=[0.5]"]
 
@@ -105,7 +106,7 @@ def test_what_is_not_there_is_said() -> None:
 def test_a_wrapped_model_is_scored_and_pruned_without_hydra_and_figures() -> None:
     """In a process of its own, where nothing else has imported them."""
     code = (
-        "import sys, mhaprune\nassert 'torch' not in sys.modules\nfrom classifier import batches, classifier\n"
+        "import sys, mhaprune\nassert 'torch' not in sys.modules\nfrom support.classifier import batches, classifier\n"
         "from mhaprune import losses\n"
         "heads = mhaprune.wrap(classifier(), losses.classification, score=batches(3))\n"
         "heads.score('ablation', 'taylor')\nheads.prune(keep=0.5, by='ablation')\n"

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from conftest import ROOT
 from mhaprune.experiments.base import Experiment
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import construct, option_name
 from mhaprune.tasks.base import Task
+from support import ROOT
 
 HOUSE = """
     settings interrupts progress heads data tables statistics storage subject tasks measure model training wrapping

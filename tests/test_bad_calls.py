@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import mhaprune
-from classifier import Classifier, batches, classifier
 from mhaprune import losses
 from mhaprune.heads import HeadMask
 from mhaprune.library.heads import Heads
 from mhaprune.model.attention import MultiHeadAttention
+from support.classifier import Classifier, batches, classifier
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from torch.optim import Optimizer
 
 import bench
 from benches import answers, masks, refit, training
-from conftest import run_here
 from mhaprune.data import Examples
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
+from support.commands import run_here
 
 
 @pytest.mark.slow

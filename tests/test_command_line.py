@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 
 import mhaprune
-from conftest import ROOT, TINY, TINY_SEQUENCES, compose, run_here
 from mhaprune.front.command_line import described, main
 from mhaprune.runs.config import build
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.locks import locked
 from mhaprune.storage.store import read_status
+from support import ROOT
+from support.commands import run_here
+from support.composing import compose
+from support.sizes import TINY, TINY_SEQUENCES
 
 PLAIN = "d_model=64, num_heads=4, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=128"
 RECOVERIES = ", ".join(sorted(path.stem for path in Path("conf/recovery").glob("*.yaml")))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import run_script
+from support.commands import run_script
 
 VERSION = "4.57.6"
 

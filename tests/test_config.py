@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import yaml
 
-from conftest import ROOT, TINY, compose
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.runs.config import build, is_pretrained
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.settings.options import ConfigError, describe
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.tasks.sort import Sort
-from tiny import SEVERAL, chosen, options, small
+from support import ROOT
+from support.composing import compose
+from support.sizes import SEVERAL, TINY, chosen, options, small
 
 GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "launch")
 

@@ -17,7 +17,8 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from conftest import ROOT, drawing
+from support import ROOT
+from support.drawing import drawing
 
 LAYER, IMPORTANCE, PRUNING = NOTEBOOKS = ("1_the_layer", "2_importance", "3_pruning")
 FIGURES = {LAYER: 7, IMPORTANCE: 5, PRUNING: 2}

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import TINY, compose, every, gated_model
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import gate_gradients, measure, measure_masks
 from mhaprune.model.gates import Softmax
@@ -21,7 +20,9 @@ from mhaprune.storage.store import RunFolder
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from mhaprune.training.loop import Training
-from tiny import chosen, options
+from support.composing import compose, every
+from support.models import gated_model
+from support.sizes import TINY, chosen, options
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, needs_gpu])]

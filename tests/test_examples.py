@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import mhaprune
-from classifier import batches, classifier
 from mhaprune import losses
 from mhaprune.library.heads import Heads
+from support.classifier import batches, classifier
 
 METHODS = [name for name, value in vars(Heads).items() if inspect.isfunction(value) and not name.startswith("_")]
 DOORS = [*mhaprune.__all__, *(f"Heads.{name}" for name in METHODS)]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from conftest import compose
 from mhaprune.runs.config import build
 from mhaprune.storage.store import RunFolder
+from support.composing import compose
 
 
 def pruning(tmp_path: Path, *overrides: str) -> pd.DataFrame:

@@ -11,10 +11,12 @@ import pandas as pd
 import pytest
 
 import findings
-from conftest import ROOT, TINY, TINY_SEQUENCES, run_here
 from findings import Claim, lines, overlap
 from mhaprune.storage.store import read_status
-from real_sweeps import hear
+from support import ROOT
+from support.commands import run_here
+from support.real_sweeps import hear
+from support.sizes import TINY, TINY_SEQUENCES
 
 
 def frame(task: str, **columns: Any) -> pd.DataFrame:

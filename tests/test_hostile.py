@@ -17,12 +17,13 @@ import pytest
 import torch
 
 import mhaprune
-from conftest import TINY, TINY_SEQUENCES, run_here
 from mhaprune.front.command_line import main
 from mhaprune.storage.cache import Cache
 from mhaprune.storage.seals import sealed
 from mhaprune.studies.texts import read_rows
 from mhaprune.sweeps.collecting import collect
+from support.commands import run_here
+from support.sizes import TINY, TINY_SEQUENCES
 
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore")]

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, TINY
 from mhaprune import progress
 from mhaprune.progress import doing, duration, line, seconds_left, shown, track, under_way
+from support import ROOT
+from support.sizes import TINY
 
 STAGES = {"model": 30, "score": 10, "prune": 20, "figures": 4}
 

@@ -13,13 +13,17 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES, compose, drawing, run_here, run_script, tables_in
 from mhaprune.experiments.results import _identified
 from mhaprune.front.command_line import main
 from mhaprune.runs.config import build
 from mhaprune.storage.store import RunFolder, fingerprint, read_status
 from mhaprune.sweeps.jobs import Sweep
 from mhaprune.training import loop
+from support import ROOT
+from support.commands import run_here, run_script
+from support.composing import compose, tables_in
+from support.drawing import drawing
+from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES
 
 SMALL = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE]
 QUICK = ("scorer=[ablation]", "recovery=[]", "experiment.budgets=[0.5]")

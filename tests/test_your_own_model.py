@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib
 import pytest
 
-from conftest import ROOT
+from support import ROOT
 
 NOTEBOOK = ROOT / "notebooks" / "your_own_model.ipynb"
 CODE = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]

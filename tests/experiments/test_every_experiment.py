@@ -11,8 +11,6 @@ from typing import NamedTuple
 import pandas as pd
 import pytest
 
-from conftest import run_of, tables_in
-from made_tables import said_over_runs
 from mhaprune.experiments.base import Experiment, figures_of
 from mhaprune.reporting.head_map import heads_that_matter, in_small
 from mhaprune.reporting.headline import against_settings
@@ -23,7 +21,9 @@ from mhaprune.runs.run import MODEL, SHOW
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.sweeps.runs import read_run
 from mhaprune.tables import Tables
-from tiny import options
+from support.composing import run_of, tables_in
+from support.made_tables import said_over_runs
+from support.sizes import options
 
 
 class Done(NamedTuple):

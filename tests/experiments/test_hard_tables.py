@@ -11,9 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from conftest import run_of, tables_in
-from legible import check_legible, words_in
-from made_tables import answers_table, summary
 from mhaprune.experiments.ablate.figures import latency_curves
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.base import figures_of
@@ -30,7 +27,10 @@ from mhaprune.tables import (
     REFERENCE,
     Tables,
 )
-from tiny import options, slow
+from support.composing import run_of, tables_in
+from support.legible import check_legible, words_in
+from support.made_tables import answers_table, summary
+from support.sizes import options, slow
 
 Frames = dict[str, pd.DataFrame]
 LONG = "a_scorer_that_somebody_has_given_a_name_of_exactly_60_letter"

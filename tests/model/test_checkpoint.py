@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import mhaprune
-from conftest import LEARNT, compose, run_here, run_script
 from mhaprune.data import shift_right
 from mhaprune.front.command_line import main
 from mhaprune.heads import HeadId, HeadMask
@@ -26,7 +25,9 @@ from mhaprune.storage.seals import sealed
 from mhaprune.storage.store import RunFolder
 from mhaprune.studies.study import Study
 from mhaprune.tasks.base import Splits
-from tiny import chosen, small
+from support.commands import run_here, run_script
+from support.composing import compose
+from support.sizes import LEARNT, chosen, small
 
 GONE = ("encoder_self.0.0", "decoder_self.0.1", "cross.0.0")
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from games import ONE, Game, numbered
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
@@ -21,6 +20,7 @@ from mhaprune.storage.cache import Cache
 from mhaprune.subject import AnswerOutcome
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
+from support.games import ONE, Game, numbered
 
 Table = dict[tuple[int, ...], float]
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conftest import gated_model, lesson_of
 from mhaprune.data import PAD
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.model.transformer import Seq2Seq
@@ -19,6 +18,7 @@ from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from mhaprune.training.loop import cross_entropy
+from support.models import gated_model, lesson_of
 
 
 @pytest.fixture(scope="module")

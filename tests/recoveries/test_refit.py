@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import gated_model, lesson_of
 from mhaprune.data import PAD, Examples
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure.outcomes import output_difference
@@ -26,6 +25,7 @@ from mhaprune.recoveries.refit import Refit
 from mhaprune.recoveries.refitting import ENOUGH, refit, ridges, show
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
+from support.models import gated_model, lesson_of
 
 RAGGED = (
     "encoder_self.0.0",

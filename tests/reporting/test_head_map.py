@@ -11,7 +11,6 @@ import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyBboxPatch
 
-from legible import check_legible
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.base import Experiment
 from mhaprune.experiments.compare.study import Compare
@@ -20,6 +19,7 @@ from mhaprune.experiments.prune.study import Prune
 from mhaprune.reporting.head_map import heads_that_matter
 from mhaprune.reporting.plots import STYLE, Plot
 from mhaprune.tables import Tables
+from support.legible import check_legible
 
 HEADS = [("encoder_self", 0, 0), ("encoder_self", 0, 1), ("decoder_self", 0, 0), ("cross", 0, 0), ("cross", 0, 10)]
 SCORES = {"ablation": [0.5, -0.001, 0.02, 2.5, 0.0], "gate": [1.0, 0.2, 0.3, 3.0, 0.5]}

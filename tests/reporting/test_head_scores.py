@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from legible import check_legible
 from mhaprune.reporting.head_scores import MOST_PANELS, head_scores
 from mhaprune.reporting.plots import Plot, draw
+from support.legible import check_legible
 
 
 def table(scores: dict[str, Sequence[float]], width: int = 2) -> pd.DataFrame:

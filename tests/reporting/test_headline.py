@@ -10,12 +10,12 @@ import pytest
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex
 
-from legible import check_legible
-from made_tables import text_of
 from mhaprune.reporting.headline import Number, against_settings, means_in_words
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.reporting.settings import Setting, setting
 from mhaprune.statistics.intervals import prediction_interval, student_interval
+from support.legible import check_legible
+from support.made_tables import text_of
 
 HEADS, WIDTHS = ("4", "1", "2"), ("64", "128")
 

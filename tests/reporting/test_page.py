@@ -7,11 +7,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from browser import after, needs_browser, run_browser
-from made_tables import all_tables, summary
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.reporting.page import proof_sentences, render
 from mhaprune.reporting.plots import draw
+from support.browser import after, needs_browser, run_browser
+from support.made_tables import all_tables, summary
 
 
 def test_the_proofs_are_said() -> None:

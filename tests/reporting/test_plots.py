@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from conftest import PACKAGE, ROOT
 from mhaprune.heads import HeadId
 from mhaprune.reporting import heat_map
 from mhaprune.reporting.heat_map import similar_order, thinned
@@ -21,6 +20,7 @@ from mhaprune.reporting.labels import label_points
 from mhaprune.reporting.plots import STYLE, Plot, correlation, plain, short
 from mhaprune.reporting.sentences import if_poor
 from mhaprune.tables import by_block
+from support import PACKAGE, ROOT
 
 
 def test_figures_and_words_need_no_torch(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from conftest import TINY, TINY_SEQUENCES, compose
-from made_tables import all_tables, text_of
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.reporting.training import MOST_NAMED, event_files, training_curve
 from mhaprune.runs.config import build
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.store import RunFolder
+from support.composing import compose
+from support.made_tables import all_tables, text_of
+from support.sizes import TINY, TINY_SEQUENCES
 
 
 def drawn(training: pd.DataFrame) -> Plot:

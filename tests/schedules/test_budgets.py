@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conftest import judged
 from mhaprune.heads import HeadMask
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
@@ -25,6 +24,7 @@ from mhaprune.schedules.one_shot import OneShot
 from mhaprune.schedules.swap import Swap
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
+from support.models import judged
 
 
 def test_budgets_are_fractions_or_heads() -> None:

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import every
 from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.base import Evidence, Schedule, Stepwise
 from mhaprune.schedules.budgets import removing
 from mhaprune.subject import Subject
-from tiny import options
+from support.composing import every
+from support.sizes import options
 
 
 @pytest.fixture(params=options("schedule"))

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import judged
 from mhaprune.heads import Block, HeadGrid, HeadId, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.costs import counted
 from mhaprune.schedules.budgets import Budget, Cost, removing
 from mhaprune.schedules.knapsack import Knapsack
 from mhaprune.schedules.one_shot import OneShot
+from support.models import judged
 
 BLOCKS = [Block(Site.ENCODER_SELF, 0), Block(Site.DECODER_SELF, 0), Block(Site.CROSS, 0)]
 GRID = HeadGrid.full(BLOCKS, 3).without([HeadId(Site.CROSS, 0, 1)])

@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conftest import judged
 from mhaprune.heads import HeadId
 from mhaprune.measure.outcomes import gate_gradients
 from mhaprune.model.network import Transformer
@@ -20,6 +19,7 @@ from mhaprune.schedules.rearrangement import Rearrangement
 from mhaprune.scorers.fisher import Fisher
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
+from support.models import judged
 
 
 def shown(model: Seq2Seq, gradients_EN: Tensor) -> Evidence:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import judged
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure, output_difference
@@ -27,7 +26,8 @@ from mhaprune.scorers.refit_error import RefitError
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits
-from tiny import slow
+from support.models import judged
+from support.sizes import slow
 
 
 def loss_of(model: Seq2Seq, splits: Splits, mask: HeadMask) -> float:

@@ -8,14 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conftest import every, gated_model
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.base import NEEDS_GATES, Budgeted, Scorer, Scores
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from tiny import options
+from support.composing import every
+from support.models import gated_model
+from support.sizes import options
 
 Score = Callable[[Scorer], Scores]
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import loss_of_one
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.measure.outcomes import gate_gradients, measure
@@ -17,6 +16,7 @@ from mhaprune.scorers.fisher import Fisher
 from mhaprune.scorers.integrated_gradients import IntegratedGradients
 from mhaprune.scorers.taylor import Taylor
 from mhaprune.tasks.base import Splits
+from support.models import loss_of_one
 
 
 def gradients_by_hand(model: Seq2Seq, examples: Examples) -> Tensor:

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conftest import loss_of_one
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.measure.outcomes import measure
@@ -24,6 +23,7 @@ from mhaprune.scorers.magnitude import Magnitude
 from mhaprune.scorers.random import Random
 from mhaprune.subject import Fallback
 from mhaprune.tasks.base import Splits
+from support.models import loss_of_one
 
 
 def ablation_by_hand(model: Seq2Seq, examples: Examples, fallback: Fallback | None) -> tuple[Tensor, Tensor]:

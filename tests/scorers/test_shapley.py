@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from games import ONE, Game, numbered
 from mhaprune.data import Examples
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.gates import Softmax
@@ -21,7 +20,8 @@ from mhaprune.scorers import shapley as module
 from mhaprune.scorers.shapley import Shapley
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from tiny import slow
+from support.games import ONE, Game, numbered
+from support.sizes import slow
 
 Value = Callable[[frozenset[int]], float]
 

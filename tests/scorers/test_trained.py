@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import every, judged
-from games import Game, numbered
 from mhaprune.data import PAD, Examples
 from mhaprune.heads import HeadId
 from mhaprune.model.transformer import Seq2Seq
@@ -21,7 +19,10 @@ from mhaprune.scorers.gate_training import train_gates
 from mhaprune.scorers.hard_concrete import LOGIT_BOUND, HardConcrete, probability_open, stretched
 from mhaprune.scorers.subset import Subset, relaxed_top_k
 from mhaprune.tasks.base import Splits
-from tiny import slow
+from support.composing import every
+from support.games import Game, numbered
+from support.models import judged
+from support.sizes import slow
 
 PLANTED = ("encoder_self.1.2", "decoder_self.0.1", "cross.1.0")
 

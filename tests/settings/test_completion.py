@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import run_here
 from mhaprune.front.command_line import main
 from mhaprune.front.completion import typed
+from support.commands import run_here
 
 
 def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:

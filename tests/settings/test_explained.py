@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from conftest import ROOT, run_here
 from mhaprune.front.command_line import main
 from mhaprune.front.explained import about, about_fields, explained
+from support import ROOT
+from support.commands import run_here
 
 TARGETS = sorted(
     {

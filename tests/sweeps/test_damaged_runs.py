@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 from test_collect import change_status, make_run
 
-from conftest import ROOT
-from made_tables import pruning_table
 from mhaprune.storage.seals import checksum
 from mhaprune.storage.store import RunFolder, inside, read_status
 from mhaprune.sweeps.collecting import collect
-from tiny import slow
+from support import ROOT
+from support.made_tables import pruning_table
+from support.sizes import slow
 
 Damage = Callable[[Path], None]
 

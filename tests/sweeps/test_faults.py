@@ -14,11 +14,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from conftest import ROOT, TINY, TINY_SEQUENCES
 from mhaprune.storage.locks import holder
 from mhaprune.storage.store import read_status
 from mhaprune.sweeps.jobs import Sweep
-from real_sweeps import RAY, SLURM, check_same, endless, hear, running, saved, start, tables, until, whole
+from support import ROOT
+from support.real_sweeps import RAY, SLURM, check_same, endless, hear, running, saved, start, tables, until, whole
+from support.sizes import TINY, TINY_SEQUENCES
 
 pytestmark = pytest.mark.faults
 

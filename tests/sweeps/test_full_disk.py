@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES
 from mhaprune.storage.store import read_status
+from support import ROOT
+from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES
 
 pytestmark = pytest.mark.faults
 

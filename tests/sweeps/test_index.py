@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from browser import after, needs_browser
 from mhaprune.reporting.head_map import SmallMap, Verdict, in_small
 from mhaprune.sweeps.index import Row, render_index, thumbnail
+from support.browser import after, needs_browser
 
 HEADS = pd.DataFrame(
     [("encoder_self", 0, 0, True), ("encoder_self", 0, 1, False), ("cross", 0, 0, True)],

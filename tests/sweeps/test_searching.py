@@ -11,15 +11,15 @@ import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conftest import run_here
-from made_sweeps import Bench
-from made_tables import summary
 from mhaprune.front.command_line import main
 from mhaprune.settings.sweep import SearchSettings
 from mhaprune.sweeps.from_hydra import to_choose
 from mhaprune.sweeps.jobs import Job, Sweep
 from mhaprune.sweeps.launching import JobsFailed
 from mhaprune.sweeps.searching import OptunaSearch
+from support.commands import run_here
+from support.made_sweeps import Bench
+from support.made_tables import summary
 
 pytest.importorskip("optuna", reason="pip install -e '.[search]'")
 pytestmark = pytest.mark.filterwarnings("ignore")

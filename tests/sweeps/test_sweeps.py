@@ -19,15 +19,15 @@ import pandas as pd
 import pytest
 
 from collect import main as collect_main
-from conftest import run_here
-from made_sweeps import Bench
 from mhaprune.front.command_line import main
 from mhaprune.settings.sweep import SweepSettings
 from mhaprune.storage.locks import is_held, locked
 from mhaprune.sweeps.collecting import collect
 from mhaprune.sweeps.jobs import LOCK, Job, Sweep, watch
 from mhaprune.sweeps.launching import DONE, JobsFailed, standing
-from tiny import slow
+from support.commands import run_here
+from support.made_sweeps import Bench
+from support.sizes import slow
 
 
 @pytest.fixture

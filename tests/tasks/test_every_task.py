@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import every
 from mhaprune.data import EOS, PAD, SPECIAL, Examples
 from mhaprune.tasks.base import Splits, Task
-from tiny import options
+from support.composing import every
+from support.sizes import options
 
 NAMES = options("task")
 Rows = list[tuple[list[int], list[int]]]

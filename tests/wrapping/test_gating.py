@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from classifier import Classifier, batches
 from mhaprune import losses
 from mhaprune.library.heads import Heads, wrap
+from support.classifier import Classifier, batches
 
 
 @pytest.fixture(scope="module")

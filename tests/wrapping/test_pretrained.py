@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import ROOT
+from support import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 needs_minilm = pytest.mark.skipif(

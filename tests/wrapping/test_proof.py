@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classifier import Classifier, batches
 from mhaprune import losses
 from mhaprune.heads import HeadId
 from mhaprune.library.heads import Heads, wrap
 from mhaprune.model.attention import MultiHeadAttention
+from support.classifier import Classifier, batches
 
 
 def wrapped(model: nn.Module, **given: Any) -> Heads:

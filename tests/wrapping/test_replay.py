@@ -3,11 +3,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from classifier import Classifier, batches
 from mhaprune import losses
 from mhaprune.library.heads import wrap
 from mhaprune.measure.outcomes import all_open, measure, measure_masks
 from mhaprune.wrapping.replay import Replay
+from support.classifier import Classifier, batches
 
 
 class InPlace(Classifier):

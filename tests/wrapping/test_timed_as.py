@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classifier import Classifier, batches
 from mhaprune import losses
 from mhaprune.library.heads import Heads, wrap
 from mhaprune.library.speed import timed_as
 from mhaprune.pruning import removal
+from support.classifier import Classifier, batches
 
 
 class Writes(Classifier):

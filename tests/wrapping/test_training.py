@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from classifier import batches, classifier
 from mhaprune import losses
 from mhaprune.heads import HeadMask
 from mhaprune.library.heads import Heads, wrap
@@ -20,6 +19,7 @@ from mhaprune.measure.outcomes import Diverged, measure
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.training import FINE_TUNING, PlainTraining
 from mhaprune.wrapping.wrapped import WrappedModel
+from support.classifier import batches, classifier
 
 SPLITS: dict[str, Any] = {name: batches(3, seed) for seed, name in enumerate(("score", "choose", "report"))}
 RECIPE = PlainTraining(steps=7, batch_size=4, learning_rate=0.01, warmup_steps=2, weight_decay=0.3, decay="linear")

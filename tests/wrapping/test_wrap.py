@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from classifier import Classifier, batches, classifier
 from mhaprune import progress
 from mhaprune.heads import HeadMask
 from mhaprune.library.heads import Heads, wrap
@@ -23,6 +22,7 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.losses import Drift
+from support.classifier import Classifier, batches, classifier
 
 
 @pytest.fixture(scope="module")

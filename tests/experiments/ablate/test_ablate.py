@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import LEARNT, compose
 from mhaprune.data import EOS
 from mhaprune.experiments.ablate.study import summary_table
 from mhaprune.heads import HeadId, HeadMask
@@ -20,7 +19,8 @@ from mhaprune.runs.config import build
 from mhaprune.settings.options import ConfigError
 from mhaprune.statistics.intervals import paired_interval
 from mhaprune.studies.study import Study
-from tiny import small
+from support.composing import compose
+from support.sizes import LEARNT, small
 
 SETTINGS = (*LEARNT, *small("experiment", "ablate"), "scorer=[gate,ablation,random]", "scorer.random.draws=3")
 

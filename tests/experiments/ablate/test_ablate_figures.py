@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from legible import check_legible
-from made_tables import all_tables, pruning_table, refitted, text_of
 from mhaprune.experiments.ablate.figures import MORE, answers, latency_curves
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import Tables
+from support.legible import check_legible
+from support.made_tables import all_tables, pruning_table, refitted, text_of
 
 
 def drawn(tables: Tables) -> Iterator[Plot]:

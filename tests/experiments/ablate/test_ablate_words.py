@@ -5,9 +5,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from made_tables import all_tables, refitted, said_over_runs, summary
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.tables import INITIAL_GATE, Tables
+from support.made_tables import all_tables, refitted, said_over_runs, summary
 
 PLAIN = summary().assign(recovery="nothing", heads_removed_sure=[3, 6])
 FIFTEEN = {"removed": " ".join(f"cross.1.{n}" for n in range(15)), "quality": 0.985, "speedup": 1.4}

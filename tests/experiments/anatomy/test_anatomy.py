@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import TINY, compose
 from mhaprune.data import Examples
 from mhaprune.experiments.anatomy.study import (
     Anatomy,
@@ -29,7 +28,8 @@ from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.runs.config import build
 from mhaprune.runs.run import Run
-from tiny import chosen, small
+from support.composing import compose
+from support.sizes import TINY, chosen, small
 
 ENDS_OF = ("_mean", "_q1", "_q3")
 

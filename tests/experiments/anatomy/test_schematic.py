@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from legible import check_legible
 from mhaprune.experiments.anatomy.figures import MOST_HEADS, schematic
 from mhaprune.experiments.anatomy.walkthrough import LayerCall, heads_here_table, steps_table, values_table, walk
 from mhaprune.model.attention import MultiHeadAttention, padding_bias, padding_mask
 from mhaprune.model.gates import Softmax
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.tables import Tables
+from support.legible import check_legible
 
 
 def tables_of(heads: int, queries: int = 5, keys: int = 7) -> Tables:

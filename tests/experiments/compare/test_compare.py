@@ -10,7 +10,6 @@ import pytest
 import torch
 from scipy import stats
 
-from conftest import LEARNT, compose, judged
 from mhaprune.experiments.compare import words
 from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.experiments.compare.study import Compare, winner_table
@@ -32,6 +31,9 @@ from mhaprune.statistics.intervals import area, prunable, student_interval
 from mhaprune.storage.store import RunFolder
 from mhaprune.subject import AnswerOutcome
 from mhaprune.tasks.base import Splits
+from support.composing import compose
+from support.models import judged
+from support.sizes import LEARNT
 
 
 def overrides(cache: Path) -> list[str]:

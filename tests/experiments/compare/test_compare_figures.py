@@ -8,10 +8,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.text import Text
 
-from legible import check_legible
 from made_methods import CASES, EVERY, SMALLER, crowded, drawn, method_tables, one
-from made_tables import text_of
-from tiny import slow
+from support.legible import check_legible
+from support.made_tables import text_of
+from support.sizes import slow
 
 
 @pytest.mark.parametrize("case", ["all", *slow("three", "one", *SMALLER)])

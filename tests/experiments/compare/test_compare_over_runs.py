@@ -12,8 +12,8 @@ from mhaprune.experiments.compare.study import Compare
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import Tables
+from support.sizes import slow
 from test_compare_figures import EVERY, check_legible, method_tables
-from tiny import slow
 
 
 def over_runs(tables: Tables) -> Iterator[Plot]:

@@ -12,8 +12,6 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import LEARNT, TINY, compose, every, run_here, run_of, tables_in
-from legible import check_legible
 from mhaprune.data import Examples, shift_right
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.examples import attention_table, examples_table, show
@@ -34,7 +32,10 @@ from mhaprune.storage.cache import weights_digest
 from mhaprune.storage.store import RunFolder
 from mhaprune.tables import HEAD, Tables
 from mhaprune.tasks.sort import Sort
-from tiny import chosen, small
+from support.commands import run_here
+from support.composing import compose, every, run_of, tables_in
+from support.legible import check_legible
+from support.sizes import LEARNT, TINY, chosen, small
 
 EXPLAIN = chosen("experiment", "explain")
 SETTINGS = (*EXPLAIN, *LEARNT)

@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
-from legible import check_legible
-from made_tables import text_of
 from mhaprune.experiments.explain.figures import NO_PATTERN, attention_maps, head_profiles, scale_of
 from mhaprune.experiments.explain.study import Explain
 from mhaprune.experiments.explain.words import _cut
 from mhaprune.reporting.heat_map import MISSING
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, draw
 from mhaprune.tables import HEAD, Tables
+from support.legible import check_legible
+from support.made_tables import text_of
 
 HEADS = [("decoder_self", 0, 0), ("cross", 0, 0), ("cross", 0, 1)]
 NAMES = [("symbol to write", "=write"), ("", ""), ("everywhere", "")]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from conftest import LEARNT, TINY, compose
 from mhaprune.runs.config import build
 from mhaprune.settings.options import ConfigError
+from support.composing import compose
+from support.sizes import LEARNT, TINY
 
 
 @pytest.mark.parametrize(

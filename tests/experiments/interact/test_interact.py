@@ -10,8 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from conftest import TINY, compose
-from legible import check_legible
 from mhaprune.experiments.interact.figures import interactions, together
 from mhaprune.experiments.interact.study import Interact, kinds_of_pairs
 from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
@@ -22,7 +20,9 @@ from mhaprune.runs.config import build
 from mhaprune.runs.run import Run
 from mhaprune.settings.options import ConfigError
 from mhaprune.tables import ENDS, HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, QUALITY, Tables, named
-from tiny import chosen, small
+from support.composing import compose
+from support.legible import check_legible
+from support.sizes import TINY, chosen, small
 
 
 @pytest.fixture(scope="module")

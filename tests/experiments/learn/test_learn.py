@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import TINY, compose
 from learnt import EVERY, history
 from mhaprune.experiments.learn.study import Learn, time_to
 from mhaprune.heads import HeadMask
@@ -19,7 +18,8 @@ from mhaprune.model.checkpoint import to_bytes
 from mhaprune.runs.config import build
 from mhaprune.runs.run import Run
 from mhaprune.settings.options import ConfigError
-from tiny import chosen, small
+from support.composing import compose
+from support.sizes import TINY, chosen, small
 
 
 def overrides(cache: Path) -> list[str]:

@@ -9,13 +9,13 @@ from matplotlib.colors import to_rgba
 from matplotlib.lines import Line2D
 
 from learnt import collected, history, run, sweep, tables
-from legible import check_legible
-from made_tables import text_of
 from mhaprune.experiments.learn.study import Learn
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.statistics.intervals import geometric_mean
 from mhaprune.tables import Tables
-from tiny import slow
+from support.legible import check_legible
+from support.made_tables import text_of
+from support.sizes import slow
 
 
 def over_runs(found: Tables) -> dict[str, Plot]:

@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import LEARNT, PRUNE, compose, tables_in
 from mhaprune.data import Examples
 from mhaprune.experiments.prune import trials
 from mhaprune.experiments.prune.study import choose_next, first_plans, removal_order, smallest_table
@@ -40,6 +39,8 @@ from mhaprune.statistics.intervals import paired_interval
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.studies.study import Study
 from mhaprune.subject import AnswerOutcome
+from support.composing import compose, tables_in
+from support.sizes import LEARNT, PRUNE
 
 FEW_ROUNDS = ("experiment.latency_rounds=2", "experiment.latency_batch=4")
 CLOCK = ("seconds", "latency_ms", "speedup", "speedup_q1", "speedup_q3")

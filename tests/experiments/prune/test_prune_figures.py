@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from legible import check_legible
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.prune.figures import (
     accuracy_by_group,
@@ -19,6 +18,7 @@ from mhaprune.experiments.prune.figures import (
 )
 from mhaprune.experiments.prune.study import Prune
 from mhaprune.tables import Tables
+from support.legible import check_legible
 
 HEADS = ["encoder_self.0.0", "encoder_self.0.1", "decoder_self.0.0", "decoder_self.0.1", "cross.0.0", "cross.0.1"]
 EXACT = {"nothing": {6: 1.0, 4: 0.9, 1: 0.1}, "tune": {6: 1.0, 4: 0.99, 1: 0.5}, "between": {6: 1.0, 4: 0.97, 1: 0.7}}

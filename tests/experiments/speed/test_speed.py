@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import RUNS, compose, tables_in
-from made_tables import text_of
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
 from mhaprune.model.network import Transformer
 from mhaprune.runs.config import build
 from mhaprune.settings.options import ConfigError
-from tiny import chosen
+from support.composing import compose, tables_in
+from support.made_tables import text_of
+from support.sizes import RUNS, chosen
 
 Frames = Mapping[str, pd.DataFrame]
 

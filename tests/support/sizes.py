@@ -1,4 +1,4 @@
-"""How small an option runs in the tests: settings by its group and name, for those that would be slow as they are."""
+"""Small settings for the tests: of each option by its group and name, and of whole runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
+from support import ROOT
+
+CONF = ROOT / "conf"
 SEQUENCES = {"train": 200, "max_length": 6}
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "task": {
@@ -90,3 +92,53 @@ SEVERAL = {group for group, picked in _choices(CONF / "config.yaml") if isinstan
 def slow(*cases: Any) -> list[Any]:
     """Cases of a test beyond those that the default run makes; a tuple is the values of one case."""
     return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
+
+
+TINY = (
+    "model.d_model=16",
+    "model.num_heads=2",
+    "model.num_encoder_layers=1",
+    "model.num_decoder_layers=1",
+    "model.dim_feedforward=16",
+    "training.steps=6",
+    "training.batch_size=8",
+    "training.warmup_steps=1",
+    "training.evaluate_every=3",
+    "training.checkpoint_every=2",
+    "task.valid=16",
+    "task.score=16",
+    "task.choose=16",
+    "task.report=16",
+)
+LEARNT = (
+    *TINY,
+    "task.train=400",
+    "task.max_length=4",
+    "task.num_symbols=6",
+    "task.score=60",
+    "task.choose=60",
+    "task.report=60",
+    "training.steps=150",
+    "training.batch_size=32",
+    "training.learning_rate=0.02",
+    "training.warmup_steps=10",
+    "training.weight_decay=0.1",
+    "training.optimiser=adamw",
+    "training.sorted_batches=1",
+    "training.evaluate_every=100",
+    "training.checkpoint_every=100",
+)
+"""A model of six heads that has learnt to sort short sequences, so that every budget costs it something else."""
+PRUNE = (
+    *("schedule=[one_shot,greedy]", "recovery=[refit,fine_tune,fine_tune_between,from_scratch]"),
+    *("experiment.budgets=[1,3,4]", "experiment.latency_rounds=2", "experiment.latency_batch=4"),
+    *("recovery.fine_tune.steps=30", "recovery.fine_tune_between.steps=20", "recovery.from_scratch.draws=2"),
+)
+TINY_SEQUENCES = tuple(small("task", "sort"))
+TINY_ABLATE = tuple(small("experiment", "ablate"))
+RUNS = {
+    "explain": (*LEARNT, "example=3 1 2", "experiment.shown=2"),
+    "prune": (*LEARNT, *PRUNE),
+    "speed": (*TINY, *TINY_SEQUENCES, "scorer=[ablation,random]"),
+}
+"""The settings of an experiment's run that its own tests read too; the others are run tiny."""

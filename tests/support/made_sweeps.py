@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 
-from made_tables import pruning_table, summary
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.runs.run import Results
 from mhaprune.settings.options import target
@@ -20,6 +19,7 @@ from mhaprune.storage.store import RunFolder, fingerprint
 from mhaprune.sweeps.doing import do_in_sweep
 from mhaprune.sweeps.jobs import Job, Sweep
 from mhaprune.sweeps.launching import More, do_sweep
+from support.made_tables import pruning_table, summary
 
 
 class Bench:

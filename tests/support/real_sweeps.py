@@ -15,9 +15,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from conftest import ROOT, TINY, TINY_ABLATE, TINY_SEQUENCES
 from mhaprune.storage.seals import opened
 from mhaprune.storage.store import read_status
+from support import ROOT
+from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES
 
 MEASURED = {"seconds", "latency_ms", "speedup", "speedup_q1", "speedup_q3"}
 """The columns that a clock has measured."""

@@ -1,0 +1,57 @@
+"""Tiny models, and what is given to recoveries and schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mhaprune.data import shift_right
+from mhaprune.heads import HeadMask
+from mhaprune.model.gates import Softmax
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
+from mhaprune.recoveries.base import RecoveryContext
+from mhaprune.schedules.base import Evidence
+from mhaprune.subject import Fallback
+from mhaprune.tasks.base import Splits
+from mhaprune.tasks.sort import Sort
+from mhaprune.training.loop import Training
+
+
+def gated_model(task: Sort) -> Seq2Seq:
+    """Three sites of two layers, all of them with unequal learned gates; float64, so that equal means equal."""
+    torch.manual_seed(0)
+    config = Transformer(
+        d_model=12, num_heads=3, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=16, max_length=16
+    )
+    model = Seq2Seq(config, len(task.vocabulary), Softmax()).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def lesson_of(dense: Seq2Seq, splits: Splits) -> RecoveryContext:
+    """For a recovery that takes a few steps, and can be interrupted after each."""
+    training = Training(steps=3, batch_size=8, warmup_steps=1, evaluate_every=2, checkpoint_every=1)
+    return RecoveryContext(dense, training, splits, seed=0, extra_steps=2)
+
+
+def loss_of_one(
+    model: Seq2Seq, source: Tensor, target: Tensor, gates: Tensor | None = None, fallback: Fallback | None = None
+) -> Tensor:
+    """The mean cross-entropy of one example without any padding."""
+    source, target = source[source != 0][None], target[target != 0][None]
+    return F.cross_entropy(model(source, shift_right(target), gates, fallback)[0], target[0])
+
+
+def judged(model: Seq2Seq, scores_N: Tensor) -> Evidence:
+    """For schedules that ask once: these scores."""
+
+    def no_loss(masks: Sequence[HeadMask]) -> Tensor:
+        raise AssertionError("no loss was to be measured")
+
+    return Evidence(model, lambda left: scores_N, no_loss)
