@@ -210,22 +210,24 @@ class MultiHeadAttention(nn.Module):
         `gates` is (H,), (B, H) or, with one for every query, (B, H, T). `fallback`, which broadcasts to (B, H, T, K),
         is what a closed gate lets through instead of nothing: a head's output is gate·c_n + (1 - gate)·fallback.
         """
-        scale = self.head_scale()
-        if gates is not None:
-            gates_BHT = gates if gates.dim() == 3 else gates.unsqueeze(-1)
-            if fallback is None:
-                scale = scale * gates_BHT.mT
-            else:
-                context_BHTK = fallback + gates_BHT.unsqueeze(-1) * (context_BHTK - fallback)
-        context_BTW = context_BHTK.transpose(1, 2).flatten(2)
-        if scale.dim() == 1 and type(self.out_proj) is Projection:
+        gates_BHT = gates if gates is None or gates.dim() == 3 else gates.unsqueeze(-1)
+        if gates_BHT is not None and fallback is not None:
+            context_BHTK = fallback + gates_BHT.unsqueeze(-1) * (context_BHTK - fallback)
+            gates_BHT = None
+        if gates_BHT is None and type(self.out_proj) is Projection:
             # The same for all tokens, so the few columns of W_O are scaled in place of the many tokens.
-            return F.linear(context_BTW, self.scaled_output(scale), self.out_proj.bias)
-        return self.out_proj(context_BTW * self._spread(scale))
+            return self.out_proj(context_BHTK.transpose(1, 2).flatten(2), self._spread(self.head_scale()))
+        return self.out_proj(self.gated(context_BHTK, gates_BHT))
 
-    def scaled_output(self, scale_H: Tensor) -> Tensor:
-        """W_O with the columns that read head n multiplied by its scale: (D, H·K)."""
-        return self.out_proj.weight * self._spread(scale_H)
+    def gated(self, context_BHTK: Tensor, gates_BHT: Tensor | None = None) -> Tensor:
+        """The heads side by side, each multiplied by its gate: what W_O reads, (B, T, H·K)."""
+        scale = self.head_scale() if gates_BHT is None else self.head_scale() * gates_BHT.mT
+        return context_BHTK.transpose(1, 2).flatten(2) * self._spread(scale)
+
+    def effective_output(self, gates_H: Tensor | None = None) -> Tensor:
+        """W_O with the columns that read head n multiplied by its gate: (D, H·K)."""
+        scale = self.head_scale() if gates_H is None else self.head_scale() * gates_H
+        return self.out_proj.weight * self._spread(scale)
 
     def _spread(self, scale: Tensor) -> Tensor:
         """A scale (..., H) for each of a head's K columns, (..., H·K): one long inner loop instead of many short
@@ -274,7 +276,13 @@ def causal_bias(num_queries: int, num_keys: int, dtype: torch.dtype, device: tor
 
 
 class Projection(nn.Linear):
-    """`nn.Linear` with Xavier weights and zero bias; its width may be zero, where torch's own initialisation warns."""
+    """`nn.Linear` with Xavier weights and zero bias; its width may be zero, where torch's own initialisation warns.
+
+    A call may name the scale (W,) of its inputs.
+    """
+
+    def forward(self, x: Tensor, scale_W: Tensor | None = None) -> Tensor:
+        return F.linear(x, self.weight if scale_W is None else self.weight * scale_W, self.bias)
 
     def reset_parameters(self) -> None:
         if self.weight.numel() and not self.weight.is_meta:

@@ -56,8 +56,7 @@ def attention_step(
     heads, output_bias = attention.num_heads, attention.out_proj.bias
     if heads == 0:
         return lambda x_BD: x_BD + output_bias
-    gates_H = call.gates.get(sublayer.block)
-    output_DW = attention.scaled_output(attention.head_scale() * (1 if gates_H is None else gates_H))
+    output_DW = attention.effective_output(call.gates.get(sublayer.block))
     own = (attention.k_proj, attention.v_proj) if memory is None else ()
     weight, projection_bias = side_by_side([attention.q_proj, *own])
     cache = KVCache(max_tokens)

@@ -18,21 +18,14 @@ from mhaprune.model.gates import GateConfig
 
 @dataclass
 class Call:
-    """The gates of one forward pass, and its records of the heads.
-
-    A record is a dict that the pass fills, block by block; None records nothing.
-    """
+    """The gates of one forward pass, and a record of its attention weights."""
 
     gates: Mapping[Block, Tensor] = field(default_factory=dict)
     """A number for each head, (H,) or (B, H) or (B, H, T); a block that is missing has all heads open."""
     fallback: Mapping[Block, Tensor] = field(default_factory=dict)
     """What a closed head lets through instead of nothing; broadcasts to (B, H, T, K)."""
-    contexts: dict[Block, Tensor] | None = None
-    """Record: the output of each head before gate and W_O, (B, H, T, K)."""
     weights: dict[Block, Tensor] | None = None
-    """Record: the attention weights, (B, H, T, U)."""
-    inputs: dict[Block, Tensor] | None = None
-    """Record: the normalised input of the block, (B, T, D); a block without heads has none."""
+    """The weights (B, H, T, U), which the pass fills in block by block; None records nothing."""
 
 
 class AttentionSublayer(nn.Module):
@@ -61,31 +54,32 @@ class AttentionSublayer(nn.Module):
     ) -> Tensor:
         attention = self.attention
         if attention.num_heads == 0:
-            batch, length = x_BTD.shape[:2]
-            if call.contexts is not None:
-                call.contexts[self.block] = x_BTD.new_zeros(batch, 0, length, attention.head_dim)
-            if call.weights is not None:
-                num_keys = length if keys_values is None else keys_values[0].shape[2]
-                call.weights[self.block] = x_BTD.new_zeros(batch, 0, length, num_keys)
             bias_D = attention.out_proj.bias  # in training it is dropped token by token, as what heads give is
             return x_BTD + (self.dropout(torch.zeros_like(x_BTD) + bias_D) if self.training else bias_D)
-        h_BTD = self.norm(x_BTD)
-        if call.inputs is not None:
-            call.inputs[self.block] = h_BTD
+        context_BHTK = self.attend(x_BTD, keys_values, bias, is_causal=is_causal, record=call.weights)
+        merged_BTD = attention.merge(context_BHTK, call.gates.get(self.block), call.fallback.get(self.block))
+        return x_BTD + (self.dropout(merged_BTD) if self.training else merged_BTD)
+
+    def attend(
+        self,
+        x_BTD: Tensor,
+        keys_values: tuple[Tensor, Tensor] | None = None,
+        bias: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+        record: dict[Block, Tensor] | None = None,
+    ) -> Tensor:
+        """The output of every head before gate and W_O, (B, H, T, K), of a block with heads."""
+        attention, h_BTD = self.attention, self.norm(x_BTD)
         if keys_values is None:
             queries, keys, values = attention.project(h_BTD, h_BTD, h_BTD)
         else:
             queries, (keys, values) = attention.split(attention.q_proj(h_BTD)), keys_values
-        need_weights = call.weights is not None
-        context_BHTK, weights_BHTU = attention.attend(
-            queries, keys, values, bias, is_causal=is_causal, need_weights=need_weights
-        )
-        if call.contexts is not None:
-            call.contexts[self.block] = context_BHTK
-        if call.weights is not None and weights_BHTU is not None:
-            call.weights[self.block] = weights_BHTU
-        merged_BTD = attention.merge(context_BHTK, call.gates.get(self.block), call.fallback.get(self.block))
-        return x_BTD + (self.dropout(merged_BTD) if self.training else merged_BTD)
+        how = {"is_causal": is_causal, "need_weights": record is not None}
+        context_BHTK, weights_BHTU = attention.attend(queries, keys, values, bias, **how)
+        if record is not None and weights_BHTU is not None:
+            record[self.block] = weights_BHTU
+        return context_BHTK
 
 
 def project_memory(memory_BSD: Tensor, readers: Sequence[AttentionSublayer]) -> list[tuple[Tensor, Tensor] | None]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,7 +87,7 @@ class Branches:
             return replace(self, states=self.states + attention.out_proj.bias)
         if self.memory is None or sublayer.block not in self.memory.keys_values:
             parents_M, x_PBTD = self.rows, self.states
-            context_PBHTK = _self_attend(sublayer, x_PBTD, bias, is_causal)
+            context_PBHTK = _attend(sublayer, x_PBTD, bias, is_causal=is_causal)
         else:
             keys, values = self.memory.keys_values[sublayer.block]
             pairs_P, parents_M = np.unique(self.rows * len(keys) + self.memory.rows, return_inverse=True)
@@ -127,31 +128,21 @@ def depth_first(root: Branches, steps: Sequence[Callable[[Branches], Branches]],
             yield branches
 
 
-def _self_attend(sublayer: AttentionSublayer, x_PBTD: Tensor, bias: Tensor | None, is_causal: bool) -> Tensor:
-    attention, h_XTD = sublayer.attention, sublayer.norm(x_PBTD.flatten(0, 1))
-    if bias is not None:
-        bias = bias.repeat(len(x_PBTD), 1, 1, 1)
-    queries, keys, values = attention.project(h_XTD, h_XTD, h_XTD)
-    context_XHTK, _ = attention.attend(queries, keys, values, bias, is_causal=is_causal)
-    return context_XHTK.unflatten(0, x_PBTD.shape[:2])
+def _attend(sublayer: AttentionSublayer, x_PBTD: Tensor, bias: Tensor | None, **how: Any) -> Tensor:
+    bias = None if bias is None else bias.repeat(len(x_PBTD), 1, 1, 1)
+    return sublayer.attend(x_PBTD.flatten(0, 1), bias=bias, **how).unflatten(0, x_PBTD.shape[:2])
 
 
 def _cross_attend(
     sublayer: AttentionSublayer, x_PBTD: Tensor, keys: Tensor, values: Tensor, read_P: np.ndarray, bias: Tensor | None
 ) -> Tensor:
-    h_PBTD = sublayer.norm(x_PBTD)
     if len(set(read_P.tolist())) == 1:
         # All states read one memory: as if they were one longer text.
-        h_BXD = h_PBTD.transpose(0, 1).flatten(1, 2)
-        queries_BHXK = sublayer.attention.split(sublayer.attention.q_proj(h_BXD))
-        context_BHXK, _ = sublayer.attention.attend(queries_BHXK, keys[read_P[0]], values[read_P[0]], bias)
+        x_BXD = x_PBTD.transpose(0, 1).flatten(1, 2)
+        context_BHXK = sublayer.attend(x_BXD, (keys[read_P[0]], values[read_P[0]]), bias)
         return context_BHXK.unflatten(2, (len(x_PBTD), -1)).permute(2, 0, 1, 3, 4)
-    keys, values = (_take(x, read_P).flatten(0, 1) for x in (keys, values))
-    if bias is not None:
-        bias = bias.repeat(len(x_PBTD), 1, 1, 1)
-    queries_XHTK = sublayer.attention.split(sublayer.attention.q_proj(h_PBTD.flatten(0, 1)))
-    context_XHTK, _ = sublayer.attention.attend(queries_XHTK, keys, values, bias)
-    return context_XHTK.unflatten(0, x_PBTD.shape[:2])
+    keys_values = tuple(_take(x, read_P).flatten(0, 1) for x in (keys, values))
+    return _attend(sublayer, x_PBTD, bias, keys_values=keys_values)
 
 
 def _merged(attention: MultiHeadAttention, context_PBHTK: Tensor) -> Tensor:
@@ -176,7 +167,7 @@ def _closed(
     lost_UBTK = context_PBHTK[lost_U // heads, :, lost_U % heads]
     if fallback is not None:
         lost_UBTK = lost_UBTK - fallback.expand(shape[0], heads, -1, -1).transpose(0, 1)[lost_U % heads]
-    output_HKD = attention.out_proj.weight.mT.unflatten(0, (heads, -1)) * attention.head_scale()[:, None, None]
+    output_HKD = attention.effective_output().mT.unflatten(0, (heads, -1))
     lost_UXD = lost_UBTK.flatten(1, 2) @ output_HKD[lost_U % heads]
     weights_CU = np.zeros((len(origin_C), len(lost_U)))
     weights_CU[child_X, which_X] = gates_CH[child_X, head_X] - 1

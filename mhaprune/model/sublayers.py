@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from mhaprune.data import PAD, Examples, shift_right
-from mhaprune.heads import Block
-from mhaprune.model.layers import AttentionSublayer, Call, FeedForward, project_memory
+from mhaprune.model.layers import AttentionSublayer, FeedForward, project_memory
 from mhaprune.model.network import EncoderDecoder
 
 
@@ -60,10 +59,9 @@ def sublayers(model: EncoderDecoder, batch: Examples) -> Iterator[Sublayer]:
 
 
 def _attention(sublayer: AttentionSublayer, x_BTD: Tensor, valid_BT: Tensor, **how: Any) -> Sublayer:
-    attention, contexts = sublayer.attention, dict[Block, Tensor]()
-    sublayer(x_BTD, Call(contexts=contexts), **how)
-    gated_BHTK = contexts[sublayer.block] * attention.head_scale()[:, None, None]
-    hidden_BTW = gated_BHTK.transpose(1, 2).flatten(2)
+    attention, hidden_BTW = sublayer.attention, x_BTD[..., :0]
+    if attention.num_heads:
+        hidden_BTW = attention.gated(sublayer.attend(x_BTD, **how))
     return Sublayer(str(sublayer.block), False, x_BTD, hidden_BTW, attention.out_proj, valid_BT)
 
 

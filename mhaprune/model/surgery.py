@@ -47,7 +47,7 @@ def remove_heads(layer: MultiHeadAttention, kept: Sequence[int]) -> MultiHeadAtt
         old = getattr(layer, name)
         bias = None if old.bias is None else old.bias.index_select(0, rows)
         smaller._modules[name] = _projection(old, old.weight.index_select(0, rows), bias)
-    gated_DW, bias = layer.scaled_output(layer.head_scale()), layer.out_proj.bias
+    gated_DW, bias = layer.effective_output(), layer.out_proj.bias
     bias = None if bias is None else bias.clone()
     smaller._modules["out_proj"] = _projection(layer.out_proj, gated_DW.index_select(1, rows), bias)
     return smaller

@@ -11,6 +11,7 @@ V = vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Self
 
@@ -67,18 +68,27 @@ class Seq2Seq(EncoderDecoder):
         return [block for block in sizes if block.site == Site.ENCODER_SELF]
 
     def head_outputs(self, batch: Examples) -> dict[Block, Tensor]:
-        contexts: dict[Block, Tensor] = {}
-        self.run(batch.source, shift_right(batch.target), Call(contexts=contexts))
-        # In the order of the grid: a pass meets self-attention and cross-attention of the decoder in turn.
-        return {block: contexts[block] for block in self.grid.blocks}
+        nothing = {block: self.positions.new_zeros(*at_BT.shape, 0) for block, at_BT in self.queries(batch).items()}
+        read = nothing | self._read(batch, lambda sublayer: sublayer.attention.out_proj)
+        return {block: x_BTW.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for block, x_BTW in read.items()}
 
     def attention_inputs(self, batch: Examples) -> dict[Block, tuple[Tensor, Tensor]]:
         """For every block with heads, what its queries (B, T, D) and its keys and values (B, U, D) are made from."""
-        inputs: dict[Block, Tensor] = {}
-        self.run(batch.source, shift_right(batch.target), Call(inputs=inputs))
-        memory_BSD = self.encode(batch.source)
-        pairs = ((b, inputs[b]) for b in self.grid.blocks if b in inputs)
-        return {b: (x, memory_BSD if b.site == Site.CROSS else x) for b, x in pairs}
+        read, memory_BSD = self._read(batch, lambda sublayer: sublayer.norm), self.encode(batch.source)
+        inputs = {b: sublayer.norm(read[b]) for b, sublayer in self.attention_sublayers().items() if b in read}
+        return {b: (x, memory_BSD if b.site == Site.CROSS else x) for b, x in inputs.items()}
+
+    def _read(self, batch: Examples, module_of: Callable[[AttentionSublayer], nn.Module]) -> dict[Block, Tensor]:
+        """The input of a module of each block that calls it, in a pass with all gates open."""
+        found: dict[Block, Tensor] = {}
+        with ExitStack() as stack:
+            for block, sublayer in self.attention_sublayers().items():
+                hook = module_of(sublayer).register_forward_pre_hook(
+                    lambda module, inputs, block=block: found.update({block: inputs[0]})
+                )
+                stack.callback(hook.remove)
+            self.logits(batch)
+        return found
 
     def attention_maps(self, batch: Examples) -> dict[Block, AttentionMap]:
         weights: dict[Block, Tensor] = {}
@@ -87,7 +97,9 @@ class Seq2Seq(EncoderDecoder):
         source_BS, target_BT = (batch.source != PAD) & (batch.source != EOS), batch.target != PAD
         queries: dict[str, Tensor] = dict.fromkeys(map(str, Site), target_BT) | {Site.ENCODER_SELF: source_BS}
         keys: dict[str, Tensor] = dict.fromkeys(map(str, Site), source_BS) | {Site.DECODER_SELF: target_BT}
-        return {b: AttentionMap(weights[b], queries[b.site], keys[b.site]) for b in self.grid.blocks}
+        shapes = {b: (len(batch), 0, queries[b.site].shape[1], keys[b.site].shape[1]) for b in self.grid.blocks}
+        found = {b: weights.get(b, self.positions.new_zeros(shape)) for b, shape in shapes.items()}
+        return {b: AttentionMap(weights_BHTU, queries[b.site], keys[b.site]) for b, weights_BHTU in found.items()}
 
     def output_weights(self) -> dict[Block, Tensor]:
         return {

@@ -50,17 +50,15 @@ class LayerCall(NamedTuple):
 def walk(call: LayerCall) -> list[Step]:
     """Every step from the inputs to the output (B, T, D). A layer without a learned gate has one of ones."""
     layer, query, key, value, bias = call
-    H, K = layer.num_heads, layer.head_dim
     q_BTW, k_BUW, v_BUW = layer.q_proj(query), layer.k_proj(key), layer.v_proj(value)
-    q_BHTK, k_BHUK, v_BHUK = (x.unflatten(-1, (H, K)).transpose(1, 2) for x in (q_BTW, k_BUW, v_BUW))
+    q_BHTK, k_BHUK, v_BHUK = map(layer.split, (q_BTW, k_BUW, v_BUW))
     raw_BHTU = q_BHTK @ k_BHUK.mT
-    scaled_BHTU = raw_BHTU / math.sqrt(K)
+    scaled_BHTU = raw_BHTU / math.sqrt(layer.head_dim)
     masked_BHTU = scaled_BHTU if bias is None else scaled_BHTU + bias
     weights_BHTU = masked_BHTU.softmax(dim=-1).masked_fill(masked_BHTU == -math.inf, 0.0)
     context_BHTK = weights_BHTU @ v_BHUK
     gate_1H11 = layer.head_scale()[None, :, None, None]
-    gated_BHTK = gate_1H11 * context_BHTK
-    merged_BTW = gated_BHTK.transpose(1, 2).flatten(2)
+    merged_BTW = layer.gated(context_BHTK)
     return [
         Step("query input", "X", ("B", "T", "qdim"), query),
         Step("key input", "Y", ("B", "U", "kdim"), key),
@@ -77,7 +75,7 @@ def walk(call: LayerCall) -> list[Step]:
         Step("weights", "A_n = softmax over the keys", ("B", "H", "T", "U"), weights_BHTU),
         Step("head outputs", "C_n = A_n V_n", ("B", "H", "T", "K"), context_BHTK),
         Step("gate", "g, a number per head", ("1", "H", "1", "1"), gate_1H11),
-        Step("gated outputs", "g_n C_n", ("B", "H", "T", "K"), gated_BHTK),
+        Step("gated outputs", "g_n C_n", ("B", "H", "T", "K"), layer.split(merged_BTW)),
         Step("merged heads", "[g_1 C_1 … g_H C_H]", ("B", "T", "H·K"), merged_BTW),
         Step("output", "[g_1 C_1 … g_H C_H] W_O + b_O", ("B", "T", "D"), layer.out_proj(merged_BTW)),
     ]
@@ -91,7 +89,7 @@ def head_by_head(call: LayerCall) -> Tensor:
     output_BTD = call.query.new_zeros(*call.query.shape[:2], layer.embed_dim)
     if layer.out_proj.bias is not None:
         output_BTD = output_BTD + layer.out_proj.bias
-    for n, gate in enumerate(layer.head_scale()):
+    for n, output_DK in enumerate(layer.effective_output().split(layer.head_dim, dim=1)):
         part = slice(n * layer.head_dim, (n + 1) * layer.head_dim)
         q_BTK, k_BUK, v_BUK = (
             F.linear(x, projection.weight[part], None if projection.bias is None else projection.bias[part])
@@ -101,7 +99,7 @@ def head_by_head(call: LayerCall) -> Tensor:
         if call.bias is not None:
             scores_BTU = scores_BTU + call.bias.squeeze(1)
         weights_BTU = scores_BTU.softmax(dim=-1).masked_fill(scores_BTU == -math.inf, 0.0)
-        output_BTD = output_BTD + gate * (weights_BTU @ v_BUK) @ layer.out_proj.weight[:, part].mT
+        output_BTD = output_BTD + (weights_BTU @ v_BUK) @ output_DK.mT
     return output_BTD
 
 
