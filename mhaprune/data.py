@@ -138,7 +138,7 @@ class HeldOut(Protocol):
         ...
 
 
-class Learnt(HeldOut, Protocol):
+class TrainingSplits(HeldOut, Protocol):
     """The held-out splits, and examples that a recovery may learn from."""
 
     @property

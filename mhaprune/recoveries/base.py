@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import pandas as pd
 
-from mhaprune.data import Learnt
+from mhaprune.data import TrainingSplits
 from mhaprune.measure.outcomes import Diverged
 from mhaprune.settings.options import describe, modules_of
 from mhaprune.settings.ranges import Checked
@@ -35,7 +35,7 @@ class RecoveryContext:
     """The model before heads were removed."""
     training: Descent
     """How the dense model was trained or, for a pretrained model, how it is trained on."""
-    splits: Learnt
+    splits: TrainingSplits
     """The examples."""
     seed: int
     """The seed of the run."""

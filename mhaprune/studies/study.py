@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pandas as pd
 
-from mhaprune.data import HeldOut, Learnt
+from mhaprune.data import HeldOut, TrainingSplits
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.times import device_name
 from mhaprune.model.gates import GateConfig
@@ -71,7 +71,7 @@ class Study:
     """The input of an experiment: a model, its data, its settings, the same for models of every source."""
 
     subject: Subject
-    splits: Learnt
+    splits: TrainingSplits
     scorers: Mapping[str, Scorer]
     schedules: Mapping[str, Schedule]
     recoveries: Mapping[str, Recovery]
