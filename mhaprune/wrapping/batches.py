@@ -189,7 +189,7 @@ def _filled(value: Tensor, longest: int, key: str) -> Tensor:
 
 @dataclass(frozen=True)
 class UserSplits:
-    """The splits of a user, see `TrainingSplits`. Raises ValueError for one that was not given, when it is asked for."""
+    """The splits of a user, see `TrainingSplits`. Raises ValueError for one that was not given, once it is needed."""
 
     given: Mapping[str, Batches]
 
