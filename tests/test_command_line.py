@@ -27,10 +27,7 @@ REFUSED = [
     (["sped=1"], "sped=1: no such key, did you mean seed? allowed are seed, device, num_threads, cache"),
     (["experiment=ablat"], "experiment=ablat: no such option, did you mean ablate? allowed are ablate, anatomy"),
     (["scorer=[gate,magic]"], "scorer=magic: no such option, allowed are ablation, ablation_mean,"),
-    (
-        ["recovery=[mine]"],
-        f"recovery=mine: no such option, allowed are {RECOVERIES}; one of your own needs plugins=[PACKAGE]",
-    ),
+    (["recovery=[mine]"], f"recovery=mine: no such option, allowed are {RECOVERIES}; one of your own needs plugins="),
     (["task=sorted"], "task=sorted: no such option, did you mean sort? allowed are copy, inflection, mirror"),
     (["task=null"], "task=null: must name one of copy, inflection, mirror_difference, reverse, running_sum, sort"),
     (["gate=null"], "gate=null: must name one of none, softmax"),
@@ -56,31 +53,22 @@ REFUSED = [
     (["--config-d", "/x"], "--config-d: not allowed, settings come from"),
     (["--config-path=/x"], "--config-path=/x: not allowed, settings come from conf/ and from plugins, write plugins="),
     (["hydra.searchpath=[/x]"], "hydra.searchpath=[/x]: not allowed, settings come from conf/ and from plugins"),
-    (
-        ["+hydra.callbacks.x._target_=os.system"],
-        "+hydra.callbacks.x._target_=os.system: not allowed, names code to run",
-    ),
+    (["+hydra.callbacks.x._target_=os.system"], "+hydra.callbacks.x._target_=os.system: not allowed, names code to"),
     (["hydra/callbacks=x"], "hydra/callbacks=x: not allowed, names code to run, which no setting may"),
     (["++hydra.launcher={_target_: x}"], "++hydra.launcher={_target_: x}: not allowed, names code to run"),
-    (
-        ["plugins=[nowhere]", "scorer=[my_own]"],
-        "plugins=nowhere: cannot be imported (No module named 'nowhere'), must name a package",
-    ),
+    (["plugins=[nowhere]", "scorer=[my_own]"], "plugins=nowhere: cannot be imported (No module named 'nowhere'), must"),
     (["example='3 1"], "example='3 1: cannot be read; brackets and quotes must close"),
     (["hydra.run.dir=/x/a=b"], "hydra.run.dir=/x/a=b: cannot be read; brackets and quotes must close"),
     (["hydra/launcher=nowhere"], "hydra/launcher=nowhere: no such option, allowed is basic"),
-    (
-        ["hydra.launcher.partitions=x"],
-        "hydra.launcher.partitions=x: no such key, --cfg hydra shows those that there are",
-    ),
+    (["hydra.launcher.partitions=x"], "hydra.launcher.partitions=x: no such key, --cfg hydra shows those that there"),
     (["launch=slrum"], "launch=slrum: no such option, did you mean slurm?"),
     (["hydra/sweeper=unknown"], "hydra/sweeper=unknown: no such option, allowed is basic"),
     (["training.steps=many"], "training.steps='many': must be a whole number"),
-    (["plugins=[nowhere]"], "plugins=nowhere: cannot be imported"),
     (["sweep=heads"], "sweep=heads: names a sweep, which needs -m"),
     (["on_change=maybe"], "on_change='maybe': must be refuse or redo"),
     (["time_limit=0"], "time_limit=0.0: must be above 0"),
     (["model.max_length=5"], "model.max_length=5: task sort has sequences of 11 tokens, so 11 or more"),
+    (["hydra.run.dir=/dev/null/x"], "/dev/null/x: Not a directory; hydra.run.dir and cache must name folders that can"),
     (["cache=/dev/null/x"], "cache=/dev/null/x: cannot be written (Not a directory), name a folder that can"),
     (["experiment=prune", "experiment.budgets=['1 parameters']"], "experiment.budgets=1 parameters: a model with no"),
 ]
@@ -210,13 +198,6 @@ def test_commas_without_a_sweep_are_explained() -> None:
     done = run_here(main, "example=3,1")
     assert done.stderr.startswith("error: example=3,1: commas ask for a sweep, which needs -m; a list stands in")
     assert "in brackets, example=[3,1], and a text in quotes" in done.stderr
-
-
-def test_a_folder_that_cannot_be_written_is_named() -> None:
-    done = run_here(main, "hydra.run.dir=/dev/null/x")
-    assert done.stderr == (
-        "error: /dev/null/x: Not a directory; hydra.run.dir and cache must name folders that can be written\n"
-    )
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISSPELT, ids=[" ".join(arguments) for arguments, _ in MISSPELT])

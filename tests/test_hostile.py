@@ -10,6 +10,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,20 +131,17 @@ def test_300_flips_in_a_cache_file(tmp_path: Path) -> None:
             made.append(1)
             return content
 
-        get = lambda make=make: Cache(tmp_path).get("trained", {"a": 1}, make)  # noqa: E731
-        counts[
-            outcome(get, lambda found, made=made: made == [1] and torch.equal(found["weights"], torch.arange(300.0)))
-        ] += 1
+        found = outcome(
+            lambda make=make: Cache(tmp_path).get("trained", {"a": 1}, make),
+            lambda found, made=made: made == [1] and torch.equal(found["weights"], torch.arange(300.0)),
+        )
+        counts[found] += 1
     check(counts, 300)
 
 
 def test_300_flips_in_a_model_file(trained: Path, tmp_path: Path) -> None:
-    whole, path, draw, counts = (
-        (trained / "run" / "model.pt").read_bytes(),
-        tmp_path / "m.pt",
-        random.Random(1),
-        Counter(),
-    )
+    whole, path = (trained / "run" / "model.pt").read_bytes(), tmp_path / "m.pt"
+    draw, counts = random.Random(1), Counter[str]()
     for _ in range(300):
         path.write_bytes(flipped(whole, draw))
         counts[outcome(lambda: mhaprune.load(path))] += 1
@@ -151,11 +149,8 @@ def test_300_flips_in_a_model_file(trained: Path, tmp_path: Path) -> None:
 
 
 def test_300_flips_in_a_saved_folder(guests: Path, tmp_path: Path) -> None:
-    folder, draw, counts = (
-        Path(shutil.copytree(guests / "pruned", tmp_path / "pruned")),
-        random.Random(2),
-        Counter[str](),
-    )
+    folder = Path(shutil.copytree(guests / "pruned", tmp_path / "pruned"))
+    draw, counts = random.Random(2), Counter[str]()
     before = mhaprune.load(folder).state_dict()
     files = sorted(path for path in folder.iterdir() if path.is_file())
 
@@ -239,47 +234,29 @@ def test_forged_model_files(trained: Path, tmp_path: Path) -> None:
     before = mhaprune.load(trained / "run" / "model.pt")(source, prefix)
     for changes in forged:
         (tmp_path / "m.pt").write_bytes(sealed(content | changes))
-        result = outcome(
-            lambda: mhaprune.load(tmp_path / "m.pt"), lambda found: torch.equal(found(source, prefix), before)
-        )
-        counts[result] += 1
+        load = partial(mhaprune.load, tmp_path / "m.pt")
+        counts[outcome(load, lambda found: torch.equal(found(source, prefix), before))] += 1
     check(counts, 60)
 
 
+NOT_CSV = (
+    *(b'text\n"a\n', b"text\na,b\n", b"text,label\na\n", b"label\n0\n", b"text\n", b"\n", b""),
+    *(b"text\n" + b"a" * 200_000, b"text\n\xff\xfe", b"text\n  \n", b"\0", b'text\n"a"b\n'),
+    *(f"text,{name},{name}\na,0,1\n".encode() for name in ("label", "target", "text")),
+)
+NOT_TEXT = (b"", b"\n\n", b" \t ", b"\xff\xfea", b"\x0b\x0c", "\u2028\u0085".encode(), b"\xef\xbb\xbf")
+NOT_JSON = (b"[", b"{", b"5", b"null", b'"a"', b"[" * 100_000, b'{"a":' * 1000 + b"1" + b"}" * 1000, b"\xff", b"\0")
+NOT_TEXTS = ("null", "[]", "{}", "true", "NaN", "Infinity", '""', '"  "', '"\\ud800"', '["a", "b"]')
+NOT_ROWS = (b"", b"\n", b'{"text": "a", "text": "b"}', b'{"text": "a"} {"text": "b"}', b"{}")
+LATER = (
+    *(text.encode() for value in NOT_TEXTS for text in (f'{{"text": {value}}}', f'{{"text": "b", "label": {value}}}')),
+    *NOT_JSON,
+)
+"""What is wrong in the second line only."""
 TEXTS: tuple[tuple[str, bytes], ...] = (
-    *((".csv", f"text,{name},{name}\na,0,1\n".encode()) for name in ("label", "target", "text")),
-    *(
-        (".csv", text)
-        for text in (b'text\n"a\n', b"text\na,b\n", b"text,label\na\n", b"label\n0\n", b"text\n", b"\n", b"")
-    ),
-    *(
-        (".csv", text)
-        for text in (b"text\n" + b"a" * 200_000, b"text\n\xff\xfe", b"text\n  \n", b"\0", b'text\n"a"b\n')
-    ),
-    *(
-        (".txt", text)
-        for text in (b"", b"\n\n", b" \t ", b"\xff\xfea", b"\x0b\x0c", "\u2028\u0085".encode(), b"\xef\xbb\xbf")
-    ),
-    *(
-        (".jsonl", b'{"text": "a"}\n' + text)
-        for value in ("null", "[]", "{}", "true", "NaN", "Infinity", '""', '"  "', '"\\ud800"', '["a", "b"]')
-        for text in (f'{{"text": {value}}}'.encode(), f'{{"text": "b", "label": {value}}}'.encode())
-    ),
-    *(
-        (".jsonl", b'{"text": "a"}\n' + text)
-        for text in (
-            b"[",
-            b"{",
-            b"5",
-            b"null",
-            b'"a"',
-            b"[" * 100_000,
-            b'{"a":' * 1000 + b"1" + b"}" * 1000,
-            b"\xff",
-            b"\0",
-        )
-    ),
-    *((".jsonl", text) for text in (b"", b"\n", b'{"text": "a", "text": "b"}', b'{"text": "a"} {"text": "b"}', b"{}")),
+    *((".csv", text) for text in NOT_CSV),
+    *((".txt", text) for text in NOT_TEXT),
+    *((".jsonl", text) for text in (*NOT_ROWS, *(b'{"text": "a"}\n' + text for text in LATER))),
     *((name, b"a") for name in (".pdf", "", ".TXT", ".csv.gz")),
 )
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from support import ROOT
 from support.commands import run_here, run_script
 from support.composing import compose, tables_in
 from support.drawing import drawing
-from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES
+from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES, slow
 
 SMALL = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE]
 QUICK = ("scorer=[ablation]", "recovery=[]", "experiment.budgets=[0.5]")
@@ -249,21 +250,14 @@ def sweep_of(folder: Path) -> list[str]:
     return ["-m", "experiment=ablate", *SMALL, *QUICK, "seed=0,1", *output]
 
 
-@pytest.mark.slow
-def test_a_sweep_in_several_processes_ends_in_the_same_tables(tmp_path: Path) -> None:
-    """In one process it does in the test below."""
-    done = run_script("run.py", "launch=joblib", *sweep_of(tmp_path / "joblib"))
+@pytest.mark.parametrize(
+    "call",
+    [partial(run_here, main, "hydra.launcher.n_jobs=1"), *slow(partial(run_script, "run.py"))],
+    ids=["one process", "several"],
+)
+def test_a_sweep_of_joblib_ends_in_the_same_tables(call: Any, tmp_path: Path) -> None:
+    done = call("launch=joblib", *sweep_of(tmp_path / "joblib"))
     assert done.returncode == 0, done.stderr
-    check_the_same_tables_without_joblib(tmp_path)
-
-
-def test_a_sweep_of_joblib_ends_in_the_same_tables(tmp_path: Path) -> None:
-    done = run_here(main, "launch=joblib", "hydra.launcher.n_jobs=1", *sweep_of(tmp_path / "joblib"))
-    assert done.returncode == 0, done.stderr
-    check_the_same_tables_without_joblib(tmp_path)
-
-
-def check_the_same_tables_without_joblib(tmp_path: Path) -> None:
     here = run_here(main, *sweep_of(tmp_path / "basic"))
     assert here.returncode == 0, here.stderr
     for name in ("heads", "pruning", "training"):

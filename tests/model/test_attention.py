@@ -57,29 +57,29 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
+@pytest.mark.parametrize(
+    ("settings", "keys", "masks"),
+    [
+        ({}, (D, D), {}),
+        ({"bias": False}, (D, D), {}),
+        ({"kdim": 6, "vdim": 9}, (6, 9), {}),
+        ({}, (D, D), {"key_padding_mask": padding_mask(torch.tensor([7, 1, 4]), U)}),
+    ],
+    ids=["plain", "no bias", "sizes of its own", "padding"],
+)
+def test_cross_attention_equals_torch(
+    settings: dict[str, Any], keys: tuple[int, int], masks: dict[str, Tensor]
+) -> None:
+    assert_equal(*twins(**settings), random(B, T, D), *(random(B, U, width) for width in keys), **masks)
+
+
 @pytest.mark.parametrize("bias", [True, False])
-def test_self_attention_equals_torch(bias: bool) -> None:
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("lengths", [None, [5, 2, 3]])
+def test_self_attention_equals_torch(bias: bool, is_causal: bool, lengths: list[int] | None) -> None:
     x = random(B, T, D)
-    assert_equal(*twins(bias=bias), x, x, x)
-
-
-def test_cross_attention_with_sizes_of_its_own_equals_torch() -> None:
-    assert_equal(*twins(kdim=6, vdim=9), random(B, T, D), random(B, U, 6), random(B, U, 9))
-
-
-def test_padding_equals_torch() -> None:
-    mask = padding_mask(torch.tensor([7, 1, 4]), U)
-    assert_equal(*twins(), random(B, T, D), random(B, U, D), random(B, U, D), key_padding_mask=mask)
-
-
-def test_causal_equals_torch() -> None:
-    x = random(B, T, D)
-    assert_equal(*twins(), x, x, x, is_causal=True)
-
-
-def test_causal_and_padding_together_equal_torch() -> None:
-    x = random(B, T, D)
-    assert_equal(*twins(), x, x, x, is_causal=True, key_padding_mask=padding_mask(torch.tensor([5, 2, 3]), T))
+    masks = {"key_padding_mask": padding_mask(torch.tensor(lengths), T)} if lengths else {}
+    assert_equal(*twins(bias=bias), x, x, x, is_causal=is_causal, **masks)
 
 
 def test_float_and_boolean_masks_equal_torch() -> None:

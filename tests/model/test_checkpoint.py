@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from mhaprune.studies.study import Study
 from mhaprune.tasks.base import Splits
 from support.commands import run_here, run_script
 from support.composing import compose
-from support.sizes import LEARNT, chosen, small
+from support.sizes import LEARNT, chosen, slow, small
 
 GONE = ("encoder_self.0.0", "decoder_self.0.1", "cross.0.0")
 
@@ -62,21 +63,14 @@ def evaluate(file: Path, folder: Path) -> list[str]:
     return ["experiment=evaluate", f"model_file={file}", "experiment.export=true", *output]
 
 
-def test_a_file_is_evaluated_as_the_model_it_is(study: Study, pruned: Seq2Seq, file: Path, tmp_path: Path) -> None:
-    done = run_here(main, *evaluate(file, tmp_path))
+@pytest.mark.parametrize(
+    "call", [partial(run_here, main), *slow(partial(run_script, "run.py"))], ids=["here", "process"]
+)
+def test_a_file_is_evaluated_as_the_model_it_is(
+    call: Any, study: Study, pruned: Seq2Seq, file: Path, tmp_path: Path
+) -> None:
+    done = call(*evaluate(file, tmp_path))
     assert done.returncode == 0, done.stderr
-    check_the_same_model(study, pruned, tmp_path)
-
-
-@pytest.mark.slow
-def test_another_process_finds_the_same_model(study: Study, pruned: Seq2Seq, file: Path, tmp_path: Path) -> None:
-    done = run_script("run.py", *evaluate(file, tmp_path))
-    assert done.returncode == 0, done.stderr
-    check_the_same_model(study, pruned, tmp_path)
-
-
-def check_the_same_model(study: Study, pruned: Seq2Seq, tmp_path: Path) -> None:
-    """In the files that a run has written there."""
     accuracy = pd.read_csv(tmp_path / "run" / "accuracy.csv").iloc[0]
     outcome = measure(pruned, study.splits.report)
     assert accuracy["loss"] == pytest.approx(float(outcome.loss.double().mean()), rel=1e-6)

@@ -198,12 +198,6 @@ def test_a_model_without_encoder_layers_runs(batch: Examples) -> None:
     assert Seq2Seq(config, 11).logits(batch).shape == (*batch.target.shape, 11)
 
 
-def test_sinusoids_follow_the_paper() -> None:
-    positions = sinusoids(50, 6)
-    assert positions[7, 2].item() == pytest.approx(torch.sin(torch.tensor(7 / 10000 ** (2 / 6))).item())
-    assert positions[7, 3].item() == pytest.approx(torch.cos(torch.tensor(7 / 10000 ** (2 / 6))).item())
-
-
 def test_the_positions_of_a_double_are_exact_in_float64() -> None:
     """Those of float32, written in float64, would be wrong from the sixth digit on."""
     config = Transformer(d_model=64, num_heads=2, max_length=50)

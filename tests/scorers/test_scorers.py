@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,6 +26,12 @@ from mhaprune.scorers.random import Random
 from mhaprune.subject import Fallback
 from mhaprune.tasks.base import Splits
 from support.models import loss_of_one
+
+
+def one_by_one(examples: Examples) -> Iterator[Examples]:
+    """Each example alone, without padding."""
+    for source, target in zip(examples.source, examples.target, strict=True):
+        yield Examples(source[source != 0][None], target[target != 0][None])
 
 
 def ablation_by_hand(model: Seq2Seq, examples: Examples, fallback: Fallback | None) -> tuple[Tensor, Tensor]:
@@ -51,9 +59,7 @@ def test_ablation_is_the_loop(model: Seq2Seq, splits: Splits) -> None:
 @torch.no_grad()
 def test_mean_ablation_is_the_loop(model: Seq2Seq, splits: Splits) -> None:
     contexts, examples = [], splits.score[:8]
-    for e in range(len(examples)):
-        source, target = examples.source[e], examples.target[e]
-        one = Examples(source[source != 0][None], target[target != 0][None])
+    for one in one_by_one(examples):
         contexts.append([context[0] for context in model.head_outputs(one).values()])
     means = [torch.cat(per_block, dim=1).mean(1, keepdim=True) for per_block in zip(*contexts, strict=True)]
     fallback = dict(zip(model.grid.blocks, means, strict=True))
@@ -73,9 +79,7 @@ def test_gate_is_the_softmax_of_each_block(model: Seq2Seq, splits: Splits) -> No
 def test_gate_output_is_the_loop_over_tokens(model: Seq2Seq, splits: Splits) -> None:
     """The norm of what each head writes into the residual stream: computed by closing all the others."""
     norms: dict[int, list[Tensor]] = {n: [] for n in range(len(model.grid))}
-    for e in range(len(splits.score)):
-        source, target = splits.score.source[e], splits.score.target[e]
-        one = Examples(source[source != 0][None], target[target != 0][None])
+    for one in one_by_one(splits.score):
         for block, context in model.head_outputs(one).items():
             attention = model.attention_sublayers()[block].attention
             for head in (head for head in model.grid if head.block == block):
@@ -157,9 +161,7 @@ def test_magnitude_is_that_of_the_weights_and_survives_folding(model: Seq2Seq, s
 def test_confidence_and_entropy_are_the_loop_over_tokens(model: Seq2Seq, splits: Splits) -> None:
     peaks: dict[int, list[Tensor]] = {n: [] for n in range(len(model.grid))}
     spreads: dict[int, list[Tensor]] = {n: [] for n in range(len(model.grid))}
-    for e in range(len(splits.score)):
-        source, target = splits.score.source[e], splits.score.target[e]
-        one = Examples(source[source != 0][None], target[target != 0][None])
+    for one in one_by_one(splits.score):
         for block, seen in model.attention_maps(one).items():
             for head, n in enumerate(model.grid.positions(block)):
                 for t, weights in enumerate(seen.weights[0, head]):
@@ -176,9 +178,7 @@ def test_confidence_and_entropy_are_the_loop_over_tokens(model: Seq2Seq, splits:
 def test_lrp_is_the_share_of_relevance_in_the_block(model: Seq2Seq, splits: Splits) -> None:
     """One example, one token at a time; the relevance itself is checked in test_relevance."""
     relevant, shares, examples = with_relevance(model, 1e-3), [], splits.score[:8]
-    for e in range(len(examples)):
-        source, target = examples.source[e], examples.target[e]
-        one = Examples(source[source != 0][None], target[target != 0][None])
+    for one in one_by_one(examples):
         total = torch.zeros(len(model.grid)).double()
         for t in range(one.target.shape[1]):
             gates = torch.ones(len(model.grid), dtype=torch.double, requires_grad=True)

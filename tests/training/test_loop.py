@@ -101,16 +101,11 @@ def test_a_step_is_clipped_adamw_on_the_mean_loss_per_token(task: Sort, splits: 
             torch.testing.assert_close(a, b, msg=name)
 
 
-def test_the_rate_rises_in_a_line_and_falls_in_half_a_cosine() -> None:
-    recipe = Training(steps=110, warmup_steps=10)
-    assert [recipe.learning_rate_factor(step) for step in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
-    assert recipe.learning_rate_factor(60) == pytest.approx(0.5)
-    assert recipe.learning_rate_factor(110) == pytest.approx(0.0)
-
-
-def test_the_rate_falls_in_a_line_if_asked_to() -> None:
-    recipe = Training(steps=110, warmup_steps=10, decay="linear")
-    assert [recipe.learning_rate_factor(step) for step in (9, 35, 110)] == pytest.approx([1.0, 0.75, 0.0])
+def test_the_rate_rises_in_a_line_and_falls_in_half_a_cosine_or_in_a_line() -> None:
+    cosine, linear = (Training(steps=110, warmup_steps=10, **how) for how in ({}, {"decay": "linear"}))
+    at = [cosine.learning_rate_factor(step) for step in (0, 4, 9, 60, 110)]
+    assert at == pytest.approx([0.1, 0.5, 1.0, 0.5, 0.0])
+    assert [linear.learning_rate_factor(step) for step in (9, 35, 110)] == pytest.approx([1.0, 0.75, 0.0])
 
 
 def test_muon_moves_the_matrices_inside_and_adamw_the_rest(task: Sort) -> None:
@@ -215,16 +210,14 @@ def test_the_gradients_of_all_optimisers_are_clipped_together(
     assert torch.stack([stack.grad.norm() for stack in stacks]).norm() == pytest.approx(0.01, rel=1e-3)
 
 
-def test_a_loss_that_is_not_finite_ends_the_training(task: Sort, splits: Splits) -> None:
-    with pytest.raises(Diverged, match=r"training.learning_rate=1e\+30: the loss is nan by step 3, exact match had"):
-        train(task, splits, Training(steps=6, learning_rate=1e30, warmup_steps=0, evaluate_every=3))
-
-
-def test_weights_that_are_not_finite_after_the_last_step_end_it_too(task: Sort, splits: Splits) -> None:
-    with pytest.raises(
-        Diverged, match=r"training.learning_rate=1e\+30: the loss is nan for 16 of 16 examples by step 1"
-    ):
-        train(task, splits, Training(steps=1, learning_rate=1e30, warmup_steps=0, evaluate_every=3))
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [(6, "nan by step 3, exact match had"), (1, "nan for 16 of 16 examples by step 1")],
+    ids=["underway", "after the last step"],
+)
+def test_a_loss_that_is_not_finite_ends_the_training(task: Sort, splits: Splits, steps: int, said: str) -> None:
+    with pytest.raises(Diverged, match=rf"training.learning_rate=1e\+30: the loss is {said}"):
+        train(task, splits, Training(steps=steps, learning_rate=1e30, warmup_steps=0, evaluate_every=3))
 
 
 @pytest.mark.parametrize(

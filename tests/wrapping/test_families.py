@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
 
+import transformers
 from families import FAMILIES, GATES_ONLY, UNKNOWN, Family, batch_of, make, per_example
 
+import mhaprune
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.library.heads import Heads, wrap
 from mhaprune.measure.outcomes import all_open, measure, measure_masks, output_difference
@@ -138,6 +141,8 @@ sys.path[:0] = sys.argv[2:]
 import torch
 from families import FAMILIES
 import test_families
+import transformers
+
 import mhaprune
 for file in sorted(Path(sys.argv[1]).glob("*.pt")):
     model = mhaprune.load(file.with_suffix(""))
@@ -178,8 +183,6 @@ for file in sorted(Path(sys.argv[1]).glob("*.pt")):
 
 
 def test_folders_are_read_where_mhaprune_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import mhaprune
-
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     for name, family in FAMILIES.items():
         heads = heads_of(name)
@@ -199,10 +202,6 @@ def test_folders_are_read_where_mhaprune_is_not(tmp_path: Path, monkeypatch: pyt
 def test_a_model_that_was_read_with_its_code_is_pruned_and_saved_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import transformers
-
-    import mhaprune
-
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     family = FAMILIES["llama"]
     heads = heads_of("llama")
@@ -226,10 +225,6 @@ def test_a_model_that_was_read_with_its_code_is_pruned_and_saved_again(
 
 
 def test_what_no_folder_can_hold_is_refused(tmp_path: Path) -> None:
-    import transformers
-
-    import mhaprune
-
     class Own(transformers.BertModel):
         pass
 
@@ -256,8 +251,6 @@ def test_what_no_folder_can_hold_is_refused(tmp_path: Path) -> None:
 
 def test_a_changed_bit_in_a_saved_folder_is_found(tmp_path: Path) -> None:
     """Transformers itself would load other numbers without a word."""
-    import mhaprune
-
     mhaprune.save(make(FAMILIES["bert"]), tmp_path / "bert")
     for name in ("model.safetensors", "config.json", "checksums.json"):
         path = tmp_path / "bert" / name
@@ -296,8 +289,6 @@ def test_a_saved_model_keeps_the_names_of_its_heads(saved: Path) -> None:
 
 
 def test_an_even_model_is_plain_where_the_config_has_a_place_for_it(tmp_path: Path) -> None:
-    import transformers
-
     plain = set()
     for name in ("bert", "llama", "qwen3", "gemma3", "gpt2"):
         heads = heads_of(name)
@@ -334,8 +325,6 @@ def test_attention_that_is_not_found_is_refused_with_a_template(name: str, block
 
 
 def test_a_damaged_folder_is_refused_in_one_line(saved: Path, tmp_path: Path) -> None:
-    import shutil
-
     def broken(change: dict[str, Any]) -> Path:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         shutil.copytree(saved / "bert-ragged", folder)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mhaprune import progress
+from mhaprune import losses, progress
 from mhaprune.heads import HeadMask
 from mhaprune.library.heads import Heads, wrap
 from mhaprune.measure.outcomes import measure
@@ -27,8 +27,6 @@ from support.classifier import Classifier, batches, classifier
 
 @pytest.fixture(scope="module")
 def heads() -> Heads:
-    from mhaprune import losses
-
     return wrap(classifier(), losses.classification, score=batches(3), choose=batches(3, 1), report=batches(3, 2))
 
 
@@ -145,17 +143,18 @@ def test_a_report_speaks_of_the_users_quality(heads: Heads, tmp_path: Path) -> N
 
 
 def test_a_split_that_was_not_given_is_named(tmp_path: Path) -> None:
-    from mhaprune import losses
-
     few = wrap(Classifier(), losses.classification, score=batches(1))
     with pytest.raises(ValueError, match="choose: no batches were given"):
         few.report(tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
-@pytest.mark.parametrize("scorer", ["gate", "lrp"])
-def test_scores_that_need_what_the_model_has_not_say_so(heads: Heads, scorer: str) -> None:
-    with pytest.raises(ValueError, match=f"scorer={scorer}: needs "):
+@pytest.mark.parametrize(
+    ("scorer", "said"),
+    [("gate", "needs "), ("lrp", "needs "), ("ablatoin", "no such scorer, did you mean ablation")],
+)
+def test_scores_that_cannot_be_say_so(heads: Heads, scorer: str, said: str) -> None:
+    with pytest.raises(ValueError, match=f"scorer={scorer}: {said}"):
         heads.score(scorer)
 
 
@@ -177,9 +176,9 @@ def test_options_that_build_on_others_are_known_by_name(heads: Heads, name: str)
 def test_heads_are_chosen_by_a_search_too(heads: Heads) -> None:
     masks = heads.masks(keep=[6, 5], by="greedy_refit")
     assert [len(mask.kept) for mask in masks] == [6, 5]
-    losses = heads.score("ablation").set_index(["site", "layer", "head"])["score"]
+    costs = heads.score("ablation").set_index(["site", "layer", "head"])["score"]
     (first,) = heads.masks(keep=[7], by="greedy")[0].removed
-    assert losses.idxmin() == (first.site, first.layer, first.head)
+    assert costs.idxmin() == (first.site, first.layer, first.head)
     search = Search(heads.scoring)
     assert search(GreedyRefit(), removing([2, 3], heads.grid)) == masks == heads.masks([6, 5], GreedyRefit())
 
@@ -201,30 +200,31 @@ def bad_loss(output: Any, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(output["logits"], batch["labels"])
 
 
+def truths(output: Any, batch: Any) -> Tensor:
+    return output["logits"].argmax(dim=-1) != batch["labels"]
+
+
+def logits(output: Any, batch: Any) -> Tensor:
+    return output["logits"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"loss": bad_loss}, r"loss: returns \(\) for a batch of 2, must be one number per example, \(2,\)"),
+        ({"loss": truths}, "loss: returns torch.bool, must be real numbers"),
         ({"score": []}, "score: holds no batches"),
         ({"score": None}, "score: holds no batches"),
         (
-            {
-                "loss": Drift(lambda output, batch: output["logits"]),
-                "quality": Drift(lambda output, batch: output["logits"]),
-            },
+            {"loss": Drift(logits), "quality": Drift(lambda *given: logits(*given))},
             "quality: looks at the output in another way than the loss",
         ),
         ({"model": "bert-base"}, "model='bert-base': must be a Module of torch"),
         ({"model": nn.Linear(2, 2).to("meta")}, "model: its weight weight is on the meta device"),
-        (
-            {"model": torch.nn.Sequential(nn.Linear(4, 4)), "score": [torch.ones(2, 4)]},
-            "Sequential: no attention found",
-        ),
+        ({"model": nn.Sequential(nn.Linear(4, 4)), "score": [torch.ones(2, 4)]}, "Sequential: no attention found"),
     ],
 )
 def test_what_cannot_be_wrapped_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
-    from mhaprune import losses
-
     given = {"model": Classifier(), "loss": losses.classification, "score": batches(1)} | change
     with pytest.raises(ValueError, match=message) as refused:
         wrap(given.pop("model"), given.pop("loss"), **given)
@@ -233,8 +233,6 @@ def test_what_cannot_be_wrapped_is_refused_in_one_line(change: dict[str, Any], m
 
 @pytest.mark.filterwarnings("ignore")
 def test_quantised_weights_are_refused() -> None:
-    from mhaprune import losses
-
     small = torch.ao.quantization.quantize_dynamic(Classifier(), {nn.Linear}, dtype=torch.qint8)
     with pytest.raises(ValueError, match=r"model: output is a Linear of torch\..*quantized.*, must have plain weights"):
         wrap(small, losses.classification, score=batches(1))
@@ -242,14 +240,7 @@ def test_quantised_weights_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("keep", "allowed"),
-    [
-        (1.5, "0.0 to 1.0"),
-        (9, "0 to 8"),
-        (-1, "0 to 8"),
-        (True, "number"),
-        (float("nan"), "number"),
-        ("half", "number"),
-    ],
+    [(1.5, "0.0 to 1.0"), (9, "0 to 8"), (-1, "0 to 8"), *((keep, "number") for keep in (True, float("nan"), "half"))],
 )
 def test_a_number_of_heads_that_cannot_be_is_refused(heads: Heads, keep: Any, allowed: str) -> None:
     with pytest.raises(ValueError, match=f"keep={keep!r}: .*{allowed}"):
@@ -261,16 +252,9 @@ def test_gates_that_do_not_fit_are_refused(heads: Heads) -> None:
         heads.subject.evaluate(heads.splits["score"][:2], torch.ones(3))
 
 
-def test_a_misspelt_scorer_is_told_the_nearest(heads: Heads) -> None:
-    with pytest.raises(ValueError, match="scorer=ablatoin: no such scorer, did you mean ablation"):
-        heads.score("ablatoin")
-
-
 @pytest.mark.parametrize("name", ["attention.0.q_proj.weight", "attention.1.k_proj.weight", "output.bias"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_weight_that_is_not_finite_is_named(name: str, value: float) -> None:
-    from mhaprune import losses
-
     model = Classifier()
     with torch.no_grad():
         model.get_parameter(name).view(-1)[3 if "weight" in name else 0] = value
@@ -282,7 +266,6 @@ def test_a_weight_that_is_not_finite_is_named(name: str, value: float) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_a_loss_and_a_quality_that_are_not_finite_are_named(what: str, value: float) -> None:
     """At once for the first examples, and when the heads are scored for any other."""
-    from mhaprune import losses
 
     def broken(output: Any, batch: Any) -> Tensor:
         return torch.where(batch["input_ids"][:, 0] == first, value, losses.classification(output, batch))
@@ -298,14 +281,6 @@ def test_a_loss_and_a_quality_that_are_not_finite_are_named(what: str, value: fl
         heads.score("ablation")
 
 
-def test_a_loss_of_truths_is_refused() -> None:
-    def wrong(output: Any, batch: Any) -> Tensor:
-        return output["logits"].argmax(dim=-1) != batch["labels"]
-
-    with pytest.raises(ValueError, match="loss: returns torch.bool, must be real numbers"):
-        wrap(Classifier(), wrong, score=batches(1))
-
-
 class TwoInputs(Classifier):
     """A classifier with the usual signature: a mask may be the second argument."""
 
@@ -315,8 +290,6 @@ class TwoInputs(Classifier):
 
 def test_the_target_of_a_tuple_is_never_an_input() -> None:
     """Targets that look like a mask, as those of a classifier of tokens, are none."""
-    from mhaprune import losses
-
     torch.manual_seed(0)
     model, given = TwoInputs(), batches(1)[0]
     targets = (given["labels"] == 0).long()
@@ -331,8 +304,6 @@ def test_the_target_of_a_tuple_is_never_an_input() -> None:
 
 
 def test_the_target_of_a_tuple_is_read_beside_what_the_whole_model_said() -> None:
-    from mhaprune import losses
-
     given = batches(1)[0]
     judges = {"loss": losses.classification, "quality": losses.Similarity(lambda output, batch: output["logits"])}
     heads = wrap(TwoInputs(), score=[(given["input_ids"], given["labels"])], **judges)
@@ -344,8 +315,6 @@ def test_the_target_of_a_tuple_is_read_beside_what_the_whole_model_said() -> Non
 
 def test_a_tuple_of_which_nothing_reads_the_target_is_refused() -> None:
     """It may be an attention mask, which would be left out without a word."""
-    from mhaprune import losses
-
     given, drift = batches(1)[0], losses.Drift(lambda output, batch: output["logits"])
     pair = [(given["input_ids"], given["attention_mask"])]
     with pytest.raises(ValueError, match=r"score: a batch is a tuple of 2, the last of them a target .* call="):
@@ -355,8 +324,6 @@ def test_a_tuple_of_which_nothing_reads_the_target_is_refused() -> None:
 
 
 def test_no_pass_holds_more_examples_than_a_batch_of_the_user() -> None:
-    from mhaprune import losses
-
     seen: list[int] = []
 
     class Counting(Classifier):
