@@ -7,7 +7,7 @@ from classifier import Classifier, batches
 from mhaprune import losses
 from mhaprune.library.heads import wrap
 from mhaprune.measure.outcomes import all_open, measure, measure_masks
-from mhaprune.wrapping.replay import Replay
+from mhaprune.model.replay import Replay
 
 
 class InPlace(Classifier):
