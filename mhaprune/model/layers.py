@@ -54,10 +54,10 @@ class AttentionSublayer(nn.Module):
     ) -> Tensor:
         attention = self.attention
         if attention.num_heads == 0:
-            bias_D = attention.out_proj.bias  # in training it is dropped token by token, as what heads give is
-            return x_BTD + (self.dropout(torch.zeros_like(x_BTD) + bias_D) if self.training else bias_D)
-        context_BHTK = self.attend(x_BTD, keys_values, bias, is_causal=is_causal, record=call.weights)
-        merged_BTD = attention.merge(context_BHTK, call.gates.get(self.block), call.fallback.get(self.block))
+            merged_BTD = attention.out_proj(x_BTD[..., :0])
+        else:
+            context_BHTK = self.attend(x_BTD, keys_values, bias, is_causal=is_causal, record=call.weights)
+            merged_BTD = attention.merge(context_BHTK, call.gates.get(self.block), call.fallback.get(self.block))
         return x_BTD + (self.dropout(merged_BTD) if self.training else merged_BTD)
 
     def attend(

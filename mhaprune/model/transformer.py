@@ -26,8 +26,8 @@ from mhaprune.model.decoding import Step, attention_step, decode_greedily
 from mhaprune.model.layers import AttentionSublayer, Call, sinusoids
 from mhaprune.model.network import EncoderDecoder
 from mhaprune.model.relevance import with_relevance
+from mhaprune.model.replay import find_maps, walk
 from mhaprune.model.shared_prefixes import Branches, depth_first
-from mhaprune.model.sublayers import sublayers
 from mhaprune.model.surgery import copied, remove_heads
 from mhaprune.subject import AnswerOutcome, AttentionMap, Fallback, Gates, LastMap
 
@@ -68,9 +68,8 @@ class Seq2Seq(EncoderDecoder):
         return [block for block in sizes if block.site == Site.ENCODER_SELF]
 
     def head_outputs(self, batch: Examples) -> dict[Block, Tensor]:
-        nothing = {block: self.positions.new_zeros(*at_BT.shape, 0) for block, at_BT in self.queries(batch).items()}
-        read = nothing | self._read(batch, lambda sublayer: sublayer.attention.out_proj)
-        return {block: x_BTW.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for block, x_BTW in read.items()}
+        read = self._read(batch, lambda sublayer: sublayer.attention.out_proj)
+        return {block: each.attention.split(read[block]) for block, each in self.attention_sublayers().items()}
 
     def attention_inputs(self, batch: Examples) -> dict[Block, tuple[Tensor, Tensor]]:
         """For every block with heads, what its queries (B, T, D) and its keys and values (B, U, D) are made from."""
@@ -142,10 +141,15 @@ class Seq2Seq(EncoderDecoder):
         return Examples(data.source, answers_ET)
 
     def last_maps(self, batches: Sequence[Examples]) -> Iterator[LastMap]:
-        for step in zip(*(sublayers(self, batch) for batch in batches), strict=True):
-            parts = [(each.hidden[each.valid], each.output()[each.valid]) for each in step]
-            name, feed_forward, last = step[0].name, step[0].feed_forward, step[0].last
-            yield LastMap(name, feed_forward, last.weight, last.bias, parts)
+        outs = {each.attention.out_proj: str(block) for block, each in self.attention_sublayers().items()}
+        names = {path: outs[module] for path, module in self.named_modules() if module in outs}
+        maps = find_maps(self, names, partial(self.logits, batches[0][:1]))
+        for each, found in walk(self, maps, [partial(self.logits, batch) for batch in batches]):
+            tokens = [batch.source if each.path.startswith("encoder.") else batch.target for batch in batches]
+            passed = zip(tokens, found, strict=True)
+            parts = [(inputs[ids != PAD], stream[ids != PAD]) for ids, (inputs, stream) in passed]
+            last: Any = self.get_submodule(each.path)
+            yield LastMap(names.get(each.path, each.path), each.path not in names, last.weight, last.bias, parts)
 
     def copied(self) -> Self:
         return copied(self)

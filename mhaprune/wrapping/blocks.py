@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.heads import Block, HeadGrid, HeadId
+from mhaprune.model.replay import is_linear
 
 
 class Unsupported(ValueError):
@@ -150,11 +151,6 @@ def neighbours(width: int, heads: int) -> tuple[tuple[int, ...], ...]:
     """The columns of each head where heads of equal width lie side by side."""
     K = width // heads if heads else 0
     return tuple(tuple(range(h * K, (h + 1) * K)) for h in range(heads))
-
-
-def is_linear(module: Any) -> bool:
-    """Return whether it is a linear module: of torch, or GPT-2's, whose weight is the transpose."""
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def weight_of(module: nn.Module) -> Tensor:

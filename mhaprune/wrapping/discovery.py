@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune.model.attention import MultiHeadAttention
-from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, in_features, is_linear, neighbours, out_features
-from mhaprune.wrapping.gating import at_rest
+from mhaprune.model.replay import at_rest, is_linear
+from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, in_features, neighbours, out_features
 from mhaprune.wrapping.interception import Attend, AttentionCalls, attention_interface
 from mhaprune.wrapping.removal import Cut
 

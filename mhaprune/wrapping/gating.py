@@ -6,7 +6,7 @@ heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,29 +17,6 @@ from mhaprune.wrapping.blocks import AttentionBlock
 
 Seen = Callable[[AttentionBlock, Tensor], None]
 """Is told what the output projection of a block reads."""
-
-
-@contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
-    """In evaluation, without gradients of weights and without a key-value cache; then as it was before."""
-    config = getattr(model, "config", None)
-    owners: list[tuple[str, Any]] = [("training", module) for module in model.modules()]
-    owners += [("requires_grad", parameter) for parameter in model.parameters()]
-    with switched_off([*owners, ("use_cache", config)]):
-        yield
-
-
-@contextmanager
-def switched_off(attributes: Iterable[tuple[str, Any]]) -> Iterator[None]:
-    """These attributes of these objects are False while this lasts; one that is missing, or no flag, stays so."""
-    changed = [(name, owner) for name, owner in attributes if getattr(owner, name, False)]
-    try:
-        for name, owner in changed:
-            setattr(owner, name, False)
-        yield
-    finally:
-        for name, owner in changed:
-            setattr(owner, name, True)
 
 
 @contextmanager

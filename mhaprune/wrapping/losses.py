@@ -11,13 +11,14 @@ Dimensions: B = batch, T = positions, C = classes or vocabulary, D = width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mhaprune.model.replay import tensors_in
 from mhaprune.wrapping.batches import DENSE, IGNORED, MASK, Batches, Parts
 
 Judge = Callable[[Any, Any], Tensor]
@@ -223,15 +224,3 @@ def flat(output: Any, batch: Batches) -> Tensor:
             by_token = mask is not None and value.dim() == 3 and mask.shape == value.shape[:2]
             parts.append(value[mask != 0].flatten() if by_token else value.flatten())
     return torch.cat(parts) if parts else torch.zeros(0)
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in it, in its order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_in(each)
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from tensors_in(each)

@@ -18,14 +18,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.heads import Block, HeadGrid, HeadId, HeadMask
+from mhaprune.model.replay import Replay, at_rest, find_maps, walk
 from mhaprune.subject import AttentionMap, Fallback, Gates, LastMap
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, grid_of, name_blocks, weight_of
-from mhaprune.wrapping.gating import at_rest, head_by_head, hooked
+from mhaprune.wrapping.gating import head_by_head, hooked
 from mhaprune.wrapping.interception import attention_weights
 from mhaprune.wrapping.losses import LossAndQuality, PerExample, flat, judged
 from mhaprune.wrapping.removal import remove_heads
-from mhaprune.wrapping.replay import Replay, find_maps, walk
 
 
 @dataclass

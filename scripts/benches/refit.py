@@ -10,7 +10,6 @@ from benches.sides import DEFAULT, VOCABULARY_SIZE, Pair
 from mhaprune.heads import HeadMask
 from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
-from mhaprune.model.sublayers import sublayers
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.refitting import correct, ridges, show
 from mhaprune.recoveries.refitting import refit as refit_all
@@ -28,13 +27,10 @@ def refit(config: Transformer = DEFAULT, num_examples: int = 1024) -> list[Pair]
     def pass_by_pass() -> Seq2Seq:
         model = copy.deepcopy(left)
         for i, wanted in enumerate(shown.streams):
-            whole = [list(sublayers(model, batch))[i] for batch in shown.batches]
-            parts = [
-                (one.hidden[one.valid], stream - one.output()[one.valid])
-                for one, stream in zip(whole, wanted, strict=True)
-            ]
-            last, tokens = whole[0].last, sum(len(inputs) for inputs, _ in parts)
-            correct(last.weight, last.bias, parts, ridges(1e-3, tokens, last.in_features))
+            each = list(model.last_maps(shown.batches))[i]
+            parts = [(inputs, stream - after) for (inputs, after), stream in zip(each.parts, wanted, strict=True)]
+            tokens = sum(len(inputs) for inputs, _ in parts)
+            correct(each.weight, each.bias, parts, ridges(1e-3, tokens, each.weight.shape[1]))
         return model
 
     return [("refit", lambda: refit_all(left, shown, 1e-3), pass_by_pass)]

@@ -11,18 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhaprune.data import PAD, Examples
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure.outcomes import output_difference
 from mhaprune.model.checkpoint import load, restore, to_bytes
-from mhaprune.model.sublayers import Sublayer, sublayers
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import RecoveryContext, recover
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refit import Refit
 from mhaprune.recoveries.refitting import ENOUGH, refit, ridges, show
+from mhaprune.subject import LastMap
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from support.models import gated_model, lesson_of
@@ -72,10 +73,20 @@ def answered(dense: Seq2Seq, source: Tensor) -> Examples:
     return Examples(source, answers)[:]
 
 
-def walked(dense: Seq2Seq, old: Seq2Seq, new: Seq2Seq, batch: Examples) -> list[tuple[Sublayer, nn.Linear, Tensor]]:
-    """For every sublayer: that of the new model, the old map, and the dense model's stream after it."""
-    steps = zip(*(sublayers(model, batch) for model in (dense, old, new)), strict=True)
-    return [(mine, before.last, taught.output()) for taught, before, mine in steps]
+def written(each: LastMap, read_TW: Tensor) -> Tensor:
+    return F.linear(read_TW, each.weight, each.bias)
+
+
+def walked(
+    dense: Seq2Seq, old: Seq2Seq, new: Seq2Seq, batch: Examples
+) -> list[tuple[LastMap, LastMap, Tensor, Tensor]]:
+    """For every sublayer: the new map, the old one, what the new one reads, and what it lacks with the dense model's
+    stream after it, beside the new model's stream before it."""
+    found = []
+    for taught, before, mine in zip(*(model.last_maps([batch]) for model in (dense, old, new)), strict=True):
+        ((read, after),), ((_, wanted),) = mine.parts, taught.parts
+        found.append((mine, before, read, wanted - (after - written(mine, read))))
+    return found
 
 
 @torch.no_grad()
@@ -87,18 +98,17 @@ def test_every_map_is_least_squares_on_the_streams_that_the_maps_before_it_left(
     ridge, better = 0.01, 0
     new = recovered(Refit(ridge=ridge), lesson, left)
     batch = answered(lesson.dense, lesson.splits.train.source)
-    for mine, old, stream_BTD in walked(lesson.dense, left, new, batch):
-        read, wanted = mine.hidden[mine.valid], (stream_BTD - mine.stream)[mine.valid]
+    for mine, old, read, wanted in walked(lesson.dense, left, new, batch):
         width = read.shape[1]
         strength = (ridge * read.square().sum() / max(1, width)).sqrt()
         rows = torch.eye(width + 1).double()[:-1] * strength
         inputs = torch.cat([torch.cat([read, read.new_ones(len(read), 1)], dim=1), rows])
         solution = torch.linalg.lstsq(inputs, torch.cat([wanted, strength * old.weight.T])).solution
-        torch.testing.assert_close(mine.last.weight.T, solution[:-1], msg=mine.name)
-        torch.testing.assert_close(mine.last.bias, solution[-1], msg=mine.name)
+        torch.testing.assert_close(mine.weight.T, solution[:-1], msg=mine.name)
+        torch.testing.assert_close(mine.bias, solution[-1], msg=mine.name)
         if width == 0:
-            torch.testing.assert_close(mine.last.bias, wanted.mean(dim=0))
-        before, after = ((wanted - one(read)).square().sum() for one in (old, mine.last))
+            torch.testing.assert_close(mine.bias, wanted.mean(dim=0))
+        before, after = ((wanted - written(one, read)).square().sum() for one in (old, mine))
         assert after <= before * (1 + 1e-9) + 1e-20, mine.name
         better += int(after < 0.99 * before)
     assert better, "the fixture must have lost something"
@@ -159,8 +169,8 @@ def test_only_attention_is_fitted_where_that_is_said(lesson: RecoveryContext, le
 @torch.no_grad()
 def end_of(model: Seq2Seq, batch: Examples) -> Tensor:
     """The last residual stream of every token that is no padding."""
-    *_, last = sublayers(model, batch)
-    return last.output()[last.valid]
+    *_, last = model.last_maps([batch])
+    return last.parts[0][1]
 
 
 def test_it_serves_after_training_and_after_itself(lesson: RecoveryContext) -> None:
@@ -220,7 +230,7 @@ def test_states_that_are_not_finite_are_said_in_a_line_and_leave_the_model_as_it
         models[broken].encoder[1].feed_forward[1].weight[0] = torch.inf
     dense = lesson_of(models["dense"], lesson.splits)
     done = recover(Refit(), dense, models["left"], 0, lambda kind, what, make: make(None, print))
-    assert done.note == "diverged, so it is as it was: the states of encoder.1.feed_forward are not finite"
+    assert done.note == "diverged, so it is as it was: the states of encoder.1.feed_forward.4 are not finite"
     assert same(done.model, models["left"])
     assert done.history.empty
 

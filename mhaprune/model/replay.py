@@ -7,7 +7,7 @@ pass. The result is equal, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count, takewhile
@@ -16,9 +16,45 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhaprune.wrapping.blocks import is_linear
-from mhaprune.wrapping.gating import at_rest
-from mhaprune.wrapping.losses import tensors_in
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """In evaluation, without gradients of weights and without a key-value cache; then as it was before."""
+    config = getattr(model, "config", None)
+    owners: list[tuple[str, Any]] = [("training", module) for module in model.modules()]
+    owners += [("requires_grad", parameter) for parameter in model.parameters()]
+    with switched_off([*owners, ("use_cache", config)]):
+        yield
+
+
+@contextmanager
+def switched_off(attributes: Iterable[tuple[str, Any]]) -> Iterator[None]:
+    """These attributes of these objects are False while this lasts; one that is missing, or no flag, stays so."""
+    changed = [(name, owner) for name, owner in attributes if getattr(owner, name, False)]
+    try:
+        for name, owner in changed:
+            setattr(owner, name, False)
+        yield
+    finally:
+        for name, owner in changed:
+            setattr(owner, name, True)
+
+
+def is_linear(module: Any) -> bool:
+    """Return whether it is a linear module: of torch, or GPT-2's, whose weight is the transpose."""
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in it, in its order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from tensors_in(each)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from tensors_in(each)
 
 
 @dataclass
@@ -147,7 +183,7 @@ def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -
     """The maps in the order of their calls, found by running a batch: the output projections of the attention, `outs`,
     and every linear module whose output is added to something before it is read."""
     paths = {module: path for path, module in model.named_modules()}
-    pending: list[tuple[str, Tensor, list[int]]] = []
+    pending: list[tuple[str, Tensor, Tensor, list[int]]] = []
     calls: dict[nn.Module, int] = {}
     order: dict[str, Map | None] = {}
 
@@ -157,12 +193,13 @@ def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -
         if not isinstance(x, Tensor) or not x.requires_grad or isinstance(module, NO_READERS):
             return
         for entry in list(pending):
-            path, leaf, looks = entry
+            path, leaf, out, looks = entry
             if leaf.shape != x.shape:
                 continue
             looks[0] += 1
             (gradient,) = torch.autograd.grad(x.sum(), leaf, retain_graph=True, allow_unused=True)
-            added = gradient is not None and bool((gradient == 1).all()) and not torch.equal(x, leaf)
+            itself = x.data_ptr() == out.data_ptr() or torch.equal(x, leaf)  # the first holds also for NaN
+            added = gradient is not None and bool((gradient == 1).all()) and not itself
             if added:
                 order[path] = Map(path, paths[module], calls[module])
             if added or looks[0] == LOOKED_AT:
@@ -171,8 +208,8 @@ def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -
     def leave(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         leaf = output.detach().requires_grad_()
         order.setdefault(paths[module], None)
-        pending.append((paths[module], leaf, [0]))
-        return leaf.clone()
+        pending.append((paths[module], leaf, leaf.clone(), [0]))
+        return pending[-1][2]
 
     with at_rest(model), torch.enable_grad(), ExitStack() as stack:
         for module in model.modules():
@@ -216,7 +253,8 @@ def _passing(model: nn.Module, each: Map, run: Callable[[], Any]) -> tuple[Tenso
     calls = iter(range(each.call))
 
     def of_map(module: nn.Module, read: tuple[Any, ...], output: Tensor) -> None:
-        found["inputs"] = read[0]
+        x, *scale = read  # our own W_O is told the learned gates
+        found["inputs"] = x * scale[0] if scale else x
         if each.reader is None:
             found["stream"] = output
             raise _Enough

@@ -1,0 +1,48 @@
+"""The network map by map is the network."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mhaprune.data import PAD, Examples
+from mhaprune.heads import HeadMask
+from mhaprune.model.transformer import Seq2Seq
+
+
+def end_of(model: Seq2Seq, batch: Examples) -> Tensor:
+    *_, last = model.last_maps([batch])
+    return last.parts[0][1]
+
+
+@pytest.mark.parametrize("gone", [0, 1, 5, 18])
+@torch.no_grad()
+def test_the_last_one_ends_where_the_network_does(model: Seq2Seq, batch: Examples, gone: int) -> None:
+    """With live gates, with folded ones, with ragged and with empty blocks. Padding is left out."""
+    for one in (model, model.without(HeadMask(model.grid, frozenset(model.grid.heads[:gone])))):
+        torch.testing.assert_close(one.output(one.decoder_norm(end_of(one, batch))), one.outputs(batch))
+        widths = {each.name: each.parts[0][0].shape for each in one.last_maps([batch])}
+        of_encoder, of_decoder = int((batch.source != PAD).sum()), int((batch.target != PAD).sum())
+        assert of_encoder < batch.source.numel(), "the fixture must have padding"
+        heads = {str(block): size for block, size in zip(one.grid.blocks, one.grid.sizes, strict=True)}
+        assert list(widths) == [
+            *("encoder_self.0", "encoder.0.feed_forward.4", "encoder_self.1", "encoder.1.feed_forward.4"),
+            *("decoder_self.0", "cross.0", "decoder.0.feed_forward.4"),
+            *("decoder_self.1", "cross.1", "decoder.1.feed_forward.4"),
+        ]
+        for name, shape in widths.items():
+            width = heads[name] * one.head_dim if name in heads else one.config.dim_feedforward
+            assert shape == (of_encoder if name.startswith("encoder") else of_decoder, width)
+
+
+@torch.no_grad()
+def test_a_map_that_is_changed_on_the_way_decides_what_follows(model: Seq2Seq, batch: Examples) -> None:
+    before = end_of(model, batch)
+    for each in model.last_maps([batch]):
+        if each.name == "encoder_self.1":
+            assert each.bias is not None
+            each.bias[0] += 1.0  # one of them: layer normalisation does not see a shift of all
+    ((_, end_TD),) = each.parts
+    assert not torch.allclose(end_TD, before)
+    torch.testing.assert_close(end_TD, end_of(model, batch))
