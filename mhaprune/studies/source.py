@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -62,6 +62,8 @@ class PretrainedModel(NamedTuple):
 @dataclass(frozen=True)
 class PretrainedSource(Source):
     """A pretrained model, with its examples. It is read and proved when it is first asked for."""
+
+    key: ClassVar[str] = "model"
 
     title: str
     read: Callable[[], PretrainedModel]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pandas as pd
 
@@ -87,6 +87,8 @@ class Study:
     """Returns the tokens of each example of a batch as a person reads them; None where they are not known."""
     trained_with: Mapping[str, Any] = field(default_factory=dict)
     """The threads, device and version of torch that trained the model; empty where that is not known."""
+    groups: Sequence[str] = ()
+    """The group of each example of the report split; empty for a model without a task of ours."""
     origin: Trained | None = None
     """None for a pretrained model."""
     fine_tuning: Descent | None = None
@@ -97,6 +99,14 @@ class Study:
         """The parts that only a model trained here has, for an experiment with `needs_training`."""
         assert self.origin is not None, "the experiment says that it needs no training"
         return self.origin
+
+    @property
+    def whole_grid(self) -> HeadGrid:
+        """The heads of the unpruned model; of a pretrained one those that are there."""
+        if self.origin is None:
+            return self.subject.grid
+        config = self.origin.network.config
+        return HeadGrid.full(config.blocks, config.num_heads)
 
     def lesson(self, extra_steps: int = 0) -> RecoveryContext:
         """Return the input of recoveries."""
@@ -114,6 +124,9 @@ class Study:
 
 class Source(ABC):
     """The source of the model of a run, with its examples. It is known before anything long is computed."""
+
+    key: ClassVar[str]
+    """The settings that say how many examples there are, `task` or `model`."""
 
     @property
     @abstractmethod

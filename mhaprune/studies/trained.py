@@ -7,13 +7,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
 
 from mhaprune.data import PAD, Examples
 from mhaprune.heads import HeadGrid
+from mhaprune.measure.columns import groups_of
 from mhaprune.model.checkpoint import SavedModel, load, restore, to_bytes
 from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
@@ -47,6 +48,8 @@ COMPUTES = tuple(f"mhaprune.{room}" for room in ("heads", "data", "subject", "mo
 @dataclass(frozen=True)
 class Recipe(Source):
     """All that decides which model is studied: how to train it, or the file that holds it. Nothing is computed yet."""
+
+    key: ClassVar[str] = "task"
 
     task: Task
     model: Transformer
@@ -151,6 +154,7 @@ class Recipe(Source):
             saved=lambda name, model, steps=0: {f"{name}.pt": save(model, steps)},
             history=history,
             trained_with=with_what,
+            groups=groups_of(self.task, splits.report),
             origin=Trained(
                 network=network,
                 task=self.task,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from math import isnan, nan
 from typing import Any, ClassVar
 
@@ -104,19 +104,13 @@ class Ablate(WithinTolerance):
 
     def __call__(self, study: Study) -> Findings:
         lesson = study.lesson()
-        once: Any = cache if study.origin is not None else lambda call: call  # pretrained models are large
 
-        def recovery(name: str) -> Recover:
-            @once
-            def recovered(mask: HeadMask) -> tuple[Subject, str]:
-                left = study.subject.without(mask)
-                model, _, note = recover(study.recoveries[name], lesson, left, 0, study.remember)
-                return model, note
-
-            return recovered
+        def recovered(name: str, mask: HeadMask) -> tuple[Subject, str]:
+            model, _, note = recover(study.recoveries[name], lesson, study.subject.without(mask), 0, study.remember)
+            return model, note
 
         scoring = Scoring(study.subject, study.splits.score, study.seed, study.remember)
-        recoveries = {name: recovery(name) for name in study.recoveries}
+        recoveries: dict[str, Recover] = {name: partial(recovered, name) for name in study.recoveries}
         findings = self.study(scoring, study.splits, study.scorers, the_one(study.schedules), recoveries)
         agreement = [findings.tables["agreement"], initial_gates(study.history)]
         findings.tables["agreement"] = pd.concat(agreement, ignore_index=True)

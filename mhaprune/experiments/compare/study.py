@@ -114,10 +114,8 @@ class Compare(Experiment):
 
     def check(self, setup: Setup) -> None:
         grid, scorers, schedules = setup.grid, setup.scorers, setup.schedules
-        where = "task" if setup.recipe else "model"
-        examples = setup.recipe.task.score if setup.recipe else len(setup.source.splits.score)
-        if examples < 4:
-            raise ValueError(f"{where}.score={examples}: halves of the split need 4 or more examples")
+        if (examples := len(setup.source.splits.score)) < 4:
+            raise ValueError(f"{setup.source.key}.score={examples}: halves of the split need 4 or more examples")
         if not using_scores(schedules):
             raise ValueError(
                 f"schedule=[{','.join(schedules)}]: must name at least one that uses scores, for example one_shot"

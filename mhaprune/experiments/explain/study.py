@@ -141,7 +141,7 @@ class Explain(Experiment):
         with doing("close each head"):
             closed = close_each(subject, report)
         worth = closed_table(subject.grid.heads, closed)
-        looks = looks_table(whole_grid(study), subject.grid, seen.looks, heads, worth, self.tolerance_nats)
+        looks = looks_table(study.whole_grid, subject.grid, seen.looks, heads, worth, self.tolerance_nats)
         idle = prunable_heads(subject.grid, looks)
         looks["without_prunable"] = float(measure(subject, report, idle.gates(report.device)).quality.mean())
         chosen = [head for name in self.heads for head in heads_named(name, subject.grid)] or list(subject.grid)
@@ -216,14 +216,6 @@ def gate_ranking(name: str, subject: Subject, history: pd.DataFrame, ablation_N:
     trained_N = gates_N.detach().cpu().numpy()
     correlations = {"start": spearman(trained_N, start_N), "ablation": spearman(trained_N, ablation_N)}
     return {"gates": name, **{f"spearman_with_{other}": rho for other, rho in correlations.items()}}
-
-
-def whole_grid(study: Study) -> HeadGrid:
-    """The heads of the unpruned model; of one that others made those that are there."""
-    if study.origin is None:
-        return study.subject.grid
-    config = study.origin.network.config
-    return HeadGrid.full(config.blocks, config.num_heads)
 
 
 def looks_table(

@@ -16,7 +16,6 @@ from mhaprune.experiments.can_go import within_tolerance
 from mhaprune.experiments.prune import words
 from mhaprune.experiments.prune.figures import accuracy_by_group, order_of_removal, recovery_curves, survivors
 from mhaprune.experiments.prune.trials import Trial, Trials
-from mhaprune.measure.columns import groups_of
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.costs import Costs
 from mhaprune.pruning.plans import Plan, choices, plans_of
@@ -128,15 +127,12 @@ class Prune(WithinTolerance):
         with doing("time"):
             latency = latency_table(subject, found, batch, self.latency_rounds)
         smallest = smallest_table(table, latency, self.tolerance)
-        groups = pd.DataFrame()  # for a task that has kinds of examples
-        if study.origin is not None:
-            kinds = groups_of(study.origin.task, study.origin.splits.report)
-            groups = pd.concat([trial.by_group(kinds) for trial in found], ignore_index=True)
+        groups = [trial.by_group(study.groups) for trial in found if study.groups]
         tables = {
             "smallest": smallest,
             "recovery": table,
             "order": pd.DataFrame(order),
-            "groups": groups,
+            "groups": pd.concat(groups, ignore_index=True) if groups else pd.DataFrame(),
             "latency": latency,
             "costs": costs.table(),
             "recovery_training": pd.concat(trials.histories) if trials.histories else pd.DataFrame(),
