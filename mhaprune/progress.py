@@ -4,8 +4,6 @@ A step says how far it is without knowing of terminals, or of the run that it is
 terminal; where stderr is none, a line every few seconds.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -4,8 +4,6 @@ Dimensions: B = batch, T = positions, H = heads of a block, K = head_dim, D = mo
 vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 

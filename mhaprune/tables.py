@@ -3,8 +3,6 @@
 No torch in here: figures, words and the collection of many runs work on tables alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """The interface of experiments: a study of a model, and figures and sentences made from its tables."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The number of heads that can be removed at a small loss, observed and at 95 % confidence, on the choose split."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from math import isnan, nan
 from typing import Any

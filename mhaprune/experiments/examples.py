@@ -1,7 +1,5 @@
 """Examples to look at: the answers of the model, and the attention of each head on them or on a text."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 

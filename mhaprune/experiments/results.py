@@ -1,7 +1,5 @@
 """The results of a run as tables, figures and sentences, for its folder and for a notebook."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

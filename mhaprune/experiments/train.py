@@ -1,7 +1,5 @@
 """Train a model, or take one that was saved, and look at its answers: the experiments `train` and `evaluate`."""
 
-from __future__ import annotations
-
 import io
 from abc import ABC
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Completion in a shell: the options that Hydra finds, without `_target_`, and also inside the brackets of a
 list."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import NamedTuple

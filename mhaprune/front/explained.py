@@ -3,8 +3,6 @@
 The comments are the docstrings and the ranges of the dataclasses themselves.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """The command line from Python: run an experiment, or take what it is given."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mhaprune.experiments.results import Results

@@ -1,7 +1,5 @@
 """Saved models: write them, and bring them back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

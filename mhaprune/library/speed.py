@@ -1,7 +1,5 @@
 """Speed with fewer heads: forward passes or generation, in the precision of the model or in another."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Iterable, Mapping, Sequence

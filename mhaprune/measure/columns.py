@@ -1,7 +1,5 @@
 """The answers of a model, how often they are right, and the size of the model, as tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 Dimensions: E = examples of a split, M = masks, N = all heads, K = head_dim, B = batch, T = positions, V = vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Times of calls, measured side by side: in turn, in one process, against noise that is measured too."""
 
-from __future__ import annotations
-
 import platform
 import random
 import time

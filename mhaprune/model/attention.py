@@ -3,8 +3,6 @@
 Dimensions: B = batch, T = queries, U = keys, D = embed_dim, H = heads, K = head_dim.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar

@@ -1,7 +1,5 @@
 """Models as files: weights, sizes and task in plain containers, so that reading one runs no code."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

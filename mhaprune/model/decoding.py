@@ -4,8 +4,6 @@ Dimensions: B = batch, T = positions so far, S = source, D = d_model, H = heads 
 V = vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

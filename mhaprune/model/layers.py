@@ -3,8 +3,6 @@
 Dimensions: B = batch, S = source, T = target, U = keys, D = d_model, H = heads of a block, K = head_dim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

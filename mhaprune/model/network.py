@@ -7,8 +7,6 @@ which is not part of the key.
 Dimensions: B = batch, S = source, T = target, D = d_model, N = all heads, V = vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ times z / (z + ε sign z). Attention weights and the spread that a layer normali
 So from layer to layer only biases and ε take relevance away (Ali et al. 2022).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

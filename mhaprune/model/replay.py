@@ -5,8 +5,6 @@ is the same whatever its gate is. So the outermost modules that finish before it
 pass. The result is equal, bit for bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass

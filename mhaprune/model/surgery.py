@@ -3,8 +3,6 @@
 Removing heads makes the weights smaller; the function is that of the network with those heads masked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 

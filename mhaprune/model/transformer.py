@@ -8,8 +8,6 @@ Dimensions: B = batch, S = source, T = target, U = keys, D = d_model, H = heads 
 V = vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial

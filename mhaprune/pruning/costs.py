@@ -1,7 +1,5 @@
 """Costs of heads in a unit: counted or, for milliseconds, measured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Dimensions: M = masks, N = all heads, E = examples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

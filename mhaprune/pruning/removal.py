@@ -1,7 +1,5 @@
 """Remove heads for real, prove that it was done right, and measure what it costs and brings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from math import nan

@@ -1,7 +1,5 @@
 """The base of recoveries: each takes a model that has lost heads, and returns a better one of that shape."""
 
-from __future__ import annotations
-
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable

@@ -1,7 +1,5 @@
 """Train what is left a little longer."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Fit what is left in closed form to what the dense model computes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal

@@ -3,8 +3,6 @@
 Dimensions: T = tokens, W = inputs of a map, D = outputs.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self, TypeVar

@@ -1,7 +1,5 @@
 """The map of heads: which stay and which can be removed, as the tables of an experiment say it."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from math import isnan, nan

@@ -1,7 +1,5 @@
 """The scores of all heads, in colours that are the same for every scorer: by rank."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

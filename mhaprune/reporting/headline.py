@@ -1,7 +1,5 @@
 """Headline of a sweep: the first numbers of its runs against the settings that vary."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple

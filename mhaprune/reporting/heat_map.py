@@ -4,8 +4,6 @@ Blue matters, red is lost, white is nothing of either. All maps grow darker from
 print too. Signed ones differ by hue alone there: such a figure writes the sign, or says it at its colour bar.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

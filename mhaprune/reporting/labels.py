@@ -1,7 +1,5 @@
 """Names in figures: of marks, and beside the points of a scatter plot, placed where there is room."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sentences, figures and tables in one self-contained HTML file."""
 
-from __future__ import annotations
-
 import base64
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

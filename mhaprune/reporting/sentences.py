@@ -1,7 +1,5 @@
 """Phrases that the sentences of several experiments share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Settings that vary between runs as axes and colours: numbers in their order, all else as it comes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Sequence

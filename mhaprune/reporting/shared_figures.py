@@ -1,7 +1,5 @@
 """Figures that several experiments draw from tables of the same names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, isnan, log10, nan
 from typing import Any

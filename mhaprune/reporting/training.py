@@ -1,7 +1,5 @@
 """The course of training: a figure of loss, accuracy and gates, and the same for TensorBoard."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path

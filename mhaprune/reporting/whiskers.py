@@ -1,8 +1,6 @@
 """Intervals that may be far wider than what they belong to: a panel has room for the points, and an arrow says that an
 interval goes on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 

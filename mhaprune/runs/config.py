@@ -1,7 +1,5 @@
 """From a config to a `Run`: checked, built, or refused in one clear line."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any, get_type_hints

@@ -1,7 +1,5 @@
 """One run: the whole configuration as plain values; called with a folder it does what they say."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field

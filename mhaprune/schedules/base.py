@@ -3,8 +3,6 @@
 Dimensions: N = all heads of the subject, M = masks, E = examples.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Remove the head whose removal costs least now."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Remove the head whose removal costs least after a refit."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass

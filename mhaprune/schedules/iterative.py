@@ -1,7 +1,5 @@
 """Score, remove a few heads, score the smaller model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal

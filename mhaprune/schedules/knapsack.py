@@ -3,8 +3,6 @@
 Dimensions: P = points on the front of the blocks so far, C = choices of the next block, L = blocks so far.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal

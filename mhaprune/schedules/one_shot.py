@@ -1,7 +1,5 @@
 """Score once, remove the lowest."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 Dimensions: E = examples, N = all heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Exchange a kept head for a removed one while that helps."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

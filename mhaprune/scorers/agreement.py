@@ -1,7 +1,5 @@
 """Agreement between scorers: how similarly they rank the heads."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from math import nan
 

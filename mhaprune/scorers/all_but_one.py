@@ -1,7 +1,5 @@
 """Score: the loss with the head alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

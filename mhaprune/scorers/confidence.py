@@ -1,7 +1,5 @@
 """Score: the largest attention weight of the head."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

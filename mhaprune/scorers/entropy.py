@@ -1,7 +1,5 @@
 """Score: the entropy of the attention of the head."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Score: the squared gradient of the gate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

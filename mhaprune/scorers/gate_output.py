@@ -1,7 +1,5 @@
 """Score: the size of the gated output."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar
 

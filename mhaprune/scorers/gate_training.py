@@ -3,8 +3,6 @@
 Dimensions: B = batch, N = all heads.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Score: a stochastic gate that pays for being open."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Score: the gradient of the gate on the way from a model without heads to the whole one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

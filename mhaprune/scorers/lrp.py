@@ -1,7 +1,5 @@
 """Score: the relevance that passes through the head."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

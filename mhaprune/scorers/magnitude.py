@@ -1,7 +1,5 @@
 """Score: the size of the weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """The control that every other method has to beat."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

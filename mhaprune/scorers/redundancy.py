@@ -3,8 +3,6 @@
 Dimensions: B = batch, T = positions, X = tokens of a batch, H = heads of a block, K = head_dim, D = model width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

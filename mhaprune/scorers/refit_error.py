@@ -1,7 +1,5 @@
 """Score: the output of the head that the other heads of its block cannot predict."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

@@ -1,7 +1,5 @@
 """Run scorers over a subject and put what they say into tables."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping

@@ -3,8 +3,6 @@
 Dimensions: N = all heads of the subject, M = masks, E = examples, P = pairs of permutations.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import comb
 from typing import Annotated, ClassVar

@@ -1,7 +1,5 @@
 """Score: a trained choice of exactly k heads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Score: the gradient of the loss in the gate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

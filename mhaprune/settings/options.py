@@ -4,8 +4,6 @@ An option is a frozen dataclass that knows its own defaults. A YAML of `conf/` n
 may set some of its fields. It may instead start from another option of its group, as the scorer `taylor_batch` does.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import importlib

@@ -1,7 +1,5 @@
 """Plug-ins: the packages whose classes a config or a run folder may name, beside mhaprune."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

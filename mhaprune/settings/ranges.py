@@ -3,8 +3,6 @@
 A range is anything that answers `value in range` and whose text completes the sentence "must be ...".
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

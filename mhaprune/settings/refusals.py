@@ -1,7 +1,5 @@
 """Errors as a user should read them: one line with the key, its value and what is allowed."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import pickle

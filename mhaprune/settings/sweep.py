@@ -1,7 +1,5 @@
 """The settings of a sweep: how its jobs are done, and how they are searched. None of them changes what a job finds."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal

@@ -5,8 +5,6 @@ Dimensions: E = examples, N = heads, S = seeds, P = points of a curve.
 All sums are einsum, not `@`: the threads of NumPy's BLAS do not know about num_threads.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The cache of what took long, trained models first of all: looked up by content, so that no recipe is done twice."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import time

@@ -3,8 +3,6 @@
 Such a file is still one that `torch.load(path, weights_only=True)` reads, but only `opened` notices a changed bit.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 from typing import Any

@@ -1,7 +1,5 @@
 """MiniLM, a sentence encoder that comes as a package."""
 
-from __future__ import annotations
-
 import ast
 import random
 import re

@@ -1,7 +1,5 @@
 """A pretrained model with its examples, as an option of the group `model`."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A pretrained model as the source of a run."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import tempfile

@@ -1,7 +1,5 @@
 """Texts from a file of the user, and three disjoint splits of them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

@@ -1,7 +1,5 @@
 """A trained model with all that an experiment may do with it: trained, taken from the cache, or read from a file."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Many run folders in, one set of tables, figures and a report out; works with whatever damaged runs are among them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Whatever becomes of the process of a job, the next job starts, and it is known how this one ended.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import logging

@@ -1,7 +1,5 @@
 """The part of a sweep that Hydra does: it composes the settings of the jobs, and its launchers start them."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

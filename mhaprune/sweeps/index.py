@@ -1,7 +1,5 @@
 """A page that lists runs: sorted by a click, filtered by words, in one file without server or network."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections import Counter

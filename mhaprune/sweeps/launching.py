@@ -1,7 +1,5 @@
 """A sweep from start to end: which jobs are left, starting them, failures, signals, and what all of them found."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

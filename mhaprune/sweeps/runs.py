@@ -1,7 +1,5 @@
 """Run folders as they are found: each is read with care, as it may be damaged, unfinished or somebody else's."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

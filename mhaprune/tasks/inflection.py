@@ -1,7 +1,5 @@
 """Inflect English words: real data, from lemminflect's table of lemmas and forms (MIT licence)."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import importlib.util

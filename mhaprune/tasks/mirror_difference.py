@@ -1,7 +1,5 @@
 """Subtract from each symbol its mirror image, modulo the number of symbols."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Say the sequence backwards."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

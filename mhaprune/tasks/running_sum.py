@@ -1,7 +1,5 @@
 """Say at each position the sum so far, modulo the number of symbols."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Put the symbols in order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The training loop, in plain sight: what all that is trained has in common."""
 
-from __future__ import annotations
-
 import math
 import time
 from abc import ABC, abstractmethod

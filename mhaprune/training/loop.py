@@ -3,8 +3,6 @@
 Dimensions: B = batch, T = target positions, V = vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

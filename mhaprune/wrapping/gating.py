@@ -4,8 +4,6 @@ Dimensions: B = batch, T = positions, H = heads of a block, K = head_dim, W = in
 heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ Three doors: `F.scaled_dot_product_attention`, through which most modules go, th
 matrices with a softmax between them; and the attention interface of transformers, which knows the module that calls.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -9,8 +9,6 @@ tensor([1.0986, 1.0986])
 Dimensions: B = batch, T = positions, C = classes or vocabulary, D = width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ that transformers reads. Where it is ragged, `config.mhaprune` says which shapes
 that; and `save_folder` lays Python code into the folder that does, for those who have transformers alone.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import json

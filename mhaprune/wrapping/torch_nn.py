@@ -3,8 +3,6 @@
 `nn.MultiheadAttention` hands the weight of its `out_proj` to a function, so a hook on that module never fires.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 Dimensions: W = inputs of an output projection.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

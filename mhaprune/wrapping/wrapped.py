@@ -4,8 +4,6 @@ Dimensions: B = batch, T = positions, H = heads of a block, K = head_dim, D = wi
 masks.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Figures of `experiment=ablate`: accuracy, time, the answer to one example, and runs side by side."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Score every head, remove the weakest for real, and measure what that costs and brings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Sentences of `experiment=ablate`, and its map of heads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A call of the attention layer in its real numbers: step by step, as one picture, and with and without √d_head."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Dimensions: R = draws, U = keys, K = head_dim.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sentences of `experiment=anatomy`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pandas as pd

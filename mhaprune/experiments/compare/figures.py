@@ -1,7 +1,5 @@
 """The figures that compare many scorers and searches: how good is each, at what cost, and do the scorers agree?"""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -3,8 +3,6 @@
 Dimensions: E = examples of the report split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np

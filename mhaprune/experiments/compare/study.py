@@ -1,7 +1,5 @@
 """Every score and search on one model, against the best subset of heads there is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan

@@ -1,7 +1,5 @@
 """Sentences of `experiment=compare`, and its map of heads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures of `experiment=explain`: attention on an example, before and after training, and profiles of heads."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 from math import ceil, isnan

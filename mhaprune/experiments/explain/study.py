@@ -3,8 +3,6 @@
 Dimensions: E = examples of a split, M = the open model and one with each head closed, N = all heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar

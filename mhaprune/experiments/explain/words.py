@@ -1,7 +1,5 @@
 """Sentences of `experiment=explain`, and its map of heads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import isnan
 

@@ -1,7 +1,5 @@
 """Figures of `experiment=interact`: heads pair by pair, and removed together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 Dimensions: E = examples of the report split, N = all heads, P = pairs of them, M = masks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations

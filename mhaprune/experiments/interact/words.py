@@ -1,7 +1,5 @@
 """Sentences of `experiment=interact`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

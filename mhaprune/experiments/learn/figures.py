@@ -1,7 +1,5 @@
 """Figures of `experiment=learn`: the curve of one run, and the curves and times of many."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

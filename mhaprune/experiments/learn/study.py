@@ -1,7 +1,5 @@
 """Measure how long the training of a model takes to reach a target and to stay there."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 

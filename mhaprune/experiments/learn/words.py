@@ -1,7 +1,5 @@
 """Sentences of `experiment=learn`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The figures of hard pruning: how few heads are enough, which, in what order, and what suffers first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Prune by schedules and scores, recover what is left, and find how few heads are enough."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

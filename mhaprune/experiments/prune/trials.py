@@ -1,7 +1,5 @@
 """Models that lost heads and were recovered: at the end, between one budget and the next, or anew as a control."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import nan
 from typing import Any, NamedTuple

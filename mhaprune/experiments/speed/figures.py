@@ -1,7 +1,5 @@
 """The figures of `experiment=speed`: speed-up against heads removed, accuracy against time, where the time goes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

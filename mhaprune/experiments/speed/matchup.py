@@ -1,7 +1,5 @@
 """Models of one shape side by side: dense, with heads removed, and built without them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Profile of a model: the time of attention, of feed-forward and of the rest."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Time models with and without heads, at several sizes, and find where the time goes."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Sentences of `experiment=speed`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
