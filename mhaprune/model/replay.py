@@ -83,36 +83,38 @@ class Replay:
 
     def __init__(self, model: nn.Module, outs: Sequence[str]) -> None:
         self.model, self.outs = model, {model.get_submodule(path): path for path in outs}
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the pass before; the next one is recorded."""
         self.calls: list[_Call] = []
         """In the order in which they ended."""
         self.called: dict[str, int] = {}
         """When an output projection was first called."""
+        self._clock, self._begun = count(), dict[nn.Module, list[int]]()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Keep what is computed while this lasts, as far as it can be replayed."""
-        self.calls, self.called = [], {}
-        clock, begun = count(), dict[nn.Module, list[int]]()
-
-        def enter(module: nn.Module, inputs: Any) -> None:
-            now = next(clock)
-            begun.setdefault(module, []).append(now)
-            if module in self.outs:
-                self.called.setdefault(self.outs[module], now)
-
-        def leave(module: nn.Module, inputs: Any, output: Any) -> None:
-            begin = begun[module].pop()
-            # This call covers what ended in it after the last output projection.
-            uncovered = max([begin, *self.called.values()])
-            for call in takewhile(lambda call: call.end > uncovered, reversed(self.calls)):
-                call.forget()
-            self.calls.append(_Call(module, begin, next(clock), output, _versions(output)))
-
-        with ExitStack() as stack:
-            for module in self.model.modules():
-                for handle in (module.register_forward_pre_hook(enter), module.register_forward_hook(leave)):
-                    stack.callback(handle.remove)
+        with recorders(self.model) as record:
+            record(self)
             yield
+
+    def enter(self, module: nn.Module) -> None:
+        """Record that the call of a module begins."""
+        now = next(self._clock)
+        self._begun.setdefault(module, []).append(now)
+        if module in self.outs:
+            self.called.setdefault(self.outs[module], now)
+
+    def leave(self, module: nn.Module, output: Any) -> None:
+        """Record that the call of a module ends."""
+        begin = self._begun[module].pop()
+        # This call covers what ended in it after the last output projection.
+        uncovered = max([begin, *self.called.values()])
+        for call in takewhile(lambda call: call.end > uncovered, reversed(self.calls)):
+            call.forget()
+        self.calls.append(_Call(module, begin, next(self._clock), output, _versions(output)))
 
     @contextmanager
     def until(self, outs: Sequence[str]) -> Iterator[None]:
@@ -135,6 +137,34 @@ class Replay:
     @property
     def _end(self) -> int:
         return max((call.end for call in self.calls), default=0)
+
+
+@contextmanager
+def recorders(model: nn.Module) -> Iterator[Callable[[Replay | None], None]]:
+    """Watch all modules of a model. The function that it gives names the replay that records from then on, or None.
+
+    The hooks are made once for many passes: to make them takes longer than a pass of a small model.
+    """
+    now: list[Replay] = []
+
+    def record(replay: Replay | None) -> None:
+        now[:] = [] if replay is None else [replay]
+        for each in now:
+            each.begin()
+
+    def enter(module: nn.Module, inputs: Any) -> None:
+        for replay in now:
+            replay.enter(module)
+
+    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+        for replay in now:
+            replay.leave(module, output)
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            for handle in (module.register_forward_pre_hook(enter), module.register_forward_hook(leave)):
+                stack.callback(handle.remove)
+        yield record
 
 
 @contextmanager
@@ -231,14 +261,17 @@ def walk(
     once = not any(each.call for each in maps)
     replays = [Replay(model, [each.path for each in maps]) for _ in runs]
     known: list[str] = []
-    for each in maps:
-        parts = []
-        for run, replay in zip(runs, replays, strict=True):
-            before = replay.until(known[-1:]) if known and once else nullcontext()
-            with at_rest(model), before, replay.recording():
-                parts.append(_passing(model, each, run))
-        known.append(each.path)
-        yield each, parts
+    with recorders(model) as record:
+        for each in maps:
+            parts = []
+            with at_rest(model):
+                for run, replay in zip(runs, replays, strict=True):
+                    with replay.until(known[-1:]) if known and once else nullcontext():
+                        record(replay)
+                        parts.append(_passing(model, each, run))
+            record(None)
+            known.append(each.path)
+            yield each, parts
 
 
 class _Enough(Exception):
