@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mhaprune.attention.layer import MultiHeadAttention
     from mhaprune.front.python import run, study
     from mhaprune.heads import HeadMask
     from mhaprune.library.heads import wrap
     from mhaprune.library.saved import load, save
-    from mhaprune.model.attention import MultiHeadAttention
     from mhaprune.wrapping.blocks import AttentionBlock
 
 _HOME = {
@@ -22,7 +22,7 @@ _HOME = {
     "save": "library.saved",
     "wrap": "library.heads",
     "AttentionBlock": "wrapping.blocks",
-    "MultiHeadAttention": "model.attention",
+    "MultiHeadAttention": "attention.layer",
     "HeadMask": "heads",
 }
 

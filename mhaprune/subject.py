@@ -130,6 +130,11 @@ class Subject(Protocol):
         """Differentiable in the gates."""
         ...
 
+    def evaluate_masks(self, batch: Batch, gates: Tensor, fallback: Fallback | None = None) -> Outcome:
+        """Return the outcome under every row of `gates` (M, N): (M, B) each, equal to `evaluate` up to rounding, and
+        faster than one row after the other."""
+        ...
+
     def queries(self, batch: Batch) -> dict[Block, Tensor]:
         """(B, T) for each block in the order of `grid`: True at the positions that its heads write to, False on
         padding."""
@@ -167,6 +172,19 @@ class Subject(Protocol):
         """A copy that computes in float64, where rounding cannot be mistaken for a difference."""
         ...
 
+    def copied(self) -> Self:
+        """A copy that shares no weights."""
+        ...
+
+    def answered(self, data: Batch) -> Batch:
+        """The examples with the answers of the model itself in the place of labels that it would read."""
+        ...
+
+    def last_maps(self, batches: Sequence[Batch]) -> Iterator[LastMap]:
+        """Yields the last map of every sublayer of a pass over the batches, in forward order. What follows is computed
+        with the map as the caller leaves it, so that a refit can fit them one after the other."""
+        ...
+
     def predict(self, batch: Batch) -> Any:
         """Do the call that is timed; for our own model greedy decoding, as many steps as the targets are long."""
         ...
@@ -196,31 +214,4 @@ class CarriesRelevance(Protocol):
     def relevance(self, batch: Batch, epsilon: float) -> Tensor:
         """(B, N): the relevance of every head for the largest logit at each token, summed over the tokens, by
         layer-wise relevance propagation with the ε-rule."""
-        ...
-
-
-@runtime_checkable
-class SharesPrefixes(Protocol):
-    """A subject that runs many masks on one batch faster than one after the other."""
-
-    def evaluate_masks(self, batch: Batch, gates: Tensor, fallback: Fallback | None = None) -> Outcome:
-        """Return the outcome under every row of `gates` (M, N): (M, B) each, equal to `evaluate` up to rounding."""
-        ...
-
-
-@runtime_checkable
-class Refittable(Subject, Protocol):
-    """A subject whose last maps can be changed during a pass, so that a refit can fit them one after the other."""
-
-    def answered(self, data: Batch) -> Batch:
-        """The examples with the answers of the model itself in the place of labels that it would read."""
-        ...
-
-    def last_maps(self, batches: Sequence[Batch]) -> Iterator[LastMap]:
-        """Yields the last map of every sublayer of a pass over the batches, in forward order. What follows is computed
-        with the map as the caller leaves it."""
-        ...
-
-    def copied(self) -> Self:
-        """A copy that shares no weights."""
         ...

@@ -13,9 +13,9 @@ from torch import nn
 
 import mhaprune
 from mhaprune import losses
+from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import HeadMask
 from mhaprune.library.heads import Heads
-from mhaprune.model.attention import MultiHeadAttention
 from support.classifier import Classifier, batches, classifier
 
 

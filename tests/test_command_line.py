@@ -111,7 +111,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_training(*arguments: object, **named: object) -> None:
         raise AssertionError("a model was trained")
 
-    monkeypatch.setattr("mhaprune.training.loop.Training.__call__", no_training)
+    monkeypatch.setattr("mhaprune.model.training.Training.__call__", no_training)
 
 
 @pytest.mark.usefixtures("untrained")

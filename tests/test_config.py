@@ -99,8 +99,8 @@ def plain() -> dict[str, Any]:
         ({"task._target_": "mhaprune.nowhere.Sort"}, "task._target_=mhaprune.nowhere.Sort: must name"),
         ({"task._target_": "mhaprune.a.b.Sort"}, "task._target_=mhaprune.a.b.Sort: must name"),
         (
-            {"task._target_": "mhaprune.model.gates.Softmax"},
-            "task._target_=mhaprune.model.gates.Softmax: .* that is a Task",
+            {"task._target_": "mhaprune.attention.gates.Softmax"},
+            "task._target_=mhaprune.attention.gates.Softmax: .* that is a Task",
         ),
         ({"task._target_": "mhaprune.tasks.base.Task"}, "task._target_=mhaprune.tasks.base.Task: must name"),
         ({"task": "sort"}, "task='sort': must be settings with a _target_ that names a Task"),

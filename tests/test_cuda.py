@@ -10,16 +10,16 @@ import pandas as pd
 import pytest
 import torch
 
+from mhaprune.attention.gates import Softmax
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import gate_gradients, measure, measure_masks
-from mhaprune.model.gates import Softmax
+from mhaprune.model.training import Training
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import proofs
 from mhaprune.runs.config import build
 from mhaprune.storage.store import RunFolder
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from mhaprune.training.loop import Training
 from support.composing import compose, every
 from support.models import gated_model
 from support.sizes import TINY, chosen, options
@@ -42,7 +42,7 @@ def single(task: Sort) -> Seq2Seq:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_model_computes_the_same(single: Seq2Seq, splits: Splits, device: str) -> None:
     there, batch = copy.deepcopy(single).to(device), splits.report.to(device)
-    close(there.logits(batch), single.logits(splits.report))
+    close(there.call(batch), single.call(splits.report))
     close(measure(there, batch).loss, measure(single, splits.report).loss)
     close(gate_gradients(there, batch), gate_gradients(single, splits.report))
     assert torch.equal(there.predict(batch).cpu(), single.predict(splits.report))
@@ -50,7 +50,7 @@ def test_a_model_computes_the_same(single: Seq2Seq, splits: Splits, device: str)
     here = measure_masks(single, splits.report, torch.stack([mask.gates() for mask in masks]))
     close(measure_masks(there, batch, torch.stack([mask.gates(device) for mask in masks])).loss, here.loss)
     left = there.without(masks[0])
-    close(left.logits(batch), single.logits(splits.report, masks[0].gates()))
+    close(left.call(batch), single.run_gated(splits.report, masks[0].gates()))
     assert proofs(there, batch)["smallest_gate_effect"] > 0
 
 

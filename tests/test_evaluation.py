@@ -9,10 +9,10 @@ import torch
 
 from mhaprune.data import PAD
 from mhaprune.measure.columns import accuracy_columns, choose_columns
+from mhaprune.model.training import Training
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval
 from mhaprune.studies.trained import nothing_learnt
 from mhaprune.tasks.base import Splits
-from mhaprune.training.loop import Training
 from mhaprune.wrapping.losses import LossAndQuality
 
 

@@ -18,7 +18,7 @@ def test_measure_is_a_loop_over_single_examples_in_their_order(model: Seq2Seq, s
     outcome = measure(model, examples, gates, batch_size=5)
     for e in range(len(examples)):
         one = examples[e : e + 1]
-        logits = model.logits(one, gates)[0]
+        logits = model.run_gated(one, gates)[0]
         torch.testing.assert_close(outcome.loss[e], F.cross_entropy(logits, one.target[0]))
         right = logits.argmax(-1) == one.target[0]
         assert outcome.token_accuracy[e].item() == pytest.approx(right.double().mean().item())

@@ -16,10 +16,10 @@ import torch
 
 from mhaprune.experiments.results import _identified
 from mhaprune.front.command_line import main
+from mhaprune.model import training as loop
 from mhaprune.runs.config import build
 from mhaprune.storage.store import RunFolder, fingerprint, read_status
 from mhaprune.sweeps.jobs import Sweep
-from mhaprune.training import loop
 from support import ROOT
 from support.commands import run_here, run_script
 from support.composing import compose, tables_in

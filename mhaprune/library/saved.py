@@ -31,7 +31,8 @@ class Loaded(nn.Module):
 
     def forward(self, source_BS: Tensor, prefix_BT: Tensor, gates: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of what follows each position of the prefix; `gates` (N,) or (B, N), 1 is open."""
-        return self.network(source_BS, prefix_BT, gates)
+        with self.network.gated(len(source_BS), gates):
+            return self.network(source_BS, prefix_BT)
 
     @checked
     def decode(self, *sources: str) -> str | list[str]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mhaprune.data import Data
 from mhaprune.heads import Block, HeadMask
 from mhaprune.progress import track
-from mhaprune.subject import Batch, DecodesGreedily, Evaluated, Fallback, Outcome, SharesPrefixes, Subject
+from mhaprune.subject import Batch, DecodesGreedily, Evaluated, Fallback, Outcome, Subject
 
 Measured = TypeVar("Measured", bound=Evaluated)
 BATCH_SIZE = 128
@@ -61,11 +61,7 @@ def measure_masks(subject: Subject, examples: Data, gates: Tensor, replacement: 
     parts, total = [], -(-len(examples) // examples.rows(BATCH_OF_MASKS))
     for batch, at in track(batches, "batches", total):
         fallback = replacement and replacement(subject, batch, at)
-        if isinstance(subject, SharesPrefixes):
-            parts.append(subject.evaluate_masks(batch, gates, fallback))
-        else:
-            rows = [subject.evaluate(batch, gates_N, fallback) for gates_N in gates]
-            parts.append(_joined(rows, torch.stack))
+        parts.append(subject.evaluate_masks(batch, gates, fallback))
     return _joined(parts, lambda values: torch.cat(values, dim=1)[:, order.argsort()])
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mhaprune.attention.gates import GateConfig
 from mhaprune.data import Examples, shift_right
 from mhaprune.heads import HeadGrid, HeadId, Site
 from mhaprune.measure.outcomes import check_weights_finite
-from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.settings.refusals import BROUGHT, foreign

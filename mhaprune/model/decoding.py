@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mhaprune.attention.layer import side_by_side
 from mhaprune.data import BOS, EOS, PAD
-from mhaprune.model.attention import side_by_side
-from mhaprune.model.layers import AttentionSublayer, Call
+from mhaprune.model.network import AttentionSublayer
 
 Step = Callable[[Tensor], Tensor]
 """What a sublayer does to the newest position of every sequence, (B, D) to (B, D)."""
@@ -38,7 +38,7 @@ class KVCache:
 
 def attention_step(
     sublayer: AttentionSublayer,
-    call: Call,
+    gates_H: Tensor | None,
     max_tokens: int,
     memory: tuple[Tensor, Tensor] | None = None,
     bias: Tensor | None = None,
@@ -47,14 +47,14 @@ def attention_step(
 
     It attends to keys and values (B, H, S, K) of a `memory` with a `bias`, or else to the positions so far. Everything
     that is the same for all tokens is computed here: with few tokens in a call, what decoding takes is the number of
-    calls. So queries, keys and values are made by one matrix, and gates are multiplied into W_O; `call` must therefore
-    have the gates of a block as (H,), the same for all examples. Nothing is dropped out.
+    calls. So queries, keys and values are made by one matrix, and the gates, the same for all examples, are multiplied
+    into W_O. Nothing is dropped out.
     """
     attention, norm = sublayer.attention, sublayer.norm
     heads, output_bias = attention.num_heads, attention.out_proj.bias
     if heads == 0:
         return lambda x_BD: x_BD + output_bias
-    output_DW = attention.effective_output(call.gates.get(sublayer.block))
+    output_DW = attention.effective_output(gates_H)
     own = (attention.k_proj, attention.v_proj) if memory is None else ()
     weight, projection_bias = side_by_side([attention.q_proj, *own])
     cache = KVCache(max_tokens)

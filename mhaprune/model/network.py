@@ -1,10 +1,7 @@
-"""The network: its sizes, and what it computes from embeddings to logits, for any grid of heads.
+"""The network: its sizes, its layers, and what it computes from tokens to logits, for any grid of heads.
 
-The source of this file is hashed into the cache key of trained models, so a change here trains every model again. It
-therefore holds only what training runs. How a trained network is observed, pruned and decoded is in `transformer.py`,
-which is not part of the key.
-
-Dimensions: B = batch, S = source, T = target, D = d_model, N = all heads, V = vocabulary.
+Dimensions: B = batch, S = source, T = target, U = keys, D = d_model, H = heads of a block, K = head_dim, V =
+vocabulary.
 """
 
 import math
@@ -15,21 +12,11 @@ from typing import Annotated, cast
 import torch
 from torch import Tensor, nn
 
-from mhaprune.data import PAD, Examples, shift_right
+from mhaprune.attention.gates import GateConfig
+from mhaprune.attention.layer import MultiHeadAttention, Projection, padding_bias, project_together
+from mhaprune.data import PAD
 from mhaprune.heads import Block, HeadGrid, Site
-from mhaprune.model.attention import Projection, padding_bias
-from mhaprune.model.gates import GateConfig
-from mhaprune.model.layers import (
-    AttentionSublayer,
-    Call,
-    DecoderLayer,
-    EncoderLayer,
-    FeedForward,
-    project_memory,
-    sinusoids,
-)
 from mhaprune.settings.ranges import Checked, Ge, Lt, Within
-from mhaprune.subject import AnswerOutcome, Fallback, Gates
 
 
 @dataclass(frozen=True)
@@ -89,6 +76,119 @@ class Transformer(Checked):
         return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
 
 
+class AttentionSublayer(nn.Module):
+    """x + attention(norm(x)), with the keys and values of the sequence itself or given from outside.
+
+    A block without heads adds the bias of W_O and computes nothing else.
+    """
+
+    def __init__(
+        self, block: Block, d_model: int, num_heads: int, head_dim: int, dropout: float, gate: GateConfig | None
+    ) -> None:
+        super().__init__()
+        self.block = block
+        self.norm = nn.LayerNorm(d_model)
+        self.attention = MultiHeadAttention(d_model, num_heads, head_dim=head_dim, dropout=dropout, gate=gate)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        keys_values: tuple[Tensor, Tensor] | None = None,
+        bias: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+    ) -> Tensor:
+        attention = self.attention
+        if attention.num_heads == 0:
+            merged_BTD = attention.out_proj(x_BTD[..., :0])
+        else:
+            merged_BTD = attention.merge(self.attend(x_BTD, keys_values, bias, is_causal=is_causal))
+        return x_BTD + (self.dropout(merged_BTD) if self.training else merged_BTD)
+
+    def attend(
+        self,
+        x_BTD: Tensor,
+        keys_values: tuple[Tensor, Tensor] | None = None,
+        bias: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """The output of every head before gate and W_O, (B, H, T, K), of a block with heads."""
+        attention, h_BTD = self.attention, self.norm(x_BTD)
+        if keys_values is None:
+            queries, keys, values = attention.project(h_BTD, h_BTD, h_BTD)
+        else:
+            queries, (keys, values) = attention.split(attention.q_proj(h_BTD)), keys_values
+        return attention.attend(queries, keys, values, bias, is_causal=is_causal)[0]
+
+
+def project_memory(memory_BSD: Tensor, readers: Sequence[AttentionSublayer]) -> list[tuple[Tensor, Tensor] | None]:
+    """The keys and values that each of several cross-attentions finds in the output of the encoder, in one product.
+
+    A block without heads reads nothing: None.
+    """
+    attentions = [reader.attention for reader in readers]
+    projections = [each for a in attentions if a.num_heads for each in (a.k_proj, a.v_proj)]
+    parts = iter(project_together(memory_BSD, projections) if projections else ())
+    return [(a.split(next(parts)), a.split(next(parts))) if a.num_heads else None for a in attentions]
+
+
+class FeedForward(nn.Sequential):
+    """x + W_2 relu(W_1 norm(x))."""
+
+    def __init__(self, d_model: int, dim_feedforward: int, dropout: float) -> None:
+        super().__init__(
+            nn.LayerNorm(d_model),
+            Projection(d_model, dim_feedforward),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            Projection(dim_feedforward, d_model),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        hidden = x_BTD
+        for module in self:
+            if self.training or not isinstance(module, nn.Dropout):  # a call that does nothing takes its time, too
+                hidden = module(hidden)
+        return x_BTD + hidden
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention over the source, then feed-forward."""
+
+    def __init__(self, self_attention: AttentionSublayer, feed_forward: FeedForward) -> None:
+        super().__init__()
+        self.self_attention = self_attention
+        self.feed_forward = feed_forward
+
+    def forward(self, x_BSD: Tensor, bias: Tensor) -> Tensor:
+        return self.feed_forward(self.self_attention(x_BSD, bias=bias))
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention over the target, cross-attention to the encoder's output, then feed-forward."""
+
+    def __init__(self, self_attention: AttentionSublayer, cross: AttentionSublayer, feed_forward: FeedForward) -> None:
+        super().__init__()
+        self.self_attention = self_attention
+        self.cross = cross
+        self.feed_forward = feed_forward
+
+    def forward(self, x_BTD: Tensor, memory: tuple[Tensor, Tensor] | None, bias: Tensor) -> Tensor:
+        """`memory` is the encoder's output projected for the cross-attention; None if that has no heads."""
+        # No padding mask here: targets are padded on the right, where a causal mask never lets a real position look.
+        x_BTD = self.self_attention(x_BTD, is_causal=True)
+        return self.feed_forward(self.cross(x_BTD, memory, bias))
+
+
+def sinusoids(length: int, d_model: int) -> Tensor:
+    """Positions (length, D): sin and cos of t / 10000^(2i/D), interleaved (Vaswani et al. 2017, section 3.5)."""
+    angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, d_model, 2) / d_model)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+
+
 class EncoderDecoder(nn.Module):
     """An encoder-decoder transformer (Vaswani et al. 2017) with layer normalisation before each sublayer (pre-LN).
 
@@ -107,7 +207,7 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         grid = HeadGrid.full(config.blocks, config.num_heads) if grid is None else grid
         d_model, dropout = config.d_model, config.dropout
-        self.config, self.grid, self.head_dim = config, grid, config.width_per_head
+        self.config, self.head_dim = config, config.width_per_head
         self.source_embedding = nn.Embedding(vocabulary_size, d_model)
         self.target_embedding = nn.Embedding(vocabulary_size, d_model)
         self.register_buffer("positions", sinusoids(config.max_length, d_model))
@@ -142,30 +242,14 @@ class EncoderDecoder(nn.Module):
         if self.config.tie_output:
             self.output.weight = self.target_embedding.weight
 
-    def forward(
-        self, source_BS: Tensor, prefix_BT: Tensor, gates: Gates | None = None, fallback: Fallback | None = None
-    ) -> Tensor:
+    def forward(self, source_BS: Tensor, prefix_BT: Tensor) -> Tensor:
         """Logits (B, T, V) of what follows each position of `prefix_BT`, which starts with BOS."""
-        return self.run(source_BS, prefix_BT, self.call(gates, fallback))
-
-    def logits(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> Tensor:
-        return self(batch.source, shift_right(batch.target), gates, fallback)
-
-    def evaluate(self, batch: Examples, gates: Gates | None = None, fallback: Fallback | None = None) -> AnswerOutcome:
-        return AnswerOutcome.of(self.logits(batch, gates, fallback), batch.target)
-
-    @property
-    def device(self) -> torch.device:
-        return self.positions.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.positions.dtype
-
-    def learned_gates(self) -> Tensor | None:
-        gates = [sublayer.attention.gate for sublayer in self.attention_sublayers().values()]
-        learned = [gate() for gate in gates if gate is not None]
-        return torch.cat(learned) if learned else None
+        bias = self.bias(source_BS)
+        memories = self.project_memory(self.encode(source_BS, bias))
+        x_BTD = self.embed(self.target_embedding, prefix_BT)
+        for layer, memory in zip(self.decoder, memories, strict=True):
+            x_BTD = layer(x_BTD, memory, bias)
+        return self.output(self.decoder_norm(x_BTD))
 
     def attention_sublayers(self) -> dict[Block, AttentionSublayer]:
         """Every attention block by its name, in the order of the grid."""
@@ -174,27 +258,12 @@ class EncoderDecoder(nn.Module):
         sublayers += [layer.cross for layer in self.decoder]
         return {sublayer.block: sublayer for sublayer in sublayers}
 
-    def call(self, gates: Gates | None = None, fallback: Fallback | None = None) -> Call:
-        """Return gates and fallback as a `Call`."""
-        if isinstance(gates, Tensor):
-            gates = self.grid.split(gates)
-        return Call(gates or {}, fallback or {})
-
-    def run(self, source_BS: Tensor, prefix_BT: Tensor, call: Call) -> Tensor:
-        """Compute the logits, and fill the records of `call`."""
-        bias = self.bias(source_BS)
-        memories = self.project_memory(self.encode(source_BS, call, bias))
-        x_BTD = self.embed(self.target_embedding, prefix_BT)
-        for layer, memory in zip(self.decoder, memories, strict=True):
-            x_BTD = layer(x_BTD, memory, bias, call)
-        return self.output(self.decoder_norm(x_BTD))
-
-    def encode(self, source_BS: Tensor, call: Call | None = None, bias: Tensor | None = None) -> Tensor:
+    def encode(self, source_BS: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the output of the encoder, (B, S, D). `bias` is that of the source, if it is known already."""
-        call, bias = call or Call(), self.bias(source_BS) if bias is None else bias
+        bias = self.bias(source_BS) if bias is None else bias
         x_BSD = self.embed(self.source_embedding, source_BS)
         for layer in self.encoder:
-            x_BSD = layer(x_BSD, bias, call)
+            x_BSD = layer(x_BSD, bias)
         return self.encoder_norm(x_BSD)
 
     def project_memory(self, memory_BSD: Tensor) -> list[tuple[Tensor, Tensor] | None]:

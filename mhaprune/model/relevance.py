@@ -10,16 +10,20 @@ times z / (z + ε sign z). Attention weights and the spread that a layer normali
 So from layer to layer only biases and ε take relevance away (Ali et al. 2022).
 """
 
+import copy
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 
-from mhaprune.model.attention import MultiHeadAttention
-from mhaprune.model.surgery import Module, copied
+from mhaprune.attention.layer import MultiHeadAttention
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def with_relevance(model: Module, epsilon: float) -> Module:
     """A copy with the same outputs and relevance for gradients; the model itself stays as it is."""
-    model = copied(model)
+    model = copy.deepcopy(model)
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if isinstance(child, nn.LayerNorm):

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import Block
-from mhaprune.model.attention import MultiHeadAttention
-from mhaprune.model.layers import AttentionSublayer, project_memory
+from mhaprune.model.network import AttentionSublayer, project_memory
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,26 @@
-"""The network as a `Subject`: how a trained network is observed, pruned and decoded.
-
-It stands apart from `network.py` for one reason: the source of that file is hashed into the cache key of trained
-models, and the source of this file is not. Editing this file retrains nothing. A method that training runs belongs
-there, every other method belongs here.
+"""Our network as a `Subject`, and what makes it fast: many masks at once, and decoding with a cache.
 
 Dimensions: B = batch, S = source, T = target, U = keys, D = d_model, H = heads of a block, K = head_dim, N = all heads,
 V = vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from mhaprune.attention.gates import GateConfig
 from mhaprune.data import EOS, PAD, Examples, shift_right
-from mhaprune.heads import Block, HeadMask, Site
+from mhaprune.heads import Block, HeadGrid, Site
 from mhaprune.measure.outcomes import BATCH_SIZE
-from mhaprune.model.attention import MultiHeadAttention
 from mhaprune.model.decoding import Step, attention_step, decode_greedily
-from mhaprune.model.layers import AttentionSublayer, Call, sinusoids
-from mhaprune.model.network import EncoderDecoder
+from mhaprune.model.network import AttentionSublayer, EncoderDecoder, Transformer
 from mhaprune.model.relevance import with_relevance
-from mhaprune.model.replay import find_maps, walk
 from mhaprune.model.shared_prefixes import Branches, depth_first
-from mhaprune.model.surgery import copied, remove_heads
-from mhaprune.subject import AnswerOutcome, AttentionMap, Fallback, Gates, LastMap
+from mhaprune.subject import AnswerOutcome, Fallback
+from mhaprune.wrapping.blocks import AttentionBlock, block_of
+from mhaprune.wrapping.gated import GatedModel, joined
 
 TOKENS_AT_ONCE = 2048
 """Tokens in one step of a pass of many masks: enough to be worth a call, few enough for the processor's cache."""
@@ -35,100 +28,68 @@ WAITING_BYTES = 2**28
 """Limit for the states that such a pass keeps; masks that need more memory go in several passes."""
 
 
-class Seq2Seq(EncoderDecoder):
+class Seq2Seq(EncoderDecoder, GatedModel):
     """The network as a `Subject`: see `subject.py` for what its methods promise.
 
     `Seq2Seq(config, vocabulary_size, gate, grid)` has fresh weights. `gate` None means no learned gates; `grid` None
     means all heads of the config.
     """
 
-    @torch.no_grad()
-    def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> AnswerOutcome:
-        length = max(batch.source.shape[1], batch.target.shape[1])
-        state_bytes = len(batch) * length * self.config.d_model * self.positions.element_size()
-        parts = gates.split(max(1, WAITING_BYTES // state_bytes))
-        outcomes = [self._evaluate_part(batch, gates_MN, fallback, len(batch) * length) for gates_MN in parts]
-        return AnswerOutcome(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
+    def __init__(
+        self, config: Transformer, vocabulary_size: int, gate: GateConfig | None = None, grid: HeadGrid | None = None
+    ) -> None:
+        grid = HeadGrid.full(config.blocks, config.num_heads) if grid is None else grid
+        super().__init__(config, vocabulary_size, gate, grid)
+        paths = {module: path for path, module in self.named_modules()}
+        sublayers = self.attention_sublayers()
+        self.names = grid.blocks
+        self.blocks = tuple(
+            block_of(
+                *(sublayers[name].attention, paths[sublayers[name].attention], paths[sublayers[name]]),
+                cross=name.site == Site.CROSS,
+                names=tuple(grid.heads[at].head for at in grid.positions(name)),
+            )
+            for name in self.names
+        )
+
+    @property
+    def module(self) -> nn.Module:
+        return self
+
+    def with_module(self, module: Self, blocks: Sequence[AttentionBlock]) -> Self:
+        module.blocks = tuple(blocks)
+        for remembered in ("grid", "by_name"):
+            module.__dict__.pop(remembered, None)
+        return module
+
+    def call(self, batch: Examples) -> Tensor:
+        """Return the logits of every next token, (B, T, V), given the ones before it."""
+        return self(batch.source, shift_right(batch.target))
+
+    def judge(self, output: Tensor, batch: Examples) -> AnswerOutcome:
+        return AnswerOutcome.of(output, batch.target)
+
+    def real_outputs(self, output: Tensor, batch: Examples) -> Tensor:
+        """The logits at all tokens of the targets, (tokens, V)."""
+        return output[batch.target != PAD]
+
+    def real(self, batch: Examples, path: str, length: int) -> Tensor:
+        return (batch.source if path.startswith("encoder.") else batch.target) != PAD
 
     def queries(self, batch: Examples) -> dict[Block, Tensor]:
-        tokens: dict[str, Tensor] = dict.fromkeys(map(str, Site), batch.target) | {Site.ENCODER_SELF: batch.source}
-        return {block: tokens[block.site] != PAD for block in self.grid.blocks}
+        return {name: self.real(batch, block.path, 0) for name, block in self.by_name.items()}
 
-    def outputs(self, batch: Examples, gates: Gates | None = None) -> Tensor:
-        """The logits at all tokens of the targets, (tokens, V)."""
-        return self.logits(batch, gates)[batch.target != PAD]
+    def mapped(self, batch: Examples, block: Block, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        # What the decoder reads at a position is BOS or the token before: never end of sequence, unless it is padding.
+        source_BS, target_BT = (batch.source != PAD) & (batch.source != EOS), batch.target != PAD
+        queries_BT = source_BS if block.site == Site.ENCODER_SELF else target_BT
+        return queries_BT, target_BT if block.site == Site.DECODER_SELF else source_BS
 
     def unread(self) -> list[Block]:
         """The blocks of the encoder if no cross-attention has a head left."""
-        sizes = dict(zip(self.grid.blocks, self.grid.sizes, strict=True))
-        if any(sizes[block] for block in sizes if block.site == Site.CROSS):
+        if any(self.by_name[name].heads for name in self.names if name.site == Site.CROSS):
             return []
-        return [block for block in sizes if block.site == Site.ENCODER_SELF]
-
-    def head_outputs(self, batch: Examples) -> dict[Block, Tensor]:
-        read = self._read(batch, lambda sublayer: sublayer.attention.out_proj)
-        return {block: each.attention.split(read[block]) for block, each in self.attention_sublayers().items()}
-
-    def attention_inputs(self, batch: Examples) -> dict[Block, tuple[Tensor, Tensor]]:
-        """For every block with heads, what its queries (B, T, D) and its keys and values (B, U, D) are made from."""
-        read, memory_BSD = self._read(batch, lambda sublayer: sublayer.norm), self.encode(batch.source)
-        inputs = {b: sublayer.norm(read[b]) for b, sublayer in self.attention_sublayers().items() if b in read}
-        return {b: (x, memory_BSD if b.site == Site.CROSS else x) for b, x in inputs.items()}
-
-    def _read(self, batch: Examples, module_of: Callable[[AttentionSublayer], nn.Module]) -> dict[Block, Tensor]:
-        """The input of a module of each block that calls it, in a pass with all gates open."""
-        found: dict[Block, Tensor] = {}
-        with ExitStack() as stack:
-            for block, sublayer in self.attention_sublayers().items():
-                hook = module_of(sublayer).register_forward_pre_hook(
-                    lambda module, inputs, block=block: found.update({block: inputs[0]})
-                )
-                stack.callback(hook.remove)
-            self.logits(batch)
-        return found
-
-    def attention_maps(self, batch: Examples) -> dict[Block, AttentionMap]:
-        weights: dict[Block, Tensor] = {}
-        self.run(batch.source, shift_right(batch.target), Call(weights=weights))
-        # What the decoder reads at a position is BOS or the token before: never end of sequence, unless it is padding.
-        source_BS, target_BT = (batch.source != PAD) & (batch.source != EOS), batch.target != PAD
-        queries: dict[str, Tensor] = dict.fromkeys(map(str, Site), target_BT) | {Site.ENCODER_SELF: source_BS}
-        keys: dict[str, Tensor] = dict.fromkeys(map(str, Site), source_BS) | {Site.DECODER_SELF: target_BT}
-        shapes = {b: (len(batch), 0, queries[b.site].shape[1], keys[b.site].shape[1]) for b in self.grid.blocks}
-        found = {b: weights.get(b, self.positions.new_zeros(shape)) for b, shape in shapes.items()}
-        return {b: AttentionMap(weights_BHTU, queries[b.site], keys[b.site]) for b, weights_BHTU in found.items()}
-
-    def output_weights(self) -> dict[Block, Tensor]:
-        return {
-            block: sublayer.attention.out_proj.weight.mT.unflatten(0, (-1, self.head_dim))
-            for block, sublayer in self.attention_sublayers().items()
-        }
-
-    def value_weights(self) -> dict[Block, Tensor]:
-        return {
-            block: sublayer.attention.v_proj.weight.unflatten(0, (-1, self.head_dim))
-            for block, sublayer in self.attention_sublayers().items()
-        }
-
-    def without(self, mask: HeadMask) -> Self:
-        def fewer(module: nn.Module) -> nn.Module | None:
-            return remove_heads(module, kept[module]) if isinstance(module, MultiHeadAttention) else None
-
-        gone = [head in mask.removed for head in self.grid]
-        kept = {
-            sublayer.attention: [n for n, at in enumerate(self.grid.positions(block)) if not gone[at]]
-            for block, sublayer in self.attention_sublayers().items()
-        }
-        smaller = copied(self, replace=fewer)
-        smaller.grid = self.grid.without(mask.removed)
-        return smaller
-
-    def in_double(self) -> Self:
-        double = copied(self, partial(Tensor.to, dtype=torch.float64, copy=True))
-        # Converted, they would be as far from sines and cosines as before.
-        positions = sinusoids(self.config.max_length, self.config.d_model, torch.float64)
-        double.positions = positions.to(self.positions.device)
-        return double
+        return [name for name in self.names if name.site == Site.ENCODER_SELF]
 
     @torch.no_grad()
     def answered(self, data: Examples) -> Examples:
@@ -138,23 +99,9 @@ class Seq2Seq(EncoderDecoder):
         answers_ET[answers_ET[:, 0] == PAD, 0] = EOS  # a poor model may answer padding; no answer is without a token
         return Examples(data.source, answers_ET)
 
-    def last_maps(self, batches: Sequence[Examples]) -> Iterator[LastMap]:
-        outs = {each.attention.out_proj: str(block) for block, each in self.attention_sublayers().items()}
-        names = {path: outs[module] for path, module in self.named_modules() if module in outs}
-        maps = find_maps(self, names, partial(self.logits, batches[0][:1]))
-        for each, found in walk(self, maps, [partial(self.logits, batch) for batch in batches]):
-            tokens = [batch.source if each.path.startswith("encoder.") else batch.target for batch in batches]
-            passed = zip(tokens, found, strict=True)
-            parts = [(inputs[ids != PAD], stream[ids != PAD]) for ids, (inputs, stream) in passed]
-            last: Any = self.get_submodule(each.path)
-            yield LastMap(names.get(each.path, each.path), each.path not in names, last.weight, last.bias, parts)
-
-    def copied(self) -> Self:
-        return copied(self)
-
     def relevance(self, batch: Examples, epsilon: float) -> Tensor:
         gates_BN = torch.ones(len(batch), len(self.grid), dtype=self.dtype, device=self.device, requires_grad=True)
-        top_BT = with_relevance(self, epsilon).logits(batch, gates_BN).amax(dim=-1)
+        top_BT = with_relevance(self, epsilon).run_gated(batch, gates_BN).amax(dim=-1)
         top, no_heads = top_BT[batch.target != PAD].sum(), not len(self.grid)
         (relevance_BN,) = torch.autograd.grad(top, gates_BN, allow_unused=no_heads, materialize_grads=no_heads)
         return relevance_BN
@@ -180,36 +127,36 @@ class Seq2Seq(EncoderDecoder):
         """Decode greedily, see `decoding`, under `gates` (N,) for all examples. `use_cache` keeps the keys and
         values of the positions so far; without it the whole prefix is run again for every token, with the same
         result."""
-        call, bias = self.call(gates), self.bias(source_BS)
-        memories: Sequence[tuple[Tensor, Tensor] | None] = [None] * len(self.decoder)
-        if any(layer.cross.attention.num_heads for layer in self.decoder):  # else nothing reads the encoder's output
-            memories = self.project_memory(self.encode(source_BS, call, bias))
-        layers = list(zip(self.decoder, memories, strict=True))
-        steps: list[Step] = []
-        for layer, memory in layers if use_cache else ():
-            steps.append(self.attention_step(layer.self_attention, call, max_tokens))
-            steps.append(self.attention_step(layer.cross, call, max_tokens, memory, bias))
-            steps.append(layer.feed_forward)
+        with self.gated(len(source_BS), gates):
+            memories: Sequence[tuple[Tensor, Tensor] | None] = [None] * len(self.decoder)
+            bias = self.bias(source_BS)
+            if not self.unread():
+                memories = self.project_memory(self.encode(source_BS, bias))
+            layers = list(zip(self.decoder, memories, strict=True))
+            pieces = {} if gates is None else self.grid.split(gates)
+            steps: list[Step] = []
+            for layer, memory in layers if use_cache else ():
+                own, cross = (pieces.get(each.block) for each in (layer.self_attention, layer.cross))
+                steps.append(self.attention_step(layer.self_attention, own, max_tokens))
+                steps.append(self.attention_step(layer.cross, cross, max_tokens, memory, bias))
+                steps.append(layer.feed_forward)
 
-        def next_logits(tokens_BT: Tensor) -> Tensor:
-            if use_cache:
-                first = tokens_BT.shape[1] - 1
-                x_BD = self.embed(self.target_embedding, tokens_BT[:, first:], first)[:, 0]
-                for step in steps:
-                    x_BD = step(x_BD)
-            else:
-                x_BTD = self.embed(self.target_embedding, tokens_BT)
-                for layer, memory in layers:
-                    x_BTD = layer(x_BTD, memory, bias, call)
-                x_BD = x_BTD[:, -1]
-            return self.output(self.decoder_norm(x_BD))
+            def next_logits(tokens_BT: Tensor) -> Tensor:
+                if use_cache:
+                    first = tokens_BT.shape[1] - 1
+                    x_BD = self.embed(self.target_embedding, tokens_BT[:, first:], first)[:, 0]
+                    for step in steps:
+                        x_BD = step(x_BD)
+                else:
+                    x_BTD = self.embed(self.target_embedding, tokens_BT)
+                    for layer, memory in layers:
+                        x_BTD = layer(x_BTD, memory, bias)
+                    x_BD = x_BTD[:, -1]
+                return self.output(self.decoder_norm(x_BD))
 
-        return decode_greedily(next_logits, source_BS, max_tokens, stop=stop)
+            return decode_greedily(next_logits, source_BS, max_tokens, stop=stop)
 
     attention_step = staticmethod(attention_step)
-
-    def count_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
 
     def count_flops(self, batch: Examples) -> int:
         S, T, D = batch.source.shape[1], batch.target.shape[1], self.config.d_model
@@ -222,6 +169,13 @@ class Seq2Seq(EncoderDecoder):
         feed_forward = 2 * D * self.config.dim_feedforward
         multiply_adds += feed_forward * (len(self.encoder) * S + len(self.decoder) * T)
         return 2 * len(batch) * multiply_adds
+
+    @torch.no_grad()
+    def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> AnswerOutcome:
+        length = max(batch.source.shape[1], batch.target.shape[1])
+        state_bytes = len(batch) * length * self.config.d_model * self.positions.element_size()
+        parts = gates.split(max(1, WAITING_BYTES // state_bytes))
+        return joined((self._evaluate_part(batch, part, fallback, len(batch) * length) for part in parts), torch.cat)
 
     def _evaluate_part(
         self, batch: Examples, gates_MN: Tensor, fallback: Fallback | None, tokens: int

@@ -57,7 +57,7 @@ class Costs:
             "rounds": self.rounds,
             "device": device_name(self.timed.device),
             "num_threads": torch.get_num_threads(),
-            "measured_with": sources(__name__, "mhaprune.measure.times", type(self.subject).__module__),
+            "measured_with": sources(__name__, "mhaprune.measure", "mhaprune.wrapping", type(self.subject).__module__),
         }
         content = self.remember("costs", what, make)
         named = {str(block): block for block in self.subject.grid.blocks}

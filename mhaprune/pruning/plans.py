@@ -21,7 +21,7 @@ from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.refit_error import RefitError
 from mhaprune.scorers.scoring import Scoring, naming, settings_text
 from mhaprune.settings.options import option_name
-from mhaprune.subject import Refittable, Subject
+from mhaprune.subject import Subject
 from mhaprune.tables import join_names
 
 SEARCH = "search"
@@ -200,19 +200,16 @@ class Search:
         return gate_gradients(self.scoring.subject, self.scoring.examples)
 
     def _refits(self, examples: int) -> Refits:
-        subject = self.scoring.subject
-        if not isinstance(subject, Refittable):
-            raise ValueError("schedule: this model cannot be refitted; choose a schedule without a refit, as greedy")
         if len(self.scoring.examples) < 2:
             raise ValueError("score: one example; a schedule that refits needs 2 or more, half of them for the losses")
-        self.refitting.append(Refits(subject, self.scoring.examples[:examples]))
+        self.refitting.append(Refits(self.scoring.subject, self.scoring.examples[:examples]))
         return self.refitting[-1]
 
 
 class Refits:
     """See `schedules.base.Refits`. It counts what it takes."""
 
-    def __init__(self, subject: Refittable, examples: Data) -> None:
+    def __init__(self, subject: Subject, examples: Data) -> None:
         self.subject, self.fitted, self.judged = subject, examples[::2], examples[1::2]
         self.passes = 0.0
         """Forward passes, over one half of the examples each."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mhaprune.data import PAD, Examples
-from mhaprune.model.network import EncoderDecoder
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Left, Recovery, RecoveryContext, State, left_digest
 from mhaprune.settings.ranges import Ge, Gt, Within
 
@@ -79,12 +79,12 @@ class FineTune(Recovery):
         return model, training(model, splits.train, splits.valid, None, lesson.seed, state, save, objective)
 
 
-def distil(model: EncoderDecoder, batch: Examples, teacher: EncoderDecoder, share: float) -> Tensor:
+def distil(model: Seq2Seq, batch: Examples, teacher: Seq2Seq, share: float) -> Tensor:
     """(1 - share) · cross-entropy + share · KL(teacher ‖ model), each the mean per target token in nats; the labels are
     not smoothed, the teacher does that."""
     with torch.no_grad():
-        taught = teacher.logits(batch).log_softmax(dim=-1)
-    said = model.logits(batch).log_softmax(dim=-1)
+        taught = teacher.call(batch).log_softmax(dim=-1)
+    said = model.call(batch).log_softmax(dim=-1)
     valid = batch.target != PAD
     kl = F.kl_div(said[valid], taught[valid], reduction="sum", log_target=True) / valid.sum()
     own = F.nll_loss(said[valid], batch.target[valid])

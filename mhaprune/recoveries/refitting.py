@@ -14,11 +14,11 @@ from torch import Tensor
 from mhaprune.data import Data
 from mhaprune.measure.outcomes import BATCH_SIZE, Diverged, by_length
 from mhaprune.progress import track
-from mhaprune.subject import Batch, Refittable
+from mhaprune.subject import Batch, Subject
 
 log = logging.getLogger(__name__)
 
-Fitted = TypeVar("Fitted", bound=Refittable)
+Fitted = TypeVar("Fitted", bound=Subject)
 RIDGE = 1e-3
 ENOUGH = 32
 """Tokens per input of a map. With fewer, its ridge is chosen among several, on examples that are not fitted to."""
@@ -37,7 +37,7 @@ class RefitTargets(NamedTuple):
 
 
 @torch.no_grad()
-def show(dense: Refittable, data: Data, batch_size: int = BATCH_SIZE) -> RefitTargets:
+def show(dense: Subject, data: Data, batch_size: int = BATCH_SIZE) -> RefitTargets:
     """Return the targets of a refit, the same for every pruned model. No label is read.
 
     It holds the streams of all sublayers in the precision of the model.

@@ -4,9 +4,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
+from mhaprune.attention.gates import GateConfig
 from mhaprune.experiments.base import Experiment
 from mhaprune.model.checkpoint import SavedModel, load
-from mhaprune.model.gates import GateConfig
+from mhaprune.model.training import Training
 from mhaprune.recoveries.base import Recovery
 from mhaprune.runs.run import Run
 from mhaprune.schedules.base import Schedule
@@ -17,7 +18,6 @@ from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings
 from mhaprune.studies.pretrained import Pretrained
 from mhaprune.studies.trained import parts_of
 from mhaprune.tasks.base import Task
-from mhaprune.training.loop import Training
 
 log = logging.getLogger(__name__)
 

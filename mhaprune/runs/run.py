@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import torch
 
+from mhaprune.attention.gates import GateConfig
 from mhaprune.experiments.base import Experiment, Setup
 from mhaprune.experiments.results import Results, present
-from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
+from mhaprune.model.training import Training
 from mhaprune.progress import Step, doing, track
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.training import check_tensorboard, event_files
@@ -27,7 +28,6 @@ from mhaprune.studies.pretrained import Pretrained
 from mhaprune.studies.study import Source, Study
 from mhaprune.studies.trained import Recipe
 from mhaprune.tasks.base import Task
-from mhaprune.training.loop import Training
 
 MODEL, SHOW = "model", "figures and page"
 """The first stage of every run and the last."""

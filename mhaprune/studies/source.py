@@ -181,7 +181,7 @@ class PretrainedSource(Source):
         recipe = {
             **self._content,
             "heads": list(map(str, subject.grid)),
-            "sources": sources("mhaprune.model", "mhaprune.wrapping"),
+            "sources": sources("mhaprune.attention", "mhaprune.wrapping"),
             "num_threads": self.num_threads,
             "device": torch.device(self.device).type,
             "torch": str(torch.__version__),

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pandas as pd
 
+from mhaprune.attention.gates import GateConfig
 from mhaprune.data import HeldOut, TrainingSplits
+from mhaprune.descent import Descent
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.times import device_name
-from mhaprune.model.gates import GateConfig
+from mhaprune.model.training import Training
 from mhaprune.recoveries.base import Recovery, RecoveryContext
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.storage.cache import Remember
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Splits, Task
-from mhaprune.training.descent import Descent
-from mhaprune.training.loop import Training
 
 if TYPE_CHECKING:
     from mhaprune.model.transformer import Seq2Seq

@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 import pandas as pd
 import torch
 
+from mhaprune.attention.gates import GateConfig
 from mhaprune.data import PAD, Examples
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.columns import groups_of
 from mhaprune.model.checkpoint import SavedModel, load, restore, to_bytes
-from mhaprune.model.gates import GateConfig
 from mhaprune.model.network import Transformer
+from mhaprune.model.training import Training
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
@@ -27,7 +28,6 @@ from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
 from mhaprune.studies.study import Source, Study, Trained, environment, trained_with
 from mhaprune.tables import VALID_QUALITY
 from mhaprune.tasks.base import Splits, Task
-from mhaprune.training.loop import Training
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ LARGE = (
 )
 """The settings that decide how much memory a model and its examples take."""
 
-COMPUTES = tuple(f"mhaprune.{room}" for room in ("heads", "data", "subject", "model", "training"))
+COMPUTES = tuple(f"mhaprune.{room}" for room in ("heads", "data", "subject", "attention", "descent", "model"))
 """The rooms whose code decides what a training ends in."""
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import Block, HeadGrid, HeadId
-from mhaprune.model.replay import is_linear
+from mhaprune.wrapping.replay import is_linear
 
 
 class Unsupported(ValueError):
@@ -124,6 +125,15 @@ class AttentionBlock:
             raise Unsupported(f"blocks: {path} is a {type(module).__name__}, must be a linear module")
         return module
 
+    @property
+    def owner(self) -> str:
+        """The path of the module that holds W_O: of a layer of ours, that is the layer."""
+        return self.out.rpartition(".")[0]
+
+    @property
+    def head_dim(self) -> int:
+        return len(self.columns[0]) if self.columns else 0
+
     @cached_property
     def owners(self) -> Tensor:
         """(W,): the head that each input column of W_O reads, H for a column that reads none."""
@@ -145,6 +155,23 @@ class AttentionBlock:
 
     def __hash__(self) -> int:
         return hash((self.path, self.out, self.columns, self.names))
+
+    def __deepcopy__(self, memo: object) -> AttentionBlock:
+        return self  # it never changes
+
+
+def block_of(layer: MultiHeadAttention, path: str, called: str | None = None, **facts: Any) -> AttentionBlock:
+    """The heads of a layer of ours at `path`, which says itself what belongs to each. `called` is the path of the
+    module in whose call it attends, by default the layer itself."""
+    H, width = layer.num_heads, layer.num_heads * layer.head_dim
+    names: dict[str, Any] = {"names": tuple(range(H))} | facts
+    made: dict[str, Any] = {
+        name: Rows(f"{path}.{name[0]}_proj", neighbours(width, H)) for name in ("query", "key", "value")
+    }
+    of_kv, columns = tuple(range(H)), neighbours(width, H)
+    return AttentionBlock(
+        called or path, f"{path}.out_proj", H, of_kv=of_kv, columns=columns, whole=True, **made, **names
+    )
 
 
 def neighbours(width: int, heads: int) -> tuple[tuple[int, ...], ...]:

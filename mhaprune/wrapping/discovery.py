@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhaprune.model.attention import MultiHeadAttention
-from mhaprune.model.replay import at_rest, is_linear
-from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, in_features, neighbours, out_features
+from mhaprune.attention.layer import MultiHeadAttention
+from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours
 from mhaprune.wrapping.interception import Attend, AttentionCalls, attention_interface
 from mhaprune.wrapping.removal import Cut
+from mhaprune.wrapping.replay import at_rest, is_linear
 
 REMEMBERED = 32
 """How many outputs of linear modules are looked through for the one that made queries, keys or values."""
@@ -233,9 +233,9 @@ class _Trace:
 
     def _reads(self, module: nn.Module, x: Any) -> None:
         """Tell if this linear module is the W_O that a found block waits for, and which columns its heads have."""
-        around = self.running[-2] if len(self.running) > 1 else None
-        if isinstance(around, MultiHeadAttention) and around.out_proj is module:
-            self._own(around, module)
+        layer = self.model.get_submodule(self.paths[module].rpartition(".")[0])
+        if isinstance(layer, MultiHeadAttention) and layer.out_proj is module:
+            self._own(layer, module)
         for found in self.found:
             if found.out is None and found.context is not None and isinstance(x, Tensor) and x.requires_grad:
                 leaf = found.context
@@ -250,14 +250,12 @@ class _Trace:
                 found.out = module
 
     def _own(self, layer: MultiHeadAttention, out: nn.Module) -> None:
-        """A layer of ours: it says itself what belongs to each head."""
-        self.found = [found for found in self.found if found.module is not layer]
-        H, path = layer.num_heads, self.paths[layer]
-        found = _Found(layer, H, tuple(range(H)), out=out, columns=neighbours(in_features(out), H))
-        for name in ("query", "key", "value"):
-            child = f"{name[0]}_proj"
-            found.rows[name] = Rows(f"{path}.{child}", neighbours(out_features(layer.get_submodule(child)), H))
-        self._end(found)
+        """A layer of ours says itself what belongs to each head. It may attend in the call of a module around it."""
+        caller = self.running[-2]
+        self.found = [found for found in self.found if found.module is not caller or found.out is not None]
+        block = block_of(layer, self.paths[layer])
+        rows: Any = {"query": block.query, "key": block.key, "value": block.value}
+        self._end(_Found(caller, block.heads, block.of_kv, rows, out=out, columns=block.columns))
 
     def _columns(self, x: Tensor, leaf: Tensor, found: _Found) -> tuple[tuple[int, ...], ...]:
         """Column by column, which head it reads."""

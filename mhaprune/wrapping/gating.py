@@ -11,39 +11,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhaprune.heads import Block
 from mhaprune.wrapping.blocks import AttentionBlock
 
-Seen = Callable[[AttentionBlock, Tensor], None]
+Seen = Callable[[Block, Tensor], None]
 """Is told what the output projection of a block reads."""
 
 
 @contextmanager
 def hooked(
     model: nn.Module,
-    blocks: Mapping[str, AttentionBlock],
+    blocks: Mapping[Block, AttentionBlock],
     batch_size: int,
-    gates: Mapping[str, Tensor] | None = None,
-    fallback: Mapping[str, Tensor] | None = None,
+    gates: Mapping[Block, Tensor] | None = None,
+    fallback: Mapping[Block, Tensor] | None = None,
     seen: Seen | None = None,
 ) -> Iterator[None]:
     """Every head's output is multiplied by its gate while this lasts: (H,), (B, H) or (B, H, T) for each block.
 
     `fallback` is what a closed gate lets through instead of nothing, (B, H, T, K) or what broadcasts to it. `seen` is
-    told each input of an output projection, before any gate. Blocks go by their names.
+    told each input of an output projection, before any gate.
     """
 
-    def hook(name: str, block: AttentionBlock) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
+    def hook(name: Block, block: AttentionBlock) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
         def before(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            x, *others = inputs
+            x, *own = inputs  # W_O of a layer of ours is also told how its learned gates scale its columns
             if seen is not None:
-                seen(block, x)
+                seen(name, x)
             if gates is None or name not in gates:
                 return None
             scale = spread(gates[name].to(x), block, x, batch_size)
             if fallback is None or name not in fallback:
-                return (x * scale, *others)
+                return (x * (own[0] * scale if own else scale),)
             instead = side_by_side(fallback[name].to(x), block, x, batch_size)
-            return (instead + scale * (x - instead), *others)
+            return (instead + scale * (x - instead), *own)
 
         return before
 

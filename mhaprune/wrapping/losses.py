@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mhaprune.model.replay import tensors_in
 from mhaprune.wrapping.batches import DENSE, IGNORED, MASK, Batches, Parts
+from mhaprune.wrapping.replay import tensors_in
 
 Judge = Callable[[Any, Any], Tensor]
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from mhaprune.model.attention import MultiHeadAttention
+from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, in_features, neighbours, out_features, weight_of
 from mhaprune.wrapping.reshaping import finish, store
-from mhaprune.wrapping.torch_nn import TorchAttention, without_heads
+from mhaprune.wrapping.torch_nn import TorchAttention
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 """The attributes in which modules keep how many heads they have."""
@@ -79,14 +79,17 @@ def remove_heads(
     left, cut = [], Cut()
     generic: list[tuple[AttentionBlock, list[int]]] = []
     for block, keep in zip(blocks, kept, strict=True):
-        layer = model.get_submodule(block.path)
-        if len(keep) == block.heads:
+        layer = model.get_submodule(block.owner)
+        if len(keep) == block.heads and not (isinstance(layer, MultiHeadAttention) and layer.gate):
             left.append(block)
         elif block.why_not:
             raise Unsupported(f"{block.path}: its heads can be gated, not removed: {block.why_not}")
         elif isinstance(layer, MultiHeadAttention):
             left.append(_block_without(model, block, keep, keep))
-            _replace(model, block.path, layer, keep)
+            layer.keep_heads(keep)
+            parent = model.get_submodule(block.owner.rpartition(".")[0])
+            if isinstance(parent, TorchAttention):
+                parent.names = tuple(parent.names[h] for h in keep)
         else:
             left.append(_block_without(model, block, keep, list(keep) or [0]))
             generic.append((block, list(keep)))
@@ -124,15 +127,6 @@ def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int
     store(module, as_stored.clone(memory_format=torch.contiguous_format), None if bias is None else bias.clone())
 
 
-def _replace(model: nn.Module, path: str, layer: MultiHeadAttention, keep: Sequence[int]) -> None:
-    """A layer of ours knows itself what fewer heads are."""
-    parent_path, _, name = path.rpartition(".")
-    parent = model.get_submodule(parent_path)
-    setattr(parent, name, without_heads(layer, keep))
-    if isinstance(parent, TorchAttention):
-        parent.names = tuple(parent.names[h] for h in keep)
-
-
 def _block_without(model: nn.Module, block: AttentionBlock, keep: Sequence[int], stay: Sequence[int]) -> AttentionBlock:
     """Return a block as it will be with the heads `keep`, before the model is cut. The heads `stay` stay in the
     weights: they are those, or one that says nothing and is no head of the block any more."""
@@ -144,7 +138,7 @@ def _block_without(model: nn.Module, block: AttentionBlock, keep: Sequence[int],
         place = {row: i for i, row in enumerate(row for row in range(size) if row not in gone)}
         return Rows(rows.path, tuple(tuple(place[row] for row in rows.heads[h]) for h in heads))
 
-    K = len(block.columns[0])
+    K = block.head_dim
     return replace(
         block,
         heads=len(keep),

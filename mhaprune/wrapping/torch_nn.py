@@ -3,6 +3,7 @@
 `nn.MultiheadAttention` hands the weight of its `out_proj` to a function, so a hook on that module never fires.
 """
 
+import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -10,8 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mhaprune.model.attention import MultiHeadAttention
-from mhaprune.model.surgery import copied, remove_heads
+from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.blocks import Unsupported
 
 
@@ -79,27 +79,19 @@ def convertible(model: nn.Module) -> bool:
 def converted(model: nn.Module) -> nn.Module:
     """A copy that shares all weights, in which the attention of torch.nn and ours can be gated and cut.
 
-    Weights are shared until heads are removed; the learned gates of our layers are folded into copies of W_O. Raises
-    `Unsupported` for what has no equal here.
+    Raises `Unsupported` for what has no equal here.
     """
-    copy = copied(model, clone=lambda tensor: tensor, replace=_replacement)
-    for module in copy.modules():
-        if isinstance(module, nn.TransformerEncoder):
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    model = copy.deepcopy(model, shared)
+    for path, module in list(model.named_modules()):
+        if isinstance(module, nn.MultiheadAttention):
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, _from_torch(module).train(module.training))
+        elif isinstance(module, MultiHeadAttention):
+            _make_hookable(module)
+        elif isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = module.enable_nested_tensor = False
-    return copy
-
-
-def without_heads(layer: MultiHeadAttention, kept: Sequence[int]) -> MultiHeadAttention:
-    """A layer with only these heads, whose projections are called as modules."""
-    return _hookable(remove_heads(layer, kept))
-
-
-def _replacement(module: nn.Module) -> nn.Module | None:
-    if isinstance(module, nn.MultiheadAttention):
-        return _from_torch(module).train(module.training)
-    if isinstance(module, MultiHeadAttention):
-        return _hookable(copied(module, clone=lambda tensor: tensor)).train(module.training)
-    return None
+    return model
 
 
 def _from_torch(attention: nn.MultiheadAttention) -> TorchAttention:
@@ -122,12 +114,11 @@ def _from_torch(attention: nn.MultiheadAttention) -> TorchAttention:
     return TorchAttention(layer, attention.batch_first, range(attention.num_heads))
 
 
-def _hookable(layer: MultiHeadAttention) -> MultiHeadAttention:
-    """Return the layer with plain linear modules in place of those that it runs together."""
+def _make_hookable(layer: MultiHeadAttention) -> None:
+    """Put plain linear modules in place of those that a layer of ours runs together."""
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
         projection = getattr(layer, name)
         setattr(layer, name, _linear(projection.weight, projection.bias))
-    return layer
 
 
 def _linear(weight: Tensor | None, bias: Tensor | None) -> nn.Linear:

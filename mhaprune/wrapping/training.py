@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from mhaprune.model.gates import GateConfig
-from mhaprune.model.replay import switched_off
-from mhaprune.training.descent import Descent
+from mhaprune.attention.gates import GateConfig
+from mhaprune.descent import Descent
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import in_features
+from mhaprune.wrapping.replay import switched_off
 from mhaprune.wrapping.wrapped import WrappedModel
 
 

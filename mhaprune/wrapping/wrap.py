@@ -18,12 +18,12 @@ from mhaprune.measure.outcomes import (
     measure,
     output_difference,
 )
-from mhaprune.model.replay import at_rest
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME
 from mhaprune.wrapping.batches import Batches, UserSplits
 from mhaprune.wrapping.blocks import AttentionBlock, Unsupported
 from mhaprune.wrapping.discovery import discover, unseen
 from mhaprune.wrapping.losses import Drift, Judge, name_of, quality_for, unit_of
+from mhaprune.wrapping.replay import at_rest
 from mhaprune.wrapping.torch_nn import converted, convertible
 from mhaprune.wrapping.wrapped import WrappedModel, wrapped
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 from benches.sides import VOCABULARY_SIZE, Pair, random_examples
+from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure.times import COPIES, taking_turns
-from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 

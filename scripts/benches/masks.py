@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from benches.sides import DEFAULT, VOCABULARY_SIZE, Pair
+from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.measure.outcomes import measure, measure_masks
-from mhaprune.model.gates import Softmax
-from mhaprune.model.layers import AttentionSublayer, Call, EncoderLayer, FeedForward
-from mhaprune.model.network import Transformer
+from mhaprune.model.network import AttentionSublayer, EncoderLayer, FeedForward, Transformer
 from mhaprune.model.shared_prefixes import Branches, depth_first
 from mhaprune.model.transformer import TOKENS_AT_ONCE, Seq2Seq
 from mhaprune.schedules.base import Evidence
@@ -23,6 +22,8 @@ from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.subject import Subject
 from mhaprune.tasks.sort import Sort
+from mhaprune.wrapping.blocks import block_of
+from mhaprune.wrapping.gating import hooked
 
 
 def ablation() -> list[Pair]:
@@ -107,9 +108,12 @@ class Encoder(nn.Module):
         self.parts = nn.ModuleList(layers)
 
     def forward(self, x_BTD: Tensor, gates_N: Tensor) -> Tensor:
-        call, bias = Call(self.grid.split(gates_N)), torch.zeros(len(x_BTD), 1, 1, x_BTD.shape[1])
-        for layer in self.layers:
-            x_BTD = layer(x_BTD, bias, call)
+        bias, paths = torch.zeros(len(x_BTD), 1, 1, x_BTD.shape[1]), {m: path for path, m in self.named_modules()}
+        sublayers = [layer.self_attention for layer in self.layers]
+        blocks = {each.block: block_of(each.attention, paths[each.attention]) for each in sublayers}
+        with hooked(self, blocks, len(x_BTD), self.grid.split(gates_N)):
+            for layer in self.layers:
+                x_BTD = layer(x_BTD, bias)
         return x_BTD
 
     def many(self, x_BTD: Tensor, gates_MN: Tensor) -> list[Tensor]:

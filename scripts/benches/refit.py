@@ -7,8 +7,8 @@ import copy
 import torch
 
 from benches.sides import DEFAULT, VOCABULARY_SIZE, Pair
+from mhaprune.attention.gates import Softmax
 from mhaprune.heads import HeadMask
-from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.refitting import correct, ridges, show

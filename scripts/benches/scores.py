@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from benches.sides import VOCABULARY_SIZE, Pair
+from mhaprune.attention.gates import Softmax
 from mhaprune.measure.outcomes import measure
-from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.shapley import Shapley

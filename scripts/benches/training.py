@@ -12,14 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benches.sides import VOCABULARY_SIZE, Pair, random_examples
+from mhaprune.attention.gates import Softmax
 from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.front.command_line import described
-from mhaprune.model.gates import Softmax
-from mhaprune.model.layers import sinusoids
-from mhaprune.model.network import Transformer
+from mhaprune.model.network import Transformer, sinusoids
+from mhaprune.model.training import Training, training_step
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.studies.trained import Recipe
-from mhaprune.training.loop import Training, training_step
 
 
 def training() -> list[Pair]:
@@ -39,7 +38,7 @@ def training() -> list[Pair]:
     def peer_step() -> None:
         peer.train()
         with torch.enable_grad():
-            loss = F.cross_entropy(peer.logits(batch).flatten(0, 1), batch.target.flatten(), ignore_index=PAD)
+            loss = F.cross_entropy(peer.call(batch).flatten(0, 1), batch.target.flatten(), ignore_index=PAD)
             peer_optimiser.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
@@ -98,7 +97,7 @@ class TorchSeq2Seq(nn.Module):
         self.output = nn.Linear(config.d_model, VOCABULARY_SIZE)
         self.output.weight = self.target_embedding.weight
 
-    def logits(self, batch: Examples) -> Tensor:
+    def call(self, batch: Examples) -> Tensor:
         source_BSD = self._embed(self.source_embedding, batch.source)
         target_BTD = self._embed(self.target_embedding, shift_right(batch.target))
         length, padding = batch.target.shape[1], batch.source == PAD

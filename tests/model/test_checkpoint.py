@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import mhaprune
+from mhaprune.attention.gates import Softmax
 from mhaprune.data import shift_right
 from mhaprune.front.command_line import main
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.checkpoint import exported, load, restore, to_bytes
-from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.runs.config import build
 from mhaprune.settings.options import ConfigError
@@ -82,7 +82,7 @@ def test_a_file_is_evaluated_as_the_model_it_is(
     program = torch.export.load(tmp_path / "run" / "model.pt2")
     batch = study.splits.report[:7]
     torch.testing.assert_close(
-        program.module()(batch.source.clone(), shift_right(batch.target)), pruned.logits(batch), atol=1e-5, rtol=1e-5
+        program.module()(batch.source.clone(), shift_right(batch.target)), pruned.call(batch), atol=1e-5, rtol=1e-5
     )
 
 
@@ -97,7 +97,7 @@ def test_a_pruned_model_is_pruned_again_and_heads_keep_their_names(
     whole = study.subject.without(HeadMask(study.subject.grid, frozenset(map(HeadId.parse, (*GONE, *removed)))))
     again = pruned.without(HeadMask(pruned.grid, frozenset(map(HeadId.parse, removed))))
     batch = study.splits.report
-    torch.testing.assert_close(again.logits(batch), whole.logits(batch), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(again.call(batch), whole.call(batch), atol=1e-5, rtol=1e-5)
     exact = measure(whole, batch).quality.double().mean()
     assert table.loc[table["heads_removed"] == 2, "quality"].item() == pytest.approx(float(exact))
 
@@ -149,7 +149,7 @@ def test_a_file_becomes_a_module_in_python(study: Study, pruned: Seq2Seq, file: 
     built = pruned.config, len(study.trained.task.vocabulary)
     again = restore(saved, *built)
     assert not again.training
-    assert torch.equal(again.logits(batch), pruned.logits(batch))
+    assert torch.equal(again.call(batch), pruned.call(batch))
     for config, gate in ((replace(pruned.config, dim_feedforward=8), None), (pruned.config, Softmax())):
         with pytest.raises(ValueError, match=f"model_file={file}: damaged, its weights do not fit"):
             restore(saved, config, len(study.trained.task.vocabulary), gate)
@@ -163,7 +163,7 @@ def test_a_trained_model_keeps_its_gates(cache: Path, tmp_path: Path) -> None:
     study = build(compose("experiment=ablate", f"model_file={path}", f"cache={cache}")).study()
     dense = build(compose("experiment=train", *LEARNT, f"cache={cache}")).study()
     assert study.subject.learned_gates() is not None
-    assert torch.equal(study.subject.logits(study.splits.report), dense.subject.logits(dense.splits.report))
+    assert torch.equal(study.subject.call(study.splits.report), dense.subject.call(dense.splits.report))
 
 
 def test_two_files_of_one_name_are_two_runs(study: Study, file: Path, tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_the_exported_program_gives_the_same_logits(model: Seq2Seq, splits: Spli
     program = exported(left, splits.report[:3]).module()
     for batch in (splits.report[:3], splits.score, splits.score[:2]):
         logits = program(batch.source.clone(), shift_right(batch.target))
-        torch.testing.assert_close(logits, left.logits(batch))
+        torch.testing.assert_close(logits, left.call(batch))
 
 
 def test_facts_and_weights_are_plain(model: Seq2Seq) -> None:

@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.data import Examples
 from mhaprune.heads import Block, HeadMask, Site
-from mhaprune.model.layers import Call
 from mhaprune.model.transformer import Seq2Seq
 
 TOKENS = 5
@@ -53,8 +52,8 @@ def test_a_block_without_heads_is_one_addition(model: Seq2Seq, batch: Examples, 
     block = Block(site, 1)
     pruned = emptied(model, block)
     sublayer, x_BD = pruned.attention_sublayers()[block], torch.randn(3, 12, dtype=torch.float64)
-    step = pruned.attention_step(sublayer, Call(), TOKENS)
-    assert operations(lambda: sublayer(x_BD[None], Call()))["add"] == sum(operations(lambda: step(x_BD)).values()) == 1
+    step = pruned.attention_step(sublayer, None, TOKENS)
+    assert operations(lambda: sublayer(x_BD[None]))["add"] == sum(operations(lambda: step(x_BD)).values()) == 1
     # In decoding, then, everything else that the block did is saved for every token.
     before, after = (operations(lambda m=m: m.decode_greedily(batch.source, TOKENS)) for m in (emptied(model), pruned))
     assert not after - before

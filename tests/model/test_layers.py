@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from mhaprune.heads import Block, Site
-from mhaprune.model.layers import AttentionSublayer, Call, FeedForward
+from mhaprune.model.network import AttentionSublayer, FeedForward
 
 
 def test_dropout_acts_in_training_only_and_token_by_token_also_without_heads() -> None:
@@ -12,8 +12,8 @@ def test_dropout_acts_in_training_only_and_token_by_token_also_without_heads() -
     for heads in (3, 0):
         sublayer = AttentionSublayer(Block(Site.ENCODER_SELF, 0), 12, heads, 4, 0.5, None)
         torch.nn.init.ones_(sublayer.attention.out_proj.bias)
-        assert torch.equal(sublayer.eval()(x_BTD, Call()), sublayer(x_BTD, Call()))
-        dropped = (sublayer.train()(x_BTD, Call()) == x_BTD).flatten(0, 1)
+        assert torch.equal(sublayer.eval()(x_BTD), sublayer(x_BTD))
+        dropped = (sublayer.train()(x_BTD) == x_BTD).flatten(0, 1)
         assert dropped.any()
         assert not (dropped == dropped[0]).all(), heads  # a token has its own
     layer = FeedForward(12, 24, 0.5)

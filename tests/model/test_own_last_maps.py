@@ -25,12 +25,10 @@ def test_the_last_one_ends_where_the_network_does(model: Seq2Seq, batch: Example
         widths = {each.name: each.parts[0][0].shape for each in one.last_maps([batch])}
         of_encoder, of_decoder = int((batch.source != PAD).sum()), int((batch.target != PAD).sum())
         assert of_encoder < batch.source.numel(), "the fixture must have padding"
-        heads = {str(block): size for block, size in zip(one.grid.blocks, one.grid.sizes, strict=True)}
-        assert list(widths) == [
-            *("encoder_self.0", "encoder.0.feed_forward.4", "encoder_self.1", "encoder.1.feed_forward.4"),
-            *("decoder_self.0", "cross.0", "decoder.0.feed_forward.4"),
-            *("decoder_self.1", "cross.1", "decoder.1.feed_forward.4"),
-        ]
+        heads = {block.out: block.heads for block in one.blocks}
+        own, cross = "self_attention.attention.out_proj", "cross.attention.out_proj"
+        of_layers = {"encoder": (own, "feed_forward.4"), "decoder": (own, cross, "feed_forward.4")}
+        assert list(widths) == [f"{side}.{n}.{last}" for side in of_layers for n in (0, 1) for last in of_layers[side]]
         for name, shape in widths.items():
             width = heads[name] * one.head_dim if name in heads else one.config.dim_feedforward
             assert shape == (of_encoder if name.startswith("encoder") else of_decoder, width)
@@ -40,7 +38,7 @@ def test_the_last_one_ends_where_the_network_does(model: Seq2Seq, batch: Example
 def test_a_map_that_is_changed_on_the_way_decides_what_follows(model: Seq2Seq, batch: Examples) -> None:
     before = end_of(model, batch)
     for each in model.last_maps([batch]):
-        if each.name == "encoder_self.1":
+        if each.name == "encoder.1.self_attention.attention.out_proj":
             assert each.bias is not None
             each.bias[0] += 1.0  # one of them: layer normalisation does not see a shift of all
     ((_, end_TD),) = each.parts

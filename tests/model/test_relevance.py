@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mhaprune.data import Examples, shift_right
 from mhaprune.heads import Block
-from mhaprune.model.layers import AttentionSublayer, FeedForward
+from mhaprune.model.network import AttentionSublayer, FeedForward
 from mhaprune.model.relevance import with_relevance
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.lrp import Lrp
@@ -113,7 +113,7 @@ def relevance_by_hand(model: Seq2Seq, source: Tensor, target: Tensor, epsilon: f
         decoder.append((layer.self_attention.block, of_self, layer.cross.block, of_cross, of_ff))
     normed, through_decoder_norm = norm(model.decoder_norm, x)
     logits, through_output = linear(model.output, normed, epsilon)
-    torch.testing.assert_close(logits, model.logits(Examples(source[None], target[None]))[0])
+    torch.testing.assert_close(logits, model.call(Examples(source[None], target[None]))[0])
 
     heads: dict[Block, Tensor] = {}
     top = torch.zeros_like(logits).scatter(1, logits.argmax(1, keepdim=True), logits.amax(1, keepdim=True))
@@ -131,9 +131,9 @@ def relevance_by_hand(model: Seq2Seq, source: Tensor, target: Tensor, epsilon: f
 
 def test_the_copy_computes_the_same_and_the_model_stays(model: Seq2Seq, batch: Examples) -> None:
     copy = with_relevance(model, 0.01)
-    torch.testing.assert_close(copy.logits(batch), model.logits(batch))
+    torch.testing.assert_close(copy.call(batch), model.call(batch))
     gates = torch.rand(len(model.grid), dtype=torch.float64)
-    torch.testing.assert_close(copy.logits(batch, gates), model.logits(batch, gates))
+    torch.testing.assert_close(copy.run_gated(batch, gates), model.run_gated(batch, gates))
     assert [type(module).__name__ for module in model.modules()].count("LayerNorm") == 12
     assert copy.output.weight is copy.target_embedding.weight
 
@@ -142,7 +142,7 @@ def test_the_copy_computes_the_same_and_the_model_stays(model: Seq2Seq, batch: E
 def test_relevance_of_all_heads_is_the_rules_written_out(model: Seq2Seq, batch: Examples, epsilon: float) -> None:
     one = batch[:1]
     gates = torch.ones(1, len(model.grid), dtype=torch.float64, requires_grad=True)
-    with_relevance(model, epsilon).logits(one, gates).amax(-1).sum().backward()
+    with_relevance(model, epsilon).run_gated(one, gates).amax(-1).sum().backward()
     assert gates.grad is not None
     expected = relevance_by_hand(model, one.source[0], one.target[0], epsilon)
     torch.testing.assert_close(model.grid.split(gates.grad[0]), expected)
@@ -166,7 +166,7 @@ def test_without_biases_and_epsilon_the_inputs_receive_what_the_top_logits_are(m
     copy = with_relevance(without_biases(model), 1e-12)
     for sublayer in (copy.encoder[0].self_attention, copy.decoder[0].self_attention):
         sublayer.register_forward_pre_hook(keep)
-    top = copy.logits(batch).amax(-1).sum(-1)
+    top = copy.call(batch).amax(-1).sum(-1)
     top.sum().backward()
     received = [(x * x.grad).sum((1, 2)) for x in inputs if x.grad is not None]
     assert len(received) == 2

@@ -10,7 +10,6 @@ from mhaprune.model import transformer
 from mhaprune.model.shared_prefixes import Branches
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import resample
-from mhaprune.subject import SharesPrefixes
 from mhaprune.tasks.base import Splits
 
 
@@ -52,23 +51,6 @@ def test_a_pruned_model_with_an_empty_block_runs_many_masks(model: Seq2Seq, spli
     together = measure_masks(pruned, splits.score, gates)
     for row, gates_N in enumerate(gates):
         torch.testing.assert_close(together.loss[row], measure(pruned, splits.score, gates_N).loss)
-
-
-def test_a_subject_without_the_fast_path_is_run_mask_by_mask(model: Seq2Seq, splits: Splits) -> None:
-    class Plain:
-        def __init__(self, model: Seq2Seq) -> None:
-            self.grid, self.evaluate = model.grid, model.evaluate
-
-    gates = some_gates(model)
-    plain = Plain(model)
-    assert isinstance(model, SharesPrefixes)
-    assert not isinstance(plain, SharesPrefixes)
-    for ours, slow in zip(
-        measure_masks(model, splits.score, gates),
-        measure_masks(plain, splits.score, gates),  # type: ignore[arg-type]
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, slow)
 
 
 @pytest.mark.parametrize(("tokens", "calls"), [(2**30, 1), (1, 19)])

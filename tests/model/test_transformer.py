@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from mhaprune.attention.gates import Softmax
 from mhaprune.data import BOS, EOS, PAD, Examples, shift_right
 from mhaprune.heads import Block, HeadMask, Site
-from mhaprune.model.gates import Softmax
-from mhaprune.model.layers import sinusoids
-from mhaprune.model.network import Transformer
+from mhaprune.model.network import Transformer, sinusoids
 from mhaprune.model.transformer import Seq2Seq
 
 
@@ -30,10 +27,10 @@ def removals(model: Seq2Seq) -> dict[str, HeadMask]:
 
 
 def test_open_gates_change_nothing_and_every_gate_matters(model: Seq2Seq, batch: Examples) -> None:
-    logits = model.logits(batch)
-    torch.testing.assert_close(model.logits(batch, torch.ones(len(model.grid))), logits)
+    logits = model.call(batch)
+    torch.testing.assert_close(model.run_gated(batch, torch.ones(len(model.grid))), logits)
     for head in model.grid:
-        closed = model.logits(batch, HeadMask(model.grid).without(head).gates())
+        closed = model.run_gated(batch, HeadMask(model.grid).without(head).gates())
         assert (closed - logits)[batch.target != PAD].abs().max() > 1e-4, head
 
 
@@ -41,8 +38,8 @@ def test_open_gates_change_nothing_and_every_gate_matters(model: Seq2Seq, batch:
 def test_masked_equals_removed(model: Seq2Seq, batch: Examples, which: str) -> None:
     mask = removals(model)[which]
     smaller = model.without(mask)
-    masked = model.logits(batch, mask.gates())
-    torch.testing.assert_close(smaller.logits(batch), masked)
+    masked = model.run_gated(batch, mask.gates())
+    torch.testing.assert_close(smaller.call(batch), masked)
     assert smaller.grid == model.grid.without(mask.removed)
     assert smaller.count_parameters() < model.count_parameters()
     decoded = model.decode_greedily(batch.source, 6, mask.gates())
@@ -66,7 +63,7 @@ def test_removing_twice_keeps_the_names(model: Seq2Seq, batch: Examples) -> None
     once = model.without(first)
     twice = once.without(HeadMask(once.grid).without(model.grid.heads[1], model.grid.heads[9]))
     both = first.without(model.grid.heads[1], model.grid.heads[9])
-    torch.testing.assert_close(twice.logits(batch), model.logits(batch, both.gates()))
+    torch.testing.assert_close(twice.call(batch), model.run_gated(batch, both.gates()))
 
 
 def test_a_removed_copy_shares_no_weights_but_keeps_its_tie(model: Seq2Seq) -> None:
@@ -90,11 +87,11 @@ def test_gates_per_token_close_a_head_where_they_say(model: Seq2Seq, batch: Exam
     per_token = {
         block: gates.unsqueeze(-1).repeat(1, 1, lengths[block]) for block, gates in model.grid.split(gates_BN).items()
     }
-    torch.testing.assert_close(model.logits(batch, per_token), model.logits(batch, gates_BN))
+    torch.testing.assert_close(model.run_gated(batch, per_token), model.run_gated(batch, gates_BN))
     # In the last layer of the decoder what happens at one position reaches no other.
     last = Block(Site.CROSS, 1)
     per_token[last][:, 0, 2] += 1.0
-    changed = (model.logits(batch, per_token) - model.logits(batch, gates_BN)).abs().amax(dim=(0, 2))
+    changed = (model.run_gated(batch, per_token) - model.run_gated(batch, gates_BN)).abs().amax(dim=(0, 2))
     assert changed[2] > 1e-4
     assert changed[torch.arange(len(changed)) != 2].max() < 1e-12
 
@@ -124,11 +121,11 @@ def test_fallback_reaches_its_own_head(model: Seq2Seq, batch: Examples) -> None:
     fallback = {block: torch.zeros(3, 1, model.head_dim, dtype=torch.float64) for block in model.grid.blocks}
     head = model.grid.heads[-1]
     closed = HeadMask(model.grid).without(head)
-    torch.testing.assert_close(model.logits(batch, closed.gates(), fallback), model.logits(batch, closed.gates()))
+    torch.testing.assert_close(model.run_gated(batch, closed.gates(), fallback), model.run_gated(batch, closed.gates()))
     fallback[head.block][-1] = 1.0
-    changed = model.logits(batch, closed.gates(), fallback)
-    assert (changed - model.logits(batch, closed.gates())).abs().max() > 1e-4
-    torch.testing.assert_close(model.logits(batch, torch.ones(len(model.grid)), fallback), model.logits(batch))
+    changed = model.run_gated(batch, closed.gates(), fallback)
+    assert (changed - model.run_gated(batch, closed.gates())).abs().max() > 1e-4
+    torch.testing.assert_close(model.run_gated(batch, torch.ones(len(model.grid)), fallback), model.call(batch))
 
 
 @pytest.mark.parametrize("stop", [True, False])
@@ -173,7 +170,7 @@ def test_flops_equal_what_torch_counts(batch: Examples) -> None:
     model = Seq2Seq(config, 11, Softmax())
     for subject in (model, model.without(HeadMask(model.grid).without(*model.grid.heads[:4]))):
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            subject.train().logits(batch)
+            subject.train().call(batch)
         assert subject.count_flops(batch) == counter.get_total_flops()
 
 
@@ -195,23 +192,7 @@ def test_a_model_without_gates_has_no_gate_parameters() -> None:
 
 def test_a_model_without_encoder_layers_runs(batch: Examples) -> None:
     config = Transformer(d_model=8, num_heads=2, num_encoder_layers=0, num_decoder_layers=1)
-    assert Seq2Seq(config, 11).logits(batch).shape == (*batch.target.shape, 11)
-
-
-def test_the_positions_of_a_double_are_exact_in_float64() -> None:
-    """Those of float32, written in float64, would be wrong from the sixth digit on."""
-    config = Transformer(d_model=64, num_heads=2, max_length=50)
-    single = Seq2Seq(config, 11)
-    double = single.in_double()
-    assert (single.positions.dtype, double.positions.dtype) == (torch.float32, torch.float64)
-    assert single.positions.equal(sinusoids(50, 64))
-    for t, i in ((1, 3), (49, 1), (49, 17)):
-        angle = t / 10000 ** (2 * i / 64)
-        assert double.positions[t, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-14)
-        assert double.positions[t, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-14)
-    assert double.in_double().positions.equal(double.positions)
-    (head,) = single.grid.heads[:1]
-    assert double.without(HeadMask(double.grid).without(head)).positions.equal(double.positions)
+    assert Seq2Seq(config, 11).call(batch).shape == (*batch.target.shape, 11)
 
 
 def test_sinusoids_of_float32_are_bit_for_bit_what_models_were_trained_with() -> None:
@@ -251,7 +232,7 @@ def test_heads_may_have_a_width_of_their_own(batch: Examples) -> None:
     for block, weights_HKD in model.output_weights().items():
         assert weights_HKD.shape == (5, 2, 12), block
     mask = HeadMask(model.grid, frozenset(model.grid.heads[::2]))
-    torch.testing.assert_close(model.without(mask).logits(batch), model.logits(batch, mask.gates()))
+    torch.testing.assert_close(model.without(mask).call(batch), model.run_gated(batch, mask.gates()))
     attention = 3 * (3 * 10 * (12 + 1) + 12 * (10 + 1)) + 3 * 5
     without_heads = Seq2Seq(config, 8, None, model.grid.without(model.grid.heads)).count_parameters() - 3 * 12
     assert model.count_parameters() == attention + without_heads

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
-from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning import oracle

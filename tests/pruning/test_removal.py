@@ -80,7 +80,7 @@ def test_a_removal_that_is_not_the_mask_fails(model: Seq2Seq, splits: Splits) ->
 
 def test_a_mask_that_one_block_ignores_fails(model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
     assert smallest_effect(model, splits.report) > 1e-4
-    plain = Seq2Seq.logits
+    plain = Seq2Seq.run_gated
 
     def deaf(self: Seq2Seq, batch: Examples, gates: Tensor | None = None, fallback: Tensor | None = None) -> Tensor:
         if gates is not None:
@@ -88,7 +88,7 @@ def test_a_mask_that_one_block_ignores_fails(model: Seq2Seq, splits: Splits, mon
             gates[..., 15:] = 1.0
         return plain(self, batch, gates, fallback)
 
-    monkeypatch.setattr(Seq2Seq, "logits", deaf)
+    monkeypatch.setattr(Seq2Seq, "run_gated", deaf)
     with pytest.raises(ProofFailed, match="closing any head of block cross.1 changes no output"):
         smallest_effect(model, splits.report)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -73,10 +73,3 @@ class Refitting(Curious):
 def test_refits_that_cannot_be_had_are_refused(model: Seq2Seq, splits: Splits) -> None:
     with pytest.raises(ValueError, match="^score: one example; a schedule that refits needs 2 or more"):
         Search(Scoring(model, splits.score[:1], 0))(Refitting(splits), [])
-
-    class Plain:
-        grid = model.grid
-
-    stranger: Any = Plain()
-    with pytest.raises(ValueError, match="^schedule: this model cannot be refitted; choose a schedule without a refit"):
-        Search(Scoring(stranger, splits.score, 0))(Refitting(splits), [])

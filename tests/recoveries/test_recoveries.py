@@ -11,13 +11,13 @@ import torch.nn.functional as F
 
 from mhaprune.data import PAD
 from mhaprune.heads import HeadId, HeadMask
+from mhaprune.model.training import cross_entropy
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import RecoveryContext, recover
 from mhaprune.recoveries.fine_tune import FineTune, distil
 from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from mhaprune.training.loop import cross_entropy
 from support.models import gated_model, lesson_of
 
 
@@ -34,10 +34,10 @@ def without(model: Seq2Seq, *names: str) -> Seq2Seq:
 def test_distillation_asks_for_the_teachers_probabilities(lesson: RecoveryContext, splits: Splits) -> None:
     batch = splits.report[:8]
     teacher, model = lesson.dense, without(lesson.dense, "cross.0.0", "encoder_self.0.1")
-    p, q = (m.logits(batch).softmax(dim=-1) for m in (teacher, model))
+    p, q = (m.call(batch).softmax(dim=-1) for m in (teacher, model))
     valid = batch.target != PAD
     kl = ((p * (p / q).log()).sum(dim=-1)[valid]).mean()
-    ce = F.cross_entropy(model.logits(batch)[valid], batch.target[valid])
+    ce = F.cross_entropy(model.call(batch)[valid], batch.target[valid])
     assert float(kl) > 0.01, "the fixture must tell right from wrong"
     torch.testing.assert_close(distil(model, batch, teacher, 0.3), 0.7 * ce + 0.3 * kl, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(distil(model, batch, teacher, 0.0), cross_entropy(model, batch))

@@ -62,7 +62,7 @@ def test_taylor_of_a_batch_is_the_sum_of_outputs_times_their_gradients(model: Se
 
     for block, sublayer in model.attention_sublayers().items():
         sublayer.attention.attend = keep(block)  # type: ignore[assignment,method-assign]
-    model.evaluate(splits.score).loss.mean().backward()
+    model.judge(model.call(splits.score), splits.score).loss.mean().backward()
     by_hand = [(contexts[block] * contexts[block].grad).sum(dim=(0, 2, 3)).abs() for block in model.grid.blocks]
     for sublayer in model.attention_sublayers().values():
         del sublayer.attention.attend

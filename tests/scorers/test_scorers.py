@@ -182,7 +182,7 @@ def test_lrp_is_the_share_of_relevance_in_the_block(model: Seq2Seq, splits: Spli
         total = torch.zeros(len(model.grid)).double()
         for t in range(one.target.shape[1]):
             gates = torch.ones(len(model.grid), dtype=torch.double, requires_grad=True)
-            relevant.logits(one, gates)[0, t].max().backward()
+            relevant.run_gated(one, gates)[0, t].max().backward()
             assert gates.grad is not None
             total += gates.grad
         shares.append(torch.cat([R.abs() / R.abs().sum() for R in model.grid.split(total).values()]))

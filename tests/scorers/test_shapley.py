@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples
 from mhaprune.measure.outcomes import measure
-from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers import shapley as module

@@ -36,7 +36,7 @@ def planted(model: Seq2Seq, splits: Splits) -> tuple[Seq2Seq, Examples]:
             for head in range(3):
                 columns[:, head] *= 4.0 if str(HeadId(*block, head)) in PLANTED else 0.01
         examples = Examples(splits.train.source[:128], splits.train.target[:128])
-        answers = model.logits(examples)[..., 3:].argmax(-1) + 3
+        answers = model.call(examples)[..., 3:].argmax(-1) + 3
     return model, Examples(examples.source, answers.masked_fill(examples.target == PAD, PAD))
 
 

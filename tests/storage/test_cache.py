@@ -159,8 +159,8 @@ def test_the_digest_is_that_of_the_code_that_runs(tmp_path: Path, monkeypatch: p
 
 def test_the_digest_of_a_module_is_that_of_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a plug-in it is that of its whole package, with the YAML files of its options."""
-    assert sources("mhaprune.training.loop", "mhaprune.heads") == sources("mhaprune.heads", "mhaprune.training.descent")
-    assert set(sources("mhaprune.training.loop", "mhaprune.heads")) == {"mhaprune.heads", "mhaprune.training"}
+    assert sources("mhaprune.model.training", "mhaprune.heads") == sources("mhaprune.heads", "mhaprune.model.network")
+    assert set(sources("mhaprune.model.training", "mhaprune.heads")) == {"mhaprune.heads", "mhaprune.model"}
     assert sources("mhaprune.heads")["mhaprune.heads"] != sources("mhaprune.data")["mhaprune.data"]
     monkeypatch.syspath_prepend(tmp_path)
     found = []

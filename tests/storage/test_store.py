@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from mhaprune.model.gates import Softmax
+from mhaprune.attention.gates import Softmax
 from mhaprune.settings.options import describe, option_name
 from mhaprune.storage.store import RunFolder, fingerprint, read_status, write_bytes
 from mhaprune.tasks.running_sum import RunningSum
@@ -77,7 +77,7 @@ def test_a_description_is_plain_and_names_the_class() -> None:
     described = describe({"a": Outer(Softmax(learning_rate=0.5))})
     assert json.loads(json.dumps(described)) == described
     assert described["a"]["sizes"] == [1, 2]
-    assert described["a"]["gate"]["_target_"] == "mhaprune.model.gates.Softmax"
+    assert described["a"]["gate"]["_target_"] == "mhaprune.attention.gates.Softmax"
     assert described["a"]["gate"]["learning_rate"] == 0.5
     assert fingerprint(described) != fingerprint(describe({"a": Outer(Softmax(learning_rate=0.4))}))
 

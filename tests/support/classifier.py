@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mhaprune.model.attention import MultiHeadAttention
+from mhaprune.attention.layer import MultiHeadAttention
 
 
 class Classifier(nn.Module):

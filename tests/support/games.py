@@ -28,6 +28,10 @@ class Game:
         self.runs[tuple((gates_BN[0] == 0).nonzero().flatten().tolist())] += 1
         return AnswerOutcome(loss, torch.zeros_like(loss), torch.zeros_like(loss))
 
+    def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: None = None) -> AnswerOutcome:
+        rows = [self.evaluate(batch, gates_N) for gates_N in gates]
+        return AnswerOutcome(*(torch.stack(values) for values in zip(*rows, strict=True)))
+
     def output_weights(self) -> dict[Block, Tensor]:
         return {block: torch.zeros(len(self.grid), 1, 1).double() for block in self.grid.blocks}
 

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mhaprune.data import shift_right
+from mhaprune.attention.gates import Softmax
+from mhaprune.data import Examples
 from mhaprune.heads import HeadMask
-from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
+from mhaprune.model.training import Training
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.schedules.base import Evidence
 from mhaprune.subject import Fallback
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from mhaprune.training.loop import Training
 
 
 def gated_model(task: Sort) -> Seq2Seq:
@@ -45,7 +45,7 @@ def loss_of_one(
 ) -> Tensor:
     """The mean cross-entropy of one example without any padding."""
     source, target = source[source != 0][None], target[target != 0][None]
-    return F.cross_entropy(model(source, shift_right(target), gates, fallback)[0], target[0])
+    return F.cross_entropy(model.run_gated(Examples(source, target), gates, fallback)[0], target[0])
 
 
 def judged(model: Seq2Seq, scores_N: Tensor) -> Evidence:

@@ -184,7 +184,7 @@ def _text(examples: int, length: int, draw: torch.Generator) -> dict[str, Tensor
 
 def per_example(output: Any, batch_size: int) -> Tensor:
     """(B, numbers): every real number in what a model returned that belongs to one example."""
-    from mhaprune.model.replay import tensors_in  # families are read where mhaprune is not
+    from mhaprune.wrapping.replay import tensors_in  # families are read where mhaprune is not
 
     numbers = [value for value in tensors_in(output) if value.is_floating_point() and value.dim()]
     return torch.cat([value.reshape(batch_size, -1) for value in numbers if len(value) == batch_size], dim=1)

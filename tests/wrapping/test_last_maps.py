@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mhaprune.model.replay import Map, find_maps, walk
+from mhaprune.wrapping.replay import Map, find_maps, walk
 
 
 class Counted(nn.Linear):

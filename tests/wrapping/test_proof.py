@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune import losses
+from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import HeadId
 from mhaprune.library.heads import Heads, wrap
-from mhaprune.model.attention import MultiHeadAttention
 from support.classifier import Classifier, batches
 
 

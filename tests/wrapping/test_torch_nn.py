@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mhaprune.attention.gates import Softmax
+from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import HeadMask
 from mhaprune.library.heads import wrap
 from mhaprune.measure.outcomes import output_difference
-from mhaprune.model.attention import MultiHeadAttention
-from mhaprune.model.gates import Softmax
 from mhaprune.wrapping.blocks import AttentionBlock
 from mhaprune.wrapping.torch_nn import converted
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from mhaprune.attention.layer import MultiHeadAttention, causal_bias
 from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.experiments.anatomy import words
 from mhaprune.experiments.anatomy.figures import life_of_the_tensors, scaling, schematic
@@ -29,7 +30,6 @@ from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.examples import check_examples, examples_table, heads_named, show, sources, tokens
 from mhaprune.heads import HeadGrid, HeadId, HeadMask, Site
 from mhaprune.measure.outcomes import MAX_DIFFERENCE, ProofFailed
-from mhaprune.model.attention import MultiHeadAttention, causal_bias
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import EquivalenceCheck, proofs
 from mhaprune.reporting.plots import Figures
@@ -129,11 +129,18 @@ def call_in(subject: Seq2Seq, head: HeadId, example: Examples, report: Examples)
     longest = int((some.source != PAD).sum(dim=1).argmax())
     rows = [(example.source[0], example.target[0]), (some.source[longest], some.target[longest])]
     batch = Examples(*(pad_sequence(list(ids), batch_first=True, padding_value=PAD) for ids in zip(*rows, strict=True)))
-    query, key = subject.attention_inputs(batch)[head.block]
-    bias = subject.bias(batch.source)
+    sublayer, bias = subject.attention_sublayers()[head.block], subject.bias(batch.source)
+    read: list[Tensor] = []
+    handle = sublayer.norm.register_forward_hook(lambda norm, inputs, output: read.append(output))
+    try:
+        subject.call(batch)
+    finally:
+        handle.remove()
+    [query] = read
+    key = subject.encode(batch.source, bias) if head.site == Site.CROSS else query
     if head.site == Site.DECODER_SELF:
         bias = causal_bias(query.shape[1], key.shape[1], query.dtype, query.device)[None, None]
-    return LayerCall(subject.attention_sublayers()[head.block].attention, query, key, key, bias)
+    return LayerCall(sublayer.attention, query, key, key, bias)
 
 
 def call_of_other_sizes(subject: Seq2Seq) -> LayerCall:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mhaprune.model.attention import MultiHeadAttention
+from mhaprune.attention.layer import MultiHeadAttention
 
 
 class Step(NamedTuple):

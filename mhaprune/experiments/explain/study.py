@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from mhaprune.attention.gates import Softmax
 from mhaprune.data import Data, Examples
 from mhaprune.experiments.base import Experiment, Findings, Setup
 from mhaprune.experiments.examples import (
@@ -30,7 +31,6 @@ from mhaprune.experiments.explain.patterns import observe
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure.columns import interval_for
 from mhaprune.measure.outcomes import all_open, measure, measure_masks
-from mhaprune.model.gates import Softmax
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.removal import EquivalenceCheck, proofs

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from mhaprune.attention.gates import Softmax
+from mhaprune.attention.layer import MultiHeadAttention, padding_bias, padding_mask
 from mhaprune.experiments.anatomy.figures import MOST_HEADS, schematic
 from mhaprune.experiments.anatomy.walkthrough import LayerCall, heads_here_table, steps_table, values_table, walk
-from mhaprune.model.attention import MultiHeadAttention, padding_bias, padding_mask
-from mhaprune.model.gates import Softmax
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.tables import Tables
 from support.legible import check_legible

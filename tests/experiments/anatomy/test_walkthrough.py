@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mhaprune.attention.gates import Softmax
+from mhaprune.attention.layer import MultiHeadAttention, causal_bias, padding_bias, padding_mask
 from mhaprune.experiments.anatomy import walkthrough
 from mhaprune.experiments.anatomy.walkthrough import (
     LayerCall,
@@ -18,8 +20,6 @@ from mhaprune.experiments.anatomy.walkthrough import (
     values_table,
     walk,
 )
-from mhaprune.model.attention import MultiHeadAttention, causal_bias, padding_bias, padding_mask
-from mhaprune.model.gates import Softmax
 
 
 @pytest.fixture

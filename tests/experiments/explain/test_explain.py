@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from mhaprune.data import Examples, shift_right
+from mhaprune.attention.gates import Softmax
+from mhaprune.data import Examples
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.examples import attention_table, examples_table, show
 from mhaprune.experiments.explain.figures import MOST_HEADS
 from mhaprune.experiments.explain.study import Explain
 from mhaprune.front.command_line import main
-from mhaprune.heads import Block, HeadMask, Site
-from mhaprune.model.attention import MultiHeadAttention
-from mhaprune.model.gates import Softmax
+from mhaprune.heads import HeadMask, Site
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.reporting.plots import Plot
 from mhaprune.runs.config import build
@@ -33,7 +31,7 @@ from mhaprune.storage.store import RunFolder
 from mhaprune.tables import HEAD, Tables
 from mhaprune.tasks.sort import Sort
 from support.commands import run_here
-from support.composing import compose, every, run_of, tables_in
+from support.composing import compose, run_of, tables_in
 from support.legible import check_legible
 from support.sizes import LEARNT, TINY, chosen, small
 
@@ -130,10 +128,7 @@ def test_attention_is_that_of_the_model_on_its_own_answer(run: Run, tables: Tabl
     source = torch.tensor([vocabulary.encode("312")])
     answer = model.decode_greedily(source, 20, stop=True)
     answer = answer[:, answer[0] != 0]
-    weights: dict[Block, Any] = {}
-    call = model.call()
-    call.weights = weights
-    model.run(source, shift_right(answer), call)
+    weights = {block: each.weights for block, each in model.attention_maps(Examples(source, answer)).items()}
     attention = tables["attention"].set_index(["site", "layer", "head"])
     for head in model.grid:
         mine = attention.loc[(head.site, head.layer, head.head)]
@@ -186,31 +181,6 @@ def test_the_head_that_is_closed_is_the_head_that_is_named(run: Run, tables: Tab
         left = study.subject.without(HeadMask(study.subject.grid).without(head))
         outcome = left.evaluate(study.splits.report)
         assert outcome.quality.mean().item() == pytest.approx(row.quality)
-
-
-def test_attention_weights_are_made_for_nothing_but_where_they_are_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[bool] = []
-    plain = MultiHeadAttention.attend
-
-    def counted(self: MultiHeadAttention, *arguments: Any, **named: Any) -> Any:
-        made.append(named.get("need_weights", False))
-        return plain(self, *arguments, **named)
-
-    monkeypatch.setattr(MultiHeadAttention, "attend", counted)
-    study = build(compose(*TINY, *small("task", "sort"), f"cache={tmp_path}")).study()
-    assert made, "a model was trained"
-    assert not any(made), "in training"
-    for name, scorer in every("scorer").items():
-        made.clear()
-        scorer(study.subject, study.splits.score, 0)
-        assert any(made) == scorer.reads_attention, name
-    made.clear()
-    study.subject.predict(study.splits.report)
-    study.subject.evaluate_masks(study.splits.report, torch.ones(2, len(study.subject.grid)))
-    assert made
-    assert not any(made)
 
 
 def explained(tmp_path: Path, *overrides: str) -> Tables:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mhaprune.data import Examples
 from mhaprune.experiments.speed.profile import time_parts
-from mhaprune.model.layers import FeedForward
+from mhaprune.model.network import FeedForward
 from mhaprune.model.transformer import Seq2Seq
 
 

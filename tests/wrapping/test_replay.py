@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from mhaprune import losses
 from mhaprune.library.heads import wrap
 from mhaprune.measure.outcomes import all_open, measure, measure_masks
-from mhaprune.model.replay import Replay
+from mhaprune.wrapping.replay import Replay
 from support.classifier import Classifier, batches
 
 

@@ -12,15 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mhaprune.attention.gates import Softmax
 from mhaprune.data import PAD, Examples
+from mhaprune.descent import Watch
 from mhaprune.measure.outcomes import Diverged
-from mhaprune.model.gates import Softmax
 from mhaprune.model.network import Transformer
+from mhaprune.model.training import Training, cross_entropy, head_gates, training_step
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
-from mhaprune.training.descent import Watch
-from mhaprune.training.loop import Training, cross_entropy, head_gates, training_step
 
 GATE = Softmax(learning_rate=0.05, entropy_weight=0.01)
 RECIPE = Training(
@@ -84,7 +84,7 @@ def test_a_step_is_clipped_adamw_on_the_mean_loss_per_token(task: Sort, splits: 
     batch = splits.train[:9]
     recipe = Training(optimiser="adamw", learning_rate=0.01, weight_decay=0.3)
     loss = training_step(ours, batch, recipe.optimisers(ours, GATE), partial(cross_entropy, label_smoothing=0.1), 0.5)
-    log_p = twin.logits(batch).log_softmax(-1)
+    log_p = twin.call(batch).log_softmax(-1)
     valid = batch.target != PAD
     nll = -log_p.gather(-1, batch.target[..., None])[..., 0]
     expected = ((0.9 * nll - 0.1 * log_p.mean(-1)) * valid).sum() / valid.sum()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mhaprune.model.gates import Softmax
+from mhaprune.attention.gates import Softmax
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tasks.sort import Sort

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from mhaprune.attention.gates import GateConfig, HeadGate
 from mhaprune.data import PAD, Examples
-from mhaprune.model.gates import GateConfig, HeadGate
-from mhaprune.model.network import EncoderDecoder
+from mhaprune.descent import Descent, Objective, descend, parameter_groups
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.settings.ranges import Ge, Lt
-from mhaprune.training.descent import Descent, Objective, descend, parameter_groups
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,20 @@ class Training(Descent):
     label_smoothing: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of the target probability that is spread evenly over all symbols."""
 
-    def objective(self, model: EncoderDecoder, batch: Examples) -> Tensor:
+    def objective(self, model: Seq2Seq, batch: Examples) -> Tensor:
         return cross_entropy(model, batch, self.label_smoothing)
 
     def step(self, model: Any, batch: Any, optimisers: Sequence[Optimizer], objective: Objective) -> Tensor:
         return training_step(model, batch, optimisers, objective, self.clip_norm)
 
     @contextmanager
-    def while_training(self, model: EncoderDecoder) -> Iterator[None]:
+    def while_training(self, model: Seq2Seq) -> Iterator[None]:
         try:
             yield
         finally:
             unstack(model.parameters())
 
-    def optimisers(self, model: EncoderDecoder, gate: GateConfig | None) -> list[Optimizer]:
+    def optimisers(self, model: Seq2Seq, gate: GateConfig | None) -> list[Optimizer]:
         """AdamW and, where it is chosen, Muon. Gates are AdamW's, at a learning rate of their own, and do not decay.
 
         The parameters of the model become slices of what the optimisers hold, until `unstack`.
@@ -66,16 +66,16 @@ class Training(Descent):
         return optimisers
 
 
-def cross_entropy(model: EncoderDecoder, batch: Examples, label_smoothing: float = 0.0) -> Tensor:
+def cross_entropy(model: Seq2Seq, batch: Examples, label_smoothing: float = 0.0) -> Tensor:
     """Mean per target token, in nats."""
-    logits_BTV = model.logits(batch)
+    logits_BTV = model.call(batch)
     return F.cross_entropy(
         logits_BTV.flatten(0, 1), batch.target.flatten(), ignore_index=PAD, label_smoothing=label_smoothing
     )
 
 
 def training_step(
-    model: EncoderDecoder,
+    model: Seq2Seq,
     batch: Examples,
     optimisers: Sequence[Optimizer],
     objective: Objective = cross_entropy,
@@ -86,13 +86,13 @@ def training_step(
     return descend(objective(model, batch), optimisers, clip_norm, penalties)
 
 
-def inner_matrices(model: EncoderDecoder) -> list[nn.Parameter]:
+def inner_matrices(model: Seq2Seq) -> list[nn.Parameter]:
     """The matrices between hidden states: not the embeddings, not the output."""
     ends = {id(module.weight) for module in (model.source_embedding, model.target_embedding, model.output)}
     return [weight for weight in model.parameters() if weight.dim() == 2 and id(weight) not in ends]
 
 
-def head_gates(model: EncoderDecoder) -> list[HeadGate]:
+def head_gates(model: Seq2Seq) -> list[HeadGate]:
     """The trainable gates of a model, block by block; empty for a model without."""
     gates = [sublayer.attention.gate for sublayer in model.attention_sublayers().values()]
     return [gate for gate in gates if gate is not None]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhaprune.model.gates import GateConfig
+from mhaprune.attention.gates import GateConfig
 from mhaprune.settings.ranges import Ge, Lt, checked
 
 Size = Annotated[int, Ge(1)]
@@ -202,30 +202,41 @@ class MultiHeadAttention(nn.Module):
         weights_BHTU = weights_BHTU.masked_fill(nothing_open_BHT1, 0.0)
         return F.dropout(weights_BHTU, dropout, self.training) @ values_BHUK, weights_BHTU
 
-    def merge(self, context_BHTK: Tensor, gates: Tensor | None = None, fallback: Tensor | None = None) -> Tensor:
-        """Gate every head, put the heads side by side and project: (B, T, D).
-
-        `gates` is (H,), (B, H) or, with one for every query, (B, H, T). `fallback`, which broadcasts to (B, H, T, K),
-        is what a closed gate lets through instead of nothing: a head's output is gate·c_n + (1 - gate)·fallback.
-        """
-        gates_BHT = gates if gates is None or gates.dim() == 3 else gates.unsqueeze(-1)
-        if gates_BHT is not None and fallback is not None:
-            context_BHTK = fallback + gates_BHT.unsqueeze(-1) * (context_BHTK - fallback)
-            gates_BHT = None
-        if gates_BHT is None and type(self.out_proj) is Projection:
+    def merge(self, context_BHTK: Tensor, gates: Tensor | None = None) -> Tensor:
+        """Multiply every head by its gate (H,) or (B, H), put the heads side by side and project: (B, T, D)."""
+        if gates is None and type(self.out_proj) is Projection:
             # The same for all tokens, so the few columns of W_O are scaled in place of the many tokens.
             return self.out_proj(context_BHTK.transpose(1, 2).flatten(2), self._spread(self.head_scale()))
-        return self.out_proj(self.gated(context_BHTK, gates_BHT))
+        return self.out_proj(self.gated(context_BHTK, gates))
 
-    def gated(self, context_BHTK: Tensor, gates_BHT: Tensor | None = None) -> Tensor:
+    def gated(self, context_BHTK: Tensor, gates: Tensor | None = None) -> Tensor:
         """The heads side by side, each multiplied by its gate: what W_O reads, (B, T, H·K)."""
-        scale = self.head_scale() if gates_BHT is None else self.head_scale() * gates_BHT.mT
+        scale = self.head_scale() if gates is None else self.head_scale() * gates.unsqueeze(-2)
         return context_BHTK.transpose(1, 2).flatten(2) * self._spread(scale)
 
     def effective_output(self, gates_H: Tensor | None = None) -> Tensor:
         """W_O with the columns that read head n multiplied by its gate: (D, H·K)."""
         scale = self.head_scale() if gates_H is None else self.head_scale() * gates_H
         return self.out_proj.weight * self._spread(scale)
+
+    @torch.no_grad()
+    def keep_heads(self, kept: Sequence[int]) -> None:
+        """Remove all heads but these, by their position in the layer, in place; any number of them may stay.
+
+        Rows of W_Q, W_K and W_V and *columns* of W_O go; the bias of W_O stays, also when no head does. The learned
+        gates and the mask are folded into W_O, so the layer has no gate any more. Its output is what it was with the
+        gates of the other heads at 0.
+        """
+        rows = torch.arange(self.num_heads * self.head_dim, device=self.head_mask.device)
+        rows = rows.unflatten(0, (-1, self.head_dim))[list(kept)].flatten()
+        for each in (self.q_proj, self.k_proj, self.v_proj):
+            each.weight, each.out_features = nn.Parameter(each.weight[rows]), len(rows)
+            if each.bias is not None:
+                each.bias = nn.Parameter(each.bias[rows])
+        self.out_proj.weight = nn.Parameter(self.effective_output().index_select(1, rows))
+        del self.gate  # which may be a module
+        self.out_proj.in_features, self.num_heads, self.gate = len(rows), len(kept), None
+        self.head_mask = torch.ones_like(self.head_mask[: len(kept)])
 
     def _spread(self, scale: Tensor) -> Tensor:
         """A scale (..., H) for each of a head's K columns, (..., H·K): one long inner loop instead of many short

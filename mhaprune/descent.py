@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mhaprune.attention.gates import GateConfig
 from mhaprune.data import Data
 from mhaprune.heads import HeadGrid
 from mhaprune.interrupts import HeldSignals
 from mhaprune.measure.outcomes import Diverged, measure
-from mhaprune.model.gates import GateConfig
 from mhaprune.progress import doing
 from mhaprune.settings.ranges import Checked, Ge, Gt
 from mhaprune.subject import Batch, Evaluated

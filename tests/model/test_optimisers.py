@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mhaprune.training.loop import NEWTON_SCHULZ, Muon, orthogonal, stacked, unstack
+from mhaprune.model.training import NEWTON_SCHULZ, Muon, orthogonal, stacked, unstack
 
 SHAPES = ((6, 6), (9, 4), (6, 6), (5,), (4, 9), (9, 4), (0, 4), (2, 2), (2, 2), (2, 2))
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mhaprune.model.attention import MultiHeadAttention, causal_bias, padding_mask
-from mhaprune.model.gates import Softmax
-from mhaprune.model.surgery import remove_heads
+from mhaprune.attention.gates import Softmax
+from mhaprune.attention.layer import MultiHeadAttention, causal_bias, padding_mask
 
 B, T, U, D, H = 3, 5, 7, 12, 4
 
@@ -186,17 +185,6 @@ def test_mask_gate_and_argument_multiply_the_same_quantity() -> None:
     torch.testing.assert_close(gated(x, x, x, gates=argument)[0], expected)
 
 
-def test_fallback_is_what_a_closed_gate_lets_through() -> None:
-    ours, _ = twins()
-    x, fallback = random(B, T, D), random(H, 1, D // H)
-    context, _ = ours.attend(*ours.project(x, x, x))
-    gates = torch.tensor([1.0, 0.0, 0.25, 1.0], dtype=torch.float64)
-    mixed = context.clone()
-    mixed[:, 1] = fallback[1]
-    mixed[:, 2] = 0.25 * context[:, 2] + 0.75 * fallback[2]
-    torch.testing.assert_close(ours.merge(context, gates, fallback), ours.merge(mixed))
-
-
 def test_without_heads_only_the_bias_is_left() -> None:
     empty = MultiHeadAttention(D, 0, head_dim=3)
     nn.init.normal_(empty.out_proj.bias)
@@ -296,8 +284,7 @@ def test_a_closed_head_is_closed_in_a_layer_of_torch() -> None:
             torch.testing.assert_close(closed, peer.train(training)(x))
         mine.self_attn.head_mask[1] = 1.0
         assert (mine(x) - closed).abs().max() > 1e-3
-        smaller = remove_heads(mine.self_attn, [0, 2, 3])
-        mine.self_attn = smaller
+        mine.self_attn.keep_heads([0, 2, 3])
         torch.testing.assert_close(mine(x), closed)
 
 

@@ -1,0 +1,1 @@
+"""Multi-head attention from scratch, and its learnable gates."""

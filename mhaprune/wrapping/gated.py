@@ -1,0 +1,223 @@
+"""Any module whose blocks of heads are known, as a `Subject`.
+
+Dimensions: B = batch, T = positions, U = keys, H = heads of a block, K = head_dim, D = width of the model, N = all
+heads.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from mhaprune.attention.layer import MultiHeadAttention
+from mhaprune.heads import Block, HeadGrid, HeadMask
+from mhaprune.subject import AttentionMap, Batch, Fallback, Gates, LastMap, Outcome
+from mhaprune.wrapping.blocks import AttentionBlock, Rows, grid_of, weight_of
+from mhaprune.wrapping.gating import head_by_head, hooked
+from mhaprune.wrapping.interception import attention_weights
+from mhaprune.wrapping.removal import remove_heads
+from mhaprune.wrapping.replay import at_rest, find_maps, walk
+
+
+class GatedModel(ABC):
+    """The seam between a module and all that scores, prunes and measures it: see `subject.py` for what it promises.
+
+    It exists so that every model is seen in one way. A kind of model says how it is called with a batch, how its
+    output is judged and which positions are real. All else follows from its blocks: gates are hooks for the length of
+    one call, removal makes a copy, and nothing of the module is changed.
+    """
+
+    blocks: tuple[AttentionBlock, ...]
+    names: tuple[Block, ...]
+    """What the blocks are called."""
+
+    @property
+    @abstractmethod
+    def module(self) -> nn.Module: ...
+
+    @abstractmethod
+    def with_module(self, module: Any, blocks: Sequence[AttentionBlock]) -> Self:
+        """Return a subject like this one of another module."""
+
+    @abstractmethod
+    def call(self, batch: Batch) -> Any:
+        """Return the output of the module for a batch."""
+
+    @abstractmethod
+    def judge(self, output: Any, batch: Batch) -> Outcome: ...
+
+    @abstractmethod
+    def real_outputs(self, output: Any, batch: Batch) -> Tensor:
+        """All real numbers of an output, at real positions only, in any shape."""
+
+    @abstractmethod
+    def real(self, batch: Batch, path: str, length: int) -> Tensor:
+        """(B, T): which positions are real, of `length` to which the module at `path` has written."""
+
+    @abstractmethod
+    def mapped(self, batch: Batch, block: Block, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The queries (B, T) and keys (B, U) that a map of attention shows; `weights` None is a block without heads."""
+
+    def placed(self, batch: Any) -> Any:
+        """The batch where the model computes, and in its precision."""
+        return batch
+
+    @cached_property
+    def grid(self) -> HeadGrid:
+        return grid_of(self.names, self.blocks)
+
+    @property
+    def device(self) -> torch.device:
+        return self._a_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._a_weight.dtype
+
+    def evaluate(self, batch: Batch, gates: Gates | None = None, fallback: Fallback | None = None) -> Any:
+        batch = self.placed(batch)
+        return self.judge(self.run_gated(batch, gates, fallback), batch)
+
+    def run_gated(
+        self,
+        batch: Batch,
+        gates: Gates | None = None,
+        fallback: Fallback | None = None,
+        seen: Callable[[Block, Tensor], None] | None = None,
+    ) -> Any:
+        """Call the module with a batch that is `placed`. Raises ValueError for gates that do not fit."""
+        with at_rest(self.module), self.gated(len(batch), gates, fallback, seen):
+            return self.call(batch)
+
+    def gated(
+        self,
+        batch_size: int,
+        gates: Gates | None = None,
+        fallback: Fallback | None = None,
+        seen: Callable[[Block, Tensor], None] | None = None,
+    ) -> Any:
+        """Gate every call of the module while this lasts, see `hooked`."""
+        return hooked(self.module, self.by_name, batch_size, self._pieces(gates, batch_size), fallback, seen)
+
+    def outputs(self, batch: Batch, gates: Gates | None = None) -> Tensor:
+        batch = self.placed(batch)
+        return self.real_outputs(self.run_gated(batch, gates), batch)
+
+    def head_outputs(self, batch: Batch) -> dict[Block, Tensor]:
+        found: dict[Block, Tensor] = {}
+
+        def seen(name: Block, x: Tensor) -> None:
+            found[name] = head_by_head(x, self.by_name[name], len(batch))
+
+        with torch.no_grad():
+            self.run_gated(self.placed(batch), seen=seen)
+        return {name: found[name] for name in self.names}
+
+    def attention_maps(self, batch: Batch) -> dict[Block, AttentionMap]:
+        """Raises ValueError for a model that computes attention in a way that shows no weights."""
+        batch, maps = self.placed(batch), {}
+        with torch.no_grad(), attention_weights(self.module, [block.path for block in self.blocks]) as seen:
+            self.run_gated(batch)
+        for name, block in self.by_name.items():
+            weights = seen.get(block.path)
+            if weights is None and block.heads:
+                raise ValueError(f"needs attention weights, which {block.path} does not show; leave it out")
+            queries_BT, keys_BU = self.mapped(batch, name, weights)
+            if weights is None:
+                shape = (len(batch), 0, queries_BT.shape[1], keys_BU.shape[1])
+                weights = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            maps[name] = AttentionMap(weights[:, : block.heads], queries_BT, keys_BU)
+        return maps
+
+    def output_weights(self) -> dict[Block, Tensor]:
+        found = {}
+        for name, block in self.by_name.items():
+            columns_DW = weight_of(self.module.get_submodule(block.out))[:, block.order.to(self.device)]
+            found[name] = columns_DW.T.unflatten(0, (block.heads, block.head_dim))
+        return found
+
+    def value_weights(self) -> dict[Block, Tensor]:
+        found = {}
+        for name, block in self.by_name.items():
+            if not isinstance(block.value, Rows):
+                raise ValueError(f"needs the weights of the values, which are not known for {block.path}; leave it out")
+            weight = weight_of(self.module.get_submodule(block.value.path))
+            rows = [row for kv in block.of_kv for row in block.value.heads[kv]]
+            found[name] = weight[rows].unflatten(0, (len(block.of_kv), -1 if rows else block.head_dim))
+        return found
+
+    def learned_gates(self) -> Tensor | None:
+        """Return the gates of our layers; a head of another layer has 1."""
+        layers = [self.module.get_submodule(block.owner) for block in self.blocks]
+        gates = [layer.gate() if isinstance(layer, MultiHeadAttention) and layer.gate else None for layer in layers]
+        if all(gates_H is None for gates_H in gates):
+            return None
+        sizes = zip(gates, self.grid.sizes, strict=True)
+        return torch.cat([self._a_weight.new_ones(size) if gates_H is None else gates_H for gates_H, size in sizes])
+
+    def without(self, mask: HeadMask) -> Self:
+        gone = [head in mask.removed for head in self.grid]
+        kept = [[n for n, at in enumerate(self.grid.positions(name)) if not gone[at]] for name in self.names]
+        return self.with_module(*remove_heads(self.module, self.blocks, kept))
+
+    def in_double(self) -> Self:
+        module: Any = copy.deepcopy(self.module).double()
+        # The eager attention of transformers takes its softmax in float32, whatever the model computes in.
+        if getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager" and module._supports_sdpa:
+            module.set_attn_implementation("sdpa")
+        return self.with_module(module, self.blocks)
+
+    def copied(self) -> Self:
+        return self.with_module(copy.deepcopy(self.module), self.blocks)
+
+    def last_maps(self, batches: Sequence[Batch]) -> Iterator[LastMap]:
+        """The output projections of the attention, and the last map of every other sublayer that adds to the residual
+        stream."""
+        silent = {block.out: block.silent for block in self.blocks}
+        maps = find_maps(self.module, silent, partial(self.call, batches[0][:1]))
+        for each, found in walk(self.module, maps, [partial(self.call, batch) for batch in batches]):
+            # A silent head reads as before, and nothing may listen to it again.
+            from_column = silent.get(each.path, 0)
+            parts = []
+            for batch, (inputs, stream) in zip(batches, found, strict=True):
+                real = self.real(batch, each.path, stream.shape[:-1].numel() // len(batch))
+                inputs, stream = (x.reshape(*real.shape, x.shape[-1])[real] for x in (inputs, stream))
+                parts.append((inputs[:, from_column:], stream))
+            last: Any = self.module.get_submodule(each.path)
+            weight = weight_of(last)[:, from_column:]
+            yield LastMap(each.path, each.path not in silent, weight, last.bias, parts)
+
+    def count_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    @cached_property
+    def by_name(self) -> dict[Block, AttentionBlock]:
+        return dict(zip(self.names, self.blocks, strict=True))
+
+    @property
+    def _a_weight(self) -> Tensor:
+        weight: Any = self.module.get_submodule(self.blocks[0].out).weight
+        return weight
+
+    def _pieces(self, gates: Gates | None, batch_size: int) -> Mapping[Block, Tensor] | None:
+        if not isinstance(gates, Tensor):
+            return gates
+        N = len(self.grid)
+        if gates.shape not in ((N,), (batch_size, N)):
+            raise ValueError(
+                f"gates of shape {tuple(gates.shape)}: must be ({N},), or ({batch_size}, {N}) for a batch of"
+                f" {batch_size}"
+            )
+        if gates.device.type != self.device.type:
+            raise ValueError(f"gates on {gates.device}: the model is on {self.device}")
+        return self.grid.split(gates)
+
+
+def joined(outcomes: Iterable[Any], join: Callable[[list[Tensor]], Tensor]) -> Any:
+    """One outcome from several, field by field."""
+    every = list(outcomes)
+    return type(every[0])(*(join(list(values)) for values in zip(*every, strict=True)))
