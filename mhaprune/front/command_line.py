@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mhaprune.front.refusals import check_arguments, composition_error, unreadable
 from mhaprune.interrupts import interruptible
 from mhaprune.settings.plugins import conf_folder, results_folder
-from mhaprune.settings.refusals import BROUGHT, RunFailed, check_arguments, composition_error, one_line, unreadable
+from mhaprune.settings.refusals import BROUGHT, RunFailed, one_line
 
 if TYPE_CHECKING:
     from mhaprune.runs.run import Run
@@ -44,6 +45,7 @@ OmegaConf.register_new_resolver("results", lambda name: str(results_folder() / n
 HELP = ("-h", "--help")
 MULTIRUN = ("-m", "--multirun")
 COMPLETION = ("-sc", "--shell-completion")
+SHOW = ("--cfg", "-c")
 
 
 def job(config: DictConfig, start: int = 0) -> None:
@@ -109,10 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     try:
-        if any(argument.partition("=")[0] in ("--cfg", "-c") for argument in arguments):
+        if any(argument.partition("=")[0] in SHOW for argument in arguments):
             _show_settings(arguments)
-        elif any(each in COMPLETION for each in arguments) and any(each.startswith("query=") for each in arguments):
-            _complete(arguments)
         else:
             with _as_hydra_needs_it(arguments):
                 try:
@@ -123,7 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failure = error.__cause__
     except (Exception, KeyboardInterrupt) as error:
         failure = error
-    if failure is None:
+    if failure is None or any(
+        each in COMPLETION for each in arguments
+    ):  # a shell wants no error in the middle of a line
         return 0
     if traceback_wanted:
         raise failure
@@ -131,40 +133,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 130 if isinstance(failure, KeyboardInterrupt) else 1
 
 
-def _show_settings(arguments: Sequence[str]) -> None:
-    """Print the settings as --cfg does, with a comment on each; those of the first job of a sweep."""
+def _show_settings(arguments: list[str]) -> None:
+    """Print the settings as --cfg does, with a comment on each."""
     from mhaprune.front.explained import explained
 
-    first, varying, swept = list[str](), dict[str, str](), any(each in MULTIRUN for each in arguments)
-    with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        parser = OverridesParser.create(GlobalHydra.instance().config_loader())  # it knows the options for glob(*)
-    for argument in (each for each in arguments if each not in MULTIRUN):
-        if swept and not argument.startswith("-") and "=" in argument and _parses(argument):
-            [override] = parser.parse_overrides([argument])
-            if override.is_sweep_override():
-                value: Any = override.value()
-                one = value.start if hasattr(value, "start") else next(override.sweep_string_iterator(), None)
-                if one is None:
-                    raise ValueError(f"{argument}: holds no value, glob chooses options of a group")
-                varying[override.get_key_element().lstrip("+")] = argument.partition("=")[2]
-                argument = f"{override.get_key_element()}={one}"
-        first.append(argument)
     shown = io.StringIO()
-    with _as_hydra_needs_it(first), redirect_stdout(shown):
+    with _as_hydra_needs_it(arguments), redirect_stdout(shown):
         execute()
-    print(explained(shown.getvalue(), varying), end="")
-
-
-def _complete(arguments: list[str]) -> None:
-    """Print what can follow what was typed. A shell wants no error in the middle of a line."""
-    from mhaprune.front.completion import typed
-
-    line, found = typed(os.environ.get("COMP_LINE", "")), io.StringIO()
-    with suppress(Exception), redirect_stdout(found), redirect_stderr(io.StringIO()), _as_hydra_needs_it(arguments):
-        _register(f"plugins={text}" for text in line.plugins)
-        os.environ["COMP_LINE"] = line.line()
-        execute()
-    print(" ".join(line.offers(found.getvalue().split())))
+    print(explained(shown.getvalue()), end="")
 
 
 class SweepAsked(BaseException):
@@ -274,8 +250,8 @@ def _said(error: BaseException, arguments: Sequence[str]) -> str:
         for before, argument in zip(["", *arguments], arguments, strict=False):
             value_of_option = before.startswith("-") and before not in MULTIRUN
             if not (argument.startswith("-") or value_of_option or _parses(argument)):
-                return unreadable(argument, conf_folder(), before)
-        said = composition_error(text, arguments, conf_folder(), lambda: _composed(arguments))
+                return unreadable(argument, before)
+        said = composition_error(text, arguments, lambda: _composed(arguments))
         if said is not None:
             return said
     return " ".join(str(error).split()) if isinstance(error, HydraException) else one_line(error)

@@ -5,13 +5,11 @@ The comments are the docstrings and the ranges of the dataclasses themselves.
 
 import ast
 import inspect
-import re
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -24,18 +22,15 @@ WIDTH = 100
 """Columns of a line of comment."""
 RUN = ("mhaprune.runs.run.Run", "mhaprune.settings.sweep.SweepSettings")
 """The classes that the settings at the top are fields of."""
-NO_SWEEP: Mapping[str, str] = MappingProxyType({})
 
 
-def explained(text: str, varying: Mapping[str, str] = NO_SWEEP) -> str:
-    """Return the YAML with comments, which loads to the same values. `varying` holds the values of swept keys."""
+def explained(text: str) -> str:
+    """Return the YAML with comments, which loads to the same values."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode):
         return text
-    part = re.match(r"# @package ([\w.]+)\n", text)
     own = _target(root)
-    targets = [own] if own is not None else [] if part else RUN
-    above = dict(_comments(root, part[1] if part else "", targets, varying))
+    above = dict(_comments(root, [own] if own is not None else [] if text.startswith("# @package") else RUN))
     return "".join(
         f"{out}\n" for i, line in enumerate(text.splitlines()) for out in [*_wrapped(above.get(i, ""), line), line]
     )
@@ -89,15 +84,12 @@ def _target(node: yaml.Node) -> str | None:
     return None
 
 
-def _comments(
-    root: yaml.MappingNode, path: str, targets: Sequence[str], varying: Mapping[str, str]
-) -> Iterator[tuple[int, str]]:
+def _comments(root: yaml.MappingNode, targets: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Yield the number of a line and the comment above it."""
     known = {name: text for target in targets for name, text in about_fields(target).items()}
     for key, value in root.value:
-        name, target = f"{path}.{key.value}".lstrip("."), _target(value)
+        target = _target(value)
         said = [known.get(key.value, ""), about(target) if target is not None else ""]
-        said += [f"In this sweep: {varying[name]}."] if name in varying else []
         yield key.start_mark.line, " ".join(filter(None, said))
         if isinstance(value, yaml.MappingNode):
-            yield from _comments(value, name, () if target is None else (target,), varying)
+            yield from _comments(value, () if target is None else (target,))
