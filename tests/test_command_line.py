@@ -132,14 +132,14 @@ SWEEPS = [
     (["experiment=train", "seed=0,abc"], "seed='abc': must be a whole number"),
     (["training.steps=5", "model.num_heads=4,5"], "model.num_heads=5: must divide d_model=64"),
     (["model=hf", "model.path=nowhere", "data=x.txt", "seed=0,1"], "model.path=nowhere: "),
-    (["seed=range(0,1000000000)"], "seed=range(0,1000000000): are 1000000000 jobs, must be at most max_jobs=10000"),
-    (["seed=range(0,200)", "num_threads=range(1,101)"], "seed=range(0,200) num_threads=range(1,101): are 20000 jobs"),
-    (["seed=range(0,5)", "max_jobs=4"], "seed=range(0,5): are 5 jobs, must be at most max_jobs=4"),
+    (["seed=range(0,1000000000)"], "seed=range(0,1000000000): are more jobs than max_jobs=10000"),
+    (["seed=range(0,200)", "num_threads=range(1,101)"], "seed=range(0,200) num_threads=range(1,101): are more jobs"),
+    (["seed=range(0,5)", "max_jobs=4"], "seed=range(0,5): are more jobs than max_jobs=4"),
     (["seed=range(5,0)"], "seed=range(5,0): holds no value"),
     (["seed=glob(*)"], "seed=glob(*): holds no value; glob chooses options of a group"),
     (["seed=0,1", "search=optuna", "search.column=nosuch"], "search.column=nosuch: there is no table nosuch, allowed"),
     (["seed=0,abc", "search=optuna"], "seed='abc': must be a whole number"),
-    (["seed=range(0,1000000000)", "search=optuna"], "seed=range(0,1000000000): are 1000000000 jobs"),
+    (["seed=range(0,1000000000)", "search=optuna"], "seed=range(0,1000000000): are more jobs"),
 ]
 """Sweeps that no job of can be begun."""
 

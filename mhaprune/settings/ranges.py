@@ -127,6 +127,8 @@ def fits(kind: Any, value: Any) -> bool:
         return callable(value)
     if origin is Sequence:
         return isinstance(value, Sequence) and not isinstance(value, str) and all(fits(arguments[0], v) for v in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(arguments[1], each) for each in value.values())
     if kind is types.NoneType:
         return value is None
     if isinstance(value, bool):

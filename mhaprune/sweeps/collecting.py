@@ -1,28 +1,30 @@
 """Many run folders in, one set of tables, figures and a report out; works with whatever damaged runs are among them."""
 
-import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from mhaprune.experiments.base import Experiment
-from mhaprune.reporting.headline import against_settings, means_in_words
+from mhaprune.reporting.headline import Number, against_settings, means_in_words
 from mhaprune.reporting.page import render
 from mhaprune.reporting.plots import MOST_RUNS, Plot, draw
+from mhaprune.reporting.settings import Setting, by_use, setting
+from mhaprune.settings.sweep import SWEEP_SETTINGS
 from mhaprune.storage.store import RunFolder, in_one_line, read_status, reason
+from mhaprune.sweeps.found import COLLECTION, FoundRun, find_runs
 from mhaprune.sweeps.index import index_of
 from mhaprune.sweeps.jobs import Sweep
-from mhaprune.sweeps.parts import Part, named, numbers_of, settings_of, table_of, title_of, varying_first, with_findings
-from mhaprune.sweeps.runs import COLLECTION, find_runs
-from mhaprune.tables import LABEL, SETTING, Tables
+from mhaprune.tables import LABEL, SETTING, Tables, varying
 
-FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$)")
-"""The beginning of a text that is no number and that a spreadsheet computes."""
+RESERVED = ("cache", "hydra", LABEL, SETTING, *SWEEP_SETTINGS)
+"""Settings that are no names of runs."""
+NOT_SET = "not set"
 
 
 def collect(folders: Iterable[Path], out: Path) -> list[str]:
@@ -34,123 +36,171 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
     folders = list(folders)
     if read_status(out).get("kind", COLLECTION) != COLLECTION:
         raise ValueError(f"out={out}: is the folder of a run, name one of its own for what is collected")
-    runs = find_runs(folders)
-    if not runs:
+    found = find_runs(folders)
+    if not found:
         raise ValueError(f"folder={', '.join(map(str, folders))}: holds no run, a run folder has a status.json")
     with RunFolder(out).recorded() as folder:
         folder.note(kind=COLLECTION)
-        parts, varying = named(runs)
-        parts = [with_findings(part) for part in parts]
-        tables: dict[str, pd.DataFrame] = {}
+        runs, differ = named(found)
+        runs = [run.read() for run in runs]
+        whole, left_out = ([run for run in runs if (run.why_not is None) == fits] for fits in (True, False))
+        tables: dict[str, pd.DataFrame] = {"runs": table_of(runs, differ)}
         plots: list[Plot] = []
         lines: list[str] = []
-        kinds = list(dict.fromkeys(part.run.experiment for part in parts if part.why_not is None))
+        kinds = [kind for kind in dict.fromkeys(run.experiment for run in whole) if kind is not None]
         for kind in kinds:
-            assert kind is not None
             # Tables and figures of several experiments may have the same names.
             prefix = f"{kind.__name__.lower()}-" if len(kinds) > 1 else ""
-            own = [part for part in parts if part.run.experiment is kind and part.why_not is None]
-            compared = compare(kind, own, prefix)
-            parts = [compared.without.get(part.label, part) for part in parts]
-            plots += compared.plots
-            lines += compared.lines
-            tables |= {prefix + name: frame for name, frame in compared.tables.items()}
-        left_out = [part for part in parts if part.why_not is not None]
-        lines += [f"{part.label} is not in here, {part.why_not} ({part.run.place})." for part in left_out]
+            own = [run for run in whole if run.experiment is kind]
+            combined = in_common(own)
+            said, drawn = compare(kind, own, combined)
+            lines += said
+            plots += [plot.named(prefix + plot.name) for plot in drawn]
+            tables |= {prefix + name: frame for name, frame in combined.items()}
+        lines += [f"{run.label} is not in here, {run.why_not} ({run.folder})." for run in left_out]
         held = {place for run in runs for place in (run.folder, *run.folder.parents)}
         lines += [f"{top} holds no run." for top in folders if top not in held]
-        tables = {"runs": table_of(parts, varying), **tables}
         for name, frame in tables.items():
-            folder.write_table(name, no_formulas(frame))
+            folder.write_table(name, frame)
         folder.write_figures(plots)
         facts = _how_to_repeat(folders, out) | {"runs": str(len(runs))}
-        title = title_of(parts, varying)
+        title = title_of(runs, differ)
         folder.write("report.html", render(title, lines, plots, tables, facts).encode())
-        folder.write("index.html", index_of(title, parts, varying, facts, folder.path).encode())
-        folder.note(runs=len(runs), failed=[part.run.place for part in left_out])
+        folder.write("index.html", index_of(title, runs, differ, facts, folder.path).encode())
+        folder.note(runs=len(runs), failed=[str(run.folder) for run in left_out])
     return lines
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The tables, figures and sentences that the runs of one experiment have in common."""
+def named(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
+    """Return the runs with their names, and the settings that differ between them, the seed last.
 
-    tables: Tables
-    plots: Sequence[Plot]
-    lines: Sequence[str]
-    without: Mapping[str, Part]
-    """The runs that turned out not to fit, by their labels."""
+    A label tells a run apart: by these settings and, where that is not enough, by its folder.
+    """
+    settings = [_settings(run.status) for run in runs]
+    if len({mine.get("experiment") for mine in settings}) == 1:
+        for mine in settings:
+            mine.pop("experiment", None)
+    values: dict[str, set[str | None]] = {name: set() for mine in settings for name in mine}
+    for mine, run in zip(settings, runs, strict=True):
+        for name in values if "identity" in run.status else mine:  # else only what was typed is known
+            values[name].add(mine.get(name))
+    differ = sorted((name for name in values if len(values[name]) > 1), key=lambda name: name == "seed")
+    labels = [_joined(mine, differ) for mine in settings]
+    places, depth, often = [run.folder.parts for run in runs], 1, Counter(labels)
+    while len({place[-depth:] for place in places}) < len(places):
+        depth += 1
+    result = []
+    for run, mine, label, place in zip(runs, settings, labels, places, strict=True):
+        if not label or often[label] > 1:
+            label = ", ".join(filter(None, [label, "/".join(place[-depth:])]))
+        seedless = _joined(mine, [name for name in differ if name != "seed"])
+        result.append(replace(run, label=label, setting=seedless, settings=mine))
+    return result, differ
 
 
-def compare(kind: type[Experiment], parts: Sequence[Part], prefix: str) -> Comparison:
-    """Compare runs. Those that nothing can be drawn from are left out, so that the others are compared all the same."""
-    without: dict[str, Part] = {}
+def _joined(settings: Mapping[str, str], names: Iterable[str]) -> str:
+    return ", ".join(f"{name}={settings[name]}" for name in names if name in settings)
+
+
+def _settings(status: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of a run: its identity, and whatever else its command line set."""
+    identity = status.get("identity", {})
+    settings = {"experiment": status["experiment"].rpartition(".")[2].lower()} if "experiment" in status else {}
+    settings |= {name: str(value) for name, value in identity.items() if name not in ("run", LABEL, SETTING)}
+    for override in status.get("overrides", []):
+        key, _, value = override.partition("=")
+        short = key.removeprefix("model.")  # as the identity calls it
+        if short not in identity and key != "experiment" and key.split(".")[0] not in RESERVED:
+            settings[key if identity else short] = value
+    return settings
+
+
+def compare(kind: type[Experiment], runs: Sequence[FoundRun], tables: Tables) -> tuple[list[str], list[Plot]]:
+    """Return the sentences and the figures of runs together. What they are compared by first comes first."""
+    settings = settings_of(runs)
+    numbers = numbers_of(runs, settings)
     plots: list[Plot] = []
     try:
-        tables, common, plots = _in_common(kind, parts, prefix)
-    except Exception:  # tables may hold anything
-        without = {part.label: part for part in _culprits(kind, parts)}
-        parts = [part for part in parts if part.label not in without]
-        try:
-            tables, common, plots = _in_common(kind, parts, prefix)
-        except Exception as error:
-            tables = combined(parts)
-            common = [f"Runs of {kind.__name__.lower()} cannot be drawn together, {in_one_line(reason(error))}."]
-    many = [f"What each of {len(parts)} runs found is in index.html."]
-    each = [f"{part.label}: {part.sentence}" for part in parts]
-    return Comparison(tables, plots, [*common, *(many if len(parts) > MOST_RUNS else each)], without)
+        common = [*means_in_words(numbers, settings), *kind.say_in_common(tables)]
+        plots = list(draw((lambda _: against_settings(numbers, settings), *kind.figures_over_runs), tables))
+    except Exception as error:  # tables may hold anything
+        common = [f"Runs of {kind.__name__.lower()} cannot be compared, {in_one_line(reason(error))}."]
+    many = [f"What each of {len(runs)} runs found is in index.html."]
+    each = [f"{run.label}: {run.sentence}" for run in runs if run.sentence]
+    return [*common, *(many if len(runs) > MOST_RUNS else each)], plots
 
 
-def _in_common(kind: type[Experiment], parts: Sequence[Part], prefix: str) -> tuple[Tables, list[str], list[Plot]]:
-    """Return the combined tables, the sentences and the figures. What the runs are compared by first comes first."""
-    if not parts:
-        return {}, [], []
-    tables, settings = combined(parts), settings_of(parts)
-    numbers = numbers_of(parts, settings)
-    figures = (lambda _: against_settings(numbers, settings), *kind.figures_over_runs)
-    plots = [plot.named(prefix + plot.name) for plot in draw(figures, tables)]
-    for plot in plots:
-        assert plot.png  # drawn here, where an error is known to be of these runs
-        assert plot.svg
-    return tables, [*means_in_words(numbers, settings), *kind.say_in_common(tables)], plots
+def settings_of(runs: Sequence[FoundRun]) -> list[Setting]:
+    """Return the settings that differ between runs, the seed left out, in the order in which figures use them.
+
+    Of settings that always change together the first stands for all.
+    """
+    found: dict[tuple[int, ...], Setting] = {}
+    for name in dict.fromkeys(name for run in runs for name in run.settings):
+        values = [run.settings.get(name, NOT_SET) for run in runs]
+        groups = tuple(pd.factorize(pd.Series(values))[0])
+        if name != "seed" and max(groups) > 0 and groups not in found:
+            found[groups] = setting(name, values)
+    return by_use(found.values())
 
 
-def _culprits(kind: type[Experiment], parts: Sequence[Part]) -> list[Part]:
-    """Return the runs that cannot even be drawn for themselves, found by halves; there are few among many."""
-    try:
-        _in_common(kind, parts, "")
-    except Exception as error:
-        if len(parts) == 1:
-            return [parts[0].misfit(error)]
-        middle = len(parts) // 2
-        return [*_culprits(kind, parts[:middle]), *_culprits(kind, parts[middle:])]
-    return []
+def numbers_of(runs: Sequence[FoundRun], settings: Sequence[Setting]) -> pd.DataFrame:
+    """Return a row per run and number by which it is compared first, with the values of these settings."""
+    rows = [
+        number._asdict() | {LABEL: run.label} | {each.name: run.settings.get(each.name, NOT_SET) for each in settings}
+        for run in runs
+        for number in run.headline
+    ]
+    return pd.DataFrame(rows, columns=[*Number._fields, LABEL, *(each.name for each in settings)])
 
 
-def combined(parts: Sequence[Part]) -> dict[str, pd.DataFrame]:
+def title_of(runs: Sequence[FoundRun], differ: Sequence[str]) -> str:
+    """Say what was run on which task, and what differs: `ablate on sort, by num_heads, 3 seeds`."""
+    whole = [run for run in runs if run.why_not is None]
+    done = ", ".join(kind.__name__.lower() for kind in dict.fromkeys(run.experiment for run in whole) if kind)
+    tasks = dict.fromkeys(run.settings.get("task", "no task") for run in whole)
+    title = f"{done or 'Runs'} on {_listed(list(tasks) or ['no task'])}"
+    settings = [name for name in differ if name not in ("experiment", "task", "seed")]
+    if settings:
+        title += f", by {_listed(settings)}"
+    seeds = {run.settings["seed"] for run in runs if "seed" in run.settings}
+    return title + (f", {len(seeds)} seeds" if len(seeds) > 1 else "")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Write `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def table_of(runs: Sequence[FoundRun], differ: Sequence[str]) -> pd.DataFrame:
+    """Return a row per run: its settings, its first numbers, how it ended, what trained its model, and where it is.
+
+    Runs of one `start` were timed side by side.
+    """
+    rows = []
+    for run in runs:
+        settings = {name: run.settings.get(name) for name in (*differ, *run.settings)}
+        numbers = {number.name: number.value for number in run.headline}
+        ended = {"state": run.why_not or "done", **{name: run.status.get(name) for name in ("seconds", "start")}}
+        rows.append({LABEL: run.label, **settings, **numbers, **ended, **run.trained_with, "folder": str(run.folder)})
+    return varying_first(pd.DataFrame(rows))
+
+
+def in_common(runs: Sequence[FoundRun]) -> dict[str, pd.DataFrame]:
     """Put the tables of all runs below each other, by name; columns in which no two runs differ come last."""
-    names = dict.fromkeys(name for part in parts for name in part.tables)
-    return {name: _with_labels([part for part in parts if name in part.tables], name) for name in names}
+    combined = {}
+    for name in dict.fromkeys(name for run in runs for name in run.tables):
+        having = [run for run in runs if name in run.tables]
+        parts = [run.tables[name].assign(**{LABEL: run.label, SETTING: run.setting}) for run in having]
+        frame = pd.concat(parts, ignore_index=True)
+        combined[name] = varying_first(frame[[*dict.fromkeys([LABEL, SETTING, *frame])]])
+    return combined
 
 
-def _with_labels(parts: Sequence[Part], name: str) -> pd.DataFrame:
-    if taken := [column for part in parts for column in (LABEL, SETTING) if column in part.tables[name]]:
-        raise ValueError(f"a column is named {taken[0]}")
-    keys = [(part.label, part.setting) for part in parts]
-    table = pd.concat([part.tables[name] for part in parts], keys=keys, names=[LABEL, SETTING])
-    return varying_first(table.reset_index([LABEL, SETTING]).reset_index(drop=True))
-
-
-def no_formulas(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table without a text that a spreadsheet would take for a formula: a quote stands before it."""
-
-    def plain(value: Any) -> Any:
-        return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
-
-    for name in frame.select_dtypes(exclude=["number", "bool"]):
-        if any(plain(value) is not value for value in frame[name].unique()):
-            frame = frame.assign(**{name: frame[name].map(plain)})
-    return frame.rename(columns=plain)
+def varying_first(frame: pd.DataFrame) -> pd.DataFrame:
+    """Order the columns: first what a row is called, then the columns that vary, then those that never do."""
+    varies = [name for name in varying(frame) if name != LABEL]
+    return frame[[LABEL, *varies, *(name for name in frame if name not in (LABEL, *varies))]]
 
 
 def _how_to_repeat(folders: Sequence[Path], out: Path) -> dict[str, str]:

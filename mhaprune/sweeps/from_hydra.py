@@ -1,5 +1,7 @@
 """The part of a sweep that Hydra does: it composes the settings of the jobs, and its launchers start them."""
 
+from __future__ import annotations
+
 import copy
 import functools
 import itertools
@@ -8,14 +10,14 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -29,7 +31,10 @@ from mhaprune.storage.store import LOCK, refuse_links
 from mhaprune.sweeps.doing import end_with_parent
 from mhaprune.sweeps.jobs import Job, Sweep
 from mhaprune.sweeps.launching import do_sweep
-from mhaprune.sweeps.searching import OptunaSearch, Range, check_optuna
+from mhaprune.sweeps.searching import OptunaSearch, check_optuna
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 Values = Callable[[DictConfig, Sequence[str]], dict[str, Any]]
 """Makes the plain values that `config.build` reads of a config and of the overrides that it was made with."""
@@ -144,21 +149,15 @@ def _root(config: DictConfig, how: SweepSettings) -> Path:
 
 def check_counts(overrides: Sequence[Override], how: SweepSettings) -> None:
     """Raise ValueError for a sweep over no values, or over more than `max_jobs`. No range is expanded for it."""
-    counts = {str(one.input_line): _count(one) for one in overrides if one.is_sweep_override()}
-    for text, count in counts.items():
-        if not count:
-            raise ValueError(f"{text}: holds no value; glob chooses options of a group, range(0,5) are 0 to 4")
-    jobs = (math.prod if how.search is None else max)([1, *counts.values()])
-    if not jobs <= how.max_jobs:
-        raise ValueError(f"{' '.join(counts)}: are {jobs} jobs, must be at most max_jobs={how.max_jobs}")
-
-
-def _count(one: Override) -> float:
-    values = one.value()
-    if isinstance(values, RangeSweep):
-        start, stop, step = values.start or 0, values.stop or 0, values.step
-        return max(0, -((start - stop) // step)) if step else 0
-    return 1 if isinstance(values, IntervalSweep) else sum(1 for _ in one.sweep_string_iterator())
+    counts = {}
+    for one in overrides:
+        if one.is_sweep_override() and not one.is_interval_sweep():
+            text, values = str(one.input_line), itertools.islice(one.sweep_string_iterator(), how.max_jobs + 1)
+            counts[text] = sum(1 for _ in values)
+            if not counts[text]:
+                raise ValueError(f"{text}: holds no value; glob chooses options of a group, range(0,5) are 0 to 4")
+    if (math.prod if how.search is None else max)([1, *counts.values()]) > how.max_jobs:
+        raise ValueError(f"{' '.join(counts)}: are more jobs than max_jobs={how.max_jobs}")
 
 
 def _overrides(config: DictConfig, parser: OverridesParser) -> list[Override]:
@@ -180,20 +179,24 @@ def all_settings(overrides: Sequence[Override]) -> list[list[str]]:
     return list(map(list, itertools.product(*values.values())))
 
 
-def to_choose(overrides: Sequence[Override]) -> tuple[list[str], dict[str, list[str] | Range]]:
+def to_choose(overrides: Sequence[Override]) -> tuple[list[str], dict[str, BaseDistribution]]:
     """Return the settings that are typed for every job, and what the others may be."""
-    space: dict[str, list[str] | Range] = {}
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    space: dict[str, BaseDistribution] = {}
     for one in (one for one in overrides if one.is_sweep_override()):
-        values = one.value()
+        values: Any = one.value()
         if not isinstance(values, IntervalSweep):
-            space[one.get_key_element()] = list(one.sweep_string_iterator())
+            space[one.get_key_element()] = CategoricalDistribution(list(one.sweep_string_iterator()))
             continue
-        low, high, log = values.start, values.end, "log" in values.tags
-        if low is None or high is None or low >= high or (log and low <= 0):
+        whole = isinstance(values.start, int) and isinstance(values.end, int)
+        kind: Any = IntDistribution if whole else FloatDistribution
+        try:
+            space[one.get_key_element()] = kind(values.start, values.end, log="log" in values.tags)
+        except ValueError:
             raise ValueError(
                 f"{one.input_line}: must go from a number to a higher one, and be above 0 with tag(log,...)"
-            )
-        space[one.get_key_element()] = Range(low, high, log)
+            ) from None
     return [str(one.input_line) for one in overrides if not one.is_sweep_override()], space
 
 

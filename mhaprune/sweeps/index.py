@@ -1,12 +1,11 @@
 """A page that lists runs: sorted by a click, filtered by words, in one file without server or network."""
 
+import itertools
 import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -16,30 +15,12 @@ from markupsafe import escape
 from mhaprune.reporting.head_map import SmallMap
 from mhaprune.reporting.page import fill
 from mhaprune.storage.store import inside
-from mhaprune.sweeps.parts import Part
+from mhaprune.sweeps.found import FoundRun
 
 TILE = 7
 """Pixels of the side of a head in a thumbnail."""
 KINDS = {"1": "s", "0": "g"}
 """The classes of its squares."""
-
-
-class Row(NamedTuple):
-    """A run."""
-
-    label: str
-    state: str
-    """In a word or two."""
-    link: str | None
-    """The path of its report, from the page."""
-    settings: Mapping[str, str]
-    """Those that vary."""
-    numbers: Mapping[str, float | None]
-    """What it is judged by first; rows may have different ones."""
-    small_map: SmallMap | None
-    """Which heads stay."""
-    said: str
-    """What it found, or why it found nothing."""
 
 
 class Column(NamedTuple):
@@ -56,63 +37,46 @@ class Column(NamedTuple):
         return len(set(self.cells) - ({""} if self.kind else set())) > 1
 
 
-def index_of(title: str, parts: Sequence[Part], varying: Sequence[str], facts: Mapping[str, str], out: Path) -> str:
+def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts: Mapping[str, str], out: Path) -> str:
     """Return the page: each run's state, the settings that vary, its first numbers, its map of heads, a link to its
-    report."""
-    known = [{**part.settings, **part.trained_with} for part in parts]
-    values: dict[str, set[str]] = {}
-    for settings in known:
-        for name, value in settings.items():
-            values.setdefault(name, set()).add(str(value))
-    shared = {name: next(iter(own)) for name, own in values.items() if len(own) == 1 and name not in varying}
-    names = dict.fromkeys([*varying, *(name for part in parts for name in part.trained_with if name not in shared)])
-    rows = []
-    for part, settings in zip(parts, known, strict=True):
-        report = part.run.folder / "report.html"
-        there = inside(part.run.folder, report.name) is not None and report.is_file()
-        rows.append(
-            Row(
-                label=part.label,
-                state=(part.why_not or "done").partition(":")[0],
-                link=os.path.relpath(report, out) if there else None,
-                settings={name: str(settings.get(name, "")) for name in names},
-                numbers={each.name: each.value for each in part.headline} | {"seconds": part.run.status.get("seconds")},
-                small_map=part.small_map,
-                said=part.sentence or part.why_not or "",
-            )
-        )
-    return render_index(title, rows, shared, facts)
-
-
-def render_index(
-    title: str,
-    rows: Sequence[Row],
-    shared: Mapping[str, str] = MappingProxyType({}),
-    facts: Mapping[str, str] = MappingProxyType({}),
-) -> str:
-    """Return the whole page. `shared` are the settings of all runs, `facts` say how to repeat this.
+    report. `facts` say how to repeat this.
 
     Columns in which no two runs differ come last.
     """
-    settings = dict.fromkeys(name for row in rows for name in row.settings)
-    numbers = dict.fromkeys(name for row in rows for name in row.numbers)
+    settings = [{name: str(value) for name, value in {**run.settings, **run.trained_with}.items()} for run in runs]
+    values: dict[str, set[str]] = {}
+    for name, value in (pair for mine in settings for pair in mine.items()):
+        values.setdefault(name, set()).add(value)
+    shared = {name: min(own) for name, own in values.items() if len(own) == 1 and name not in differ}
+    own = dict.fromkeys([*differ, *(name for run in runs for name in run.trained_with if name not in shared)])
+    numbers = [
+        {each.name: each.value for each in run.headline} | {"seconds": run.status.get("seconds")} for run in runs
+    ]
+    measured = dict.fromkeys(itertools.chain(*numbers))
+    states = [(run.why_not or "done").partition(":")[0] for run in runs]
     columns = [
-        Column("state", [row.state for row in rows]),
-        *(Column(name, [row.settings.get(name, "") for row in rows]) for name in settings),
-        *(Column(name, [_shown(row.numbers.get(name)) for row in rows], "n") for name in numbers),
+        Column("state", states),
+        *(Column(name, [mine.get(name, "") for mine in settings]) for name in own),
+        *(Column(name, [_shown(each.get(name)) for each in numbers], "n") for name in measured),
     ]
     return fill(
         "index",
-        {"url": partial(quote, errors="surrogateescape"), "thumbnail": thumbnail},
+        {"url": quote, "thumbnail": thumbnail},
         title=title,
-        rows=rows,
-        states=Counter(row.state for row in rows),
+        rows=[(run, state, _report(run.folder, out)) for run, state in zip(runs, states, strict=True)],
+        states=Counter(states),
         first=[column for column in columns if column.varies],
         last=[column for column in columns if not column.varies],
-        maps=any(row.small_map is not None for row in rows),
+        maps=any(run.small_map is not None for run in runs),
         shared=shared,
         facts=facts,
     )
+
+
+def _report(folder: Path, out: Path) -> str | None:
+    """Return the path from the page to the report of a run; None for a run that has none."""
+    there = inside(folder, "report.html") is not None and (folder / "report.html").is_file()
+    return os.path.relpath(folder / "report.html", out) if there else None
 
 
 def thumbnail(small: SmallMap | None) -> str:

@@ -6,8 +6,8 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,8 +21,8 @@ from mhaprune.storage.seals import Damaged
 from mhaprune.storage.store import read_status
 from mhaprune.sweeps.collecting import collect
 from mhaprune.sweeps.doing import GRACE, PAUSE
+from mhaprune.sweeps.found import read_run
 from mhaprune.sweeps.jobs import LOCK, STOP, Job, Sweep
-from mhaprune.sweeps.runs import read_run
 
 log = logging.getLogger(__name__)
 
@@ -135,19 +135,15 @@ def standing(root: Path, job: Job, identity: Callable[[Job], str] | None) -> str
         run.check()
     except Damaged:
         return OPEN
-    same = _same_code(run.status.get("code"))
+    same = _same_code(run.status.get("code", {}))
     return DONE if same and (identity is None or identity(job) == run.status["identity"].get("run")) else CHANGED
 
 
-def _same_code(noted: Any) -> bool:
-    modules = noted.get("modules") if isinstance(noted, dict) else None
-    if not isinstance(modules, list):
-        return False
-    ours = all(isinstance(module, str) and module.split(".")[0] in allowed() for module in modules)
-    try:
-        return ours and code_of(modules) == noted
-    except ImportError:
-        return False
+def _same_code(noted: Mapping[str, Any]) -> bool:
+    modules = noted.get("modules", ())
+    with suppress(ImportError):
+        return {module.split(".")[0] for module in modules} <= set(allowed()) and code_of(modules) == noted
+    return False
 
 
 def _some(labels: Sequence[str]) -> str:

@@ -6,7 +6,6 @@ import importlib.util
 import io
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,24 +30,14 @@ def check_optuna() -> None:
         raise ValueError("search=optuna: is not installed: pip install -e '.[search]'")
 
 
-@dataclass(frozen=True)
-class Range:
-    """Numbers from `low` to `high`, whole ones if both are whole; `log` draws each power of ten alike."""
-
-    low: float
-    high: float
-    log: bool = False
-
-
 class OptunaSearch:
     """Proposes the settings of further jobs. Raises ValueError where there is nothing to search in."""
 
     def __init__(
-        self, search: SearchSettings, fixed: Sequence[str], space: Mapping[str, Sequence[str] | Range], root: Path
+        self, search: SearchSettings, fixed: Sequence[str], space: Mapping[str, BaseDistribution], root: Path
     ) -> None:
         """`fixed` are the settings of every job, `space` those to choose, in the folder `root` of the sweep."""
-        self.search, self.fixed, self.root = search, fixed, root
-        self.space = {key: _distribution(values) for key, values in space.items()}
+        self.search, self.fixed, self.space, self.root = search, fixed, space, root
         if not self.space:
             raise ValueError(
                 "search=optuna: needs settings to choose from, for example model.num_heads=2,4,8 or"
@@ -140,16 +129,6 @@ class OptunaSearch:
         return f"search.column={self.search.column}"
 
 
-def _distribution(values: Sequence[str] | Range) -> BaseDistribution:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if not isinstance(values, Range):
-        return CategoricalDistribution(list(values))
-    if isinstance(values.low, int) and isinstance(values.high, int):
-        return IntDistribution(values.low, values.high, values.log)
-    return FloatDistribution(values.low, values.high, values.log)
-
-
 def _text(value: Any, distribution: BaseDistribution) -> str:
     """Write a value with six digits, unless they lead out of the range."""
     if not isinstance(value, float):
@@ -160,9 +139,9 @@ def _text(value: Any, distribution: BaseDistribution) -> str:
 
 def _read(key: str, text: str, distribution: BaseDistribution) -> Any:
     """Return the value of an earlier job. Raises ValueError where it could not be chosen now."""
-    make: Any = {"FloatDistribution": float, "IntDistribution": int}.get(type(distribution).__name__, str)
     with suppress(ValueError):  # a text that is no number, or none of the choices
-        value = make(text)
+        kind: Any = type(getattr(distribution, "low", text))
+        value = kind(text)
         if distribution._contains(distribution.to_internal_repr(value)):
             return value
     raise ValueError(

