@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NoReturn, Protocol, Self
+from typing import Generic, NoReturn, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -119,38 +119,51 @@ class Data(ABC):
                         yield self[index.to(self.device)]
 
 
-class HeldOut(Protocol):
-    """Three disjoint splits: no number is reported on examples that a choice was made on."""
+Part = TypeVar("Part", bound=Data, covariant=True)
+
+
+class Splits(Generic[Part]):
+    """Disjoint lists of examples by name, so that no number is reported on examples that a choice was made on.
+
+    Raises ValueError for one that was not given, once it is needed.
+    """
+
+    def __init__(self, **given: Part) -> None:
+        self.given = given
+
+    def __getitem__(self, name: str) -> Part:
+        if name not in self.given:
+            raise ValueError(f"{name}: no batches were given, name them: wrap(..., {name}=batches)")
+        return self.given[name]
+
+    def items(self) -> Iterable[tuple[str, Part]]:
+        return self.given.items()
 
     @property
-    def score(self) -> Data:
+    def score(self) -> Part:
         """Heads are scored on these."""
-        ...
+        return self["score"]
 
     @property
-    def choose(self) -> Data:
+    def choose(self) -> Part:
         """Choices between pruned models are made on these."""
-        ...
+        return self["choose"]
 
     @property
-    def report(self) -> Data:
+    def report(self) -> Part:
         """The numbers in tables and figures are measured on these."""
-        ...
-
-
-class TrainingSplits(HeldOut, Protocol):
-    """The held-out splits, and examples that a recovery may learn from."""
+        return self["report"]
 
     @property
-    def train(self) -> Data:
-        """A training lowers the loss of these. A refit reads their inputs, and no label. Nothing is chosen or reported
-        on them."""
-        ...
+    def train(self) -> Part:
+        """A training lowers the loss of these; a refit reads their inputs, and no label. Nothing is chosen or reported
+        on them. Without any of their own, recoveries learn from those that heads are scored on."""
+        return self["train" if "train" in self.given else "score"]
 
     @property
-    def valid(self) -> Data:
+    def valid(self) -> Part:
         """The quality during training is measured on these."""
-        ...
+        return self["valid" if "valid" in self.given else "choose"]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from transformers import BertConfig, BertModel
 import mhaprune
 from benches.sides import Pair, timed
 from mhaprune import losses
-from mhaprune.data import Data
+from mhaprune.data import Data, Splits
 from mhaprune.heads import HeadMask
 from mhaprune.library.heads import Heads
 from mhaprune.measure.outcomes import measure, measure_masks, measure_removed
@@ -144,7 +144,7 @@ def memory(heads: Heads) -> pd.DataFrame:
     """What a model weighs, and what a pass over 64 texts of 32 tokens, scores and a removal take on top of it."""
     weights = heads.subject.count_parameters() * heads.subject.dtype.itemsize / 1e6
     split = with_dense(heads.subject, Batches.of([text(64, 32)], "score"), losses.drift)
-    heads = Heads(heads.subject, {"score": split}, heads.quality_name, heads.proven, heads.seed)
+    heads = Heads(heads.subject, Splits(score=split), heads.quality_name, heads.proven, heads.seed)
     data, first = heads.splits["score"], HeadMask(heads.grid).without(heads.grid.heads[0])
     calls: dict[str, Callable[[], object]] = {
         "a plain pass": partial(measure, heads.subject, data),

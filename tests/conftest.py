@@ -10,13 +10,12 @@ import pytest
 import torch
 
 import mhaprune.sweeps.collecting
-from mhaprune.data import Examples
+from mhaprune.data import Examples, Splits
 from mhaprune.experiments import results
 from mhaprune.heads import HeadMask
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.storage.locks import locked
 from mhaprune.storage.store import RunFolder, read_status
-from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from support import ROOT
 from support.composing import run_of

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mhaprune.attention.gates import Softmax
+from mhaprune.data import Splits
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import gate_gradients, measure, measure_masks
 from mhaprune.model.training import Training
@@ -18,7 +19,6 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import proofs
 from mhaprune.runs.config import build
 from mhaprune.storage.store import RunFolder
-from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from support.composing import compose, every
 from support.models import gated_model

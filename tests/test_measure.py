@@ -4,13 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mhaprune.data import Examples
+from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns
 from mhaprune.measure.outcomes import greedy_disagreements, mean_outputs, measure, output_difference
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.subject import AnswerOutcome
-from mhaprune.tasks.base import Splits
 
 
 def test_measure_is_a_loop_over_single_examples_in_their_order(model: Seq2Seq, splits: Splits) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +30,7 @@ from mhaprune.settings.options import option
 from mhaprune.settings.ranges import Ge, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.storage.store import write_bytes
-from mhaprune.studies.source import study_of
+from mhaprune.studies.pretrained import study_of
 from mhaprune.tables import MOMENTS
 from mhaprune.wrapping.blocks import AttentionBlock
 from mhaprune.wrapping.losses import Judge
@@ -183,7 +183,7 @@ class Heads(ModelWithData):
         3
         """
         self.check_removable()
-        EquivalenceCheck(self.subject, self.user_splits.score).prove(mask)
+        EquivalenceCheck(self.subject, self.splits.score).prove(mask)
         smaller = self.subject.without(mask)
         recoveries: list[Recovery] = [Refit()] if refit else []
         for recovery in [*recoveries, FineTune(steps=fine_tune)] if fine_tune else recoveries:
@@ -214,13 +214,17 @@ class Heads(ModelWithData):
         if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
             raise ValueError(f"path={path}: must be a file in a folder that exists")
         for name in ("choose", "report"):
-            self.user_splits[name]
+            self.splits[name]
         from mhaprune.experiments.ablate.study import Ablate
         from mhaprune.experiments.results import present
 
         experiment = Ablate(budgets=tuple(budgets), tolerance=tolerance, latency_rounds=rounds)
-        recoveries = {"refit": Refit()} if refit else {}
-        study = study_of(self, self._scorers(by), {"one_shot": OneShot()}, recoveries)
+        study = replace(
+            study_of(self),
+            scorers=self._scorers(by),
+            schedules={"one_shot": OneShot()},
+            recoveries={"refit": Refit()} if refit else {},
+        )
         title = f"The heads of {type(self.subject.model).__name__}"
         with doing(title, stages=Ablate.stages):
             results = present(experiment, study, experiment(study), title)
@@ -251,7 +255,7 @@ class Heads(ModelWithData):
         ['removed', 'dense', 'dense again']
         """
         self.check_removable()
-        split = self.user_splits.report
+        split = self.splits.report
         keep = [keep] if isinstance(keep, int | float) else keep
         sizes = [batch_sizes] if isinstance(batch_sizes, int) else list(batch_sizes)
         if min(sizes, default=0) < 1:
@@ -264,11 +268,11 @@ class Heads(ModelWithData):
     @cached_property
     def scoring(self) -> Scoring:
         """Scores on the *score* split, each computed once."""
-        return Scoring(self.subject, self.user_splits.score, self.seed)
+        return Scoring(self.subject, self.splits.score, self.seed)
 
     @cached_property
     def _lesson(self) -> RecoveryContext:
-        return RecoveryContext(self.subject, FINE_TUNING, self.user_splits, self.seed)
+        return RecoveryContext(self.subject, FINE_TUNING, self.splits, self.seed)
 
     def _scorers(self, scorers: Iterable[str | Scorer]) -> dict[str, Scorer]:
         chosen = {}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from mhaprune.data import Data, HeldOut
+from mhaprune.data import Data, Splits
 from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
 from mhaprune.measure.outcomes import (
@@ -34,7 +34,7 @@ class PruningResult(NamedTuple):
     difference: float
 
 
-def prune(subject: Subject, plans: Sequence[Plan], splits: HeldOut) -> PruningResult:
+def prune(subject: Subject, plans: Sequence[Plan], splits: Splits[Data]) -> PruningResult:
     """Remove the heads of every plan for real and measure the smaller model; equal masks are measured once.
 
     The *choose* columns are filled for the first draw of each scorer. The other draws are a control, and nothing is

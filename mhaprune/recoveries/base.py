@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import pandas as pd
 
-from mhaprune.data import TrainingSplits
 from mhaprune.descent import Descent
+from mhaprune.data import Data, Splits
 from mhaprune.measure.outcomes import Diverged
 from mhaprune.settings.options import describe, modules_of
 from mhaprune.settings.ranges import Checked
@@ -33,7 +33,7 @@ class RecoveryContext:
     """The model before heads were removed."""
     training: Descent
     """How the dense model was trained or, for a pretrained model, how it is trained on."""
-    splits: TrainingSplits
+    splits: Splits[Data]
     """The examples."""
     seed: int
     """The seed of the run."""

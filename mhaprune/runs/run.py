@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ from mhaprune.settings.plugins import results_folder
 from mhaprune.settings.ranges import Checked, Within
 from mhaprune.storage.cache import code_of
 from mhaprune.storage.store import RunFolder, fingerprint
-from mhaprune.studies.pretrained import Pretrained
+from mhaprune.studies.pretrained import Pretrained, PretrainedSource
 from mhaprune.studies.study import Source, Study
 from mhaprune.studies.trained import Recipe
 from mhaprune.tasks.base import Task
@@ -100,14 +100,13 @@ class Run(Checked):
             raise ValueError(
                 f"recovery=[{','.join(self.recovery)}]: experiment={kind} recovers nothing, experiment=prune does"
             )
-        example = None if self.example is None else self._read(self.example)
         if not len(grid) and self.scorer:
             raise ValueError(
                 f"model_file={self.model_file}: has no heads left to score, allowed is scorer=[] as in"
                 " experiment=evaluate"
             )
         scorers, recoveries = self.usable
-        self.experiment.check(Setup(self.source, scorers, self.schedule, recoveries, example))
+        self.experiment.check(Setup(self.source, scorers, self.schedule, recoveries, self._symbols))
         # What is left of a model has its gates folded into its weights.
         again = any(schedule.scoring == "repeated" for schedule in self.schedule.values())
         again |= any(recovery.between for recovery in recoveries.values())
@@ -187,9 +186,9 @@ class Run(Checked):
 
     def study(self) -> Study:
         """The trained model and all that an experiment may do with it."""
-        example = None if self.example is None else self._read(self.example)
         scorers, recoveries = self.usable
-        return self.source.study(scorers, self.schedule, recoveries, self.identity, example)
+        study = self.source.study(self.identity)
+        return replace(study, scorers=scorers, schedules=self.schedule, recoveries=recoveries)
 
     @cached_property
     def usable(self) -> tuple[dict[str, Scorer], dict[str, Recovery]]:
@@ -207,7 +206,8 @@ class Run(Checked):
                         f"{name}: model={option_name(self.model)} is trained already and brings its own examples, leave"
                         " this out"
                     )
-            return self.model.source(data=self.data, objective=self.objective, **where)
+            assert self._symbols is None, "an example is refused"
+            return PretrainedSource(model=self.model, data=self.data, objective=self.objective, **where)
         for name in ("data", "objective"):
             if getattr(self, name) is not None:
                 raise ValueError(
@@ -216,9 +216,15 @@ class Run(Checked):
                 )
         if self.task is None or self.training is None:
             raise ValueError("task: a model that is trained here needs a task and a training, for example task=sort")
-        return Recipe(self.task, self.model, self.training, self.gate, **where, model_file=self.model_file)
+        own: Any = {name: getattr(self, name) for name in ("task", "model", "training", "gate", "model_file")}
+        return Recipe(**own, **where, example=self._symbols)
 
-    def _read(self, example: str | int) -> list[str]:
+    @cached_property
+    def _symbols(self) -> list[str] | None:
+        """The symbols of the user's example."""
+        example = self.example
+        if example is None:
+            return None
         if not self.experiment.reads_example:
             raise ValueError(
                 f"example={example!r}: experiment={option_name(self.experiment)} looks at no example,"

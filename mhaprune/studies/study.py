@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
 from mhaprune.attention.gates import GateConfig
-from mhaprune.data import HeldOut, TrainingSplits
 from mhaprune.descent import Descent
+from mhaprune.data import Data, Examples, Splits
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.times import device_name
 from mhaprune.model.training import Training
@@ -26,23 +26,12 @@ from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.storage.cache import Remember
 from mhaprune.subject import Subject
-from mhaprune.tasks.base import Splits, Task
+from mhaprune.tasks.base import Task
+from mhaprune.descent import Descent
+from mhaprune.model.training import Training
 
 if TYPE_CHECKING:
     from mhaprune.model.transformer import Seq2Seq
-
-
-class Save(Protocol):
-    def __call__(self, model: Seq2Seq, steps: int = 0) -> bytes:
-        """The content of a file from which `model_file` reads a model of this task back; `steps` were trained after the
-        study's own."""
-        ...
-
-
-class Saved(Protocol):
-    def __call__(self, name: str, model: Any, steps: int = 0) -> dict[str, bytes]:
-        """The files, by name, from which a model is read back, see `Save`; none for a model that is not saved."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -51,13 +40,15 @@ class Trained:
 
     network: Seq2Seq
     task: Task
-    splits: Splits
+    splits: Splits[Examples]
     training: Training
     steps_since: int
     """How many steps the model was trained after `training`, by recoveries."""
     gate: GateConfig | None
     """What the gates of the model were made from."""
-    save: Save
+    save: Callable[..., bytes]
+    """Returns the content of a file from which `model_file` reads a model back; takes the model and the number of steps
+    that it was trained after the study's own."""
     retrain: Callable[[GateConfig], tuple[Seq2Seq, pd.DataFrame]]
     """Returns the model that the same training makes with another gate, and its history."""
     untrained: Callable[[], Seq2Seq] | None = None
@@ -71,14 +62,16 @@ class Study:
     """The input of an experiment: a model, its data, its settings, the same for models of every source."""
 
     subject: Subject
-    splits: TrainingSplits
-    scorers: Mapping[str, Scorer]
-    schedules: Mapping[str, Schedule]
-    recoveries: Mapping[str, Recovery]
+    splits: Splits[Data]
     seed: int
     remember: Remember
     """The cache of what was computed for this very model."""
-    saved: Saved
+    saved: Callable[..., dict[str, bytes]]
+    """Returns the files, by name, from which a model is read back; none for one that is not saved. Takes a name, the
+    model and the number of steps that it was trained after the study's own."""
+    scorers: Mapping[str, Scorer] = field(default_factory=dict)
+    schedules: Mapping[str, Schedule] = field(default_factory=dict)
+    recoveries: Mapping[str, Recovery] = field(default_factory=dict)
     history: pd.DataFrame = field(default_factory=pd.DataFrame)
     """The table that the training of the model left; empty for a model that was not trained here."""
     words: Mapping[str, str] = field(default_factory=dict)
@@ -122,11 +115,17 @@ class Study:
         return {"training": self.history} if len(self.history) else {}
 
 
+@dataclass(frozen=True, kw_only=True)
 class Source(ABC):
     """The source of the model of a run, with its examples. It is known before anything long is computed."""
 
     key: ClassVar[str]
     """The settings that say how many examples there are, `task` or `model`."""
+
+    seed: int
+    device: str
+    num_threads: int
+    cache: str
 
     @property
     @abstractmethod
@@ -158,7 +157,7 @@ class Source(ABC):
 
     @property
     @abstractmethod
-    def splits(self) -> HeldOut:
+    def splits(self) -> Splits[Data]:
         """The examples, where the model computes."""
 
     @abstractmethod
@@ -178,34 +177,28 @@ class Source(ABC):
         """Raise ValueError for data and folders that do not fit."""
 
     @abstractmethod
-    def environment(self) -> dict[str, Any]:
-        """Return the content of `environment.json`."""
-
-    @abstractmethod
-    def study(
-        self,
-        scorers: Mapping[str, Scorer],
-        schedules: Mapping[str, Schedule],
-        recoveries: Mapping[str, Recovery],
-        facts: Mapping[str, Any],
-        example: Sequence[str] | None = None,
-    ) -> Study:
+    def study(self, facts: Mapping[str, Any]) -> Study:
         """The model with all that an experiment may do with it. `facts` go into the files of models that it saves."""
+
+    @property
+    def packages(self) -> Sequence[str]:
+        """The packages that the model needs, beside `PACKAGES`."""
+        return ()
+
+    def environment(self) -> dict[str, Any]:
+        """Return the content of `environment.json`: command, commit, machine and versions."""
+        versions = {name: version(name) for name in (*PACKAGES, *self.packages)}
+        return {
+            "command": shlex.join(["python", *sys.argv]),
+            "git_commit": _git_commit(),
+            "seed": self.seed,
+            "num_threads": self.num_threads,
+            "device": device_name(self.device),
+            "versions": {"python": platform.python_version(), **versions},
+        }
 
 
 PACKAGES = ("mhaprune", "torch", "hydra-core", "pandas", "numpy", "matplotlib")
-
-
-def environment(seed: int, num_threads: int, device: str, *packages: str) -> dict[str, Any]:
-    """Its command, commit, machine and versions; `packages` are further ones that it uses."""
-    return {
-        "command": shlex.join(["python", *sys.argv]),
-        "git_commit": _git_commit(),
-        "seed": seed,
-        "num_threads": num_threads,
-        "device": device_name(device),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in (*PACKAGES, *packages)}},
-    }
 
 
 def trained_with(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 
 from mhaprune.attention.gates import GateConfig
 from mhaprune.data import PAD, Examples
+from mhaprune.data import PAD, Examples, Splits
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.columns import groups_of
 from mhaprune.model.checkpoint import SavedModel, load, restore, to_bytes
@@ -19,15 +20,15 @@ from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import Recovery
-from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings import options
 from mhaprune.settings.options import describe, option_name
 from mhaprune.settings.refusals import BROUGHT, foreign
 from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
-from mhaprune.studies.study import Source, Study, Trained, environment, trained_with
+from mhaprune.studies.study import Source, Study, Trained, trained_with
 from mhaprune.tables import VALID_QUALITY
-from mhaprune.tasks.base import Splits, Task
+from mhaprune.tasks.base import Task
+from mhaprune.model.training import Training
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ COMPUTES = tuple(f"mhaprune.{room}" for room in ("heads", "data", "subject", "at
 """The rooms whose code decides what a training ends in."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe(Source):
     """All that decides which model is studied: how to train it, or the file that holds it. Nothing is computed yet."""
 
@@ -53,11 +54,9 @@ class Recipe(Source):
     model: Transformer
     training: Training
     gate: GateConfig | None
-    seed: int
-    device: str
-    num_threads: int
-    cache: str
     model_file: str | None = None
+    example: Sequence[str] | None = None
+    """The symbols of a source that the user brought."""
 
     @cached_property
     def saved(self) -> SavedModel | None:
@@ -114,15 +113,8 @@ class Recipe(Source):
         assert len(self.splits.report)
         Cache(self.cache)
 
-    def study(
-        self,
-        scorers: Mapping[str, Scorer],
-        schedules: Mapping[str, Schedule],
-        recoveries: Mapping[str, Recovery],
-        facts: Mapping[str, Any],
-        example: Sequence[str] | None = None,
-    ) -> Study:
-        """The trained model, from the cache where it is there. `facts` go into the files of models that it saves."""
+    def study(self, facts: Mapping[str, Any]) -> Study:
+        """The trained model, from the cache where it is there."""
         torch.set_num_threads(self.num_threads)
         if self.device != "cpu":
             torch.cuda.set_device(self.device if ":" in self.device else "cuda:0")
@@ -144,9 +136,6 @@ class Recipe(Source):
         return Study(
             subject=network,
             splits=splits,
-            scorers=scorers,
-            schedules=schedules,
-            recoveries=recoveries,
             seed=self.seed,
             remember=Cache(self.cache).about(recipe),
             saved=lambda name, model, steps=0: {f"{name}.pt": save(model, steps)},
@@ -163,12 +152,12 @@ class Recipe(Source):
                 save=save,
                 retrain=lambda gate: replace(self, gate=gate, seed=self.trained_seed).trained(splits)[:2],
                 untrained=self.untrained if self.saved is None or "seed" in self.saved.facts else None,
-                example=example,
+                example=self.example,
             ),
         )
 
     @cached_property
-    def splits(self) -> Splits:
+    def splits(self) -> Splits[Examples]:
         """The examples of the task, where the model computes."""
         splits = self.task.splits()
         longest = max(ids.shape[1] for _, examples in splits.items() for ids in (examples.source, examples.target))
@@ -189,7 +178,7 @@ class Recipe(Source):
         torch.manual_seed(self.trained_seed)
         return Seq2Seq(self.model, len(self.task.vocabulary), self.gate).to(self.device)
 
-    def trained(self, splits: Splits) -> tuple[Seq2Seq, pd.DataFrame, dict[str, Any]]:
+    def trained(self, splits: Splits[Examples]) -> tuple[Seq2Seq, pd.DataFrame, dict[str, Any]]:
         """The model that training ends in, its history, and what trained it; the same recipe is trained once."""
         model = self.untrained()
 
@@ -208,14 +197,11 @@ class Recipe(Source):
             log.warning(warning)
         return model, history, trained_with(content["environment"])
 
-    def environment(self) -> dict[str, Any]:
-        return environment(self.seed, self.num_threads, self.device)
-
     def _loaded(self, saved: SavedModel) -> tuple[Seq2Seq, pd.DataFrame, dict[str, Any]]:
         model = restore(saved, self.model, len(self.task.vocabulary), self.gate, self.device)
         return model, pd.DataFrame(saved.history), saved.facts.get(TRAINED_WITH, {})
 
-    def _recipe(self, splits: Splits) -> dict[str, Any]:
+    def _recipe(self, splits: Splits[Examples]) -> dict[str, Any]:
         """All that decides which weights a training ends in: settings, code, data, and what computes them."""
         return {
             **{name: describe(getattr(self, name)) for name in ("model", "gate", "training", "seed")},

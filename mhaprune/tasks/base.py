@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from mhaprune.data import Examples, Vocabulary, pad
+from mhaprune.data import Examples, Splits, Vocabulary, pad
 from mhaprune.settings.ranges import Checked, Ge, Within
 
 Pair = tuple[Sequence[str], Sequence[str]]
 SplitSize = Annotated[int, Ge(2)]
 """How many examples a split has that is not trained on. A standard error needs two."""
-
-
-@dataclass(frozen=True)
-class Splits:
-    """Five disjoint splits, so that no number is reported on examples that a choice was made on."""
-
-    train: Examples
-    """The model is trained on these."""
-    valid: Examples
-    """The accuracy during training is measured on these."""
-    score: Examples
-    """Heads are scored on these."""
-    choose: Examples
-    """Choices between pruned models are made on these."""
-    report: Examples
-    """The numbers in tables and figures are measured on these."""
-
-    def items(self) -> Iterator[tuple[str, Examples]]:
-        return ((f.name, getattr(self, f.name)) for f in fields(self))
 
 
 @dataclass(frozen=True)
@@ -58,7 +39,7 @@ class Task(Checked, ABC):
     def vocabulary(self) -> Vocabulary: ...
 
     @abstractmethod
-    def splits(self) -> Splits:
+    def splits(self) -> Splits[Examples]:
         """The examples, the same ones at every call."""
 
     @abstractmethod
@@ -151,7 +132,7 @@ class SequenceTask(Task):
     def answer(self, source: Sequence[str]) -> Sequence[str]:
         return [ALPHABET[i] for i in self.transform([ALPHABET.index(symbol) for symbol in source])]
 
-    def splits(self) -> Splits:
+    def splits(self) -> Splits[Examples]:
         sizes = self.held_out | {"train": self.train}
         draw = random.Random(self.seed)
         sources: dict[tuple[int, ...], None] = {}

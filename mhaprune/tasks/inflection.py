@@ -11,9 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from mhaprune.data import Vocabulary
+from mhaprune.data import Examples, Splits, Vocabulary
 from mhaprune.settings.ranges import Ge
-from mhaprune.tasks.base import Pair, Splits, SplitSize, Task
+from mhaprune.tasks.base import Pair, SplitSize, Task
 
 MEANINGS = {
     "noun0": "plural",
@@ -54,7 +54,7 @@ class Inflection(Task):
     def vocabulary(self) -> Vocabulary:
         return Vocabulary((*string.ascii_lowercase, *(tag for tags in FORMS.values() for tag in tags)))
 
-    def splits(self) -> Splits:
+    def splits(self) -> Splits[Examples]:
         pairs = sorted(self._pairs())
         lemmas = [list(group) for _, group in groupby(pairs, key=lambda pair: pair[0])]
         random.Random(self.seed).shuffle(lemmas)

@@ -185,36 +185,3 @@ def _filled(value: Tensor, longest: int, key: str) -> Tensor:
         return value
     padding = [0, 0] * (value.dim() - 2) + [0, missing]
     return F.pad(value, padding, value=IGNORED if "labels" in key else 0)
-
-
-@dataclass(frozen=True)
-class UserSplits:
-    """The splits of a user, see `TrainingSplits`. Raises ValueError for one that was not given, once it is needed."""
-
-    given: Mapping[str, Batches]
-
-    @property
-    def score(self) -> Batches:
-        return self["score"]
-
-    @property
-    def choose(self) -> Batches:
-        return self["choose"]
-
-    @property
-    def report(self) -> Batches:
-        return self["report"]
-
-    @property
-    def train(self) -> Batches:
-        """The examples of recoveries: batches of their own, or those that heads are scored on."""
-        return self.given.get("train", self.score)
-
-    @property
-    def valid(self) -> Batches:
-        return self.choose
-
-    def __getitem__(self, name: str) -> Batches:
-        if name not in self.given:
-            raise ValueError(f"{name}: no batches were given, name them: wrap(..., {name}=batches)")
-        return self.given[name]

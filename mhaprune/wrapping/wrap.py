@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mhaprune.data import Splits
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure.outcomes import (
     MAX_DIFFERENCE,
@@ -19,7 +20,7 @@ from mhaprune.measure.outcomes import (
     output_difference,
 )
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME
-from mhaprune.wrapping.batches import Batches, UserSplits
+from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, Unsupported
 from mhaprune.wrapping.discovery import discover, unseen
 from mhaprune.wrapping.losses import Drift, Judge, name_of, quality_for, unit_of
@@ -33,7 +34,7 @@ class ModelWithData:
     """A wrapped model, its examples, and what was proved of it."""
 
     subject: WrappedModel
-    splits: Mapping[str, Batches]
+    splits: Splits[Batches]
     """The batches of `score` and, where they were given, `choose`, `report` and `train`."""
     quality_name: str
     proven: Proofs
@@ -64,10 +65,6 @@ class ModelWithData:
             TIMED_NAME: "a forward pass",
             LOSS_UNIT: unit_of(self.subject.loss),
         }
-
-    @property
-    def user_splits(self) -> UserSplits:
-        return UserSplits(self.splits)
 
     def check_removable(self) -> None:
         """Raise `Unsupported` if heads can be gated only."""
@@ -115,7 +112,7 @@ def understand(
     measure(subject, splits["score"][:2])  # a loss that cannot be used is refused before anything long
     proven = prove(subject, splits["score"])
     subject = subject.changed(without_effect=frozenset(proven.without_effect))
-    return ModelWithData(subject, splits, name_of(quality), proven, seed, tuple(unseen(model, found)))
+    return ModelWithData(subject, Splits(**splits), name_of(quality), proven, seed, tuple(unseen(model, found)))
 
 
 def call_plainly(model: nn.Module, arguments: Any) -> Any:

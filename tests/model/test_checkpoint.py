@@ -15,6 +15,7 @@ import torch
 import mhaprune
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import shift_right
+from mhaprune.data import Splits, shift_right
 from mhaprune.front.command_line import main
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure.outcomes import measure
@@ -25,7 +26,6 @@ from mhaprune.settings.options import ConfigError
 from mhaprune.storage.seals import sealed
 from mhaprune.storage.store import RunFolder
 from mhaprune.studies.study import Study
-from mhaprune.tasks.base import Splits
 from support.commands import run_here, run_script
 from support.composing import compose
 from support.sizes import LEARNT, chosen, slow, small

@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mhaprune.data import Examples, shift_right
+from mhaprune.data import Examples, Splits, shift_right
 from mhaprune.heads import Block
 from mhaprune.model.network import AttentionSublayer, FeedForward
 from mhaprune.model.relevance import with_relevance
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.lrp import Lrp
-from mhaprune.tasks.base import Splits
 
 Rule = Callable[[Tensor], Tensor]
 """From the relevance of what a part puts out, (T, D), to that of what it took."""

@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from mhaprune.data import Splits
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.measure.outcomes import mean_outputs, measure, measure_masks
 from mhaprune.model import transformer
 from mhaprune.model.shared_prefixes import Branches
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import resample
-from mhaprune.tasks.base import Splits
+from mhaprune.subject import SharesPrefixes
 
 
 def some_gates(model: Seq2Seq) -> Tensor:

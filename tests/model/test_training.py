@@ -15,11 +15,11 @@ from torch import nn
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import PAD, Examples
 from mhaprune.descent import Watch
+from mhaprune.data import PAD, Examples, Splits
 from mhaprune.measure.outcomes import Diverged
 from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training, cross_entropy, head_gates, training_step
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 
 GATE = Softmax(learning_rate=0.05, entropy_weight=0.01)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples
+from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.network import Transformer
@@ -18,7 +19,6 @@ from mhaprune.pruning import oracle
 from mhaprune.pruning.oracle import find_best
 from mhaprune.storage.cache import Cache
 from mhaprune.subject import AnswerOutcome
-from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from support.games import ONE, Game, numbered
 

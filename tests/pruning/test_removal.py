@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask, Site
 from mhaprune.measure.outcomes import ProofFailed, measure
 from mhaprune.measure.times import COPIES
@@ -20,7 +20,6 @@ from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.base import Budgeted, Scores
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.subject import Subject
-from mhaprune.tasks.base import Splits
 
 
 def plans(model: Seq2Seq) -> list[Plan]:

@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 import torch
 
+from mhaprune.data import Splits
 from mhaprune.heads import HeadGrid, HeadMask
 from mhaprune.measure.outcomes import gate_gradients, measure
 from mhaprune.model.transformer import Seq2Seq
@@ -15,7 +16,6 @@ from mhaprune.schedules.base import Evidence, Schedule
 from mhaprune.schedules.budgets import Budget, removing
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.scoring import Scoring
-from mhaprune.tasks.base import Splits
 
 
 @dataclass(frozen=True)

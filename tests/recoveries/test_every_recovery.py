@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 import torch
 
+from mhaprune.data import Splits
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import HISTORY, Recovery, RecoveryContext, State, recover
 from mhaprune.storage.store import fingerprint
-from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from support.composing import every
 from support.models import gated_model, lesson_of

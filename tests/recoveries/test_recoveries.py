@@ -9,14 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mhaprune.data import PAD
+from mhaprune.data import PAD, Splits
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.model.training import cross_entropy
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import RecoveryContext, recover
 from mhaprune.recoveries.fine_tune import FineTune, distil
 from mhaprune.recoveries.from_scratch import FromScratch
-from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from support.models import gated_model, lesson_of
 

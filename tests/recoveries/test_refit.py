@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhaprune.data import PAD, Examples
+from mhaprune.data import PAD, Examples, Splits
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure.outcomes import output_difference
 from mhaprune.model.checkpoint import load, restore, to_bytes
@@ -24,7 +24,6 @@ from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refit import Refit
 from mhaprune.recoveries.refitting import ENOUGH, refit, ridges, show
 from mhaprune.subject import LastMap
-from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from support.models import gated_model, lesson_of
 
@@ -140,11 +139,10 @@ def test_a_learned_gate_stays_where_it_is_and_the_map_behind_it_is_fitted(lesson
 def test_no_target_and_no_other_split_is_read(lesson: RecoveryContext, left: Seq2Seq) -> None:
     train = lesson.splits.train
     unlabelled = Examples(train.source, torch.full_like(train.target, -1))
-    nothing: Any = None
-    blind = replace(lesson, splits=Splits(unlabelled, nothing, nothing, nothing, nothing))
+    blind = replace(lesson, splits=Splits(train=unlabelled))
     first = recovered(Refit(), lesson, left)
     assert same(first, recovered(Refit(), blind, left))
-    others = replace(lesson, splits=replace(lesson.splits, train=Examples(train.source.roll(1, 0)[:100], train.target)))
+    others = replace(lesson, splits=Splits(train=Examples(train.source.roll(1, 0)[:100], train.target)))
     assert not same(first, recovered(Refit(), others, left)), "it does read the sources"
 
 

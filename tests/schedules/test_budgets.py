@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mhaprune.data import Splits
 from mhaprune.heads import HeadMask
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
@@ -22,7 +23,6 @@ from mhaprune.schedules.budgets import Budget, Cost, check_budgets, heads_to_rem
 from mhaprune.schedules.greedy import Greedy
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.schedules.swap import Swap
-from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from support.models import judged
 

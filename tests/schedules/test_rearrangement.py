@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mhaprune.data import Splits
 from mhaprune.heads import HeadId
 from mhaprune.measure.outcomes import gate_gradients
 from mhaprune.model.network import Transformer
@@ -17,7 +18,6 @@ from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.schedules.rearrangement import Rearrangement
 from mhaprune.scorers.fisher import Fisher
-from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from support.models import judged
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure, output_difference
 from mhaprune.model.transformer import Seq2Seq
@@ -25,7 +25,6 @@ from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.refit_error import RefitError
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.subject import Subject
-from mhaprune.tasks.base import Splits
 from support.models import judged
 from support.sizes import slow
 

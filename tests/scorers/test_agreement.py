@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from mhaprune.data import Splits
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.agreement import rank_agreement, spearman, with_reference
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.random import Random
 from mhaprune.scorers.scoring import Scoring, heads_table
-from mhaprune.tasks.base import Splits
 
 
 @pytest.mark.parametrize("digits", [9, 1, 0])

@@ -8,11 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mhaprune.data import Examples
+from mhaprune.data import Examples, Splits
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.base import NEEDS_GATES, Budgeted, Scorer, Scores
-from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from support.composing import every
 from support.models import gated_model

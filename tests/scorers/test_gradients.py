@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Examples, Splits
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.measure.outcomes import gate_gradients, measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.fisher import Fisher
 from mhaprune.scorers.integrated_gradients import IntegratedGradients
 from mhaprune.scorers.taylor import Taylor
-from mhaprune.tasks.base import Splits
 from support.models import loss_of_one
 
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from mhaprune.data import PAD
+from mhaprune.data import PAD, Splits
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.redundancy import Redundancy
-from mhaprune.tasks.base import Splits
 
 BLOCKS = [Block(Site.ENCODER_SELF, 1), Block(Site.DECODER_SELF, 0), Block(Site.CROSS, 0)]
 

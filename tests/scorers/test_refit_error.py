@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune.data import PAD, Examples
+from mhaprune.data import PAD, Examples, Splits
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation, predicted
 from mhaprune.scorers.prediction import Prediction
 from mhaprune.scorers.refit_error import RefitError
-from mhaprune.tasks.base import Splits
 
 TINY = 1e-9
 

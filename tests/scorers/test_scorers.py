@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mhaprune.data import Examples
+from mhaprune.data import Examples, Splits
 from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.relevance import with_relevance
@@ -24,7 +24,6 @@ from mhaprune.scorers.lrp import Lrp
 from mhaprune.scorers.magnitude import Magnitude
 from mhaprune.scorers.random import Random
 from mhaprune.subject import Fallback
-from mhaprune.tasks.base import Splits
 from support.models import loss_of_one
 
 

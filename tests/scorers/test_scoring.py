@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from mhaprune.data import Examples
+from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation
@@ -19,7 +19,6 @@ from mhaprune.scorers.shapley import Shapley
 from mhaprune.scorers.subset import Subset
 from mhaprune.storage.cache import Cache, Remember, weights_digest
 from mhaprune.subject import Subject
-from mhaprune.tasks.base import Splits
 
 
 @dataclass(frozen=True)

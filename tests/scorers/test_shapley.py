@@ -13,12 +13,12 @@ from torch import Tensor
 
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples
+from mhaprune.data import Examples, Splits
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers import shapley as module
 from mhaprune.scorers.shapley import Shapley
-from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 from support.games import ONE, Game, numbered
 from support.sizes import slow

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhaprune.data import PAD, Examples
+from mhaprune.data import PAD, Examples, Splits
 from mhaprune.heads import HeadId
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.budgets import removing
@@ -18,7 +18,6 @@ from mhaprune.scorers.base import Budgeted, Scorer, TrainedGates
 from mhaprune.scorers.gate_training import train_gates
 from mhaprune.scorers.hard_concrete import LOGIT_BOUND, HardConcrete, probability_open, stretched
 from mhaprune.scorers.subset import Subset, relaxed_top_k
-from mhaprune.tasks.base import Splits
 from support.composing import every
 from support.games import Game, numbered
 from support.models import judged

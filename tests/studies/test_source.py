@@ -218,15 +218,15 @@ def test_nothing_computed_for_other_weights_is_taken_from_the_cache(cache: Path)
 
 
 def test_heads_that_cannot_be_removed_are_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mhaprune.studies import source
+    from mhaprune.studies import pretrained
 
-    understand = source.understand
+    understand = pretrained.understand
 
     def only_gated(*arguments: Any, **named: Any) -> Any:
         heads = understand(*arguments, **named)
         return replace(heads, proven=heads.proven._replace(why_not="attention.0: its norm spans all heads"))
 
-    monkeypatch.setattr(source, "understand", only_gated)
+    monkeypatch.setattr(pretrained, "understand", only_gated)
     with pytest.raises(ConfigError, match="^model=guest: its heads can be gated, not removed: attention.0: its norm"):
         described("ablate", cache)
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples
+from mhaprune.data import Splits, shift_right
 from mhaprune.heads import HeadMask
 from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training
@@ -17,7 +18,6 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.schedules.base import Evidence
 from mhaprune.subject import Fallback
-from mhaprune.tasks.base import Splits
 from mhaprune.tasks.sort import Sort
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mhaprune.data import EOS, PAD, SPECIAL, Examples
-from mhaprune.tasks.base import Splits, Task
+from mhaprune.data import EOS, PAD, SPECIAL, Examples, Splits
+from mhaprune.tasks.base import Task
 from support.composing import every
 from support.sizes import options
 

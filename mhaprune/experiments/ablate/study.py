@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from mhaprune.data import HeldOut
+from mhaprune.data import Data, Splits
 from mhaprune.experiments.ablate import words
 from mhaprune.experiments.ablate.figures import accuracy_curves, answers, latency_curves
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance, the_one
@@ -127,7 +127,7 @@ class Ablate(WithinTolerance):
     def study(
         self,
         scoring: Scoring,
-        splits: HeldOut,
+        splits: Splits[Data],
         scorers: Mapping[str, Scorer],
         schedule: Schedule,
         recoveries: Mapping[str, Recover],
@@ -172,7 +172,7 @@ def with_times(table: pd.DataFrame, latency: pd.DataFrame) -> pd.DataFrame:
 
 
 def recovered_table(
-    subject: Subject, splits: HeldOut, name: str, recovered: Recover, plans: Sequence[Plan]
+    subject: Subject, splits: Splits[Data], name: str, recovered: Recover, plans: Sequence[Plan]
 ) -> pd.DataFrame:
     """The rows of `pruning` for these plans after the recovery of that name. The dense model stays as it is."""
     rows = []

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
+from mhaprune.data import Splits
 from mhaprune.experiments.compare import words
 from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.experiments.compare.study import Compare, winner_table
@@ -30,7 +31,6 @@ from mhaprune.settings.options import ConfigError
 from mhaprune.statistics.intervals import area, prunable, student_interval
 from mhaprune.storage.store import RunFolder
 from mhaprune.subject import AnswerOutcome
-from mhaprune.tasks.base import Splits
 from support.composing import compose
 from support.models import judged
 from support.sizes import LEARNT
