@@ -119,7 +119,6 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
     "rounds": [lambda h: h.report(rounds=0), lambda h: h.speed(rounds=0)],
     "batch_sizes": [lambda h: h.speed(batch_sizes=0), lambda h: h.speed(batch_sizes=[])],
     "new_tokens": [lambda h: h.speed(new_tokens=0), lambda h: h.speed(new_tokens=2)],
-    "dtype": [lambda h: h.speed(dtype="bfloat16"), lambda h: h.speed(dtype=torch.int8)],  # type: ignore[arg-type]
     "num_heads": [lambda h: MultiHeadAttention(8, "4"), lambda h: MultiHeadAttention(8, 3)],  # type: ignore[arg-type]
     "embed_dim": [lambda h: MultiHeadAttention(0, 1), lambda h: MultiHeadAttention(8.0, 2)],  # type: ignore[arg-type]
 }

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
-import torch
 from torch import nn
 
 from mhaprune.heads import HeadMask
-from mhaprune.library.speed import speed_table, timed_as
+from mhaprune.library.speed import generating, speed_table
 from mhaprune.progress import doing, shown
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck
@@ -240,15 +239,13 @@ class Heads(ModelWithData):
         by: By = "ablation",
         batch_sizes: int | Sequence[int] = (1, 8),
         new_tokens: Annotated[int | None, Ge(1)] = None,
-        dtype: torch.dtype | None = None,
-        compiled: bool = False,
         rounds: Annotated[int, Ge(1)] = 20,
     ) -> pd.DataFrame:
         """Measure how much faster the model is with fewer heads, see `mask`, on the first examples of *report*.
 
-        It times a forward pass, or with `new_tokens` the generation of that many tokens with a cache; in the precision
-        `dtype`; with `compiled` through `torch.compile`. One row per batch size and model: milliseconds, and the
-        speed-up over the whole model. That is the median of the rounds, in which all take turns, with its quartiles.
+        It times a forward pass, or with `new_tokens` the generation of that many tokens with a cache. One row per batch
+        size and model: milliseconds, and the speed-up over the whole model. That is the median of the rounds, in which
+        all take turns, with its quartiles.
         The row `dense again` shows what is noise. A batch is never larger than the split.
 
         >>> heads.speed(keep=0.5, batch_sizes=1, rounds=2)["model"].tolist()
@@ -260,10 +257,10 @@ class Heads(ModelWithData):
         sizes = [batch_sizes] if isinstance(batch_sizes, int) else list(batch_sizes)
         if min(sizes, default=0) < 1:
             raise ValueError(f"batch_sizes={min(sizes) if sizes else sizes}: must be 1 or more")
-        timed = timed_as(self.subject, new_tokens, dtype, compiled)
+        timed = self.subject if new_tokens is None else generating(self.subject, new_tokens)
         plans = [Plan("removed", 0, "", mask) for mask in self.masks(keep, by)]
         what = "a forward pass" if new_tokens is None else f"{new_tokens} new tokens"
-        return speed_table(timed, plans, split, sizes, rounds).assign(timed=what, compiled=compiled)
+        return speed_table(timed, plans, split, sizes, rounds).assign(timed=what)
 
     @cached_property
     def scoring(self) -> Scoring:

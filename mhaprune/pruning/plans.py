@@ -207,7 +207,8 @@ class Search:
 
 
 class Refits:
-    """See `schedules.base.Refits`. It counts what it takes."""
+    """Copies of a subject with fewer heads, refitted to it on one half of some examples and judged on the other. It
+    counts what it takes."""
 
     def __init__(self, subject: Subject, examples: Data) -> None:
         self.subject, self.fitted, self.judged = subject, examples[::2], examples[1::2]
@@ -215,16 +216,19 @@ class Refits:
         """Forward passes, over one half of the examples each."""
 
     def without(self, mask: HeadMask) -> Subject:
+        """The subject without these heads, refitted."""
         shown = self._shown
         self.passes += 1
         return refit(self.subject.without(mask), shown, feed_forward=False)
 
     def loss(self, left: Subject) -> float:
+        """The mean loss in nats."""
         self.passes += 1
         with torch.no_grad():
             return float(measure(left, self.judged).loss.double().mean())
 
     def errors(self, left: Subject) -> Tensor:
+        """Return the refit error of each head of a model, (N of that model,), see `scorers.refit_error`."""
         scores = RefitError()(left, self.fitted, 0)
         self.passes += scores.forward_passes
         return scores.values[0]

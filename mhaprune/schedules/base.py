@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
@@ -18,28 +18,8 @@ from mhaprune.settings.ranges import Checked, Ge
 from mhaprune.subject import Subject
 
 
-class Refits(Protocol):
-    """Copies of a subject with fewer heads, refitted to it on one half of some examples and judged on the other."""
-
-    def without(self, mask: HeadMask) -> Subject:
-        """The subject without these heads, refitted."""
-        ...
-
-    def loss(self, left: Subject) -> float:
-        """The mean loss in nats."""
-        ...
-
-    def errors(self, left: Subject) -> Tensor:
-        """Return the refit error of each head of a model, (N of that model,), see `scorers.refit_error`."""
-        ...
-
-
-def no_gradients() -> Tensor:
-    raise AssertionError("no gradients were to be read")
-
-
-def no_refits(examples: int) -> Refits:
-    raise AssertionError("nothing was to be refitted")
+def not_given(*_: object) -> Any:
+    raise AssertionError("the schedule reads what it was not given")
 
 
 @dataclass(frozen=True)
@@ -58,10 +38,10 @@ class Evidence:
     """Returns the mean loss in nats under each mask, (M,)."""
     whole: HeadGrid | None = None
     """The heads before any were removed. None means those of the subject."""
-    gradients: Callable[[], Tensor] = no_gradients
+    gradients: Callable[[], Tensor] = not_given
     """Returns the derivative of the loss of every example with respect to every gate, (E, N)."""
-    refits: Callable[[int], Refits] = no_refits
-    """Returns what refits on so many examples."""
+    refits: Callable[[int], Any] = not_given
+    """Returns what refits on so many examples, see `pruning.plans.Refits`."""
 
 
 @dataclass(frozen=True)

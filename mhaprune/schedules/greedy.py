@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from mhaprune.heads import HeadMask
 from mhaprune.schedules.base import Evidence, Stepwise
@@ -13,9 +12,7 @@ class Greedy(Stepwise):
     """At each step the head goes whose removal raises the loss least, measured without all heads that are gone already
     (backward elimination, Marill & Green 1963). It uses no scores."""
 
-    @property
-    def scoring(self) -> Literal["none"]:
-        return "none"
+    scoring = "none"
 
     def path(self, evidence: Evidence) -> Iterator[HeadMask]:
         mask = HeadMask(evidence.subject.grid)

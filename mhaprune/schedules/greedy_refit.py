@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from mhaprune.heads import Block, HeadId, HeadMask
 from mhaprune.schedules.base import Evidence, Stepwise
@@ -31,13 +31,7 @@ class GreedyRefit(Stepwise):
     """Number of heads to remove at each step, the best ones of those that were tried: at most half of them. If all
     went, every block would lose a head, and nothing would choose between blocks."""
 
-    @property
-    def scoring(self) -> Literal["none"]:
-        return "none"
-
-    @property
-    def removes(self) -> bool:
-        return True
+    scoring, removes = "none", True
 
     def path(self, evidence: Evidence) -> Iterator[HeadMask]:
         refits = evidence.refits(self.examples)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from mhaprune.heads import HeadMask
 from mhaprune.schedules.base import Evidence, Stepwise
@@ -19,9 +19,7 @@ class Iterative(Stepwise):
     every: Annotated[int, Ge(1)] = 1
     """Number of heads to remove between two scorings."""
 
-    @property
-    def scoring(self) -> Literal["repeated"]:
-        return "repeated"
+    scoring = "repeated"
 
     def path(self, evidence: Evidence) -> Iterator[HeadMask]:
         mask = HeadMask(evidence.subject.grid)

@@ -5,7 +5,7 @@ Dimensions: P = points on the front of the blocks so far, C = choices of the nex
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 
@@ -32,9 +32,7 @@ class Knapsack(Schedule):
     keep_at_least: Annotated[int, Ge(0)] = 0
     """Number of heads that stay in every block."""
 
-    @property
-    def scoring(self) -> Literal["once"]:
-        return "once"
+    scoring = "once"
 
     def smallest(self, grid: HeadGrid) -> HeadMask:
         return all_but(self.keep_at_least, grid)

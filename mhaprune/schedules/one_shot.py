@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from mhaprune.heads import HeadMask
 from mhaprune.schedules.base import Evidence, Stepwise
@@ -13,9 +12,7 @@ class OneShot(Stepwise):
     """The heads of lowest score in the whole model go. Ties go in the order of the heads (Michel et al. 2019, section
     4)."""
 
-    @property
-    def scoring(self) -> Literal["once"]:
-        return "once"
+    scoring = "once"
 
     def path(self, evidence: Evidence) -> Iterator[HeadMask]:
         mask = HeadMask(evidence.subject.grid)

@@ -5,7 +5,6 @@ Dimensions: E = examples, N = all heads.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
@@ -26,9 +25,7 @@ class Rearrangement(Stepwise):
     diagonal cannot see that.
     """
 
-    @property
-    def scoring(self) -> Literal["none"]:
-        return "none"
+    scoring = "none"
 
     def path(self, evidence: Evidence) -> Iterator[HeadMask]:
         gradients_EN = evidence.gradients().double()
