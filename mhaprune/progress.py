@@ -43,16 +43,11 @@ class Step:
     note: str = ""
     """How it goes."""
     stages: Stages = field(default_factory=dict)
-    costs: Sequence[float] = ()
-    """The cost of each item beside the others; empty if they take alike."""
     spent: dict[str, float] = field(default_factory=dict)
     """The seconds of the stages that are over."""
     begun: float = field(default_factory=lambda: time.monotonic())
-    before: int = field(init=False)
+    before: int = 0
     """The items that were done when it began, by an earlier run for example."""
-
-    def __post_init__(self) -> None:
-        self.before = self.done
 
     def advance(self, items: int = 1) -> None:
         """Say that so many more items are done."""
@@ -64,27 +59,21 @@ class Step:
         return time.monotonic() - self.begun
 
 
-_under_way: list[Step] = []
-
-
-def under_way() -> list[Step]:
-    """Return the steps that are being done, the outermost first."""
-    return list(_under_way)
+under_way: list[Step] = []
+"""The steps that are being done, the outermost first."""
 
 
 @contextmanager
-def doing(
-    what: str, total: int | None = None, stages: Stages = NO_STAGES, done: int = 0, costs: Sequence[float] = ()
-) -> Iterator[Step]:
+def doing(what: str, total: int | None = None, stages: Stages = NO_STAGES, done: int = 0) -> Iterator[Step]:
     """Make a step of the body: part of the step around it, if there is one."""
-    around = _under_way[-1] if _under_way else None
-    step = Step(what, total, done, stages=stages, costs=costs)
-    _under_way.append(step)
+    around = under_way[-1] if under_way else None
+    step = Step(what, total, done, stages=stages, before=done)
+    under_way.append(step)
     try:
         yield step
     finally:
-        if step in _under_way:  # a step around it may have ended before, by an error in another generator
-            del _under_way[_under_way.index(step) :]
+        if step in under_way:  # a step around it may have ended before, by an error in another generator
+            del under_way[under_way.index(step) :]
         if around is not None and what in around.stages:
             around.spent[what] = around.spent.get(what, 0.0) + step.seconds
 
@@ -95,12 +84,11 @@ def track(
     total: int | None = None,
     done: int = 0,
     name: Callable[[Item], str] | None = None,
-    costs: Sequence[float] = (),
 ) -> Iterator[Item]:
     """Yield the items; what is done with each is an item of the step `what`. `name` names an item."""
     if total is None and isinstance(items, Sized):
         total = done + len(items)
-    with doing(what, total, done=done, costs=costs) as step:
+    with doing(what, total, done=done) as step:
         for item in items:
             if name is not None:
                 step.on = lambda item=item: name(item)
@@ -141,7 +129,7 @@ def shown(label: str = "", stream: TextIO | None = None, lines: bool = False) ->
 
         def look() -> None:
             while not over.wait(EVERY if bar is None else REDRAWN):
-                if steps := under_way():
+                if steps := list(under_way):
                     _show(steps, label, to, bar)
 
         thread = threading.Thread(target=look, name="progress line", daemon=True)
@@ -201,12 +189,9 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
 
 
 def _share(steps: Sequence[Step]) -> float:
-    """Return how much of the first step is done of what it had to do, by its items and what they cost; 0 where their
-    number is not known."""
+    """Return how much of the first step is done of what it had to do, by its items; 0 where their number is not
+    known."""
     if not steps or not steps[0].total:
         return 0.0
-    step, done, total = steps[0], steps[0].done, steps[0].total
-    costs = step.costs or [1.0] * total
-    to_do = sum(costs[step.before :])
-    here = _share(steps[1:]) * costs[done] if done < len(costs) else 0.0
-    return min(1.0, (sum(costs[step.before : done]) + here) / to_do) if to_do > 0 else 1.0
+    step, to_do = steps[0], steps[0].total - steps[0].before
+    return min(1.0, (step.done - step.before + _share(steps[1:])) / to_do) if to_do > 0 else 1.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from mhaprune.runs.config import build
+from mhaprune.runs.run import build
 from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.store import RunFolder, read_status

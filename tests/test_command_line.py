@@ -12,7 +12,7 @@ import pytest
 
 import mhaprune
 from mhaprune.front.command_line import described, main
-from mhaprune.runs.config import build
+from mhaprune.runs.run import build
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.locks import locked
 from mhaprune.storage.store import read_status

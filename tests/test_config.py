@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mhaprune.experiments.ablate.study import Ablate
-from mhaprune.runs.config import build, is_pretrained
+from mhaprune.runs.run import build, is_pretrained
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.settings.options import ConfigError, describe
 from mhaprune.storage.store import RunFolder, read_status

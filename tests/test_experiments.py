@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from mhaprune.runs.config import build
+from mhaprune.runs.run import build
 from mhaprune.storage.store import RunFolder
 from support.composing import compose
 

@@ -50,7 +50,7 @@ SHOW = ("--cfg", "-c")
 
 def job(config: DictConfig, start: int = 0) -> None:
     """One run, or one job of the n-th start of a sweep, in the folder that Hydra has made for it."""
-    from mhaprune.runs.config import sweep_settings
+    from mhaprune.runs.run import sweep_settings
     from mhaprune.sweeps.doing import do_alone, do_in_sweep
 
     hydra_config = HydraConfig.get()
@@ -173,7 +173,7 @@ class HandingOver(Callback):
 
 
 def _sweep(asked: SweepAsked) -> None:
-    from mhaprune.runs.config import sweep_settings
+    from mhaprune.runs.run import sweep_settings
     from mhaprune.sweeps.from_hydra import launch
 
     given = {str(name): value for name, value in asked.config.items() if name != "hydra"}
@@ -182,7 +182,7 @@ def _sweep(asked: SweepAsked) -> None:
 
 def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
     values = _values(config, overrides)
-    from mhaprune.runs.config import build
+    from mhaprune.runs.run import build
 
     gc.freeze()  # what the imports have made stays: no collection need look through it again
     return build(values)
@@ -191,7 +191,7 @@ def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
 def _values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """Raises ConfigError where a setting is given that the model brings with it: it would not be used."""
     values = plain(config)
-    from mhaprune.runs.config import ONLY_TRAINED_HERE, is_pretrained
+    from mhaprune.runs.run import ONLY_TRAINED_HERE, is_pretrained
     from mhaprune.settings.options import ConfigError
 
     brought: dict[str, Sequence[str]] = {}
@@ -235,7 +235,7 @@ def _register(arguments: Iterable[str]) -> None:
     packages = from_folder(listed(each.partition("=")[2] for each in arguments if each.startswith("plugins=")))
     if not packages:
         return
-    from mhaprune.runs.config import GROUPS, SEVERAL
+    from mhaprune.runs.run import GROUPS, SEVERAL
     from mhaprune.settings.options import options_of
 
     for package in packages:

@@ -1,16 +1,19 @@
-"""One run: the whole configuration as plain values; called with a folder it does what they say."""
+"""One run: the whole configuration as plain values, checked; called with a folder it does what they say."""
 
+import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import torch
 
 from mhaprune.attention.gates import GateConfig
 from mhaprune.experiments.base import Experiment, Setup
 from mhaprune.experiments.results import Results, present
+from mhaprune.model.checkpoint import SavedModel, load
+from mhaprune.attention.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training
 from mhaprune.progress import Step, doing, track
@@ -19,15 +22,19 @@ from mhaprune.reporting.training import check_tensorboard, event_files
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
 from mhaprune.scorers.scoring import naming
+from mhaprune.settings import options
 from mhaprune.settings.options import describe, modules_of, option_name, short_target, target
-from mhaprune.settings.plugins import results_folder
+from mhaprune.settings.plugins import allow, find_class, results_folder
 from mhaprune.settings.ranges import Checked, Within
+from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings
 from mhaprune.storage.cache import code_of
 from mhaprune.storage.store import RunFolder, fingerprint
 from mhaprune.studies.pretrained import Pretrained, PretrainedSource
 from mhaprune.studies.study import Source, Study
-from mhaprune.studies.trained import Recipe
+from mhaprune.studies.trained import Recipe, parts_of
 from mhaprune.tasks.base import Task
+
+log = logging.getLogger(__name__)
 
 MODEL, SHOW = "model", "figures and page"
 """The first stage of every run and the last."""
@@ -200,12 +207,6 @@ class Run(Checked):
         """The source of the model and its examples."""
         where: Any = {name: getattr(self, name) for name in ("seed", "device", "num_threads", "cache")}
         if isinstance(self.model, Pretrained):
-            for name in ("task", "training", "gate", "model_file"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"{name}: model={option_name(self.model)} is trained already and brings its own examples, leave"
-                        " this out"
-                    )
             assert self._symbols is None, "an example is refused"
             return PretrainedSource(model=self.model, data=self.data, objective=self.objective, **where)
         for name in ("data", "objective"):
@@ -214,8 +215,6 @@ class Run(Checked):
                     f"{name}={getattr(self, name)}: model=transformer is trained on a task that makes its own examples,"
                     " choose one with task=; model=hf reads data"
                 )
-        if self.task is None or self.training is None:
-            raise ValueError("task: a model that is trained here needs a task and a training, for example task=sort")
         own: Any = {name: getattr(self, name) for name in ("task", "model", "training", "gate", "model_file")}
         return Recipe(**own, **where, example=self._symbols)
 
@@ -245,3 +244,80 @@ class Run(Checked):
 
 def _listed(facts: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def build(config: Mapping[str, Any]) -> Run:
+    """Return the `Run` that a config of plain values describes; raises `ConfigError` for anything else.
+
+    A `model_file` says itself what task it was trained on, and how; what the config says about that is not used. The
+    dataclasses are constructed here, in the same recursion that checks them. So a config can name nothing outside this
+    package and its plug-ins.
+    """
+    plugins = config.get("plugins", ())
+    if isinstance(plugins, list | tuple) and all(isinstance(name, str) for name in plugins):
+        allow(plugins)
+    if isinstance(file := config.get("model_file"), str):
+        config = _with_what_a_file_brings(config, load(file))
+    if is_pretrained(config):
+        config = {**config, **dict.fromkeys(ONLY_TRAINED_HERE)}
+    sweep_settings(config)
+    return options.construct(Run, {name: value for name, value in config.items() if name not in SWEEP_SETTINGS})
+
+
+def check(config: Mapping[str, Any], again: bool) -> Run | None:
+    """Raise `ConfigError` for settings that `build` would refuse, else return its run. A pretrained model is not
+    read `again`, which takes seconds."""
+    if not again or not is_pretrained(config):
+        return build(config)
+    given = {name: value for name, value in config.items() if name not in (*SWEEP_SETTINGS, *ONLY_TRAINED_HERE)}
+    for name, value in given.items():
+        options.build(get_type_hints(Run)[name], value, name)
+    return None
+
+
+def sweep_settings(config: Mapping[str, Any]) -> SweepSettings:
+    """Return the settings of a config that say how its runs are done."""
+    return options.construct(SweepSettings, {name: value for name, value in config.items() if name in SWEEP_SETTINGS})
+
+
+ONLY_TRAINED_HERE = ("task", "training", "gate")
+"""The settings of our own model that a pretrained model does not have."""
+
+
+def is_pretrained(config: Mapping[str, Any]) -> bool:
+    """Return whether `model` names a pretrained model."""
+    return _class_in(config.get("model"), Pretrained) is not None
+
+
+def _class_in(settings: Any, base: type) -> Any:
+    """Return the class that settings name; None where they name none of this kind."""
+    target = settings.get("_target_") if isinstance(settings, Mapping) else None
+    return find_class(base, target) if isinstance(target, str) else None
+
+
+GROUPS: dict[str, type] = {
+    "task": Task,
+    "model": Pretrained,
+    "gate": GateConfig,
+    "training": Training,
+    "scorer": Scorer,
+    "schedule": Schedule,
+    "recovery": Recovery,
+    "experiment": Experiment,
+}
+"""The groups of options to which plug-ins add, with the class that their options are made from."""
+SEVERAL = ("scorer", "schedule", "recovery")
+"""The groups of which a run may have several options."""
+
+
+def _with_what_a_file_brings(config: Mapping[str, Any], saved: SavedModel) -> dict[str, Any]:
+    """The config with the file's task and model, without scorers that need the gates which a pruned model has lost."""
+    parts_of(saved)
+    scorers = config.get("scorer", {})
+    if saved.settings["gate"] is None and isinstance(scorers, Mapping):
+        dropped = [name for name, each in scorers.items() if getattr(_class_in(each, Scorer), "needs_gates", False)]
+        kept = {name: settings for name, settings in scorers.items() if name not in dropped}
+        if dropped and kept:
+            log.warning("model_file has no learned gates, so scorer=[%s] is left out", ",".join(dropped))
+            scorers = kept
+    return {**config, "scorer": scorers, **saved.settings}

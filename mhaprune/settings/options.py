@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Union, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import yaml
 
 from mhaprune.settings.plugins import allowed, conf_folder, find_class, modules
-from mhaprune.settings.ranges import expected, fits
+from mhaprune.settings.ranges import Checked, expected, fits
 
 Settings = dict[str, Any]
+Made = TypeVar("Made", bound=Checked)
 
 
 class ConfigError(ValueError):
@@ -117,7 +118,7 @@ def build(kind: Any, value: Any, key: str) -> Any:
     raise ConfigError(f"{key}={value!r}: must be {expected(kind)}")
 
 
-def construct(cls: type, values: Mapping[str, Any], key: str = "") -> Any:
+def construct(cls: type[Made], values: Mapping[str, Any], key: str = "") -> Made:
     """Return an instance of a dataclass with these fields; the others keep their defaults."""
     prefix = f"{key}." if key else ""
     kinds = fields_of(cls, values, key)

@@ -23,8 +23,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mhaprune.interrupts import handling
-from mhaprune.runs.config import build, check
-from mhaprune.runs.run import Run
+from mhaprune.runs.run import Run, build, check
 from mhaprune.settings.plugins import conf_folder, results_folder
 from mhaprune.settings.sweep import SweepSettings
 from mhaprune.storage.store import LOCK, refuse_links

@@ -21,7 +21,7 @@ from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.checkpoint import exported, load, restore, to_bytes
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.runs.config import build
+from mhaprune.runs.run import build
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.seals import sealed
 from mhaprune.storage.store import RunFolder

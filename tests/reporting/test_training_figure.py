@@ -11,7 +11,7 @@ import pytest
 
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.reporting.training import MOST_NAMED, event_files, training_curve
-from mhaprune.runs.config import build
+from mhaprune.runs.run import build
 from mhaprune.settings.options import ConfigError
 from mhaprune.storage.store import RunFolder
 from support.composing import compose

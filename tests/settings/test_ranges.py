@@ -16,8 +16,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import pytest
 
 import mhaprune
-from mhaprune.runs.config import build
-from mhaprune.runs.run import Run
+from mhaprune.runs.run import Run, build
 from mhaprune.settings.ranges import Checked, Distinct, Ge, Gt, Lt, Within
 from support.composing import compose
 

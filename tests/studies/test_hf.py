@@ -12,8 +12,7 @@ import torch
 
 import mhaprune
 from mhaprune.front.command_line import described, main
-from mhaprune.runs.config import build
-from mhaprune.runs.run import Run
+from mhaprune.runs.run import Run, build
 from mhaprune.storage.store import read_status
 from support.commands import run_here
 from support.composing import compose

@@ -13,7 +13,7 @@ import torch
 
 import mhaprune
 from mhaprune.front.command_line import main
-from mhaprune.runs.config import build
+from mhaprune.runs.run import build
 from mhaprune.studies.hf import Folder
 from support.commands import run_here
 from support.composing import compose

@@ -13,8 +13,7 @@ import pandas as pd
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from mhaprune.front.command_line import plain
-from mhaprune.runs.config import build
-from mhaprune.runs.run import Run
+from mhaprune.runs.run import Run, build
 from support import ROOT
 from support.sizes import RUNS, TINY, TINY_SEQUENCES, chosen, options
 

@@ -58,8 +58,7 @@ def contestants(
 ) -> Iterator[Contestant]:
     """A scorer goes by its own name with the first schedule that uses it, and by both names with every other."""
     known: set[str] = set()
-    costs = [1.0 if schedule.scoring == "none" else float(len(scorers)) for schedule in schedules.values()]
-    for how, schedule in track(schedules.items(), "schedule", costs=costs):
+    for how, schedule in track(schedules.items(), "schedule"):
         for choice in choices(scoring, scorers, schedule, budgets, how):
             name = f"{choice.scorer} + {how}" if choice.scorer in known else choice.scorer
             known.add(choice.scorer)

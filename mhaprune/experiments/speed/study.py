@@ -116,8 +116,7 @@ class Speed(Experiment):
         longest = max(*self.source_lengths, *self.target_lengths)
         workloads = list(self.workloads(config))
         speed, parts = [], []
-        costs = [d_model**1.5 * work.batch_size**0.5 for d_model in self.d_models for work in workloads]
-        with doing("sizes", len(costs), costs=costs) as step:
+        with doing("sizes", len(self.d_models) * len(workloads)) as step:
             for d_model in self.d_models:
                 whole = scaled(config, d_model, longest)
                 for shape in dict.fromkeys(work.shape(whole) for work in workloads):

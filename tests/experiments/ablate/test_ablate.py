@@ -15,7 +15,7 @@ from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.recoveries.refit import Refit
-from mhaprune.runs.config import build
+from mhaprune.runs.run import build
 from mhaprune.settings.options import ConfigError
 from mhaprune.statistics.intervals import paired_interval
 from mhaprune.studies.study import Study

@@ -26,8 +26,7 @@ from mhaprune.heads import HeadId, Site
 from mhaprune.measure.outcomes import ProofFailed
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.runs.config import build
-from mhaprune.runs.run import Run
+from mhaprune.runs.run import Run, build
 from support.composing import compose
 from support.sizes import TINY, chosen, small
 

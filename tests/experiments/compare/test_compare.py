@@ -19,7 +19,7 @@ from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import under_way
 from mhaprune.pruning.plans import Plan
-from mhaprune.runs.config import build
+from mhaprune.runs.run import build
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
@@ -344,7 +344,7 @@ def test_a_scorer_with_a_second_schedule_goes_by_both_names(folder: Path, monkey
     plain, seen = Ablation.__call__, []
 
     def spied(self: Ablation, *arguments: Any) -> Any:
-        seen.append([(step.what, step.total, step.on and step.on()) for step in under_way()])
+        seen.append([(step.what, step.total, step.on and step.on()) for step in under_way])
         return plain(self, *arguments)
 
     monkeypatch.setattr(Ablation, "__call__", spied)

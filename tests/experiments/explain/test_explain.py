@@ -21,8 +21,7 @@ from mhaprune.front.command_line import main
 from mhaprune.heads import HeadMask, Site
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.reporting.plots import Plot
-from mhaprune.runs.config import build
-from mhaprune.runs.run import Run
+from mhaprune.runs.run import Run, build
 from mhaprune.scorers.agreement import spearman
 from mhaprune.scorers.entropy import Entropy
 from mhaprune.statistics.intervals import prunable as claimed

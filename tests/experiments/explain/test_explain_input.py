@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mhaprune.runs.config import build
+from mhaprune.runs.run import build
 from mhaprune.settings.options import ConfigError
 from support.composing import compose
 from support.sizes import LEARNT, TINY

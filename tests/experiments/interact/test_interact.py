@@ -16,8 +16,7 @@ from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGET
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.reporting.plots import Plot, draw
-from mhaprune.runs.config import build
-from mhaprune.runs.run import Run
+from mhaprune.runs.run import Run, build
 from mhaprune.settings.options import ConfigError
 from mhaprune.tables import ENDS, HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, QUALITY, Tables, named
 from support.composing import compose

@@ -15,8 +15,7 @@ from mhaprune.experiments.learn.study import Learn, time_to
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.checkpoint import to_bytes
-from mhaprune.runs.config import build
-from mhaprune.runs.run import Run
+from mhaprune.runs.run import Run, build
 from mhaprune.settings.options import ConfigError
 from support.composing import compose
 from support.sizes import TINY, chosen, small

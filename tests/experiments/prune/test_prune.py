@@ -27,7 +27,7 @@ from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.recoveries.refit import Refit
-from mhaprune.runs.config import build
+from mhaprune.runs.run import build
 from mhaprune.schedules.budgets import Budget, Cost, removing
 from mhaprune.schedules.iterative import Iterative
 from mhaprune.schedules.one_shot import OneShot
@@ -272,7 +272,7 @@ def test_what_was_trained_before_counts_for_the_control_and_how_far_the_controls
     plain, seen = FromScratch.__call__, []
 
     def spied(self: FromScratch, *arguments: Any) -> Any:
-        seen.append([(step.what, step.total) for step in under_way()])
+        seen.append([(step.what, step.total) for step in under_way])
         return plain(self, *arguments)
 
     monkeypatch.setattr(FromScratch, "__call__", spied)

@@ -12,7 +12,7 @@ import torch
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
 from mhaprune.model.network import Transformer
-from mhaprune.runs.config import build
+from mhaprune.runs.run import build
 from mhaprune.settings.options import ConfigError
 from support.composing import compose, tables_in
 from support.made_tables import text_of
