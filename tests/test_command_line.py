@@ -28,45 +28,27 @@ REFUSED = [
     (["experiment=ablat"], "experiment=ablat: no such option, did you mean ablate? allowed are ablate, anatomy"),
     (["scorer=[gate,magic]"], "scorer=magic: no such option, allowed are ablation, ablation_mean,"),
     (["recovery=[mine]"], f"recovery=mine: no such option, allowed are {RECOVERIES}; one of your own needs plugins="),
-    (["task=sorted"], "task=sorted: no such option, did you mean sort? allowed are copy, inflection, mirror"),
-    (["task=null"], "task=null: must name one of copy, inflection, mirror_difference, reverse, running_sum, sort"),
     (["gate=null"], "gate=null: must name one of none, softmax"),
-    (["scorer=null"], "scorer=null: must name one of ablation, "),
-    (["experiment="], "experiment=: no such option, allowed are ablate, anatomy"),
     (["experiment.budgets={a:1}"], "experiment.budgets={a:1}: must be a list in brackets"),
     (["hydra.run.dir=null"], "hydra.run.dir=null: must not be null"),
     (["-m", "launch=joblib", "hydra.launcher.n_jobs=abc", "seed=0,1"], "hydra.launcher.n_jobs=abc: must be a whole"),
     (["-m", "launch=joblib", "hydra.launcher.n_jobs=0", "seed=0,1"], "hydra.launcher.n_jobs=0: must be 1 or more"),
     (["=1"], "=1: names no setting, must read KEY=VALUE"),
-    (["--help=1"], "--help=1: --help takes no value"),
     (["seed=${nosuch:1}"], "seed=${nosuch:1}: there is no setting nosuch, allowed are"),
     (["seed==1"], "seed==1: has one = too many, must read KEY=VALUE, for example seed=1"),
     (["seed=[1"], "seed=[1: cannot be read; brackets and quotes must close"),
     (["example=3", "1", "2"], '1: is no setting, blanks stand in quotes, example="3 1 ..."; it must read KEY=VALUE'),
-    (["seed"], "seed: is no setting, it must read KEY=VALUE, for example seed=1"),
     (["ablate"], "ablate: is no setting, did you mean experiment=ablate? it must read KEY=VALUE"),
     (["--experiment=ablate"], "--experiment=ablate: settings have no dashes, write experiment=ablate"),
     (["--experimental-rerun=x"], "--experimental-rerun=x: not allowed, a run is repeated by its command"),
-    (["--experimental-r", "x"], "--experimental-r: no such option, allowed are --help, --hydra-help"),
     (["--config-dir=/x"], "--config-dir=/x: not allowed, settings come from conf/ and from plugins, write plugins="),
-    (["-cd", "/x"], "-cd: not allowed, settings come from conf/ and from plugins, write plugins=[PACKAGE]"),
-    (["--config-d", "/x"], "--config-d: not allowed, settings come from"),
-    (["--config-path=/x"], "--config-path=/x: not allowed, settings come from conf/ and from plugins, write plugins="),
     (["hydra.searchpath=[/x]"], "hydra.searchpath=[/x]: not allowed, settings come from conf/ and from plugins"),
     (["+hydra.callbacks.x._target_=os.system"], "+hydra.callbacks.x._target_=os.system: not allowed, names code to"),
-    (["hydra/callbacks=x"], "hydra/callbacks=x: not allowed, names code to run, which no setting may"),
-    (["++hydra.launcher={_target_: x}"], "++hydra.launcher={_target_: x}: not allowed, names code to run"),
     (["plugins=[nowhere]", "scorer=[my_own]"], "plugins=nowhere: cannot be imported (No module named 'nowhere'), must"),
     (["example='3 1"], "example='3 1: cannot be read; brackets and quotes must close"),
-    (["hydra.run.dir=/x/a=b"], "hydra.run.dir=/x/a=b: cannot be read; brackets and quotes must close"),
-    (["hydra/launcher=nowhere"], "hydra/launcher=nowhere: no such option, allowed is basic"),
     (["hydra.launcher.partitions=x"], "hydra.launcher.partitions=x: no such key, --cfg hydra shows those that there"),
-    (["launch=slrum"], "launch=slrum: no such option, did you mean slurm?"),
     (["hydra/sweeper=unknown"], "hydra/sweeper=unknown: no such option, allowed is basic"),
-    (["training.steps=many"], "training.steps='many': must be a whole number"),
     (["sweep=heads"], "sweep=heads: names a sweep, which needs -m"),
-    (["on_change=maybe"], "on_change='maybe': must be refuse or redo"),
-    (["time_limit=0"], "time_limit=0.0: must be above 0"),
     (["model.max_length=5"], "model.max_length=5: task sort has sequences of 11 tokens, so 11 or more"),
     (["hydra.run.dir=/dev/null/x"], "/dev/null/x: Not a directory; hydra.run.dir and cache must name folders that can"),
     (["cache=/dev/null/x"], "cache=/dev/null/x: cannot be written (Not a directory), name a folder that can"),
@@ -76,7 +58,6 @@ REFUSED = [
 MISSPELT = [
     (["training.step=1"], "training.step=1: no such key, did you mean steps? allowed are steps, batch_size"),
     (["gate=none", "gate.scale=one"], "gate.scale=one: gate is not among the options chosen here, --help lists"),
-    (["scorer=[ablation]", "scorer.random.draws=3"], "scorer.random.draws=3: random is not among the options chosen"),
     (["experiment=train", "experiment.tolerance=0"], "experiment.tolerance=0: no such key, allowed are examples"),
     (["exp=ablate"], "exp=ablate: no such key, did you mean experiment? allowed are"),
     (["mdoel.num_heads=3"], "mdoel.num_heads=3: mdoel is not among the options chosen here, did you mean model?"),
@@ -84,9 +65,6 @@ MISSPELT = [
 ]
 """Settings that are not there."""
 UNFIT = [
-    (["num_threads=5000"], "num_threads=5000: must be from 1 to 1024"),
-    (["model.d_model=100000000"], "model.d_model=100000000: must be from 2 to 65536"),
-    (["model.num_encoder_layers=1000000"], "model.num_encoder_layers=1000000: must be from 0 to 1000"),
     (["model.max_length=1000000000"], f"model with {PLAIN}, max_length=1000000000: takes about"),
     (["training.weight_decay=1e10"], "training.weight_decay=10000000000.0: a step multiplies the weights by 1 -"),
     (["task.train=1000000000"], "task with max_length=10, train=1000000000: takes about"),
@@ -95,10 +73,7 @@ UNFIT = [
     (["experiment=compare", "task.score=2"], "task.score=2: halves of the split need 4 or more examples"),
     (["recovery=[fine_tune_between]"], "recovery=[fine_tune_between]: experiment=ablate recovers models that"),
     (["experiment=anatomy", "experiment.head_dims=[1e9]"], "experiment.head_dims[0]=1000000000.0: must be a whole"),
-    (["experiment=anatomy", "experiment.head=cross.1"], "experiment.head=cross.1: names a layer, must name one head"),
     (["experiment=anatomy", "experiment.head=cross.9.1"], "experiment.head=cross.9.1: no such layer, the model has"),
-    (["experiment=learn", "experiment.target=1.5"], "experiment.target=1.5: must be from 0 to 1"),
-    (["experiment=prune", "experiment.budgets=['0 ms']"], "experiment.budgets=0 ms: must be above 0 ms"),
     (["experiment=prune", "experiment.budgets=['10 flops']"], "experiment.budgets=10 flops: a model with no heads"),
 ]
 """Values that do not fit their setting, or do not fit each other."""
@@ -134,12 +109,9 @@ SWEEPS = [
     (["model=hf", "model.path=nowhere", "data=x.txt", "seed=0,1"], "model.path=nowhere: "),
     (["seed=range(0,1000000000)"], "seed=range(0,1000000000): are more jobs than max_jobs=10000"),
     (["seed=range(0,200)", "num_threads=range(1,101)"], "seed=range(0,200) num_threads=range(1,101): are more jobs"),
-    (["seed=range(0,5)", "max_jobs=4"], "seed=range(0,5): are more jobs than max_jobs=4"),
-    (["seed=range(5,0)"], "seed=range(5,0): holds no value"),
     (["seed=glob(*)"], "seed=glob(*): holds no value; glob chooses options of a group"),
     (["seed=0,1", "search=optuna", "search.column=nosuch"], "search.column=nosuch: there is no table nosuch, allowed"),
     (["seed=0,abc", "search=optuna"], "seed='abc': must be a whole number"),
-    (["seed=range(0,1000000000)", "search=optuna"], "seed=range(0,1000000000): are more jobs"),
 ]
 """Sweeps that no job of can be begun."""
 
@@ -154,6 +126,7 @@ def test_a_sweep_is_refused_before_its_first_job(arguments: list[str], message: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_many_jobs_are_checked_in_seconds(tmp_path: Path) -> None:
     """The files of settings are read once, not once for each job."""
     start = time.monotonic()
@@ -166,12 +139,12 @@ def test_many_jobs_are_checked_in_seconds(tmp_path: Path) -> None:
 def test_a_job_is_composed_as_hydra_composes_it(tmp_path: Path) -> None:
     """Options are chosen before the values that are set in them, whatever comes first."""
     settings = ["task.seed=3", "task=copy", "experiment=train", "scorer=[ablation,taylor]"]
-    sweep = ["-m", *settings, *TINY, *TINY_SEQUENCES, "seed=0,1"]
+    sweep = ["-m", *settings, *TINY, *TINY_SEQUENCES, "seed=0"]
     places = [f"hydra.sweep.dir={tmp_path / 'sweep'}", f"cache={tmp_path / 'cache'}"]
-    done = run_here(main, *sweep, *places)
+    done = run_here(main, *sweep[1:], *places, "-m")  # options may stand anywhere
     assert done.returncode == 0, done.stderr
     again = run_here(main, *sweep, *places, "num_threads=1")  # so that it is composed again and compared
-    assert "2 of 2 jobs are done and skipped" in again.stdout
+    assert "1 of 1 jobs are done and skipped" in again.stdout
 
 
 def test_a_training_that_diverges_says_what_to_change(tmp_path: Path) -> None:
@@ -242,14 +215,6 @@ def test_a_traceback_is_given_to_those_who_ask(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(ValueError, match="must divide d_model=64") as error:
         run_here(main, f"hydra.run.dir={tmp_path}", "model.num_heads=5")
     assert len(error.traceback) > 5
-
-
-def test_options_may_stand_anywhere(tmp_path: Path) -> None:
-    small = [*TINY, *TINY_SEQUENCES, f"cache={tmp_path / 'cache'}"]
-    done = run_here(main, "experiment=train", *small, "seed=0", f"hydra.sweep.dir={tmp_path / 'sweep'}", "-m")
-    assert done.returncode == 0, done.stderr
-    [job] = (tmp_path / "sweep").glob("job-*")
-    assert (job / "report.html").exists()
 
 
 def test_help_and_typing_errors_need_no_torch(tmp_path: Path) -> None:

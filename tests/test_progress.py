@@ -61,22 +61,6 @@ def test_nothing_is_left_under_way_after_a_break_or_an_error() -> None:
         assert said() == [("second", 0, None)], "a generator that ends late takes no other step with it"
 
 
-def test_the_seconds_of_stages_are_kept_also_of_one_that_comes_again() -> None:
-    with doing("run", stages={"score": 1, "prune": 2}) as whole:
-        for stage in ("score", "prune", "score", "another"):
-            with doing(stage):
-                pass
-    assert list(whole.spent) == ["score", "prune"]
-    assert all(seconds >= 0 for seconds in whole.spent.values())
-
-
-def test_a_name_is_asked_for_by_a_reader_only() -> None:
-    def name(item: int) -> str:
-        raise AssertionError("nobody looks")
-
-    assert list(track([1, 2], "masks", name=name)) == [1, 2]
-
-
 @pytest.mark.parametrize(("seconds", "text"), [(0, "10 s"), (44, "40 s"), (100, "2 min"), (7200, "2.0 h")])
 def test_a_time_to_wait_is_a_round_number(seconds: float, text: str) -> None:
     assert duration(seconds) == text
@@ -192,13 +176,6 @@ def test_within_another_there_is_one_line_and_without_a_stderr_none(monkeypatch:
     monkeypatch.setattr(sys, "stderr", None)  # as in a process that was started with 2>&-
     with shown(), doing("ablate on sort"):
         pass
-
-
-def test_a_short_run_says_nothing() -> None:
-    to = io.StringIO()
-    with shown("", to), doing("ablate on sort", stages=STAGES):
-        pass
-    assert to.getvalue() == ""
 
 
 @pytest.mark.usefixtures("often")

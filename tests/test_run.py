@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from support import ROOT
 from support.commands import run_here, run_script
 from support.composing import compose, tables_in
 from support.drawing import drawing
-from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES, slow
+from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES
 
 SMALL = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE]
 QUICK = ("scorer=[ablation]", "recovery=[]", "experiment.budgets=[0.5]")
@@ -251,13 +250,9 @@ def sweep_of(folder: Path) -> list[str]:
     return ["-m", "experiment=ablate", *SMALL, *QUICK, "seed=0,1", *output]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [partial(run_here, main, "hydra.launcher.n_jobs=1"), *slow(partial(run_script, "run.py"))],
-    ids=["one process", "several"],
-)
-def test_a_sweep_of_joblib_ends_in_the_same_tables(call: Any, tmp_path: Path) -> None:
-    done = call("launch=joblib", *sweep_of(tmp_path / "joblib"))
+@pytest.mark.slow
+def test_a_sweep_of_joblib_ends_in_the_same_tables(tmp_path: Path) -> None:
+    done = run_script("run.py", "launch=joblib", *sweep_of(tmp_path / "joblib"))
     assert done.returncode == 0, done.stderr
     here = run_here(main, *sweep_of(tmp_path / "basic"))
     assert here.returncode == 0, here.stderr
@@ -346,7 +341,7 @@ def test_an_interrupted_process_says_so_and_goes_on_where_it_was(tmp_path: Path)
 
 
 def test_gates_drawn_at_random_are_compared_with_their_draw(tmp_path: Path) -> None:
-    tables = run(tmp_path / "run", f"cache={tmp_path / 'cache'}", "gate.init=rand", "gate.learning_rate=0")
+    tables = run(tmp_path / "run", f"cache={tmp_path / 'cache'}", *QUICK, "gate.init=rand", "gate.learning_rate=0")
     row = tables["agreement"].iloc[-1]
     assert row["other"] == "gate before training"
     assert row["spearman"] == pytest.approx(1.0)

@@ -84,7 +84,7 @@ def test_greedy_removes_what_costs_least_now(model: Seq2Seq, splits: Splits, jud
         assert chosen == mask
 
 
-@pytest.mark.parametrize(("proposed", "every"), [(2, 2), (1, 9), *slow((1, 1), (3, 1))])
+@pytest.mark.parametrize(("proposed", "every"), [(2, 2), *slow((1, 9), (1, 1))])
 def test_greedy_refit_removes_what_costs_least_after_a_refit(
     model: Seq2Seq, splits: Splits, proposed: int, every: int
 ) -> None:
@@ -97,7 +97,7 @@ def test_greedy_refit_removes_what_costs_least_after_a_refit(
         return refit(model.without(mask), shown, 1e-3, feed_forward=False)
 
     mask, expected = HeadMask(model.grid), list[HeadMask]()
-    while len(expected) < 4:
+    while len(expected) < 3:
         left = refitted(mask) if mask.removed else model
         errors = dict(zip(left.grid, RefitError()(left, fitted, 0).values[0].tolist(), strict=True))
         tried = []
@@ -109,8 +109,8 @@ def test_greedy_refit_removes_what_costs_least_after_a_refit(
             mask = mask.without(head)
             expected.append(mask)
     search = Search(Scoring(model, score, 0))
-    assert search(schedule, removing(range(1, 5), model.grid)) == expected[:4]
-    assert expected[3] != Search(Scoring(model, score, 0))(Greedy(), removing([4], model.grid))[0]
+    assert search(schedule, removing(range(1, 4), model.grid)) == expected[:3]
+    assert expected[2] != Search(Scoring(model, score, 0))(Greedy(), removing([3], model.grid))[0]
     assert search.cost["forward_passes"] == pytest.approx(passes * 4 / len(score))
 
 
@@ -170,8 +170,3 @@ def test_blocks_are_compared_with_what_they_were_before_anything_was_removed(mod
     judge = Evidence(left, lambda subject: scores[1:], judged(model, scores).loss, model.grid)
     (second,) = OneShot(scope="per_block")(judge, removing([1], left.grid))
     assert {head.block for head in first.removed} != {head.block for head in second.removed}
-
-
-def test_what_no_schedule_can_do_is_refused() -> None:
-    with pytest.raises(ValueError, match="every=0: must be 1 or more"):
-        Iterative(every=0)

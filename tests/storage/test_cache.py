@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import re
 import threading
 import time
@@ -64,40 +63,6 @@ def test_an_interrupted_one_goes_on_from_its_state(tmp_path: Path) -> None:
     assert again.state is not None
     assert again.state["step"] == 3
     assert not list(tmp_path.glob("*.partial.pt"))
-
-
-def damage_cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def damage_foreign(path: Path) -> None:
-    torch.save({"recipe": {"task": "other"}, "content": {"weights": torch.zeros(1)}}, path)
-
-
-def damage_text(path: Path) -> None:
-    path.write_text("hello")
-
-
-def damage_empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def damage_other_content(path: Path) -> None:
-    torch.save([1, 2, 3], path)
-
-
-@pytest.mark.parametrize("damage", [damage_cut, damage_foreign, damage_text, damage_empty, damage_other_content])
-def test_a_damaged_or_foreign_file_is_set_aside_and_said(tmp_path: Path, caplog: Any, damage: Any) -> None:
-    make = Maker()
-    Cache(tmp_path).get("trained", RECIPE, make)
-    [path] = tmp_path.glob("trained-*.pt")
-    damage(path)
-    with caplog.at_level(logging.WARNING):
-        content = Cache(tmp_path).get("trained", RECIPE, make)
-    assert make.calls == 2
-    assert torch.equal(content["weights"], torch.arange(4))
-    assert "is damaged or foreign" in caplog.text
-    assert path.with_suffix(".damaged").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

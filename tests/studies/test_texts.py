@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import os
+import json
 import re
 from pathlib import Path
 
@@ -59,16 +59,12 @@ def test_no_text_is_in_two_splits() -> None:
         ("a.jsonl", '["a"]\n', [], "line 1 must be an object"),
         ("a.jsonl", '{"text": null}', [], "line 1 has text=null, must be a text or a number"),
         ("a.jsonl", '{"text": "a"}\n{"text": ["a"]}', [], "line 2 has text=.*, must be a text or a number"),
-        ("a.jsonl", '{"text": {}}', [], "line 1 has text={}, must be a text or a number"),
         ("a.jsonl", '{"text": "a", "label": true}', ["label"], "line 1 has label=true, must be a text or a number"),
-        ("a.jsonl", '{"text": "a", "label": null}', [], "line 1 has label=null, must be"),
         ("a.jsonl", '{"text": "a", "label": 1, "label": 2}', ["label"], "line 1 is no JSON .more than one label"),
-        ("a.jsonl", '{"text": "a"}\n' + "[" * 100_000, [], "line 2 is no JSON .maximum recursion depth"),
         ("a.jsonl", '{"text": "\\ud800"}', [], "line 1 is no JSON"),
         ("a.csv", "text,label,label\na,0,1\n", ["label"], "line 1 has more than one column label"),
         ("a.csv", "text,label\nhello, world,1\n", ["label"], "line 2 has 3 fields, its header 2"),
         ("a.csv", 'text\na\n"b\nc\n', [], "line 4 is no CSV"),
-        ("a.csv", "text\n" + "a" * 200_000 + "\n", [], "line 2 is no CSV .field larger than field limit"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(
@@ -82,34 +78,19 @@ def test_a_file_that_does_not_fit_is_refused(
 
 CONTROLS = "a\u2028b\u0085c\x0bd\x0ce"
 
-JSON_CONTROLS = CONTROLS.replace("\x0b", "\\u000b").replace("\x0c", "\\f")
-
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("a.txt", f"\ufeff{CONTROLS}\r\nnext\rlast\n"),
         ("a.csv", f'\ufefftext,label\r\n{CONTROLS},0\r\n"next",1\r\nlast,2\n'),
-        ("a.jsonl", f'\ufeff{{"text": "{JSON_CONTROLS}"}}\n{{"text": "next"}}\r\n{{"text": "last"}}'),
+        ("a.jsonl", f'\ufeff{json.dumps({"text": CONTROLS})}\n{{"text": "next"}}\r\n{{"text": "last", "label": 1}}'),
     ],
 )
 def test_only_line_breaks_end_a_line_and_a_byte_order_mark_is_no_text(name: str, text: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(text.encode())
     assert sorted(row.text for row in read_rows(str(path))) == ["a b c d e", "last", "next"]
-
-
-def test_numbers_in_json_stay_as_they_are_written(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.jsonl", '{"text": 1e400, "label": %s}' % ("5" * 5000))
-    assert read_rows(path, "label") == [Row("1e400", "5" * 5000)]
-    assert read_rows(path, "label")[0].place == f"data={path}: line 1"
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
-def test_a_pipe_is_refused(name: str, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(ValueError, match=f"{name}: cannot be read .is no regular file"):
-        read_rows(str(tmp_path / name))
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -126,4 +107,5 @@ def test_too_few_texts_are_refused() -> None:
 
 
 def test_the_texts_of_the_presets_are_many_and_all_different() -> None:
-    assert len(sentences()) == len(set(sentences())) >= 768
+    found = sentences()
+    assert len(found) == len(set(found)) >= 768
