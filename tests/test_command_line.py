@@ -24,6 +24,10 @@ from support.sizes import TINY, TINY_SEQUENCES
 PLAIN = "d_model=64, num_heads=4, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=128"
 RECOVERIES = ", ".join(sorted(path.stem for path in Path("conf/recovery").glob("*.yaml")))
 REFUSED = [
+    (
+        ["example=3,1"],
+        "example=3,1: commas ask for a sweep, which needs -m; a list stands in brackets, example=[3,1], and",
+    ),
     (["sped=1"], "sped=1: no such key, did you mean seed? allowed are seed, device, num_threads, cache"),
     (["experiment=ablat"], "experiment=ablat: no such option, did you mean ablate? allowed are ablate, anatomy"),
     (["scorer=[gate,magic]"], "scorer=magic: no such option, allowed are ablation, ablation_mean,"),
@@ -161,12 +165,6 @@ def test_what_only_the_command_line_does_is_refused_in_python(given: str) -> Non
         mhaprune.run("experiment=train", given)
 
 
-def test_commas_without_a_sweep_are_explained() -> None:
-    done = run_here(main, "example=3,1")
-    assert done.stderr.startswith("error: example=3,1: commas ask for a sweep, which needs -m; a list stands in")
-    assert "in brackets, example=[3,1], and a text in quotes" in done.stderr
-
-
 @pytest.mark.parametrize(("arguments", "message"), MISSPELT, ids=[" ".join(arguments) for arguments, _ in MISSPELT])
 def test_what_python_asks_for_is_refused_in_the_same_line(arguments: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}") as error:
@@ -189,15 +187,6 @@ def test_a_refused_run_leaves_an_earlier_one_alone(tmp_path: Path) -> None:
     assert "model.num_heads=5: must divide d_model=16" in refused.stderr
     assert read_status(tmp_path / "run")["status"] == "done"
     assert (tmp_path / "run" / "report.html").exists()
-
-
-def test_a_refused_run_leaves_an_empty_folder_of_the_user_alone(tmp_path: Path) -> None:
-    """Not even that of the shell, in which the next command would find no folder to work in."""
-    (tmp_path / "mine").mkdir()
-    refused = run_here(main, "experiment=train", f"hydra.run.dir={tmp_path / 'mine' / 'run'}", "model.num_heads=5")
-    assert refused.returncode == 1
-    assert list(tmp_path.iterdir()) == [tmp_path / "mine"]
-    assert not list((tmp_path / "mine").iterdir())
 
 
 def test_a_folder_that_another_run_is_in_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -247,38 +236,10 @@ def test_scorers_that_need_gates_are_left_out_for_a_pruned_model(
         described("experiment=ablate", f"model_file={path}", "scorer=[gate]", f"cache={tmp_path / 'cache'}")
 
 
-SCORE = """
-from dataclasses import dataclass
-
-import torch
-
-from mhaprune.scorers.base import Scorer, Scores
-
-
-@dataclass(frozen=True)
-class Steady(Scorer):
-    def __call__(self, subject, examples, seed):
-        return Scores(torch.arange(len(subject.grid)).double()[None])
-"""
-
-
-def test_a_package_in_the_working_folder_brings_its_plug_ins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-) -> None:
-    """Without a fork and without being installed: one module and one YAML."""
-    (tmp_path / "my_heads" / "conf" / "scorer").mkdir(parents=True)
-    (tmp_path / "my_heads" / "steady.py").write_text(SCORE)
-    yaml = "# @package scorer.steady\n_target_: my_heads.steady.Steady\n"
-    (tmp_path / "my_heads" / "conf" / "scorer" / "steady.yaml").write_text(yaml)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", list(sys.path))
-    monkeypatch.setattr("mhaprune.settings.plugins._allowed", {"mhaprune"})
-    run = described("plugins=[my_heads]", "scorer=[steady,ablation]")
-    assert list(run.scorer) == ["steady", "ablation"]
-    assert run.scorer["steady"].family == "other"
-    shown = run_here(main, "plugins=[my_heads]", "scorer=[steady]", "--cfg", "job")
-    assert "_target_: my_heads.steady.Steady" in shown.stdout
-    assert not recwarn.list
-    (tmp_path / "my_heads" / "conf" / "scorer" / "steady.yaml").write_text("_target_: my_heads.steady.Steady\n")
-    with pytest.raises(ValueError, match=r"scorer._target_=.*: stands one level too high, its YAML must begin with"):
-        described("plugins=[my_heads]", "scorer=[steady]")
+def test_a_refused_run_leaves_an_empty_folder_of_the_user_alone(tmp_path: Path) -> None:
+    """Not even that of the shell, in which the next command would find no folder to work in."""
+    (tmp_path / "mine").mkdir()
+    refused = run_here(main, "experiment=train", f"hydra.run.dir={tmp_path / 'mine' / 'run'}", "model.num_heads=5")
+    assert refused.returncode == 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "mine"]
+    assert not list((tmp_path / "mine").iterdir())

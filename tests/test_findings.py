@@ -39,14 +39,6 @@ def test_what_can_go_is_read_for_each_task_before_and_after_a_refit() -> None:
     }
 
 
-def test_schedules_are_paired_by_model_and_only_after_a_refit() -> None:
-    schedules = ["one_shot", "greedy_refit"] * 2
-    rows = frame("sort", seed=[0, 0, 1, 1], schedule=schedules, recovery="refit", heads_removed=[10, 13, 12, 11])
-    plain = rows.assign(recovery="nothing", heads_removed=0)
-    found = said(findings.chosen_for_a_refit({"smallest": pd.concat([plain, rows])}))
-    assert list(found.values()) == [[3, -1]]
-
-
 def test_regrets_are_in_points_and_searches_stand_beside_scores() -> None:
     rows = frame(
         "sort",
@@ -61,14 +53,6 @@ def test_regrets_are_in_points_and_searches_stand_beside_scores() -> None:
         "sort: regret of ablation, points": [1],
         "sort: regret of gate, points": [20],
     }
-
-
-def test_the_share_that_costs_make_expect_is_that_of_two_thirds_of_the_heads() -> None:
-    rows = frame(
-        "sort", seed=[0, 0], heads_total=[24, 24], heads_removed=[16, 18], loss_rise=[2.0, 9], expected_alone=[0.5, 9],
-        expected_pairs=[1.0, 9],
-    )  # fmt: skip
-    assert list(said(findings.interactions({"together": rows})).values()) == [[0.25], [0.5]]
 
 
 def test_a_mean_of_ratios_is_geometric_and_equal_models_need_no_interval() -> None:
@@ -91,29 +75,15 @@ def test_intervals_that_share_a_value_overlap() -> None:
     assert table[-1] == "1 of 2 intervals overlap."
 
 
-def test_an_unknown_finding_is_refused() -> None:
-    done = run_here(findings.main, "refitt")
-    assert done.returncode == 1
-    assert done.stderr == (
-        "error: NAME=refitt: no such finding, allowed are refit, chosen_for_a_refit, regret, interactions\n"
-    )
-
-
-def test_two_seeds_are_too_few_for_an_interval() -> None:
-    done = run_here(findings.main, "refit", "--found", "7,8")
-    assert done.stderr == "error: --found=7,8: must be 3 seeds or more, such as 0,1,2, or there is no interval\n"
-    assert done.returncode == 1
-
-
-def test_a_sweep_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failed:
-        def wait(self) -> int:
-            return 1
-
-    monkeypatch.setattr(findings.subprocess, "Popen", lambda *command, **options: Failed())
-    done = run_here(findings.main, "refit")
-    assert "refit-claimed ended with exit code 1, the same command goes on" in done.stderr
-    assert done.returncode == 1
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["refitt"], "NAME=refitt: no such finding, allowed are refit, chosen_for_a_refit, regret, interactions"),
+        (["refit", "--found", "7,8"], "--found=7,8: must be 3 seeds or more, such as 0,1,2, or there is no interval"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: list[str], message: str) -> None:
+    assert run_here(findings.main, *arguments)[::2] == (1, f"error: {message}\n")
 
 
 @pytest.mark.slow

@@ -70,6 +70,13 @@ def test_a_yaml_may_start_from_a_class_without_one(package: str) -> None:
     assert [each.power for each in run.scorer.values()] == [1.0, 2.0]  # type: ignore[attr-defined]
 
 
+def test_a_yaml_without_its_place_is_refused(package: str) -> None:
+    name = package[len("plugins=[") : -1]
+    (Path.cwd() / name / "conf" / "scorer" / "peak_square.yaml").write_text(f"_target_: {name}.peak.Peak\n")
+    with pytest.raises(ValueError, match=r"scorer._target_=.*: stands one level too high, its YAML must begin with"):
+        described(package, "scorer=[peak_square]")
+
+
 def test_a_module_that_cannot_be_imported_is_named_in_one_line(package: str) -> None:
     name = package[len("plugins=[") : -1]
     (Path.cwd() / name / "broken.py").write_text("import nowhere_at_all\n")

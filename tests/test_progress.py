@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import pty
 import re
@@ -192,21 +191,6 @@ def test_at_a_terminal_there_is_one_bar_that_never_goes_back_and_is_gone_at_the_
     assert shares[-1] > 50
     assert "\n" not in to.getvalue()
     assert to.getvalue().rpartition("\r")[0].rpartition("\r")[2].strip() == "", "the bar is wiped out"
-
-
-@pytest.mark.usefixtures("often")
-def test_a_line_of_the_log_does_not_end_up_inside_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    to = Terminal()
-    monkeypatch.setattr(sys, "stderr", to)
-    handler = logging.StreamHandler(to)
-    logging.getLogger().addHandler(handler)
-    try:
-        with shown(), doing("ablate on sort", stages=STAGES):
-            time.sleep(0.1)
-            logging.getLogger("mhaprune").warning("trained: taken from the cache")
-    finally:
-        logging.getLogger().removeHandler(handler)
-    assert re.search(r"\r *\r?trained: taken from the cache\n", to.getvalue())
 
 
 @pytest.mark.usefixtures("often")

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.experiments.results import _identified
 from mhaprune.front.command_line import main
 from mhaprune.model import training as loop
 from mhaprune.runs.config import build
@@ -60,17 +59,8 @@ def test_a_run_leaves_what_the_house_promises(first: Path) -> None:
     assert {"scorer", "site", "layer", "head", "score", "stderr", "rank", "forward_passes", "seconds"} <= set(heads)
     assert sorted(pruning["heads_removed"].unique()) == [0, 1, 2, 3, 4, 5, 6]
     named = {f"{name}{end}" for name in ("loss", "token_accuracy", "quality") for end in ("", "_low", "_high")}
-    size = {
-        "heads_total",
-        "heads_kept",
-        "heads_removed",
-        "fraction_removed",
-        "parameters",
-        "flops",
-        "latency_ms",
-        "speedup",
-    }
-    assert named | size <= set(pruning)
+    size = {f"heads_{name}" for name in ("total", "kept", "removed")}
+    assert named | size | {"fraction_removed", "parameters", "flops", "latency_ms", "speedup"} <= set(pruning)
     assert (pruning["heads_kept"] + pruning["heads_removed"] == total).all()
     assert pruning.loc[pruning["draw"] == 0, "latency_ms"].notna().all()
     assert {"step", "loss", "valid_quality", "gate_cross.0.1"} <= set(tables["training"])
@@ -104,14 +94,6 @@ def test_a_report_is_small_enough_to_be_sent(first: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.figures
-def test_the_report_of_the_first_command_of_the_readme_is_small_enough_to_be_sent(tmp_path: Path) -> None:
-    """At its true size, with a model of 24 heads that was trained for 600 steps."""
-    tables_of(tmp_path / "run", "experiment=ablate", f"cache={tmp_path / 'cache'}")
-    assert (tmp_path / "run" / "report.html").stat().st_size <= 600_000
-
-
-@pytest.mark.slow
-@pytest.mark.figures
 def test_the_same_seed_draws_the_same_figures_twice(tmp_path: Path) -> None:
     for name in ("one", "other"):
         run(tmp_path / name, f"cache={tmp_path / name}-cache")
@@ -131,12 +113,6 @@ def test_the_same_seed_gives_the_same_tables_twice(first: Path, tmp_path: Path) 
     for name, table in tables.items():
         columns = [column for column in table if column not in CLOCK]
         pd.testing.assert_frame_equal(table[columns], again[name][columns], check_exact=True)
-
-
-def test_an_empty_table_still_says_which_run_it_is_from(tmp_path: Path) -> None:
-    described = build(compose(*SMALL, f"cache={tmp_path}"))
-    empty = _identified(pd.DataFrame(columns=["head", "example"]), described.identity)
-    assert list(empty)[:4] == ["run", "task", "gate", "seed"]
 
 
 def test_another_seed_gives_another_model(first: Path, tmp_path: Path) -> None:
@@ -221,16 +197,8 @@ def test_the_three_splits_are_kept_apart(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.collected_figures
 def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) -> None:
-    done = run_here(
-        main,
-        "-m",
-        "experiment=ablate",
-        "model.max_length=64,32,3",
-        *SMALL,
-        *QUICK,
-        f"hydra.sweep.dir={tmp_path / 'sweep'}",
-        f"cache={tmp_path / 'cache'}",
-    )
+    places = [f"hydra.sweep.dir={tmp_path / 'sweep'}", f"cache={tmp_path / 'cache'}"]
+    done = run_here(main, "-m", "experiment=ablate", "model.max_length=64,32,3", *SMALL, *QUICK, *places)
     assert done.returncode == 1
     assert "model.max_length=3: task sort has sequences of" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from itertools import pairwise
@@ -13,13 +12,10 @@ from mhaprune.experiments.speed.matchup import peak_bytes
 from mhaprune.experiments.speed.profile import Stopwatch
 from mhaprune.measure.times import (
     COPIES,
-    COPIES_BYTES,
     copies,
-    copies_that_fit,
     device_name,
     in_turn,
     ratios,
-    taking_turns,
 )
 
 
@@ -105,27 +101,3 @@ def test_copies_are_made_among_each_other() -> None:
     rounds = [made[i : i + 3] for i in range(0, 3 * COPIES, 3)]
     assert all(sorted(one) == list("abc") for one in rounds)
     assert len({"".join(one) for one in rounds}) > 1
-
-
-def test_there_are_fewer_copies_of_large_models() -> None:
-    assert copies_that_fit(1, models=2) == COPIES
-    assert copies_that_fit(COPIES_BYTES // 4, models=2) == 2
-    assert copies_that_fit(10 * COPIES_BYTES, models=2) == 1
-
-
-def test_copies_take_turns() -> None:
-    made: list[str] = []
-    call = taking_turns([lambda n=name: made.append(n) for name in "abc"])
-    for _ in range(7):
-        call()
-    assert made == list("abcabca")
-
-
-def test_the_processor_has_a_name() -> None:
-    assert re.fullmatch(r"cpu \(.+\)", device_name("cpu"))
-
-
-def test_another_clock_counts() -> None:
-    ticks = iter(range(100))
-    times = in_turn({"call": lambda: next(ticks)}, rounds=2, warmup=0, clock=lambda: next(ticks))
-    assert times["call"].tolist() == [2000.0, 2000.0]

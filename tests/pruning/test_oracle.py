@@ -95,12 +95,6 @@ def key(mask: HeadMask) -> tuple[int, ...]:
     return tuple(sorted(mask.grid.index(head) for head in mask.removed))
 
 
-def test_a_search_over_all_subsets_finds_the_exact_ones(small: Seq2Seq, splits: Splits) -> None:
-    exact = find_best(small, splits.choose, range(7), "exact")
-    search = find_best(small, splits.choose, range(7), "beam", beam_width=64)
-    assert [search.best(k, "loss") for k in range(7)] == [exact.best(k, "loss") for k in range(7)]
-
-
 def test_too_many_subsets_are_refused(model: Seq2Seq, splits: Splits) -> None:
     message = r"oracle=exact: 18 heads have 262144 subsets, exact takes up to 16 heads, auto and beam any"
     with pytest.raises(ValueError, match=message):
@@ -164,11 +158,8 @@ def test_the_cache_keeps_apart_what_was_searched_otherwise(
     ("method", "at"),
     [
         ("beam", (0,)),
-        ("beam", (0, 1, 3)),
         ("beam", (0, 2, 3)),
-        ("beam", (1, 2, 4)),
         ("beam", (2, 4, 5)),
-        ("exact", (3,)),
         ("exact", (0, 1)),
         ("exact", (0, 1, 2, 3, 4, 5)),
     ],

@@ -90,14 +90,6 @@ def test_a_block_goes_whole_where_it_costs_more_than_its_heads() -> None:
     assert len(one_left.kept) == 5
 
 
-def test_a_head_of_score_zero_goes_even_if_the_budget_would_pay_for_it() -> None:
-    cost = Cost("ms", 1.0, dict.fromkeys(BLOCKS, 0.0), dict.fromkeys(BLOCKS, 1.0))
-    scores = torch.ones(len(GRID)).double()
-    scores[2] = 0.0
-    (mask,) = Knapsack()(judged(subject_of(GRID), scores), [Budget("some", 100.0, cost)])
-    assert mask.removed == {GRID.heads[2]}
-
-
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.7])
 def test_a_budget_in_parameters_is_met_by_the_model_without_the_heads(model: Seq2Seq, share: float) -> None:
     cost = counted("parameters", model, lambda left: left.count_parameters())

@@ -1,18 +1,13 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from mhaprune.attention.gates import Softmax
-from mhaprune.settings.options import describe, option_name
-from mhaprune.storage.store import RunFolder, fingerprint, read_status, write_bytes
-from mhaprune.tasks.running_sum import RunningSum
+from mhaprune.storage.store import RunFolder, read_status, write_bytes
 
 
 def test_a_file_is_old_or_new_but_never_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,22 +60,3 @@ def test_a_status_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     assert read_status(tmp_path) == {}
     (tmp_path / "status.json").write_text('{"status": "do')
     assert read_status(tmp_path) == {}
-
-
-@dataclass(frozen=True)
-class Outer:
-    gate: Softmax
-    sizes: tuple[int, ...] = (1, 2)
-
-
-def test_a_description_is_plain_and_names_the_class() -> None:
-    described = describe({"a": Outer(Softmax(learning_rate=0.5))})
-    assert json.loads(json.dumps(described)) == described
-    assert described["a"]["sizes"] == [1, 2]
-    assert described["a"]["gate"]["_target_"] == "mhaprune.attention.gates.Softmax"
-    assert described["a"]["gate"]["learning_rate"] == 0.5
-    assert fingerprint(described) != fingerprint(describe({"a": Outer(Softmax(learning_rate=0.4))}))
-
-
-def test_option_names_are_those_of_the_files() -> None:
-    assert [option_name(v) for v in (RunningSum(), Softmax(), None)] == ["running_sum", "softmax", "none"]

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from collect import main as collect_main
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.train import Train
 from mhaprune.reporting.headline import Number
@@ -22,7 +21,6 @@ from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.sweeps.collecting import collect, numbers_of, settings_of, title_of, varying_first
 from mhaprune.sweeps.found import FoundRun
 from mhaprune.sweeps.jobs import Job, Sweep
-from support.commands import run_here
 from support.made_tables import pruning_table, summary
 
 FOUND = {"findings": ["9 of 24 heads can go."], "head_map": {"title": "its map", "rows": ["10", " 1"]}}
@@ -190,17 +188,6 @@ def test_what_cannot_be_collected_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.html").exists(), "also of failed runs only"
 
 
-def test_the_script_does_the_same(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", num_heads=2)
-    done = run_here(collect_main, str(tmp_path / "a"), "--out", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
-    assert "9 of 24 heads can go" in done.stdout
-    refused = run_here(collect_main, str(tmp_path / "b"), "--out", str(tmp_path / "out"))
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("error: folder=")
-    assert refused.stderr.count("\n") == 1
-
-
 def found(value: float = 1.0, **settings: str) -> FoundRun:
     status = {"status": "done", "experiment": target(Ablate())}
     label = ", ".join(settings.values())
@@ -290,15 +277,6 @@ def test_title_command_and_what_is_shared_are_on_both_pages(swept: Path) -> None
     elsewhere = (out / "report.html").read_text()
     assert "<code>python scripts/run.py -m model.num_heads=2,3,4</code>" in elsewhere
     assert f"--out {out}</code>" in elsewhere
-
-
-@pytest.mark.collected_figures
-def test_what_is_first_in_the_report_is_what_the_sweep_is_for(swept: Path) -> None:
-    lines = collect([swept], swept)
-    assert lines[0] == "Heads that can go: 9 in both runs with num_heads=2; 9 in both runs with num_heads=4."
-    report = (swept / "report.html").read_text()
-    assert report.index("against num_heads: a small mark per run") < report.index("share of heads removed")
-    assert {path.stem for path in (swept / "figures").glob("*.png")} == {"headline", "comparison"}
 
 
 def test_many_runs_are_said_one_by_one_in_the_index_only(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ import pytest
 from test_collect import change_status, make_run
 
 from mhaprune.storage.seals import checksum
-from mhaprune.storage.store import RunFolder, inside, read_status
+from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.sweeps.collecting import collect
-from support import ROOT
 from support.made_tables import pruning_table
 
 Damage = Callable[[Path], None]
@@ -112,21 +111,6 @@ def test_a_damaged_run_is_named_and_the_others_are_collected_whole(name: str, th
     assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["state"].str[:7]) == ["done", "damaged", "done"]
 
 
-def test_a_setting_called_label_takes_the_place_of_none(tmp_path: Path) -> None:
-    make_run(tmp_path / "runs" / "a", num_heads=2, label="x", setting="y")
-    make_run(tmp_path / "runs" / "b", num_heads=4)
-    collect([tmp_path / "runs"], tmp_path / "out")
-    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["label"]) == ["num_heads=2", "num_heads=4"]
-
-
-def test_tables_of_many_columns_are_put_together_without_a_warning(tmp_path: Path) -> None:
-    wide = pd.DataFrame({f"c{i}": ["x", 1] for i in range(200)})
-    for run in "ab":
-        make_run(tmp_path / "runs" / run, name=run)
-        sealed_again(tmp_path / "runs" / run, "wide.csv", wide.to_csv(index=False).encode())
-    assert any("9 of 24" in line for line in collect([tmp_path / "runs"], tmp_path / "out"))
-
-
 def test_runs_that_cannot_be_drawn_together_are_said_all_the_same(
     three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,14 +161,6 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     ):
         folder.write("figures/a.png", b"1")
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_what_is_inside() -> None:
-    folder = ROOT / "tests"
-    assert inside(folder, "conftest.py") == folder / "conftest.py"
-    assert inside(folder, "experiments/../conftest.py") == folder / "experiments/../conftest.py"
-    for name in ("..", ".", "", "../tests2", "/etc", "experiments/../.."):
-        assert inside(folder, name) is None, name
 
 
 def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
