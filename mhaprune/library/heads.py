@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,10 +13,9 @@ import pandas as pd
 from torch import nn
 
 from mhaprune.heads import HeadMask
-from mhaprune.library.speed import generating, speed_table
 from mhaprune.progress import doing, shown
 from mhaprune.pruning.plans import Plan, choices, plans_of
-from mhaprune.pruning.removal import EquivalenceCheck
+from mhaprune.pruning.removal import EquivalenceCheck, time_removed
 from mhaprune.recoveries.base import Recovery, RecoveryContext
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refit import Refit
@@ -30,7 +30,8 @@ from mhaprune.settings.ranges import Ge, Within, checked
 from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.storage.store import write_bytes
 from mhaprune.studies.pretrained import study_of
-from mhaprune.tables import MOMENTS
+from mhaprune.tables import MOMENTS, QUARTILES
+from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock
 from mhaprune.wrapping.losses import Judge
 from mhaprune.wrapping.saving import make_plain
@@ -280,3 +281,36 @@ class Heads(ModelWithData):
                 made.check(len(self.grid), gated=False)
             chosen[name] = made
         return chosen
+
+
+def speed_table(
+    timed: WrappedModel, plans: Sequence[Plan], split: Batches, batch_sizes: Iterable[int], rounds: int
+) -> pd.DataFrame:
+    """One row per batch size and model: the model of each plan, the whole one, and the whole one again."""
+    tables = []
+    for size in sorted({min(size, len(split)) for size in batch_sizes}):
+        batch = split[:size].converted(timed.device, timed.dtype)
+        tables.append(time_removed(timed, plans, batch, rounds).assign(batch_size=size))
+    table = pd.concat(tables, ignore_index=True).rename(columns={"scorer": "model"})
+    table["heads_kept"] = len(timed.grid) - table["heads_removed"]
+    speed = ["speedup", *(f"speedup{end}" for end in QUARTILES if end)]
+    return table[["batch_size", "model", "heads_kept", "latency_ms", *speed]]
+
+
+def generating(subject: WrappedModel, new_tokens: int) -> WrappedModel:
+    """The subject with another `predict`: greedy generation of `new_tokens` tokens, never fewer, with a cache. It reads
+    the encoder's part of a batch, or the prompt. The user's own `call` is not used."""
+    if not (hasattr(subject.model, "can_generate") and subject.model.can_generate()):  # type: ignore[operator]
+        name = type(subject.model).__name__
+        raise ValueError(f"new_tokens={new_tokens}: {name} has no generate(), leave it out")
+    how = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "use_cache": True}
+    how |= {"do_sample": False, "num_beams": 1}
+
+    def generate(model: Any, arguments: Any) -> Any:
+        if not isinstance(arguments, Mapping):
+            raise ValueError("new_tokens: batches must be dicts, as generate() takes them by name")
+        named = inspect.signature(model.forward).parameters  # others are read by the loss alone
+        given = {key: value for key, value in arguments.items() if key in named and key != "labels"}
+        return model.generate(**{key: value for key, value in given.items() if not key.startswith("decoder_")}, **how)
+
+    return subject.changed(run=generate)
