@@ -12,7 +12,6 @@ from mhaprune.measure.columns import accuracy_columns, choose_columns
 from mhaprune.model.training import Training
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval
 from mhaprune.studies.trained import nothing_learnt
-from mhaprune.model.training import Training
 from mhaprune.wrapping.losses import LossAndQuality
 
 

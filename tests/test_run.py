@@ -15,7 +15,6 @@ import torch
 
 from mhaprune.front.command_line import main
 from mhaprune.model import training as loop
-from mhaprune.runs.config import build
 from mhaprune.runs.run import build
 from mhaprune.storage.store import RunFolder, fingerprint, read_status
 from mhaprune.sweeps.jobs import Sweep

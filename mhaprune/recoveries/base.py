@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import pandas as pd
 
-from mhaprune.descent import Descent
 from mhaprune.data import Data, Splits
+from mhaprune.descent import Descent
 from mhaprune.measure.outcomes import Diverged
 from mhaprune.settings.options import describe, modules_of
 from mhaprune.settings.ranges import Checked

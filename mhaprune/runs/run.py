@@ -13,7 +13,6 @@ from mhaprune.attention.gates import GateConfig
 from mhaprune.experiments.base import Experiment, Setup
 from mhaprune.experiments.results import Results, present
 from mhaprune.model.checkpoint import SavedModel, load
-from mhaprune.attention.gates import GateConfig
 from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training
 from mhaprune.progress import Step, doing, track

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pandas as pd
 
 from mhaprune.attention.gates import GateConfig
-from mhaprune.descent import Descent
 from mhaprune.data import Data, Examples, Splits
+from mhaprune.descent import Descent
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.times import device_name
 from mhaprune.model.training import Training
@@ -27,8 +27,6 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.storage.cache import Remember
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Task
-from mhaprune.descent import Descent
-from mhaprune.model.training import Training
 
 if TYPE_CHECKING:
     from mhaprune.model.transformer import Seq2Seq

@@ -11,7 +11,6 @@ import pandas as pd
 import torch
 
 from mhaprune.attention.gates import GateConfig
-from mhaprune.data import PAD, Examples
 from mhaprune.data import PAD, Examples, Splits
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.columns import groups_of
@@ -28,7 +27,6 @@ from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
 from mhaprune.studies.study import Source, Study, Trained, trained_with
 from mhaprune.tables import VALID_QUALITY
 from mhaprune.tasks.base import Task
-from mhaprune.model.training import Training
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ import torch
 
 import mhaprune
 from mhaprune.attention.gates import Softmax
-from mhaprune.data import shift_right
 from mhaprune.data import Splits, shift_right
 from mhaprune.front.command_line import main
 from mhaprune.heads import HeadId, HeadMask

@@ -11,7 +11,6 @@ from mhaprune.model import transformer
 from mhaprune.model.shared_prefixes import Branches
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import resample
-from mhaprune.subject import SharesPrefixes
 
 
 def some_gates(model: Seq2Seq) -> Tensor:

@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from mhaprune.attention.gates import Softmax
-from mhaprune.data import PAD, Examples
-from mhaprune.descent import Watch
 from mhaprune.data import PAD, Examples, Splits
+from mhaprune.descent import Watch
 from mhaprune.measure.outcomes import Diverged
 from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training, cross_entropy, head_gates, training_step

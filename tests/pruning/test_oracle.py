@@ -9,7 +9,6 @@ import pytest
 from torch import Tensor
 
 from mhaprune.attention.gates import Softmax
-from mhaprune.data import Examples
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure

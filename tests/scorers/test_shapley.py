@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from mhaprune.attention.gates import Softmax
-from mhaprune.data import Examples
 from mhaprune.data import Examples, Splits
 from mhaprune.measure.outcomes import measure
 from mhaprune.model.network import Transformer

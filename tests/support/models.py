@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mhaprune.attention.gates import Softmax
-from mhaprune.data import Examples
-from mhaprune.data import Splits, shift_right
+from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadMask
 from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training
