@@ -11,9 +11,7 @@ import pytest
 import torch
 
 import mhaprune.front.python
-from mhaprune import progress
 from mhaprune.heads import HeadMask
-from mhaprune.storage.store import read_status
 from support import ROOT
 from support.drawing import drawing
 from support.sizes import TINY, TINY_SEQUENCES, small
@@ -36,19 +34,6 @@ def test_a_run_returns_its_tables_figures_and_sentences(results: mhaprune.runs.r
     assert results.sentences[0] in results.page()
 
 
-def test_a_folder_holds_the_same(results: mhaprune.runs.run.Results, cache: Path, tmp_path: Path) -> None:
-    again = mhaprune.run("experiment=ablate", "task=sort", *SMALL, f"cache={cache}", folder=tmp_path / "run")
-    assert again.tables["heads"]["score"].equals(results.tables["heads"]["score"])
-    assert (tmp_path / "run" / "report.html").exists()
-    assert read_status(tmp_path / "run")["status"] == "done"
-
-
-def test_a_setting_that_cannot_be_is_refused_in_one_line() -> None:
-    with pytest.raises(ValueError, match="^experiment=ablat: no such option, did you mean ablate") as error:
-        mhaprune.run("experiment=ablat")
-    assert "\n" not in str(error.value)
-
-
 def test_a_saved_model_is_a_module_that_answers(cache: Path, tmp_path: Path) -> None:
     study = mhaprune.study("experiment=train", *TINY, *TINY_SEQUENCES, f"cache={cache}")
     pruned = study.subject.without(HeadMask(study.subject.grid).without(*study.subject.grid.heads[:2]))
@@ -68,14 +53,6 @@ def test_a_saved_model_is_a_module_that_answers(cache: Path, tmp_path: Path) -> 
         model.decode("3 x")
     with pytest.raises(ValueError, match="cannot be read"):
         mhaprune.load(tmp_path / "nothing.pt")
-
-
-def test_a_study_that_trains_says_how_far_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(progress, "EVERY", 0.005)
-    mhaprune.study("experiment=train", *TINY, *TINY_SEQUENCES, f"cache={tmp_path}")
-    assert "training " in capsys.readouterr().err
 
 
 @pytest.mark.figures

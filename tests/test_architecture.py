@@ -19,6 +19,7 @@ from mhaprune.experiments.base import Experiment
 from mhaprune.recoveries.base import Recovery
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
+from mhaprune.settings import options
 from mhaprune.settings.options import construct, option_name
 from mhaprune.tasks.base import Task
 from support import ROOT
@@ -203,28 +204,15 @@ def test_a_yaml_shows_every_field_and_agrees_with_the_defaults(path: Path) -> No
 
 def check_variant(path: Path, settings: dict[str, Any]) -> None:
     """One that has no class of its own changes another option of its group, or chooses nothing."""
-    parent = parent_of(path, settings)
-    if parent is None:
+    parents = [entry for entry in settings.pop("defaults", []) if isinstance(entry, str) and entry != "_self_"]
+    if not parents:
         assert not settings or path.parent.name == "launch", path
         return
-    assert parent.stem == "default" or path.stem.startswith(f"{parent.stem}_")
-    base = composed(parent)
+    [parent] = (entry.partition("@")[0] for entry in parents)
+    base = options.settings_of(path.parent.name, parent)
+    assert parent == "default" or path.stem.startswith(f"{parent}_")
     assert settings, "else it is the same option"
     assert all(key in base and base[key] != value for key, value in settings.items())
-
-
-def composed(path: Path) -> dict[str, Any]:
-    """The settings of an option with those that it inherits."""
-    settings = settings_of(path)
-    parent = parent_of(path, settings)
-    return settings if parent is None else composed(parent) | settings
-
-
-def parent_of(path: Path, settings: dict[str, Any]) -> Path | None:
-    """The option of its group that a YAML starts from; takes the defaults list out of its settings."""
-    names = [entry for entry in settings.pop("defaults", []) if isinstance(entry, str) and entry != "_self_"]
-    assert len(names) < 2, path
-    return path.parent / f"{names[0].removesuffix('@_here_')}.yaml" if names else None
 
 
 NOUN_CLAUSE = re.compile(r"(What|How|Where|Which|Whether|That of|Those|The same)\b")

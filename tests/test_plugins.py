@@ -9,23 +9,8 @@ import pytest
 
 from mhaprune.front.command_line import described
 from mhaprune.settings import plugins
+from test_additions import SCORE
 
-SCORE = '''
-from dataclasses import dataclass
-import torch
-from mhaprune.scorers.base import Scorer, Scores
-
-@dataclass(frozen=True)
-class Peak(Scorer):
-    """The largest weight that reads the head."""
-    reads_examples = False
-    power: float = 1.0
-    """The largest weight is raised to it."""
-
-    def __call__(self, subject, examples, seed):
-        peaks = torch.cat([weight.abs().amax(dim=(1, 2)) for weight in subject.output_weights().values()])
-        return Scores(peaks.detach()[None] ** self.power)
-'''
 STUDY = '''
 from dataclasses import dataclass
 from mhaprune.experiments.ablate.study import Ablate

@@ -193,15 +193,6 @@ def test_at_a_terminal_there_is_one_bar_that_never_goes_back_and_is_gone_at_the_
     assert to.getvalue().rpartition("\r")[0].rpartition("\r")[2].strip() == "", "the bar is wiped out"
 
 
-@pytest.mark.usefixtures("often")
-def test_jobs_side_by_side_write_lines_at_a_terminal_too() -> None:
-    to = Terminal()
-    with shown("seed=1", to, lines=True), doing("ablate on sort", stages=STAGES):
-        time.sleep(0.1)
-    assert "\r" not in to.getvalue()
-    assert to.getvalue().startswith("seed=1: ablate on sort, about 60 s left\n")
-
-
 def at_a_terminal(*arguments: str) -> tuple[int, str]:
     """The exit code and what is said, in a terminal of its own."""
     ours, theirs = pty.openpty()

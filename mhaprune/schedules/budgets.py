@@ -85,14 +85,10 @@ def check_budgets(budgets: Sequence[int | float | str]) -> None:
     if not len(budgets):
         raise ValueError("budgets=[]: must name at least one, for example budgets=[0.25,0.5]")
     for budget in budgets:
-        _check(budget)
-
-
-def _check(budget: int | float | str) -> None:
-    if isinstance(budget, str):
-        _amount(budget)
-    elif not 0 <= budget <= (1 if isinstance(budget, float) else math.inf):
-        raise ValueError(f"budgets={budget}: a fraction must be from 0.0 to 1.0, a number of heads 0 or more")
+        if isinstance(budget, str):
+            _amount(budget)
+        elif not 0 <= budget <= (1 if isinstance(budget, float) else math.inf):
+            raise ValueError(f"budgets={budget}: a fraction must be from 0.0 to 1.0, a number of heads 0 or more")
 
 
 def heads_to_remove(budgets: Sequence[int | float], num_heads: int, most: int | None = None) -> list[int]:
@@ -101,8 +97,6 @@ def heads_to_remove(budgets: Sequence[int | float], num_heads: int, most: int | 
     A fraction becomes the nearest whole number of heads. Raises ValueError for more heads than there are, or more than
     `most`.
     """
-    for budget in budgets:
-        _check(budget)
     counts = {round(budget * num_heads) if isinstance(budget, float) else budget for budget in budgets}
     if max(counts, default=0) > num_heads:
         raise ValueError(
@@ -160,16 +154,11 @@ def resolve(budgets: Sequence[int | float | str], smallest: HeadMask, cost: Call
         limit, unit = _amount(text)
         budget = Budget(text, limit, cost(unit))
         least, dense = budget.cost(smallest), budget.cost(HeadMask(grid))
-        if not budget.met_by(smallest):
+        if not budget.met_by(smallest) or limit > dense * (1 + 1e-9):
             left = f"the {len(grid) - most} heads that must stay" if len(grid) > most else "no heads"
             raise ValueError(
                 f"experiment.budgets={text}: a model with {left} costs {least:.6g} {unit}, allowed are {least:.6g} to"
-                f" {dense:.6g} {unit}"
-            )
-        if limit > dense * (1 + 1e-9):
-            raise ValueError(
-                f"experiment.budgets={text}: the whole model costs {dense:.6g} {unit}, allowed are {least:.6g} to"
-                f" {dense:.6g} {unit}"
+                f" {dense:.6g} {unit}, the cost of the whole model"
             )
         resolved.append(budget)
     return sorted(resolved, key=lambda budget: -budget.heads_kept(grid))

@@ -67,14 +67,6 @@ def test_a_package_that_is_not_there_is_named_with_its_command(
         asked("annalog", cache, example)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("minilm", marks=needs_minilm), pytest.param("annalog", marks=needs_annalog)]
-)
-def test_an_objective_that_does_not_fit_is_refused(name: str, cache: Path, example: str) -> None:
-    with pytest.raises(ValueError, match=f"^objective=classification: model={name} is judged by (drift|likelihood)$"):
-        asked(name, cache, example, "objective=classification")
-
-
 @needs_minilm
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")

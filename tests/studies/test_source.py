@@ -236,34 +236,10 @@ def test_settings_of_a_pretrained_model_do_not_fit_our_own(cache: Path) -> None:
             build(compose("experiment=ablate", f"cache={cache}") | {name: "x"})
 
 
-def test_where_its_heads_look(done: Done) -> None:
-    tables = done("explain").tables
-    rows = tables["attention"].groupby(["site", "layer", "head", "query"])["weight"].sum()
-    assert len(rows) == 8 * tables["attention"]["query"].nunique()
-    assert rows.to_numpy() == pytest.approx(1.0, abs=1e-6)
-    tokens = tables["examples"]["source"].iloc[0].split()
-    assert list(tables["attention"].drop_duplicates("query")["reads"]) == tokens
-    masses = tables["patterns"]
-    assert set(masses["meaning"]) == {
-        *("two before", "previous token", "itself", "next token", "two after", "first token", "last token")
-    }
-    assert masses["mass"].between(0, 1).all()
-
-
 @pytest.mark.slow
 def test_its_speed_is_that_of_a_forward_pass(done: Done) -> None:
     assert set(done("speed").tables) == {"tradeoff", "pruning"}
     assert set(done("speed").tables["tradeoff"]["timed"]) == {"a forward pass"}
-
-
-@pytest.mark.parametrize("name", EACH)
-def test_tables_of_two_runs_are_compared(name: str, done: Done) -> None:
-    both = {
-        table: pd.concat([frame.assign(label=label, setting="") for label in ("one", "other")], ignore_index=True)
-        for table, frame in done(name).tables.items()
-    }
-    assert all(line.endswith(".") for line in KINDS[name].say_in_common(both))
-    assert next(iter(KINDS[name].say(done(name).tables)))
 
 
 def test_a_loss_without_a_unit_is_read_back_without_one() -> None:
