@@ -15,19 +15,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mhaprune.attention.layer import MultiHeadAttention, causal_bias
-from mhaprune.data import PAD, Examples, shift_right
-from mhaprune.experiments.anatomy import words
-from mhaprune.experiments.anatomy.figures import life_of_the_tensors, scaling, schematic
-from mhaprune.experiments.anatomy.walkthrough import (
-    LayerCall,
-    heads_here_table,
-    largest_difference,
-    steps_table,
-    values_table,
-    walk,
-)
+from mhaprune.data import PAD, Examples
+from mhaprune.experiments.anatomy import report
+from mhaprune.experiments.anatomy.walkthrough import LayerCall, largest_difference, steps_table, values_table, walk
 from mhaprune.experiments.base import Experiment, Findings, Setup
-from mhaprune.experiments.examples import check_examples, examples_table, heads_named, show, sources, tokens
+from mhaprune.experiments.examples import check_examples, examples_table, heads_named, show, sources
 from mhaprune.heads import HeadGrid, HeadId, HeadMask, Site
 from mhaprune.measure.outcomes import MAX_DIFFERENCE, ProofFailed
 from mhaprune.model.transformer import Seq2Seq
@@ -37,13 +29,12 @@ from mhaprune.scorers.scoring import head_columns
 from mhaprune.settings.ranges import Ge, Sizes
 from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
-from mhaprune.tasks.base import Task
 
 
 @dataclass(frozen=True)
 class Anatomy(Experiment):
-    """One call of multi-head attention in its real numbers: tables `tensors`, `values`,
-    `heads_here`, `scaling`, `scaling_here`, `examples` and `training`.
+    """One call of multi-head attention in its real numbers: tables `tensors`, `values`, `scaling`,
+    `examples` and `training`.
 
     The call is followed step by step while the model answers an example. It needs no scorer. The run ends with
     `ProofFailed` if the layer, its steps and its separate heads disagree.
@@ -58,17 +49,9 @@ class Anatomy(Experiment):
 
     needs_training: ClassVar[bool] = True
     reads_example: ClassVar[bool] = True
-    tables: ClassVar[tuple[str, ...]] = (
-        "tensors",
-        "values",
-        "heads_here",
-        "scaling",
-        "scaling_here",
-        "examples",
-        "training",
-    )
-    figures: ClassVar[Figures] = (schematic, life_of_the_tensors, scaling)
-    say = staticmethod(words.say)
+    tables: ClassVar[tuple[str, ...]] = ("tensors", "values", "scaling", "examples", "training")
+    figures: ClassVar[Figures] = (report.life_of_the_tensors, report.scaling)
+    say = staticmethod(report.say)
 
     def check(self, setup: Setup) -> None:
         self._followed(setup.grid)
@@ -76,26 +59,24 @@ class Anatomy(Experiment):
             check_examples("example", (self.example,), setup.trained.task)
 
     def __call__(self, study: Study) -> Findings:
-        subject, report = study.trained.network, study.trained.splits.report
+        subject, splits = study.trained.network, study.trained.splits
         followed = self._followed(subject.grid)
         [shown] = [show(subject, study.trained.task, *pair) for pair in sources(study.trained, (self.example,))]
-        call, other = call_in(subject, followed, shown.batch, report), call_of_other_sizes(subject)
+        call, other = call_in(subject, followed, shown.batch, splits.report[:64]), call_of_other_sizes(subject)
         steps, place = walk(call), place_in_block(subject, followed)
-        equivalence = EquivalenceCheck(subject, report)
+        equivalence = EquivalenceCheck(subject, splits.report)
         equivalence.prove(HeadMask(subject.grid).without(followed))
         tensors = [steps_table(str(followed.block), steps), steps_table("a layer with sizes of its own", walk(other))]
         tables = {
             "tensors": pd.concat(tensors),
             "values": values_table(steps, place).assign(**head_columns(followed), place=place),
-            "heads_here": heads_here_table(steps, [head.head for head in subject.grid if head.block == followed.block]),
             "scaling": scaling_table(self.head_dims),
-            "scaling_here": scaling_here(subject, study.trained.task, call, followed, shown.batch),
-            "examples": examples_table([shown], study.trained.splits.train),
+            "examples": examples_table([shown], splits.train),
             **study.training_table,
         }
         proved = {"max_difference_masked_removed": equivalence.worst}
         proved |= {"max_difference_wide_independent": proved_equal(call, other)}
-        return Findings(tables, proved | proofs(subject, report))
+        return Findings(tables, proved | proofs(subject, splits.report))
 
     def _followed(self, grid: HeadGrid) -> HeadId:
         """Raises ValueError for a head that is not there and for a layer of several heads."""
@@ -122,10 +103,9 @@ def proved_equal(*calls: LayerCall) -> float:
     return difference
 
 
-def call_in(subject: Seq2Seq, head: HeadId, example: Examples, report: Examples) -> LayerCall:
-    """The call of a head's layer while the model writes an example, in a batch with the longest of the first 64 of the
-    report split: a shorter one is padded."""
-    some = report[:64]
+def call_in(subject: Seq2Seq, head: HeadId, example: Examples, some: Examples) -> LayerCall:
+    """The call of a head's layer while the model writes an example, in a batch with the longest of some others: a
+    shorter one is padded."""
     longest = int((some.source != PAD).sum(dim=1).argmax())
     rows = [(example.source[0], example.target[0]), (some.source[longest], some.target[longest])]
     batch = Examples(*(pad_sequence(list(ids), batch_first=True, padding_value=PAD) for ids in zip(*rows, strict=True)))
@@ -153,20 +133,6 @@ def call_of_other_sizes(subject: Seq2Seq) -> LayerCall:
         )
         query, key, value = torch.randn(2, 4, width + 2), torch.randn(2, 6, width + 4), torch.randn(2, 6, width + 6)
     return LayerCall(layer, query, key, value)
-
-
-def scaling_here(subject: Seq2Seq, task: Task, call: LayerCall, head: HeadId, example: Examples) -> pd.DataFrame:
-    """Return the scores of the middle query of the first example with and without the division, a row per key."""
-    place = place_in_block(subject, head)
-    steps = {step.name: step.value for step in walk(call)}
-    ids = example.source if head.site == Site.ENCODER_SELF else example.target
-    query = ids.shape[1] // 2
-    open_U = steps["masked scores"][0, place, query] > -math.inf
-    table = with_and_without(steps["queries, split"][0, place, query], steps["keys, split"][0, place], open_U)
-    keys = shift_right(example.target) if head.site == Site.DECODER_SELF else example.source
-    names = tokens(task, keys)
-    table.insert(1, "looks_at", [names[key] for key in table["key"]])
-    return table.assign(**head_columns(head), query=query, token=tokens(task, ids)[query])
 
 
 def place_in_block(subject: Subject, head: HeadId) -> int:
@@ -208,18 +174,3 @@ def scaling_table(head_dims: Sequence[int], num_keys: int = 10, draws: int = 400
                 row |= {name: median, f"{name}_q1": q1, f"{name}_q3": q3, f"{name}_mean": float(values_R.mean())}
             rows.append(row)
     return pd.DataFrame(rows)
-
-
-def with_and_without(query_K: Tensor, keys_UK: Tensor, open_U: Tensor) -> pd.DataFrame:
-    """One row per key that the query may look at: its score and weight with and without the division."""
-    raw_U = (keys_UK[open_U] @ query_K).double()
-    scaled_U = raw_U / math.sqrt(len(query_K))
-    return pd.DataFrame(
-        {
-            "key": open_U.nonzero()[:, 0].tolist(),
-            "score": scaled_U.tolist(),
-            "score_unscaled": raw_U.tolist(),
-            "weight": scaled_U.softmax(dim=0).tolist(),
-            "weight_unscaled": raw_U.softmax(dim=0).tolist(),
-        }
-    )

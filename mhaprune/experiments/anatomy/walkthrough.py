@@ -136,20 +136,3 @@ def values_table(steps: Sequence[Step], head: int) -> pd.DataFrame:
         places = pd.MultiIndex.from_product([range(size) for size in matrix.shape], names=["row", "column"])
         parts.append(places.to_frame(index=False).assign(step=number, value=matrix.flatten().tolist()))
     return pd.concat(parts, ignore_index=True)[["step", "row", "column", "value"]]
-
-
-def heads_here_table(steps: Sequence[Step], heads: Sequence[int]) -> pd.DataFrame:
-    """One row per head, query and key of the first example: the attention `weight`, NaN where it is forbidden to look,
-    and the `gate_value` of the head. `heads` are the numbers of the heads, in the order of their `place`."""
-    values = {step.name: step.value for step in steps}
-    weights_HTU = values["weights"][0].masked_fill(values["masked scores"][0] == -math.inf, math.nan)
-    parts = []
-    for place, (head, weights_TU) in enumerate(zip(heads, weights_HTU, strict=True)):
-        cells = pd.MultiIndex.from_product([range(size) for size in weights_TU.shape], names=["query", "key"])
-        gate = float(values["gate"].flatten()[place])
-        parts.append(
-            cells.to_frame(index=False).assign(
-                weight=weights_TU.flatten().tolist(), head=head, place=place, gate_value=gate
-            )
-        )
-    return pd.concat(parts, ignore_index=True)[["head", "place", "query", "key", "weight", "gate_value"]]

@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar
 import pandas as pd
 
 from mhaprune.experiments.base import Experiment, Findings, Setup
-from mhaprune.experiments.learn import words
-from mhaprune.experiments.learn.figures import learning_curve, learning_curves, time_to_accuracy
+from mhaprune.experiments.learn import report
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.columns import accuracy_columns
 from mhaprune.measure.outcomes import measure
@@ -38,11 +37,11 @@ class Learn(Experiment):
 
     needs_training: ClassVar[bool] = True
     tables: ClassVar[tuple[str, ...]] = ("learning", "reached")
-    figures: ClassVar[Figures] = (learning_curve,)
-    figures_over_runs: ClassVar[Figures] = (learning_curves, time_to_accuracy)
-    say = staticmethod(words.say)
-    headline = staticmethod(words.headline)
-    say_in_common = staticmethod(words.over_runs)
+    figures: ClassVar[Figures] = (report.learning_curve,)
+    figures_over_runs: ClassVar[Figures] = (report.time_to_accuracy,)
+    say = staticmethod(report.say)
+    headline = staticmethod(report.headline)
+    say_in_common = staticmethod(report.over_runs)
 
     def check(self, setup: Setup) -> None:
         saved, model = setup.trained.saved, setup.trained.model

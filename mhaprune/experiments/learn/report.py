@@ -1,0 +1,208 @@
+"""The report of `experiment=learn`: when one run reaches its target, and what that takes in many."""
+
+import math
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mhaprune.reporting.headline import Number, share_number
+from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, needs, panels, scale_in_ratios
+from mhaprune.reporting.sentences import say_accuracy
+from mhaprune.statistics.intervals import LEAST_RUNS, geometric_mean
+from mhaprune.tables import SETTING, VALID_QUALITY, Tables
+
+TIMES = ("steps", "seconds")
+LAST = f"last_{VALID_QUALITY}"
+UNEVEN = 1.25
+"""Ratio of the milliseconds of a step between runs of one setting, beyond which their seconds are doubted."""
+REACHED: Any = {"marker": "o", "markersize": 5, "linestyle": "", "color": COLOURS[0], "label": "a run"}
+CENSORED: Any = REACHED | {"color": COLOURS[1], "markerfacecolor": "white", "label": "a run that does not get there"}
+MEAN: Any = {"marker": "|", "markersize": 13, "markeredgewidth": 2.5, "linestyle": "", "color": "black"}
+WIDEST = 38
+"""Letters of a setting in one line."""
+
+
+def say(tables: Tables) -> Iterator[str]:
+    """Say when the target was reached, how long the training took, and how good the model is at the end."""
+    row, learning = tables["reached"].iloc[0], tables["learning"]
+    target, seconds = f"{row['target']:g}", learning["seconds"].iloc[-1]
+    if row["reached"]:
+        before = learning[learning["step"] < row["steps"]].iloc[-1]
+        yield (
+            f"Exact match on the valid split stays at {target} or more from step {row['steps']} on, after"
+            f" {plain(row['seconds'])} s of training; at step {before['step']:.0f} it was {before[VALID_QUALITY]:.4g}."
+        )
+    else:
+        yield (
+            f"Exact match never stays at {target}: it ends at {row[LAST]:.4g} after {row['steps']} steps, and the best"
+            f" evaluation found {row[f'best_{VALID_QUALITY}']:.4g}. So the time to {target} is not known."
+        )
+    yield (
+        f"The whole training took {plain(seconds)} s: {learning['step'].iloc[-1]} steps of"
+        f" {plain(row['ms_per_step'])} ms, for a model of {row['parameters']:,} parameters."
+    )
+    yield say_accuracy(tables["reached"])
+
+
+def headline(tables: Tables) -> list[Number]:
+    """Return when the target is reached, which a run may never do, and what is reached at the end."""
+    row = tables["reached"].iloc[0]
+    steps = float(row["steps"]) if row["reached"] else math.nan
+    return [Number("steps to the target", steps, least=0.0), share_number("exact match at the end", row[LAST])]
+
+
+def over_runs(tables: Tables) -> Iterator[str]:
+    """Task by task: how many runs of every setting reach the target and when, and what each setting needs beside the
+    first one."""
+    reached = tables["reached"]
+    for task, runs in by_task(reached):
+        on = f"On {task}: " if reached["task"].nunique() > 1 else ""
+        settings = {str(name): rows for name, rows in runs.groupby(SETTING, sort=False)}
+        for name, rows in settings.items():
+            yield f"{on}{name}: {_how_many(rows)}"
+        first, *others = settings
+        for name in others:
+            yield f"{on}{_beside(name, settings[name], first, settings[first])}"
+    yield "Means are geometric, with 95 % intervals over runs; fewer than three runs have neither."
+    steps = reached.groupby(["task", SETTING], sort=False)["ms_per_step"].agg(["min", "max"])
+    worst = steps.loc[(steps["max"] / steps["min"]).idxmax()]
+    if worst["max"] > UNEVEN * worst["min"]:
+        yield (
+            f"A step took from {plain(worst['min'])} to {plain(worst['max'])} ms in runs of one setting, so the machine"
+            " was not equally free in all of them: trust the steps more than the seconds."
+        )
+
+
+def by_task(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The runs of each task, with names of settings that do not repeat the task and are never empty."""
+    for task, rows in runs.groupby("task", sort=False):
+        parts = ([part for part in name.split(", ") if part != f"task={task}"] for name in rows[SETTING])
+        yield str(task), rows.assign(**{SETTING: [", ".join(own) or "default" for own in parts]})
+
+
+def plain(value: float) -> str:
+    """Three digits, and all digits before the point."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
+
+
+def _how_many(runs: pd.DataFrame) -> str:
+    """Say how many runs of a setting reach the target, and when; the mean is not known unless all of them do."""
+    there, others = runs[runs["reached"]], runs[~runs["reached"]]
+    counted = f"{len(there)} of {len(runs)} runs {'reaches' if len(there) == 1 else 'reach'} {runs['target'].iloc[0]:g}"
+    if others.empty:
+        return f"{counted}, after {_mean(there['steps'])} steps and {_mean(there['seconds'])} s."
+    counted += f", after {_listed(there['steps'])} steps" if len(there) else ""
+    end = f"{others[LAST].mean():.2f}{' on average' if len(others) > 1 else ''}"
+    return f"{counted}; after {_listed(others['steps'].unique())} steps {'the others are' if len(there) else 'they are'} at {end}."
+
+
+def _beside(name: str, runs: pd.DataFrame, first: str, others: pd.DataFrame) -> str:
+    """Compare a setting with the first one, by the seeds with which both reach the target."""
+    steps, seconds = (paired_ratios(runs, others, time) for time in TIMES)
+    if steps.empty:
+        return f"{name} is not compared with {first}: no seed reaches the target with both."
+    seeds = set(runs["seed"]) | set(others["seed"])
+    return (
+        f"{name} needs {_mean(steps, _ratio)} times the steps and {_mean(seconds, _ratio)} times the seconds of {first}"
+        f" (by seed; {len(steps)} of {len(seeds)} reach the target with both)."
+    )
+
+
+def paired_ratios(runs: pd.DataFrame, others: pd.DataFrame, time: str) -> pd.Series:
+    """By seed, what the runs need as a multiple of what the others need; only seeds with which all of them reach the
+    target."""
+    mine, theirs = (_by_seed(rows, time) for rows in (runs, others))
+    return (mine / theirs).dropna()
+
+
+def _by_seed(runs: pd.DataFrame, time: str) -> pd.Series:
+    """NaN for a seed with which a run does not reach the target; the geometric mean of runs that were repeated."""
+    times = runs[time].where(runs["reached"])
+    return np.exp(np.log(times).groupby(runs["seed"]).agg(lambda own: own.mean(skipna=False)))
+
+
+def _mean(values: pd.Series, write: Callable[[float], str] = plain) -> str:
+    """The geometric mean with its interval; the values themselves, if they are few."""
+    if len(values) < LEAST_RUNS:
+        return _listed(values, write)
+    mean, low, high = map(write, geometric_mean(values))
+    return f"{mean} ({low} to {high})"
+
+
+def _listed(values: Sequence[Any] | pd.Series, write: Callable[[float], str] = plain) -> str:
+    return " and ".join(map(write, sorted(values)))
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if 0.095 <= value < 99.5 else f"{value:.2g}"
+
+
+@needs("learning", "reached")
+def learning_curve(tables: Tables) -> Plot:
+    """Exact match on the valid split against steps and seconds, with the place where it reaches the target."""
+    learning, row = tables["learning"], tables["reached"].iloc[0]
+    figure = Figure(figsize=(9, 3.9))
+    name = "reached, and kept to the end" if row["reached"] else "the end, not reached"
+    look = (REACHED if row["reached"] else CENSORED) | {"color": COLOURS[1], "markersize": 8, "label": name}
+    height = learning.loc[learning["step"] == row["steps"], VALID_QUALITY].iloc[0]
+    grid = panels(figure, 2, 2, "", "exact match (valid split)", sharey=True)
+    for axes, column, time in zip(grid, ("step", "seconds"), TIMES, strict=True):
+        axes.plot(learning[column], learning[VALID_QUALITY], color=COLOURS[0], label="exact match", marker=".")
+        axes.axhline(row["target"], label=f"target: {row['target']:g}", color=CONTROL_COLOUR, linestyle="--")
+        axes.plot([row[time]], [height], zorder=4, **look)
+        axes.set_title(f"{'after' if row['reached'] else 'not by'} {plain(row[time])} {time}")
+        axes.set(xlabel=f"{time} of training", ylim=(-0.03, 1.05))
+    legend_above(figure, grid[0])
+    caption = (
+        "Exact match on the valid split during training, against steps and against seconds of training steps. The"
+        " circle is the first evaluation from which on none is below the target, the dashed line; open, it is the end"
+        " of a training that does not get there."
+    )
+    return Plot("learning", caption, figure)
+
+
+@needs("reached")
+def time_to_accuracy(tables: Tables) -> Plot:
+    """The steps and seconds to the target: a block per task, a row per setting, a circle per run."""
+    blocks = [(task, runs, list(runs[SETTING].unique())) for task, runs in by_task(tables["reached"])]
+    names = [[textwrap.fill(name, WIDEST, break_on_hyphens=False) for name in own] for _, _, own in blocks]
+    heights = [0.3 + sum(0.34 + 0.15 * name.count("\n") for name in own) for own in names]
+    letters = max(len(line) for own in names for name in own for line in name.splitlines())
+    figure = Figure(figsize=(7.3 + 0.08 * letters, 1.1 + sum(0.45 + height for height in heights)))
+    grid = panels(figure, 2 * len(blocks), 2, "", sharey="row", height_ratios=heights)
+    for i, (task, runs, settings) in enumerate(blocks):
+        for axes, time in zip(grid[2 * i : 2 * i + 2], TIMES, strict=True):
+            _draw_times(axes, runs, time)
+            axes.set(xlabel=f"{time} to the target", title=task if len(blocks) > 1 else "")
+            axes.set_yticks(range(len(settings)), names[i])
+            axes.set_ylim(len(settings) - 0.5, -0.5)
+            axes.tick_params(labelbottom=True)
+            axes.tick_params(axis="y", length=0)
+    drawn = {line.get_label(): line for axes in grid for line in axes.get_lines()}
+    legend_above(figure, list(drawn.values()))
+    caption = (
+        "Steps and seconds of training until exact match on the valid split reaches the target and stays there, on"
+        " logarithmic axes: a circle per run and, where all runs of a setting get there, a bar for their geometric mean"
+        " with its 95 % interval. An open circle is the end of a training that does not get there: it would take"
+        " longer."
+    )
+    return Plot("time_to_accuracy", caption, figure)
+
+
+def _draw_times(axes: Axes, runs: pd.DataFrame, time: str) -> None:
+    """A row per setting: a circle per run and, if all of them reach the target, their mean with its interval."""
+    for row, (_, own) in enumerate(runs.groupby(SETTING, sort=False)):
+        places = row + np.linspace(-0.22, 0.22, len(own) + 2)[1:-1]  # equal runs would hide each other
+        for x, y, reached in zip(own[time], places, own["reached"], strict=True):
+            axes.plot([x], [y], zorder=3, **(REACHED if reached else CENSORED))
+        if own["reached"].all() and len(own) > 1:
+            mean, low, high = geometric_mean(own[time])
+            axes.hlines(row, low, high, color="black", linewidth=1.2)
+            axes.plot([mean], [row], label="geometric mean, 95 % interval", **MEAN)
+    room = max(runs[time].max() / runs[time].min(), 1.5) ** 0.25
+    scale_in_ratios(axes.xaxis, runs[time].min() / room, runs[time].max() * room)
