@@ -61,8 +61,6 @@ UNINFORMED = "control"
 """The family of scorers that know nothing of the model: nothing is chosen among them, and they are drawn in grey."""
 GATE = "gate_"
 """How the columns of gates begin in a table of training; the name of the head follows."""
-INITIAL_GATE = "gate before training"
-"""What a table of agreement calls the gates at step 0."""
 BEST_OF_SIZE = "best of each size"
 """The schedule and scorer of a model that was trained from scratch in the best shape of its size."""
 

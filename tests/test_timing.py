@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from mhaprune.experiments.speed.matchup import peak_bytes
-from mhaprune.experiments.speed.profile import Stopwatch
 from mhaprune.measure.times import (
     COPIES,
     copies,
@@ -79,19 +78,6 @@ def test_on_a_gpu_its_own_events_tell_the_time(gpu: list[str]) -> None:
     assert device_name("cuda") == "name of cuda"
     assert peak_bytes(lambda: gpu.append("call"), torch.device("cuda")) == 250
     assert gpu[10:] == ["reset", "call"]
-
-
-def test_on_a_gpu_a_stopwatch_reads_its_events_when_all_is_done(gpu: list[str]) -> None:
-    watch = Stopwatch("cuda")
-    nap = watch.around("nap", lambda: time.sleep(0.003))
-    start = time.perf_counter()
-    nap()
-    nap()
-    waited = 1000 * (time.perf_counter() - start)
-    assert not gpu
-    assert 6 <= watch.read()["nap"] <= waited
-    assert gpu == ["synchronize"]
-    assert watch.read() == {}
 
 
 def test_copies_are_made_among_each_other() -> None:

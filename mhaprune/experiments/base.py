@@ -14,6 +14,7 @@ from mhaprune.reporting.head_map import Verdict, heads_that_matter
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import Figures, Plot, draw
 from mhaprune.schedules.base import Schedule
+from mhaprune.schedules.budgets import check_budgets
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.ranges import Checked, Ge, Within
 from mhaprune.studies.study import Source, Study
@@ -110,6 +111,18 @@ class Experiment(Checked, ABC):
     def check(self, setup: Setup) -> None:
         """Raise ValueError, before anything is trained, for settings that do not fit the rest of the run."""
         return
+
+
+@dataclass(frozen=True)
+class HeadBudgets(Experiment):
+    """A study of models that have lost some of their heads."""
+
+    budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+    """How many heads to remove: shares of all heads (0.25) or numbers of heads (6)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_budgets(self.budgets)
 
 
 @dataclass(frozen=True)

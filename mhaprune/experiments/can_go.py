@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.reporting.headline import Number, share_number
-from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, QUALITY, SURE, Tables, quality_name
+from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, NOTHING, QUALITY, SURE, Tables, quality_name
 
 
 def within_tolerance(curve: pd.DataFrame, dense: pd.Series, tolerance: float) -> tuple[pd.Series, float]:
@@ -37,15 +37,17 @@ def surely(curve: pd.DataFrame, tolerance: float) -> float:
     return int(sure["heads_removed"].max()) if len(sure) else 0
 
 
-def sure_count(row: Mapping[str, Any] | pd.Series) -> int | None:
-    """Return how many heads can be removed at 95 % confidence; None for a control, and in older tables."""
+def surely_words(row: Mapping[str, Any] | pd.Series, kept: bool = False) -> str:
+    """Say how many heads can be removed at 95 % confidence, or how many are to be `kept`; nothing for a control."""
     sure = row.get(SURE, nan)
-    return None if isnan(sure) else int(sure)
+    if isnan(sure):
+        return ""
+    return f" ({int(row['heads_total'] - sure) if kept else int(sure) or 'none'} surely)"
 
 
-def what_can_go(row: Mapping[str, Any] | pd.Series, after: str, tables: Tables) -> list[Number]:
-    """The first numbers of a row of a summary: how many heads can go, and what that brings."""
-    total = float(row["heads_total"])
+def what_can_go(row: pd.Series, recovery: str, tables: Tables) -> list[Number]:
+    """The first numbers of a row of a summary: how many heads can go after a recovery, and what that brings."""
+    total, after = float(row["heads_total"]), "" if recovery == NOTHING else recovery
     return [
         Number("heads that can go", float(row["heads_removed"]), total, after, 0.0, total),
         share_number(quality_name(tables), row[QUALITY], row["dense_quality"], after),

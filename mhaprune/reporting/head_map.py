@@ -1,7 +1,6 @@
 """The map of heads: which stay and which can be removed, as the tables of an experiment say it."""
 
 import textwrap
-from collections.abc import Sequence
 from math import isnan, nan
 from typing import Any, NamedTuple
 
@@ -98,15 +97,13 @@ LETTER = 0.112
 """Inches of a letter of the title."""
 LONGEST = 8.0
 """Inches of a line of the title; a figure may be wider for its tiles."""
-MOST_DECIMALS = 7
-"""More do not fit into a tile."""
 
 
 def heads_that_matter(verdict: Verdict) -> Plot:
     """A map of the model with a tile per head: dark what matters, empty what can go. The line around an empty tile is
     dashed where all such heads were removed together, and whole where each can go alone."""
     heads, scorer, title, meaning, together, unit = verdict
-    heads = heads.assign(digits=_digits(heads))
+    heads = heads.assign(digits=["" if isnan(score) else number(score, 3) for score in heads["score"]])
     rows = blocks_in(heads)
     columns = int(heads["head"].max()) + 1
     if 0.55 * len(rows) > TALLEST:  # lower rows have no room for a second line
@@ -139,24 +136,6 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     alt = f"{title}. Stay: {_list(stays) or 'none'}. {can_go}: {_list(goes[~gone]) or 'none'}."
     alt += f" Removed already: {_list(goes[gone])}." if gone.any() else ""
     return Plot("matter", caption, figure, alt)
-
-
-def _digits(heads: pd.DataFrame) -> list[str]:
-    """The score of every head with three decimals, and with more where one that stays and one that can go would look
-    equal; empty for NaN."""
-    rivals = {flag: heads.loc[heads["stays"] != flag, "score"].dropna().tolist() for flag in (True, False)}
-    rows = zip(heads["score"], heads["stays"], strict=True)
-    return ["" if isnan(score) else number(score, _decimals(score, rivals[bool(stays)])) for score, stays in rows]
-
-
-def _decimals(score: float, rivals: Sequence[float]) -> int:
-    """Return how many decimals tell the score from all others that can be told from it."""
-    others = {number(rival, MOST_DECIMALS): rival for rival in rivals}
-    others.pop(number(score, MOST_DECIMALS), None)
-    for decimals in range(3, MOST_DECIMALS):
-        if all(number(other, decimals) != number(score, decimals) for other in others.values()):
-            return decimals
-    return MOST_DECIMALS
 
 
 def _tile(axes: Axes, head: pd.Series, row: int, depth: float, together: bool) -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mhaprune.heads import block_label
-from mhaprune.reporting.heat_map import bar_in_words, heat_map, similar_order, thinned
+from mhaprune.reporting.heat_map import bar_in_words, heat_map, thinned
 from mhaprune.reporting.plots import Plot, columns_of, elided, panels, short, wrapped
 from mhaprune.tables import BLOCK, HEAD, Tables, blocks_in, candidates
 
@@ -74,11 +74,10 @@ def _maps(heads: pd.DataFrame, names: list[str]) -> Plot:
 
 
 def _matrix(heads: pd.DataFrame, names: list[str]) -> Plot:
-    """One row per head, one column per scorer; scorers with similar columns stand side by side."""
+    """One row per head, one column per scorer."""
     depths = heads.pivot_table(index=HEAD, columns="scorer", values="depth", sort=False)
     every = pd.MultiIndex.from_frame(heads[HEAD].drop_duplicates())  # also a head that no scorer has a number for
     depths = depths.reindex(index=every, columns=names)
-    depths = depths[[names[i] for i in similar_order(depths.corr().to_numpy())]]
     blocks = [block_label(site, layer) for site, layer, _ in depths.index]
     height = max(min(0.19 * len(depths), TALLEST), 1.8)
     shown = [elided(str(name), 24) for name in depths]
@@ -94,8 +93,5 @@ def _matrix(heads: pd.DataFrame, names: list[str]) -> Plot:
         axes.axhline(i - 0.5, color="black", linewidth=0.6)
     axes.set(xlabel="scorer", ylabel="a row per head")
     bar_in_words(image, [axes], *BAR)
-    caption = (
-        "Importance of every head by every scorer: a row per head, a column per scorer, scorers that rank alike side by"
-        " side."
-    )
+    caption = "Importance of every head by every scorer: a row per head, a column per scorer."
     return Plot("heads", caption + CAPTION, figure)

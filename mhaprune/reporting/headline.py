@@ -10,9 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above
+from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, room_for
 from mhaprune.reporting.settings import ALL_RUNS, Setting
-from mhaprune.reporting.whiskers import room_for
 from mhaprune.statistics.intervals import LEAST_RUNS, prediction_interval, student_interval
 from mhaprune.tables import LABEL
 
@@ -116,11 +115,11 @@ def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) ->
         for value in across.values:
             runs = own[own[across.name] == value]
             if len(runs):
-                place = across.places[value] + dodge * (i - (len(colours.values) - 1) / 2)
+                place = across.values.index(value) + dodge * (i - (len(colours.values) - 1) / 2)
                 means[place] = runs["value"].mean()
                 axes.hlines(runs["whole"].mean(), place - dodge / 2, place + dodge / 2, zorder=1, **WHOLE)
                 ends += _draw_runs(axes, runs, place, dodge, style)
-        if across.numbers is not None:
+        if across.numeric:
             axes.plot(list(means), list(means.values()), color=style["color"], linewidth=1.1, zorder=1.5)
     return ends
 

@@ -19,8 +19,6 @@ LOST = "Reds"
 """The darker, the more is lost: accuracy that a choice, a group or a mistake costs."""
 EXTRA_COST = "RdBu_r"
 """Signed: red costs more than it should, blue less."""
-ALIKE = "RdBu"
-"""Signed: blue agrees, red contradicts."""
 VALUES = "PuOr_r"
 """Signed numbers that are neither good nor bad: orange is positive, purple negative."""
 MISSING = "#d9d9d9"
@@ -91,19 +89,3 @@ def bar_in_words(image: AxesImage, beside: Sequence[Axes], label: str, least: st
     bar.set_ticks([low + 0.04 * (high - low), high - 0.04 * (high - low)], labels=[least, most])
     bar.ax.tick_params(length=0)
     bar.outline.set_visible(False)
-
-
-def similar_order(alike: np.ndarray) -> list[int]:
-    """The order of the rows of a symmetric matrix of correlations in which similar rows are neighbours. Row 0 is in
-    the first half.
-
-    The eigenvector of the smallest eigenvalue but one of the matrix's Laplacian (Fiedler 1973) puts them on a line.
-    What is NaN counts as 0.
-    """
-    weights = (1 + np.nan_to_num(alike)) / 2
-    np.fill_diagonal(weights, 0)
-    if len(weights) < 3:
-        return list(range(len(weights)))
-    places = np.linalg.eigh(np.diag(weights.sum(axis=0)) - weights)[1][:, 1].round(9)
-    order = np.argsort(places, kind="stable")
-    return list(map(int, order if 2 * list(order).index(0) < len(order) else order[::-1]))

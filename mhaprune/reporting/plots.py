@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +14,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis, XAxis, YAxis
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.ticker import FixedLocator, Formatter, LogFormatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from mhaprune.tables import QUALITY, UNINFORMED, Tables
 
@@ -26,6 +25,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 """Okabe and Ito's palette, which survives the common forms of colour blindness."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 CONTROL_COLOUR = "#888888"
+SIGNS = {"<eos>": "end", "<bos>": "begin"}
+"""Names of the marks of a sequence in figures."""
 MOST_RUNS = 100
 """Runs that a figure shows one by one. More could not be told apart, and would take minutes to draw."""
 STYLE: Any = {
@@ -126,8 +127,6 @@ def lay_out(figure: Figure) -> None:
         return
     FigureCanvasAgg(figure)  # its renderer remembers how large texts are
     for axes in figure.axes:
-        _write_powers_plainly(axes.xaxis)
-        _write_powers_plainly(axes.yaxis)
         for spine in axes.spines.values():  # they end where the axes end
             spine.set_in_layout(False)
     with matplotlib.rc_context(LAID_OUT):
@@ -149,6 +148,17 @@ def ceiling(highest: pd.Series, families: pd.Series) -> float:
     """The end of an axis that shows all scorers but the controls. A control far above would squeeze the others
     together."""
     return 1.15 * max(highest[families != UNINFORMED].max(), 1.0) if (families != UNINFORMED).any() else np.inf
+
+
+def room_for(values: pd.Series, ends: Iterable[float]) -> tuple[float, float]:
+    """Return the ends of an axis that shows all values, and the ends of intervals that are not far wider: of two or
+    three runs an interval may be so long that nothing else would be seen. Such a bar runs to the edge of its panel."""
+    low, high = float(values.min()), float(values.max())
+    span = max(high - low, 0.02 * max(abs(high), abs(low))) or 1.0
+    ends = [end for end in ends if not np.isnan(end)]
+    low, high = max(min([low, *ends]), low - span), min(max([high, *ends]), high + span)
+    margin = 0.06 * (high - low or span)
+    return low - margin, high + margin
 
 
 def draw_band(axes: Axes, curves: pd.DataFrame, x: str = "heads_removed") -> None:
@@ -221,11 +231,6 @@ def short(value: float) -> str:
     return f"{digits}e{int(exponent)}".replace("-", "−")
 
 
-def power_of_ten(exponent: int) -> str:
-    """10 to that power, in one line of text."""
-    return "10" + raised(str(exponent))
-
-
 def scale_in_ratios(axis: XAxis | YAxis, low: float, high: float, apart: float = 0.12) -> None:
     """Make an axis logarithmic from `low` to `high`, with a few plain numbers as ticks: `1.5`, not a power of ten.
     Between two of them lies at least the share `apart` of the axis, or their numbers would touch."""
@@ -243,38 +248,3 @@ def scale_in_ratios(axis: XAxis | YAxis, low: float, high: float, apart: float =
     axis.set_ticks(seen, [f"{tick:,.6g}" for tick in seen])
     axis.set_minor_locator(FixedLocator([]))
     (axis.axes.set_xlim if axis.axis_name == "x" else axis.axes.set_ylim)(low, high)
-
-
-def _write_powers_plainly(axis: Axis) -> None:
-    if isinstance(each := axis.get_major_formatter(), LogFormatter):
-        axis.set_major_formatter(PlainPowers(each))
-    if isinstance(each := axis.get_minor_formatter(), LogFormatter):
-        axis.set_minor_formatter(PlainPowers(each))
-
-
-class PlainPowers(Formatter):
-    """10⁻³ as text, where matplotlib would set a formula: in an SVG it can be searched, and it is drawn at once."""
-
-    def __init__(self, inner: Formatter) -> None:
-        self.inner = inner
-
-    def set_locs(self, locs: Any) -> None:
-        super().set_locs(locs)
-        self.inner.set_locs(locs)
-
-    def __call__(self, x: float, pos: int | None = None) -> str:
-        return plain(self.inner(x, pos))
-
-
-def plain(formula: str) -> str:
-    """`$\\mathdefault{2\\times10^{-3}}$` as 2×10⁻³; anything else as it is."""
-    found = re.fullmatch(r"\$\\mathdefault\{(.*)\}\$", formula)
-    if found is None:
-        return formula
-    text = found[1].replace("\\times", "×").replace("-", "−")
-    return re.sub(r"\^\{(.*?)\}", lambda exponent: raised(exponent[1].replace("−", "-")), text)
-
-
-def raised(number: str) -> str:
-    """A whole number as an exponent."""
-    return number.translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

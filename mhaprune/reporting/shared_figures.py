@@ -23,10 +23,10 @@ from mhaprune.reporting.plots import (
     line_style,
     needs,
     panels,
+    room_for,
     wrapped,
 )
 from mhaprune.reporting.settings import styles_of
-from mhaprune.reporting.whiskers import Whisker, arrows_beyond, room_for
 from mhaprune.scorers.agreement import with_reference
 from mhaprune.statistics.intervals import skewed_ends, student_interval
 from mhaprune.tables import (
@@ -181,7 +181,7 @@ def mean_over_runs(
     """Draw a row for each of `names`: a mark per run, a bar for their mean with its 95 % interval; returns the means.
 
     `frame` holds a `value` for every run, its column `label`, and name, its column `row`. `limits` are the ends of the
-    x axis, by default those with room for all runs. An interval that leaves the panel ends in an arrow.
+    x axis, by default those with room for all runs.
     """
     labels = list(frame["label"].unique())
     means = frame.groupby(row)[value].mean().reindex(names)
@@ -200,5 +200,4 @@ def mean_over_runs(
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set(yticks=rows, yticklabels=names, ylim=(len(names) - 0.4, -0.6))
     axes.set_xlim(limits or room_for(pd.concat([frame[value], pd.Series([0.0])]), intervals.flat))
-    arrows_beyond(axes, [Whisker(i, low, high, "black") for i, (low, high) in enumerate(intervals)], vertical=False)
     return means

@@ -49,8 +49,6 @@ class Trained:
     that it was trained after the study's own."""
     retrain: Callable[[GateConfig], tuple[Seq2Seq, pd.DataFrame]]
     """Returns the model that the same training makes with another gate, and its history."""
-    untrained: Callable[[], Seq2Seq] | None = None
-    """Returns the whole model that the training started from; None where its seed is not known."""
     example: Sequence[str] | None = None
     """The symbols of a source that the user brought."""
 

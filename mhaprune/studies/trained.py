@@ -149,7 +149,6 @@ class Recipe(Source):
                 gate=self.gate,
                 save=save,
                 retrain=lambda gate: replace(self, gate=gate, seed=self.trained_seed).trained(splits)[:2],
-                untrained=self.untrained if self.saved is None or "seed" in self.saved.facts else None,
                 example=self.example,
             ),
         )

@@ -8,7 +8,7 @@ from math import isnan, nan
 import pandas as pd
 import torch
 
-from mhaprune.experiments.can_go import sure_count, surely, within_tolerance
+from mhaprune.experiments.can_go import surely, surely_words, within_tolerance
 from mhaprune.measure.columns import choose_columns
 from mhaprune.statistics.intervals import paired_interval
 from mhaprune.subject import AnswerOutcome
@@ -96,7 +96,8 @@ def test_where_nothing_is_within_tolerance_the_dense_model_stays() -> None:
 
 def test_without_an_interval_nothing_is_said_of_what_is_sure() -> None:
     assert isnan(surely(curve_of([(0, 0), (0, 0)]).assign(choose_drop_high=nan), 0.01))
-    assert sure_count({"heads_removed_sure": nan}) is None
-    assert sure_count({}) is None, "a table from before"
-    assert sure_count(pd.Series({"heads_removed_sure": 3.0})) == 3
-    assert sure_count({"heads_removed_sure": 0}) == 0
+    row = {"heads_total": 12, "heads_removed_sure": nan}
+    assert surely_words(row) == ""
+    assert surely_words(row | {"heads_removed_sure": 3.0}) == " (3 surely)"
+    assert surely_words(row | {"heads_removed_sure": 0}) == " (none surely)"
+    assert surely_words(row | {"heads_removed_sure": 3.0}, kept=True) == " (9 surely)"

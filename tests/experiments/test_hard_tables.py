@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mhaprune.experiments.ablate.figures import latency_curves
+from mhaprune.experiments.ablate.report import latency_curves
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.base import figures_of
 from mhaprune.reporting.plots import Plot
@@ -21,7 +21,6 @@ from mhaprune.tables import (
     DENSE,
     DENSE_AGAIN,
     HEAD,
-    INITIAL_GATE,
     MOMENTS,
     NOTHING,
     REFERENCE,
@@ -138,13 +137,12 @@ def test_the_name_is_long() -> None:
     assert len(LONG) == 60
 
 
-KNOWN = {REFERENCE, NOTHING, DENSE, DENSE_AGAIN, BEST_OF_SIZE, INITIAL_GATE}
+KNOWN = {REFERENCE, NOTHING, DENSE, DENSE_AGAIN, BEST_OF_SIZE}
 """Names that the code gives."""
 CHOSEN_BY_USERS = ("scorer", "other", "schedule", "recovery", "first", "choice")
 """The columns of names that a user may choose."""
-BY_SIZE = ("pruning", "recovery", "recovered", "groups", "answers", "oracle", "together", "mistake_pruning")
+BY_SIZE = ("pruning", "recovery", "recovered", "groups", "answers", "oracle", "together")
 """The tables with a row per budget."""
-OF_ONE_EXAMPLE = ("attention", "attention_before")
 
 
 def of_heads(tables: Frames) -> Frames:
@@ -173,7 +171,7 @@ def only_one_head(tables: Frames) -> Frames:
 
 def hundreds_of_heads(tables: Frames) -> Frames:
     """22 times as many layers, and 6 times as many heads in each."""
-    found = of_heads({name: frame for name, frame in tables.items() if name not in OF_ONE_EXAMPLE})
+    found = of_heads({name: frame for name, frame in tables.items() if name != "attention"})
     found.pop("pairs", None)
     grown = dict(tables)
     for name, frame in found.items():

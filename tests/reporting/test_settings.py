@@ -19,26 +19,17 @@ def lightness(found: Setting) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("values", "places"),
+    ("values", "order"),
     [
-        (["4", "1", "2"], {"1": 0, "2": 1, "4": 2}),  # doubled: a logarithmic scale
-        (["64", "128", "512"], {"64": 0, "128": 1, "512": 3}),
-        (["10", "2", "6"], {"2": 0, "6": 1, "10": 2}),
-        (["0", "1", "4"], {"0": 0, "1": 1, "4": 4}),  # no logarithm of 0
-        (["1e-3", "0.1", "1e-2"], {"1e-3": 0, "1e-2": 1, "0.1": 2}),
-        (["1", "1.0001", "5"], {"1": 0, "1.0001": 1, "5": 2}),  # too uneven for any scale
-        (["8"], {"8": 0}),
-        (["sort", "copy"], {"sort": 0, "copy": 1}),
-        (["8", "null", "4"], {"8": 0, "null": 1, "4": 2}),
-        (["nan", "1"], {"nan": 0, "1": 1}),
+        (["4", "1", "2"], ["1", "2", "4"]),
+        (["1e-3", "0.1", "1e-2"], ["1e-3", "1e-2", "0.1"]),
+        (["sort", "copy"], ["sort", "copy"]),
+        (["8", "null", "4"], ["8", "null", "4"]),
+        (["nan", "1"], ["nan", "1"]),
     ],
 )
-def test_numbers_stand_in_their_order_on_the_scale_that_spreads_them_evenly(
-    values: list[str], places: dict[str, float]
-) -> None:
-    found = setting("x", [*values, *values])
-    assert list(found.places) == list(places)
-    assert list(found.places.values()) == pytest.approx(list(places.values()))
+def test_numbers_stand_in_their_order_and_anything_else_as_it_comes(values: list[str], order: list[str]) -> None:
+    assert list(setting("x", [*values, *values]).values) == order
 
 
 def test_numbers_have_one_ramp_and_words_the_usual_colours() -> None:

@@ -75,6 +75,7 @@ def answers_table() -> pd.DataFrame:
 
 def summary() -> pd.DataFrame:
     row = {
+        "recovery": "nothing",
         "heads_total": 24,
         "choose_quality": 0.99,
         "dense_quality": 1.0,

@@ -10,15 +10,8 @@ import numpy as np
 from mhaprune.heads import HeadMask
 from mhaprune.pruning.oracle import OBJECTIVES
 from mhaprune.pruning.plans import Plan
-from mhaprune.statistics.intervals import (
-    area_weights,
-    difference_interval,
-    mean_interval,
-    share_interval,
-    with_interval,
-)
+from mhaprune.statistics.intervals import difference_interval, mean_interval, with_interval
 from mhaprune.subject import Outcome
-from mhaprune.tables import QUALITY
 
 
 class Regrets:
@@ -58,13 +51,3 @@ class Regrets:
             loss = mean_interval if regret_E.any() else lambda values_E: (0.0, 0.0)
             columns |= with_interval(f"regret_{name}", regret_E, loss if name == "loss" else difference_interval)
         return columns
-
-    def area_columns(self, scorer: str) -> dict[str, float]:
-        """The area under the curve of exact match over the heads removed. Several draws count by their mean."""
-        plans = [plan for plan in self.plans if plan.scorer == scorer]
-        curve = {
-            removed: np.mean([self.outcome(p.mask, QUALITY) for p in plans if len(p.mask.removed) == removed], 0)
-            for removed in sorted({len(plan.mask.removed) for plan in plans})
-        }
-        areas_E = np.einsum("b,be->e", area_weights(list(curve)), np.stack(list(curve.values())))
-        return with_interval("area", areas_E, share_interval)

@@ -1,6 +1,6 @@
 """Every score and search on one model, against the best subset of heads there is."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
 from typing import Annotated, Any, ClassVar, Literal
@@ -9,17 +9,10 @@ import numpy as np
 import pandas as pd
 import torch
 
-from mhaprune.experiments.base import Experiment, Findings, Setup
-from mhaprune.experiments.compare import words
-from mhaprune.experiments.compare.figures import (
-    agreement_matrix,
-    compare_methods,
-    method_curves,
-    quality_cost,
-    regret_map,
-)
+from mhaprune.experiments.base import Findings, HeadBudgets, Setup
+from mhaprune.experiments.compare import report
 from mhaprune.experiments.compare.regret import Regrets
-from mhaprune.experiments.compare.words import passes
+from mhaprune.experiments.compare.report import passes
 from mhaprune.measure.outcomes import measure_removed
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
@@ -30,7 +23,7 @@ from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import compare_curves
 from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.base import Schedule
-from mhaprune.schedules.budgets import Budget, check_budgets, heads_to_remove, removing, with_a_choice
+from mhaprune.schedules.budgets import Budget, heads_to_remove, removing, with_a_choice
 from mhaprune.scorers.agreement import rank_agreement, spearman, with_reference
 from mhaprune.scorers.base import Scorer, TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table
@@ -40,33 +33,21 @@ from mhaprune.studies.study import Study
 from mhaprune.tables import CHOOSE_QUALITY, MOMENTS, QUALITY, REFERENCE, UNINFORMED
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A choice of heads under a name of its own."""
-
-    name: str
-    choice: Choice
-
-    @property
-    def plans(self) -> list[Plan]:
-        """The plans in the name of the contestant."""
-        return [plan._replace(scorer=self.name) for plan in self.choice.plans]
-
-
 def contestants(
     scoring: Scoring, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule], budgets: Sequence[Budget]
-) -> Iterator[Contestant]:
-    """A scorer goes by its own name with the first schedule that uses it, and by both names with every other."""
-    known: set[str] = set()
+) -> dict[str, Choice]:
+    """The choices of heads by their names. A scorer goes by its own name with the first schedule that uses it, and by
+    both names with every other; its plans bear that name."""
+    found: dict[str, Choice] = {}
     for how, schedule in track(schedules.items(), "schedule"):
         for choice in choices(scoring, scorers, schedule, budgets, how):
-            name = f"{choice.scorer} + {how}" if choice.scorer in known else choice.scorer
-            known.add(choice.scorer)
-            yield Contestant(name, choice)
+            name = f"{choice.scorer} + {how}" if choice.scorer in found else choice.scorer
+            found[name] = choice._replace(plans=[plan._replace(scorer=name) for plan in choice.plans])
+    return found
 
 
 @dataclass(frozen=True)
-class Compare(Experiment):
+class Compare(HeadBudgets):
     """Scorers, searches × budgets × oracle: tables `winner`, `methods`, `heads`, `pruning`, `oracle`, `agreement` and
     `training`.
 
@@ -76,8 +57,6 @@ class Compare(Experiment):
     together.
     """
 
-    budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
-    """How many heads to remove: shares of all heads (0.25) or numbers of heads (6)."""
     oracle: Literal["auto", "exact", "beam"] = "auto"
     """Which subsets compete: all of them (`exact`, for up to 16 heads), or those that the scorers, the searches and a
     beam search with swaps find (`beam`). `auto` is `exact` where that is possible."""
@@ -90,24 +69,13 @@ class Compare(Experiment):
     cost stands the best that costs at most this."""
 
     tables: ClassVar[tuple[str, ...]] = ("winner", "methods", "heads", "pruning", "oracle", "agreement", "training")
-    figures: ClassVar[Figures] = (
-        method_curves,
-        regret_map,
-        quality_cost,
-        agreement_matrix,
-        head_scores,
-        training_curve,
-    )
-    figures_over_runs: ClassVar[Figures] = (compare_methods, compare_curves)
+    figures: ClassVar[Figures] = (report.method_curves, report.regret_map, head_scores, training_curve)
+    figures_over_runs: ClassVar[Figures] = (report.compare_methods, compare_curves)
     stages: ClassVar[Stages] = {"score": 300, "best subset": 80, "prune": 15, "score again": 190, "prove": 1}
-    say = staticmethod(words.say)
-    say_in_common = staticmethod(words.over_runs)
-    headline = staticmethod(words.headline)
-    head_map = staticmethod(words.head_map)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_budgets(self.budgets)
+    say = staticmethod(report.say)
+    say_in_common = staticmethod(report.over_runs)
+    headline = staticmethod(report.headline)
+    head_map = staticmethod(report.head_map)
 
     def check(self, setup: Setup) -> None:
         grid, scorers, schedules = setup.grid, setup.scorers, setup.schedules
@@ -134,9 +102,9 @@ class Compare(Experiment):
         budgets = heads_to_remove(self.budgets, len(subject.grid))
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
         with doing("score", 1):
-            compared = list(contestants(scoring, study.scorers, study.schedules, removing(budgets, subject.grid)))
+            compared = contestants(scoring, study.scorers, study.schedules, removing(budgets, subject.grid))
             heads = heads_table(scoring, study.scorers)
-        plans = [plan for contestant in compared for plan in contestant.plans]
+        plans = [plan for choice in compared.values() for plan in choice.plans]
         with doing("best subset", 1):
             oracle = find_best(
                 subject,
@@ -157,9 +125,8 @@ class Compare(Experiment):
         regrets = Regrets(plans, best, pruned.reported)
         each = pd.DataFrame([regrets.columns([plan]) for plan in plans])
         pruning = pd.concat([pruning.reset_index(drop=True), each], axis=1)
-        by_name = {contestant.name: contestant.choice for contestant in compared}
-        pruning.insert(1, "family", [by_name[name].family for name in pruning["scorer"]])
-        pruning.insert(2, "settings", [by_name[name].settings for name in pruning["scorer"]])
+        pruning.insert(1, "family", [compared[name].family for name in pruning["scorer"]])
+        pruning.insert(2, "settings", [compared[name].settings for name in pruning["scorer"]])
         agreement = rank_agreement(heads)
         with doing("score again", 2) as step:
             leak = self._leak(study, plans, pruning)
@@ -197,15 +164,15 @@ class Compare(Experiment):
         }
         if not scorers:
             return {"leak": nan, "leak_low": nan, "leak_high": nan}
-        subject, report = study.subject, study.splits.report
+        subject, reported = study.subject, study.splits.report
         budgets = with_a_choice(self.budgets, len(subject.grid))
-        unfair = Scoring(subject, report, study.seed)
-        again = list(contestants(unfair, scorers, using_scores(study.schedules), removing(budgets, subject.grid)))
-        mixed = [plan for contestant in again for plan in contestant.plans]
-        candidates = best_first(pruning[pruning["scorer"].isin([contestant.name for contestant in again])])
+        unfair = Scoring(subject, reported, study.seed)
+        again = contestants(unfair, scorers, using_scores(study.schedules), removing(budgets, subject.grid))
+        mixed = [plan for choice in again.values() for plan in choice.plans]
+        candidates = best_first(pruning[pruning["scorer"].isin(again)])
         honest = {k: plans[candidates.index[candidates["heads_removed"] == k][0]].mask for k in budgets}
         masks = list(dict.fromkeys([*(plan.mask for plan in mixed), *honest.values()]))
-        exact_ME = measure_removed(subject, report, masks).quality.double().cpu().numpy()
+        exact_ME = measure_removed(subject, reported, masks).quality.double().cpu().numpy()
         exact = dict(zip(masks, exact_ME, strict=True))
         gains = []
         for k in budgets:
@@ -241,7 +208,7 @@ def split_half(study: Study) -> dict[str, float]:
 
 
 def methods_table(
-    compared: Sequence[Contestant],
+    compared: Mapping[str, Choice],
     regrets: Regrets,
     pruning: pd.DataFrame,
     agreement: pd.DataFrame,
@@ -253,8 +220,7 @@ def methods_table(
     the choices for all budgets.
     """
     rows = []
-    for contestant in compared:
-        name, choice = contestant.name, contestant.choice
+    for name, choice in compared.items():
         curve = pruning[(pruning["scorer"] == name) & (pruning["draw"] == 0)]
         inner = curve[curve["heads_removed"].between(1, curve["heads_total"] - 1)]
         rows.append(
@@ -263,7 +229,6 @@ def methods_table(
                 "family": choice.family,
                 "settings": choice.settings,
                 "schedule": choice.schedule,
-                **regrets.area_columns(name),
                 CHOOSE_QUALITY: float(inner[CHOOSE_QUALITY].mean()),
                 "choose_loss": float(inner["choose_loss"].mean()),
                 **regrets.columns(regrets.of(name)),

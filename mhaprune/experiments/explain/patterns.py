@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import EOS, PAD, SPECIAL, Data, Examples, shift_right
-from mhaprune.experiments.explain.words import ABOVE_CHANCE
+from mhaprune.experiments.explain.report import ABOVE_CHANCE
 from mhaprune.heads import HeadId, Site
 from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.scorers.scoring import head_columns
@@ -26,7 +26,9 @@ from mhaprune.subject import AttentionMap, Subject
 from mhaprune.tables import HEAD
 
 LARGEST = 0.5
-"""A head is named after a pattern if for most queries its largest weight falls there ..."""
+"""A head is named after a pattern if for this share of queries its largest weight falls there, and if it exceeds chance
+there. Voita et al. 2019, section 5.2, require 0.9 and nothing beyond chance, so that a weight that is largest by a hair
+is enough."""
 APPLIES = 0.5
 """The smallest share of queries for which a pattern must have places."""
 EVERYWHERE = 0.05
@@ -178,9 +180,9 @@ class Observed(NamedTuple):
     `largest` is how often its largest weight falls there; `chance` is the mass of a head that looks everywhere alike.
     They are means over the `queries` that have such a place, a share `applies` of all queries.
 
-    `looks` has one row per head: `entropy` in nats and `confidence`, as the scorers of these names define them;
-    `unevenness`, the share of its attention that must move to make it even; the `name` of what it does and its
-    `pattern`, both empty if none is clear.
+    `looks` has one row per head: `entropy` in nats, as the scorer of that name defines it; `unevenness`, the share of
+    its attention that must move to make it even; the `name` of what it does and its `pattern`, both empty if none is
+    clear.
     """
 
     patterns: pd.DataFrame
@@ -190,7 +192,7 @@ class Observed(NamedTuple):
 @torch.no_grad()
 def observe(subject: Subject, examples: Data) -> Observed:
     patterns: defaultdict[tuple[HeadId, str], np.ndarray] = defaultdict(lambda: np.zeros(5))
-    looks: defaultdict[HeadId, np.ndarray] = defaultdict(lambda: np.zeros(5))
+    looks: defaultdict[HeadId, np.ndarray] = defaultdict(lambda: np.zeros(3))
     heads = {block: [head for head in subject.grid if head.block == block] for block in subject.grid.blocks}
     for batch in examples.batches(BATCH_SIZE):
         for block, seen in subject.attention_maps(batch).items():
@@ -223,16 +225,13 @@ def _masses(seen: AttentionMap, view: View, there: Tensor) -> np.ndarray:
 
 
 def _looks(seen: AttentionMap, view: View) -> np.ndarray:
-    """(H, 5): sums of entropy, of unevenness, of queries; of the largest weight off the end, of queries off the end."""
+    """(H, 3): sums of entropy, of unevenness, of queries."""
     valid_BT = view.reads != PAD
     entropy_BHT = -seen.weights.xlogy(seen.weights).sum(dim=-1)
     even_BTU = view.allowed / view.allowed.sum(dim=2, keepdim=True).clamp(min=1)
     uneven_BHT = (seen.weights - even_BTU[:, None]).abs().sum(dim=-1) / 2
-    confidence_BHT = (seen.weights * seen.keys[:, None, None]).amax(dim=-1)
     sums = [_numbers((values * valid_BT[:, None]).sum(dim=(0, 2))) for values in (entropy_BHT, uneven_BHT)]
     sums.append(np.full_like(sums[0], float(valid_BT.sum())))
-    sums.append(_numbers((confidence_BHT * seen.queries[:, None]).sum(dim=(0, 2))))
-    sums.append(np.full_like(sums[0], float(seen.queries.sum())))
     return np.stack(sums, axis=1)
 
 
@@ -249,13 +248,12 @@ def _pattern_row(head: HeadId, name: str, sums: np.ndarray) -> dict[str, Any]:
 
 
 def _look_row(head: HeadId, sums: np.ndarray, patterns: pd.DataFrame) -> dict[str, Any]:
-    entropy, uneven, queries, confidence, queries_off_end = sums
+    entropy, uneven, queries = sums
     named = None if uneven / queries <= EVERYWHERE else named_after(patterns)
     otherwise = "everywhere" if uneven / queries <= EVERYWHERE else ""
     return {
         **head_columns(head),
         "entropy": entropy / queries,
-        "confidence": confidence / queries_off_end,
         "unevenness": uneven / queries,
         "name": otherwise if named is None else named["meaning"],
         "pattern": "" if named is None else named["pattern"],

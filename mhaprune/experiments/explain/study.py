@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pandas as pd
-import torch
 
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import Data, Examples
@@ -25,8 +24,7 @@ from mhaprune.experiments.examples import (
     sources,
     text_tables,
 )
-from mhaprune.experiments.explain import words
-from mhaprune.experiments.explain.figures import MOST_HEADS, attention_maps, before_and_after, head_profiles
+from mhaprune.experiments.explain import report
 from mhaprune.experiments.explain.patterns import observe
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure.columns import interval_for
@@ -79,23 +77,14 @@ class Explain(Experiment):
         "prove": 0.5,
     }
     tables: ClassVar[tuple[str, ...]] = (
-        "looks",
-        "examples",
-        "attention",
-        "attention_before",
-        "wrong",
-        "heads",
-        "agreement",
-        "patterns",
-        "gates",
-        "retraining",
-        "training",
+        *("looks", "examples", "attention", "wrong", "heads"),
+        *("agreement", "patterns", "gates", "retraining", "training"),
     )
-    figures: ClassVar[Figures] = (head_profiles, attention_maps, before_and_after, agreement, training_curve)
-    say = staticmethod(words.say)
-    say_in_common = staticmethod(words.over_runs)
-    headline = staticmethod(words.headline)
-    head_map = staticmethod(words.head_map)
+    figures: ClassVar[Figures] = (report.head_profiles, report.attention_maps, agreement, training_curve)
+    say = staticmethod(report.say)
+    say_in_common = staticmethod(report.over_runs)
+    headline = staticmethod(report.headline)
+    head_map = staticmethod(report.head_map)
 
     def check(self, setup: Setup) -> None:
         if REFERENCE not in setup.scorers:
@@ -118,38 +107,36 @@ class Explain(Experiment):
 
     def _check_texts(self, source: Source) -> None:
         """Raise ValueError for a pretrained model that shows no attention, and for a text that is not there."""
-        report = source.splits.report
-        if max(self.examples, default=0) >= len(report):
+        texts = source.splits.report
+        if max(self.examples, default=0) >= len(texts):
             raise ValueError(
-                f"experiment.examples={max(self.examples)}: the report split has texts 0 to {len(report) - 1}"
+                f"experiment.examples={max(self.examples)}: the report split has texts 0 to {len(texts) - 1}"
                 " (model.report)"
             )
         try:
-            source.sketch().attention_maps(report[:1])
+            source.sketch().attention_maps(texts[:1])
         except ValueError as error:
             raise ValueError(f"experiment=explain: {str(error).partition(';')[0]}") from None
 
     def __call__(self, study: Study) -> Findings:
-        subject, report = study.subject, study.splits.report
+        subject, examples = study.subject, study.splits.report
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
         with doing("score"):
             heads = heads_table(scoring, study.scorers)
         with doing("patterns"):
             seen = observe(subject, study.splits.score)
         with doing("close each head"):
-            closed = close_each(subject, report)
+            closed = close_each(subject, examples)
         worth = closed_table(subject.grid.heads, closed)
         looks = looks_table(study.whole_grid, subject.grid, seen.looks, heads, worth, self.tolerance_nats)
         idle = prunable_heads(subject.grid, looks)
-        looks["without_prunable"] = float(measure(subject, report, idle.gates(report.device)).quality.mean())
+        looks["without_prunable"] = float(measure(subject, examples, idle.gates(examples.device)).quality.mean())
         chosen = [head for name in self.heads for head in heads_named(name, subject.grid)] or list(subject.grid)
-        equivalence = EquivalenceCheck(subject, report)
+        equivalence = EquivalenceCheck(subject, examples)
         for mask in (HeadMask(subject.grid).without(*chosen), idle):
             equivalence.prove(mask)
-        most = looks[~looks["removed"]].sort_values("score", ascending=False, kind="stable")
-        first = [head for name in named(most) if (head := HeadId(*name)) in chosen][:MOST_HEADS]
         with doing("show"):
-            shown = self._shown(study, closed, chosen) | self._before(study, first)
+            shown = self._shown(study, closed, chosen)
         with doing("gates"):
             gates = self._gates(study, heads)
         tables = {
@@ -162,7 +149,7 @@ class Explain(Experiment):
             **study.training_table,
         }
         with doing("prove"):
-            proved = proofs(subject, report)
+            proved = proofs(subject, examples)
         return Findings(tables, {"max_difference_masked_removed": equivalence.worst} | proved)
 
     def _shown(self, study: Study, closed: Outcome, heads: Sequence[HeadId]) -> dict[str, pd.DataFrame]:
@@ -177,17 +164,6 @@ class Explain(Experiment):
             "examples": examples_table(shown, splits.train),
             "attention": attention_table(network, task, shown, heads),
         }
-
-    def _before(self, study: Study, heads: Sequence[HeadId]) -> dict[str, pd.DataFrame]:
-        """Table `attention_before`: as `attention`, of the first example and these heads in the untrained model, which
-        reads the answer of the trained one; for a model that answers and whose training can be started again."""
-        if study.origin is None or study.origin.untrained is None or not heads:
-            return {}
-        network, task = study.trained.network, study.trained.task
-        pair = next(iter(sources(study.trained, self.examples or (0,))))
-        with torch.random.fork_rng(devices=[]):
-            model = study.origin.untrained()
-        return {"attention_before": attention_table(model, task, [show(network, task, *pair)], heads)}
 
     def _gates(self, study: Study, heads: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """Return table `gates`, for a model with gates: how their ranking agrees with that of their start and with

@@ -14,9 +14,8 @@ import torch
 
 from mhaprune.data import Data
 from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
-from mhaprune.experiments.interact import words
-from mhaprune.experiments.interact.figures import interactions, together
-from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
+from mhaprune.experiments.interact import report
+from mhaprune.experiments.interact.report import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import BATCH_SIZE, measure_removed
 from mhaprune.progress import Stages, doing, track
@@ -50,10 +49,10 @@ class Interact(Experiment):
     """The smallest interaction that is counted, in nats of mean loss."""
 
     tables: ClassVar[tuple[str, ...]] = ("alone", "pairs", "together")
-    figures: ClassVar[Figures] = (interactions, together)
+    figures: ClassVar[Figures] = (report.interactions, report.together)
     stages: ClassVar[Stages] = {"score": 1, "pairs": 7, "prove": 1}
-    say = staticmethod(words.say)
-    headline = staticmethod(words.headline)
+    say = staticmethod(report.say)
+    headline = staticmethod(report.headline)
 
     def check(self, setup: Setup) -> None:
         the_one(setup.schedules)
@@ -63,7 +62,7 @@ class Interact(Experiment):
             raise ValueError(f"experiment=interact: the model has {len(setup.grid)} heads, a pair needs 2")
 
     def __call__(self, study: Study) -> Findings:
-        subject, report = study.subject, study.splits.report
+        subject, examples = study.subject, study.splits.report
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
         budgets = removing(range(len(subject.grid) + 1), subject.grid)
         with doing("score"):
@@ -72,7 +71,7 @@ class Interact(Experiment):
         every = HeadMask(subject.grid)
         alone = [every.without(head) for head in subject.grid]
         pairs = [every.without(*pair) for pair in combinations(subject.grid, 2)]
-        rise_ME, quality_M = rises_and_quality(subject, report, [*alone, *pairs, *(plan.mask for plan in plans)])
+        rise_ME, quality_M = rises_and_quality(subject, examples, [*alone, *pairs, *(plan.mask for plan in plans)])
         alone_NE, pairs_PE, planned_ME = np.split(rise_ME, [len(alone), len(alone) + len(pairs)])
         first_P, second_P = np.triu_indices(len(alone), 1)
         interaction_PE = pairs_PE - alone_NE[first_P] - alone_NE[second_P]
@@ -93,11 +92,11 @@ class Interact(Experiment):
             "together": together_table(plans, planned_ME, alone_NE.mean(axis=1), interaction_PE.mean(axis=1)),
         }
         tables["pairs"]["kind"] = kinds_of_pairs(tables["pairs"], tables["alone"])
-        equivalence = EquivalenceCheck(subject, report)
+        equivalence = EquivalenceCheck(subject, examples)
         with doing("prove"):
             for plan in track(plans, "removed equals masked", name=plan_words):
                 equivalence.prove(plan.mask)
-            proved = proofs(subject, report)
+            proved = proofs(subject, examples)
         return Findings(tables, {"max_difference_masked_removed": equivalence.worst} | proved)
 
 

@@ -98,7 +98,8 @@ def _how_many(runs: pd.DataFrame) -> str:
         return f"{counted}, after {_mean(there['steps'])} steps and {_mean(there['seconds'])} s."
     counted += f", after {_listed(there['steps'])} steps" if len(there) else ""
     end = f"{others[LAST].mean():.2f}{' on average' if len(others) > 1 else ''}"
-    return f"{counted}; after {_listed(others['steps'].unique())} steps {'the others are' if len(there) else 'they are'} at {end}."
+    who = "the others are" if len(there) else "they are"
+    return f"{counted}; after {_listed(others['steps'].unique())} steps {who} at {end}."
 
 
 def _beside(name: str, runs: pd.DataFrame, first: str, others: pd.DataFrame) -> str:

@@ -1,6 +1,6 @@
 """Prune by schedules and scores, recover what is left, and find how few heads are enough."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import nan
@@ -11,8 +11,7 @@ import pandas as pd
 from mhaprune.data import Data
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance
 from mhaprune.experiments.can_go import within_tolerance
-from mhaprune.experiments.prune import words
-from mhaprune.experiments.prune.figures import accuracy_by_group, order_of_removal, recovery_curves, survivors
+from mhaprune.experiments.prune import report
 from mhaprune.experiments.prune.trials import Trial, Trials
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.costs import Costs
@@ -21,18 +20,15 @@ from mhaprune.pruning.removal import proofs, time_removed
 from mhaprune.recoveries.base import left_digest
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.training import training_curve
-from mhaprune.schedules.base import Schedule, Stepwise
 from mhaprune.schedules.budgets import (
     COUNTED_UNITS,
     Budget,
     check_budgets,
     heads_to_remove,
     in_heads,
-    removing,
     resolve,
     unit_of,
 )
-from mhaprune.scorers.base import Budgeted, Scorer
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.storage.cache import Make, no_memory
 from mhaprune.studies.study import Study
@@ -44,7 +40,7 @@ WAY = ["schedule", "scorer", "recovery"]
 
 @dataclass(frozen=True)
 class Prune(WithinTolerance):
-    """Schedules × scorers × recoveries × budgets: tables `smallest`, `recovery`, `order`, `groups`, `latency`, `costs`,
+    """Schedules × scorers × recoveries × budgets: tables `smallest`, `recovery`, `groups`, `latency`, `costs`,
     `recovery_training` and `training`; and in `models/` the model of every line of `smallest` that has lost heads.
 
     For each way `smallest` names the smallest model that loses at most `tolerance` of the dense model's exact match on
@@ -61,20 +57,14 @@ class Prune(WithinTolerance):
 
     recovers: ClassVar[bool] = True
     tables: ClassVar[tuple[str, ...]] = (
-        "smallest",
-        "recovery",
-        "order",
-        "groups",
-        "latency",
-        "costs",
-        "recovery_training",
-        "training",
+        *("smallest", "recovery", "groups", "latency"),
+        *("costs", "recovery_training", "training"),
     )
-    figures: ClassVar[Figures] = (recovery_curves, survivors, order_of_removal, accuracy_by_group, training_curve)
+    figures: ClassVar[Figures] = (report.recovery_curves, report.survivors, report.accuracy_by_group, training_curve)
     stages: ClassVar[Stages] = {"cost": 1, "prune and recover": 450, "controls": 800, "time": 10, "prove": 1}
-    say = staticmethod(words.say)
-    headline = staticmethod(words.headline)
-    head_map = staticmethod(words.head_map)
+    say = staticmethod(report.say)
+    headline = staticmethod(report.headline)
+    head_map = staticmethod(report.head_map)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,8 +80,8 @@ class Prune(WithinTolerance):
             counts, texts = in_heads(self.budgets, len(grid))
             heads_to_remove(counts, len(grid), len(schedule.smallest(grid).removed))
             if counted_texts := [text for text in texts if unit_of(text) in COUNTED_UNITS]:
-                sketch, report = setup.source.sketch(), setup.source.splits.report
-                costs = Costs(sketch, report.few(), report[:1], 1, no_memory)
+                sketch, examples = setup.source.sketch(), setup.source.splits.report
+                costs = Costs(sketch, examples.few(), examples[:1], 1, no_memory)
                 resolve(counted_texts, schedule.smallest(sketch.grid), costs)
 
     def __call__(self, study: Study) -> Findings:
@@ -108,12 +98,9 @@ class Prune(WithinTolerance):
         trials = Trials(lesson, study.recoveries, study.remember)
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
         found: list[Trial] = []
-        order: list[dict[str, Any]] = []
         for name, schedule in track(study.schedules.items(), "prune and recover", name=lambda each: each[0]):
-            plans = list(first_plans(scoring, study.scorers, name, schedule, budgets[name]))
-            order += removal_order(plans)
-            asked = {budget.name for budget in budgets[name]}
-            found += trials.after([plan for plan in plans if plan.budget in asked])
+            plans = plans_of(choices(scoring, study.scorers, schedule, budgets[name], name, draws=1))
+            found += trials.after(plans)
             for between in (n for n, recovery in study.recoveries.items() if recovery.between):
                 for scorer in dict.fromkeys(plan.scorer for plan in plans):
                     choose = partial(choose_next, study, scorer, name)
@@ -129,7 +116,6 @@ class Prune(WithinTolerance):
         tables = {
             "smallest": smallest,
             "recovery": table,
-            "order": pd.DataFrame(order),
             "groups": pd.concat(groups, ignore_index=True) if groups else pd.DataFrame(),
             "latency": latency,
             "costs": costs.table(),
@@ -141,23 +127,6 @@ class Prune(WithinTolerance):
         saved = [study.saved(f"models/{name}", model, steps) for name, model, steps in _to_save(found, smallest)]
         files = {name: content for files in saved for name, content in files.items()}
         return Findings({name: frame for name, frame in tables.items() if len(frame)}, checks, files)
-
-
-def first_plans(
-    scoring: Scoring, scorers: Mapping[str, Scorer], name: str, schedule: Schedule, budgets: Sequence[Budget]
-) -> Iterator[Plan]:
-    """Plans by the first draw of each scorer, for the budgets. A schedule that removes heads one by one also gets a
-    plan for every number of heads."""
-    grid = scoring.subject.grid
-    told = {key: scorer for key, scorer in scorers.items() if isinstance(scorer, Budgeted)}
-    others = {key: scorer for key, scorer in scorers.items() if key not in told}
-    known, more = {budget.name for budget in budgets}, list[Budget]()
-    if isinstance(schedule, Stepwise):
-        steps = range(len(schedule.smallest(grid).removed) + 1)
-        more = [budget for budget in removing(steps, grid) if budget.name not in known]
-    yield from plans_of(choices(scoring, others, schedule, [*budgets, *more], name, draws=1))
-    if schedule.scoring != "none":
-        yield from plans_of(choices(scoring, told, schedule, budgets, name, draws=1))
 
 
 def choose_next(study: Study, scorer: str, name: str, left: Subject, budget: Budget) -> Plan:
@@ -180,21 +149,6 @@ def best_of_each_size(found: Sequence[Trial]) -> list[Trial]:
         if trial.plan.mask.removed and (kept not in best or _choice(trial) > _choice(best[kept])):
             best[kept] = trial
     return list(best.values())
-
-
-def removal_order(plans: Sequence[Plan]) -> list[dict[str, Any]]:
-    """The step at which each head goes, one row per head, for schedules that remove heads one by one."""
-    rows = []
-    for scorer in dict.fromkeys(plan.scorer for plan in plans):
-        path = {len(plan.mask.removed): plan for plan in plans if plan.scorer == scorer}
-        steps = range(1, max(path) + 1)
-        if not all(step in path and path[step - 1].mask.removed < path[step].mask.removed for step in steps):
-            continue
-        for step in steps:
-            for head in path[step].mask.removed - path[step - 1].mask.removed:
-                place = {"site": str(head.site), "layer": head.layer, "head": head.head}
-                rows.append({"schedule": path[step].schedule, "scorer": scorer, **place, "step": step})
-    return rows
 
 
 def latency_table(subject: Subject, found: Sequence[Trial], batch: Data, rounds: int) -> pd.DataFrame:

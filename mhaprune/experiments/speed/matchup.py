@@ -1,5 +1,6 @@
-"""Models of one shape side by side: dense, with heads removed, and built without them."""
+"""Models of one shape side by side: dense, with heads removed, and built without them; and the time of each part."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -9,11 +10,23 @@ from typing import Any, Literal
 
 import pandas as pd
 import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.data import SPECIAL, Examples
-from mhaprune.experiments.speed.profile import ATTENTION, time_parts
 from mhaprune.heads import HeadGrid, HeadMask, Site
-from mhaprune.measure.times import COPIES, copies, in_turn, many_programs, ratio_columns, speed_columns, taking_turns
+from mhaprune.measure.times import (
+    COPIES,
+    Device,
+    copies,
+    in_turn,
+    many_programs,
+    milliseconds,
+    ratio_columns,
+    speed_columns,
+    taking_turns,
+)
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tables import DENSE, DENSE_AGAIN
@@ -58,29 +71,12 @@ class Workload:
         return only(grid, *sites[self.what])
 
     def count_flops(self, model: Seq2Seq, batch: Examples) -> int:
-        """Floating-point operations of one call: two for each multiply-add of a matrix product.
-
-        Those of decoding are those of a `logits` call, less what a decoder that sees no later token saves: of T
-        positions one attends to T, one to T-1 and so on. An encoder that no cross-attention reads is not run.
-        """
-        if self.what == "encoder":
-            return _encoder_flops(model, batch)
-        length = batch.target.shape[1]
-        unseen = 2 * len(batch) * length * (length - 1) * _width(model, Site.DECODER_SELF)
-        unread = 0 if len(only(model.grid, Site.CROSS)) else _encoder_flops(model, batch)
-        return model.count_flops(batch) - unseen - unread
-
-
-def _encoder_flops(model: Seq2Seq, batch: Examples) -> int:
-    config, length = model.config, batch.source.shape[1]
-    attention = _width(model, Site.ENCODER_SELF) * (4 * config.d_model + 2 * length)
-    feed_forward = config.num_encoder_layers * 2 * config.d_model * config.dim_feedforward
-    return 2 * len(batch) * length * (attention + feed_forward)
-
-
-def _width(model: Seq2Seq, site: Site) -> int:
-    """Of all heads at a site, side by side."""
-    return model.head_dim * len(only(model.grid, site))
+        """Floating-point operations of one call, as torch counts them: two for each multiply-add of a matrix
+        product."""
+        eager = torch.compiler.set_stance("force_eager")
+        with torch.no_grad(), eager, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            self.call(model, batch)()
+        return counter.get_total_flops()
 
 
 def only(grid: HeadGrid, *sites: Site) -> HeadGrid:
@@ -195,6 +191,49 @@ class Matchup:
 
     def _identity(self, work: Workload) -> dict[str, Any]:
         return {**vars(work), "timed_d_model": self.models[DENSE][0].config.d_model}
+
+
+ATTENTION, FEED_FORWARD, REST = "attention", "feed_forward", "rest"
+
+
+@torch.no_grad()
+def time_parts(
+    model: Seq2Seq, run: Callable[[Seq2Seq], object], rounds: int, warmup: int = 2, device: Device = "cpu"
+) -> pd.DataFrame:
+    """Milliseconds of each part (columns) in every round (rows) of `run` on a copy of the model.
+
+    A part is all that its sublayer does: normalisation, the keys and values of the encoder's output, and the addition
+    to what flows by are attention's too. The rest is embedding, output, choice of a token, and what Python takes in
+    between; on a GPU, also the waiting for the end of each part.
+    """
+    watched, spent = copy.deepcopy(model), dict[str, float]()
+
+    def timed(part: str, function: Callable[..., Any]) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            results = []
+            spent[part] += milliseconds(lambda: results.append(function(*arguments, **named)), device)
+            return results[0]
+
+        return call
+
+    prepare = timed(ATTENTION, watched.attention_step)
+
+    def watched_step(*arguments: Any) -> Callable[[Tensor], Tensor]:
+        return timed(ATTENTION, prepare(*arguments))
+
+    watched.attention_step = watched_step  # type: ignore[assignment]
+    watched.project_memory = timed(ATTENTION, watched.project_memory)  # type: ignore[method-assign]
+    for sublayer in watched.attention_sublayers().values():
+        sublayer.forward = timed(ATTENTION, sublayer.forward)  # type: ignore[method-assign]
+    for layer in (*watched.encoder, *watched.decoder):
+        feed_forward: Any = layer.feed_forward
+        feed_forward.forward = timed(FEED_FORWARD, feed_forward.forward)
+    rows = []
+    for _ in range(warmup + rounds):
+        spent |= {ATTENTION: 0.0, FEED_FORWARD: 0.0}
+        whole = milliseconds(lambda: run(watched), device)
+        rows.append({**spent, REST: whole - spent[ATTENTION] - spent[FEED_FORWARD]})
+    return pd.DataFrame(rows[warmup:])
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> float:

@@ -9,11 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
 
-from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
-from mhaprune.experiments.speed import words
-from mhaprune.experiments.speed.figures import accuracy_milliseconds, speedup_curves, time_by_part
+from mhaprune.experiments.base import Findings, HeadBudgets, Setup, the_one
+from mhaprune.experiments.speed import report
 from mhaprune.experiments.speed.matchup import PRECISIONS, Matchup, Workload, evenly, scaled
-from mhaprune.experiments.speed.words import judged
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.times import device_name
 from mhaprune.model.network import Transformer
@@ -21,7 +19,7 @@ from mhaprune.progress import Stages, doing
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.removal import proofs, prune, time_removed
 from mhaprune.reporting.plots import Figures
-from mhaprune.schedules.budgets import check_budgets, heads_to_remove, removing
+from mhaprune.schedules.budgets import heads_to_remove, removing
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.settings.ranges import Ge, Sizes, Within
 from mhaprune.studies.study import Study, Trained
@@ -32,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Speed(Experiment):
+class Speed(HeadBudgets):
     """Sizes × shares of the heads: tables `sizes`, `speed`, `parts`, `tradeoff`, `pruning` and
     `training`.
 
@@ -55,8 +53,6 @@ class Speed(Experiment):
     """The lengths of the targets, in tokens."""
     shares: tuple[Annotated[float, Within(0, 1)], ...] = (0.25, 0.5, 0.8333, 1.0)
     """The shares of all heads to remove from the fresh models, evenly from all blocks."""
-    budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
-    """How many heads to remove from the trained model: shares of all heads (0.25) or numbers of heads (6)."""
     rounds: Annotated[int, Ge(1)] = 20
     """Number of rounds in which each model is timed once."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -65,14 +61,10 @@ class Speed(Experiment):
     """Whether the layers of the fresh models go through torch.compile."""
 
     tables: ClassVar[tuple[str, ...]] = ("sizes", "speed", "parts", "tradeoff", "pruning", "training")
-    figures: ClassVar[Figures] = (speedup_curves, accuracy_milliseconds, time_by_part)
+    figures: ClassVar[Figures] = (report.speedup_curves, report.accuracy_milliseconds, report.time_by_part)
     stages: ClassVar[Stages] = {"sizes": 125, "trained model": 23, "prove": 1}
-    say = staticmethod(words.say)
-    headline = staticmethod(words.headline)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_budgets(self.budgets)
+    say = staticmethod(report.say)
+    headline = staticmethod(report.headline)
 
     def check(self, setup: Setup) -> None:
         grid, scorers, schedule = setup.grid, setup.scorers, the_one(setup.schedules)
@@ -153,13 +145,13 @@ class Speed(Experiment):
         ours: Any = copy.deepcopy(subject)
         cast: Subject = ours.to(PRECISIONS[self.dtype])
         pruning, _, difference = prune(cast, plans, study.splits)
-        report, first = study.splits.report, [plan for plan in plans if plan.draw == 0]
+        examples, first = study.splits.report, [plan for plan in plans if plan.draw == 0]
         parts = []
-        for batch_size in dict.fromkeys(min(size, len(report)) for size in self.batch_sizes):
-            latency = time_removed(cast, first, report[:batch_size], self.rounds)
+        for batch_size in dict.fromkeys(min(size, len(examples)) for size in self.batch_sizes):
+            latency = time_removed(cast, first, examples[:batch_size], self.rounds)
             floor = latency[latency["scorer"] == DENSE_AGAIN].iloc[0]
             both = pruning.merge(latency, on=[name for name in latency if name in pruning])
-            own = judged(both, {"pruning": pruning})
+            own = report.judged(both, {"pruning": pruning})
             both["on_front"] = on_front(own["latency_ms"], own[CHOOSE_QUALITY]).reindex(both.index, fill_value=False)
             both[["aa_ratio", "aa_ratio_q1", "aa_ratio_q3"]] = floor[["speedup", "speedup_q1", "speedup_q3"]].tolist()
             parts.append(both.assign(batch_size=batch_size))

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mhaprune.experiments.ablate.figures import MORE, answers, latency_curves
+from mhaprune.experiments.ablate.report import MORE, answers, latency_curves
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.statistics.intervals import student_interval
@@ -57,59 +57,20 @@ def test_a_score_that_is_the_same_for_all_heads_has_no_rank_correlation_and_the_
     assert "one head: no ranks to compare" in text_of(one)
 
 
-def test_a_ring_marks_what_can_go_surely() -> None:
+def test_speed_is_drawn_against_heads_removed_and_neither_mark_nor_noise_is_cut() -> None:
     tables = all_tables()
-    plain = next(plot for plot in drawn(tables) if plot.name == "accuracy")
-    tables["recovered"] = refitted(tables["pruning"], quality=0.9)
-    summary = pd.DataFrame({"scorer": ["gate", "ablation", "random"], "heads_removed_sure": [2, 2, 4]})
-    after = pd.DataFrame({"scorer": ["ablation"], "heads_removed_sure": [4]})
-    tables["summary"] = pd.concat([summary.assign(recovery="nothing"), after.assign(recovery="refit")])
-    plot = next(plot for plot in drawn(tables) if plot.name == "accuracy")
-    (axes,) = plot.figure.axes
-    rings = [line for line in axes.get_lines() if line.get_markersize() > 10]
-    sizes = [ring.get_markersize() for ring in rings]
-    assert sizes[0] < sizes[1], "or equal ones would hide each other"
-    places = [tuple(float(np.asarray(ends).item()) for ends in ring.get_data()) for ring in rings]
-    curve = tables["pruning"].set_index(["scorer", "heads_removed"])["quality"]
-    assert places == [(2, curve["gate", 2].item()), (2, curve["ablation", 2].item()), (4, 0.9)]
-    assert "surely" not in text_of(plain) + plain.caption
-    tables["summary"] = tables["summary"].assign(heads_removed_sure=0)
-    none = next(plot for plot in drawn(tables) if plot.name == "accuracy")
-    assert "surely" not in text_of(none) + none.caption
-
-
-def test_speed_is_drawn_against_heads_removed_and_says_what_is_still_good() -> None:
-    tables = all_tables()
-    tables["pruning"]["quality"] = np.where(tables["pruning"]["heads_removed"] < 4, 0.99, 0.2)
-    (plot,) = draw((latency_curves,), tables)
-    (axes,) = plot.figure.axes
-    assert axes.get_xlabel() == "heads removed, of 4"
-    lines = {bars.get_label(): bars.lines[0] for bars in axes.containers}
-    assert set(lines) == {"gate", "ablation"}, "one draw of a control is noise"
-    for line in lines.values():
-        np.testing.assert_allclose(np.asarray(line.get_xdata(), float), [0, 2, 4], atol=0.1)
-        np.testing.assert_allclose(np.asarray(line.get_ydata(), float), [1, 1.5, 2])
-    filled = [
-        line for line in axes.get_lines() if line.get_zorder() > max(each.get_zorder() for each in lines.values())
-    ]
-    assert [list(np.asarray(line.get_xdata(), float).round()) for line in filled] == [[0, 2], [0, 2]]
-    assert "filled: loses ≤ 0.01" in text_of(plot)
-
-
-def test_neither_the_noise_nor_a_bar_of_speed_is_cut_in_silence() -> None:
-    tables = all_tables()
-    (plot,) = draw((latency_curves,), tables)
-    assert "an arrow at the edge" not in plot.caption
     noisy = tables["latency"].assign(speedup_q1=0.7, speedup_q3=9.0)
-    (plot,) = draw((latency_curves,), tables | {"latency": noisy})
-    low, high = plot.figure.axes[0].get_ylim()
-    assert low < 0.7
-    assert high > 9
-    long = tables["pruning"].assign(speedup_q3=20.0)
-    (plot,) = draw((latency_curves,), tables | {"pruning": long})
-    marks = [line.get_marker() for line in plot.figure.axes[0].get_lines()]
-    assert marks.count("^") == 6, "two scorers, three sizes"
-    assert "an arrow at the edge" in plot.caption
+    for latency in (tables["latency"], noisy):
+        (plot,) = draw((latency_curves,), tables | {"latency": latency})
+        (axes,) = plot.figure.axes
+        lines = {bars.get_label(): bars.lines[0] for bars in axes.containers}
+        assert set(lines) == {"gate", "ablation"}, "one draw of a control is noise"
+        for line in lines.values():
+            np.testing.assert_allclose(np.asarray(line.get_xdata(), float), [0, 2, 4], atol=0.1)
+            np.testing.assert_allclose(np.asarray(line.get_ydata(), float), [1, 1.5, 2])
+        low, high = axes.get_ylim()
+        assert low < min(1, latency["speedup_q1"].item())
+        assert high > max(2, latency["speedup_q3"].item())
 
 
 def test_the_heat_map_leaves_removed_heads_empty(plots: dict[str, Plot]) -> None:

@@ -7,49 +7,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mhaprune.experiments.compare import figures
-from mhaprune.experiments.compare.figures import quality_cost
-from mhaprune.experiments.compare.study import Compare
-from mhaprune.reporting.plots import Plot, draw
-
-FAMILIES = {
-    "gate": "gate",
-    "gate_output": "gate",
-    "ablation": "ablation",
-    "ablation_mean": "ablation",
-    "ablation_resample": "ablation",
-    "all_but_one": "ablation",
-    "taylor": "gradient",
-    "taylor_example": "gradient",
-    "taylor_batch": "gradient",
-    "fisher": "gradient",
-    "integrated_gradients": "gradient",
-    "shapley": "game",
-    "magnitude": "weights",
-    "confidence": "attention",
-    "entropy": "attention",
-    "lrp": "attention",
-    "hard_concrete": "trained",
-    "subset": "trained",
-    "raced": "trained",
-    "random": "control",
+BY_FAMILY = {
+    "gate": "gate gate_output",
+    "ablation": "ablation ablation_mean ablation_resample all_but_one",
+    "gradient": "taylor taylor_example taylor_batch fisher integrated_gradients",
+    "game": "shapley",
+    "weights": "magnitude",
+    "attention": "confidence entropy lrp",
+    "trained": "hard_concrete subset raced",
+    "control": "random",
 }
-PASSES = {
-    "gate": (0, 0),
-    "gate_output": (1, 0),
-    "magnitude": (0, 0),
-    "random": (0, 0),
-    "shapley": (1200, 0),
-    "hard_concrete": (300, 300),
-    "subset": (500, 500),
-    "raced": (180, 0),
-    "integrated_gradients": (20, 20),
-    "confidence": (1, 0),
-    "entropy": (1, 0),
-    "lrp": (1, 1),
-}
-
-
+FAMILIES = {name: family for family, names in BY_FAMILY.items() for name in names.split()}
 EVERY = tuple(FAMILIES)
 CASES = {
     "all": (EVERY, 24),
@@ -58,8 +26,6 @@ CASES = {
     "three small": (("gate", "taylor", "ablation"), 6),
     "one": (("ablation",), 6),
 }
-SMALLER = ("small", "three small")
-"""The first and the second with fewer heads."""
 
 
 def method_tables(scorers: tuple[str, ...] = EVERY, heads: int = 24, seed: int = 0) -> dict[str, pd.DataFrame]:
@@ -73,7 +39,6 @@ def method_tables(scorers: tuple[str, ...] = EVERY, heads: int = 24, seed: int =
         "methods": _methods(pruning, scorers, heads),
         "pruning": pruning,
         "oracle": _oracle(heads, best),
-        "agreement": _agreement(scorers, chance),
         "heads": _scores(scorers, heads, chance),
         "training": training.assign(valid_quality=[0.1, 0.9]),
     }
@@ -104,13 +69,12 @@ def _methods(pruning: pd.DataFrame, scorers: tuple[str, ...], heads: int) -> pd.
     rows = []
     for name in scorers:
         regret = pruning.loc[pruning["scorer"] == name, "regret_quality"].mean()
-        forward, backward = PASSES.get(name, (1, 1) if FAMILIES[name] == "gradient" else (heads, 0))
         rows.append(
             {"scorer": name, "family": FAMILIES[name], "settings": "", "area": 0.7}
             | {"choose_quality": 0.7 - regret, "choose_loss": regret}
             | {"regret_quality": regret, "spearman_with_ablation": np.nan, "reliability": np.nan}
             | {"regret_quality_low": regret - 0.012, "regret_quality_high": regret + 0.012}
-            | {"forward_passes": forward, "backward_passes": backward, "seconds": 1.0}
+            | {"forward_passes": heads, "backward_passes": int(FAMILIES[name] == "gradient"), "seconds": 1.0}
         )
     return pd.DataFrame(rows)
 
@@ -121,15 +85,6 @@ def _oracle(heads: int, best: dict[int, Any]) -> pd.DataFrame:
         | {"quality": best[n] - shift, "loss": 1 - best[n], "fraction_removed": n / heads}
         for objective, shift in (("loss", 0.07), ("quality", 0.0))
         for n in best
-    ]
-    return pd.DataFrame(rows)
-
-
-def _agreement(scorers: tuple[str, ...], chance: np.random.Generator) -> pd.DataFrame:
-    rows = [
-        {"scorer": a, "other": b, "spearman": np.clip(chance.normal(0.6 if "random" not in (a, b) else 0, 0.3), -1, 1)}
-        for i, a in enumerate(scorers)
-        for b in scorers[i + 1 :]
     ]
     return pd.DataFrame(rows)
 
@@ -145,33 +100,3 @@ def _scores(scorers: tuple[str, ...], heads: int, chance: np.random.Generator) -
         for head in range(heads // 6)
     ]
     return pd.DataFrame(rows)
-
-
-def drawn(tables: dict[str, pd.DataFrame]) -> dict[str, Plot]:
-    return {plot.name: plot for plot in draw(Compare.figures, tables)}
-
-
-NAMED = {
-    "accuracy": figures.method_curves,
-    "regret": figures.regret_map,
-    "cost": quality_cost,
-    "agreement": figures.agreement_matrix,
-}
-
-
-def one(tables: dict[str, pd.DataFrame], name: str) -> Plot:
-    (plot,) = draw((NAMED[name],), tables)
-    assert plot.name == name
-    assert NAMED[name] in Compare.figures
-    return plot
-
-
-def crowded(seed: int) -> dict[str, pd.DataFrame]:
-    """Every scorer but the control within three points, and half of them at the same cost."""
-    tables = method_tables(seed=seed)
-    methods = tables["methods"]
-    for end in ("", "_low", "_high"):
-        column = f"regret_quality{end}"
-        methods[column] = methods[column].where(methods["scorer"] == "random", methods[column] / 5)
-    methods.loc[methods["family"].isin(["gradient", "attention"]), ["forward_passes", "backward_passes"]] = (1, 1)
-    return tables

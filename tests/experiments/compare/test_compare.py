@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from mhaprune.data import Splits
-from mhaprune.experiments.compare import words
+from mhaprune.experiments.compare import report
 from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.experiments.compare.study import Compare, winner_table
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
@@ -28,7 +28,7 @@ from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.subset import Subset
 from mhaprune.scorers.taylor import Taylor
 from mhaprune.settings.options import ConfigError
-from mhaprune.statistics.intervals import area, prunable, student_interval
+from mhaprune.statistics.intervals import prunable, student_interval
 from mhaprune.storage.store import RunFolder
 from mhaprune.subject import AnswerOutcome
 from support.composing import compose
@@ -87,8 +87,6 @@ def test_methods_are_means_over_the_budgets_that_leave_a_choice(tables: Mapping[
         assert methods.loc[name, "regret_loss"] == pytest.approx(rows["regret_loss"].mean(), abs=1e-6)
         for column in ("choose_quality", "choose_loss"):
             assert methods.loc[name, column] == pytest.approx(rows.loc[rows["draw"] == 0, column].mean())
-        whole = pruning[pruning["scorer"] == name].groupby("heads_removed")["quality"].mean()
-        assert methods.loc[name, "area"] == pytest.approx(area(list(whole.index), whole.to_numpy()))
     assert methods.loc["ablation", "forward_passes"] == 7
     assert methods.loc["taylor", ["forward_passes", "backward_passes"]].tolist() == [1, 1]
     # Asked once for each of the five budgets; for none and for all heads there is nothing to ask. Of 60 examples every
@@ -296,12 +294,12 @@ def test_what_is_said(snapshot: Any) -> None:
     snapshot(
         "compare",
         {name: Compare.say({"winner": pd.DataFrame(rows)}) for name, rows in cases.items()}
-        | {"over runs": words.over_runs({"methods": runs, "winner": winners})}
-        | {"over runs, within the noise": words.over_runs({"methods": noisy, "winner": winners})},
+        | {"over runs": report.over_runs({"methods": runs, "winner": winners})}
+        | {"over runs, within the noise": report.over_runs({"methods": noisy, "winner": winners})},
     )
     low, high = student_interval([0.03, 0.031, 0.032])
     assert f"3.1 points ({100 * low:.1f} to {100 * high:.1f})" in next(
-        words.over_runs({"methods": runs, "winner": winners})
+        report.over_runs({"methods": runs, "winner": winners})
     )
 
 

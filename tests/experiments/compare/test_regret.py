@@ -7,7 +7,7 @@ import torch
 from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.pruning.plans import Plan
-from mhaprune.statistics.intervals import difference_interval, mean_interval, share_interval
+from mhaprune.statistics.intervals import difference_interval, mean_interval
 from mhaprune.subject import AnswerOutcome
 
 GRID = HeadGrid.full([Block(Site.CROSS, 0)], 3)
@@ -53,12 +53,3 @@ def test_regret_is_against_the_best_of_its_own_objective_and_size(regrets: Regre
     assert (columns["regret_quality_low"], columns["regret_quality_high"]) == pytest.approx(
         difference_interval(expected.double().numpy()), rel=1e-4
     )
-
-
-def test_the_area_is_that_of_the_whole_curve(regrets: Regrets) -> None:
-    means = [float(regrets.reported[without(*range(n))].quality.mean()) for n in range(4)]
-    columns = regrets.area_columns("mine")
-    assert columns["area"] == pytest.approx(np.trapezoid(means) / 3)
-    areas = [regrets.reported[without(*range(n))].quality.double().numpy() for n in range(4)]
-    each = np.trapezoid(areas, axis=0) / 3
-    assert (columns["area_low"], columns["area_high"]) == pytest.approx(share_interval(each))

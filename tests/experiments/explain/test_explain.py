@@ -15,7 +15,6 @@ from mhaprune.attention.gates import Softmax
 from mhaprune.data import Examples
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.examples import attention_table, examples_table, show
-from mhaprune.experiments.explain.figures import MOST_HEADS
 from mhaprune.experiments.explain.study import Explain
 from mhaprune.front.command_line import main
 from mhaprune.heads import HeadMask, Site
@@ -141,38 +140,6 @@ def test_attention_is_that_of_the_model_on_its_own_answer(run: Run, tables: Tabl
     assert " ".join(writes).removesuffix(" <eos>") == tables["examples"]["answer"].item()
 
 
-def test_the_untrained_model_is_the_one_that_training_started_from(run: Run, tables: Tables) -> None:
-    """Its loss is the one that the history begins with, and its attention the one that is shown."""
-    study = run.study()
-    state = torch.random.get_rng_state()
-    assert study.trained.untrained is not None
-    with torch.random.fork_rng(devices=[]):
-        model = study.trained.untrained()
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert weights_digest(model) != weights_digest(study.subject)
-    loss = study.trained.training._held_out(model, study.trained.splits.valid)["valid_loss"]
-    assert loss == pytest.approx(study.history["valid_loss"].iloc[0], rel=1e-5)
-    vocabulary = study.trained.task.vocabulary
-    answer = study.subject.decode_greedily(torch.tensor([vocabulary.encode("312")]), 20, stop=True)
-    batch = Examples(torch.tensor([vocabulary.encode("312")]), answer[:, answer[0] != 0])
-    maps, before = model.attention_maps(batch), tables["attention_before"]
-    assert 0 < len(before.drop_duplicates(["site", "layer", "head"])) <= MOST_HEADS
-    for (site, layer, head), cells in before.groupby(["site", "layer", "head"]):
-        shown = cells.pivot(index="query", columns="key", values="weight").to_numpy()
-        own = next(seen for block, seen in maps.items() if (block.site, block.layer) == (site, layer))
-        np.testing.assert_allclose(shown, own.weights[0, head].detach(), atol=1e-6)
-
-
-def test_before_and_after_show_the_heads_that_matter_most(tables: Tables, plots: dict[str, Plot]) -> None:
-    axes = [axes for axes in plots["attention-before-after"].figure.axes if axes.images]
-    shown = len(axes) // 2
-    best = tables["looks"].sort_values("score", ascending=False)["head"].head(shown)
-    assert [axis.get_title().split("\n")[0][-1] for axis in axes[:shown]] == list(map(str, best))
-    assert len({axis.images[0].get_clim() for axis in axes}) == 1, "one scale for all"
-    before, after = (np.asarray(axis.images[0].get_array()) for axis in (axes[0], axes[shown]))
-    assert np.abs(before - after).max() > 0.01
-
-
 def test_the_head_that_is_closed_is_the_head_that_is_named(run: Run, tables: Tables) -> None:
     study = run.study()
     for row in tables["looks"].itertuples():
@@ -269,8 +236,9 @@ def test_with_retrain_the_model_is_trained_from_other_gates(run: Run) -> None:
     tables = again.experiment(again.study()).tables
     names = list(tables["gates"]["gates"])
     assert names == ["trained", "retrained, init=rand"]
-    start = tables["retraining"].filter(like="gate_cross").iloc[0]
-    assert start.nunique() == 2, "random numbers, not all the same"
+    gates = tables["retraining"].filter(like="gate_")
+    assert gates.iloc[0].nunique() > 2, "random numbers, not all the same"
+    assert tables["gates"]["spearman_with_start"][1] == pytest.approx(spearman(gates.iloc[0], gates.iloc[-1]))
 
 
 def test_a_model_from_a_file_is_retrained_from_the_seed_it_was_trained_with(

@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
-from mhaprune.experiments.explain.figures import NO_PATTERN, attention_maps, head_profiles, scale_of
+from mhaprune.experiments.explain.report import NO_PATTERN, _cut, attention_maps, head_profiles, scale_of
 from mhaprune.experiments.explain.study import Explain
-from mhaprune.experiments.explain.words import _cut
 from mhaprune.reporting.heat_map import MISSING
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, draw
 from mhaprune.tables import HEAD, Tables

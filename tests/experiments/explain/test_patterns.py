@@ -11,7 +11,6 @@ from mhaprune.data import Examples
 from mhaprune.experiments.explain.patterns import PATTERNS, View, named_after, observe
 from mhaprune.heads import Block, HeadGrid, Site
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.scorers.confidence import Confidence
 from mhaprune.scorers.entropy import Entropy
 from mhaprune.subject import AttentionMap
 from mhaprune.tasks.reverse import Reverse
@@ -167,10 +166,9 @@ def test_the_reverse_position_is_where_the_symbol_to_write_comes_from() -> None:
     assert there.sum() == (batch.source > 2).sum()
 
 
-def test_entropy_and_confidence_are_those_of_the_scorers(model: Seq2Seq, batch: Examples) -> None:
+def test_entropy_is_that_of_the_scorer(model: Seq2Seq, batch: Examples) -> None:
     looks = observe(model, batch).looks
     torch.testing.assert_close(torch.tensor(looks["entropy"]), -Entropy()(model, batch, 0).values[0])
-    torch.testing.assert_close(torch.tensor(looks["confidence"]), Confidence()(model, batch, 0).values[0])
     assert list(looks["site"]) == [head.site for head in model.grid]
 
 

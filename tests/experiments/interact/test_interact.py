@@ -10,9 +10,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mhaprune.experiments.interact.figures import interactions, together
+from mhaprune.experiments.interact.report import (
+    BROKEN,
+    NEITHER,
+    STAND_IN,
+    TOGETHER,
+    interactions,
+    other_heads,
+    together,
+)
 from mhaprune.experiments.interact.study import Interact, kinds_of_pairs
-from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.reporting.plots import Plot, draw

@@ -16,7 +16,7 @@ import torch
 
 from mhaprune.data import Examples
 from mhaprune.experiments.prune import trials
-from mhaprune.experiments.prune.study import choose_next, first_plans, removal_order, smallest_table
+from mhaprune.experiments.prune.study import choose_next, smallest_table
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure.columns import by_group
 from mhaprune.measure.outcomes import Diverged, ProofFailed, measure
@@ -29,10 +29,7 @@ from mhaprune.recoveries.from_scratch import FromScratch
 from mhaprune.recoveries.refit import Refit
 from mhaprune.runs.run import build
 from mhaprune.schedules.budgets import Budget, Cost, removing
-from mhaprune.schedules.iterative import Iterative
-from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
-from mhaprune.scorers.scoring import Scoring
 from mhaprune.scorers.subset import Subset
 from mhaprune.settings.options import ConfigError
 from mhaprune.statistics.intervals import paired_interval
@@ -317,30 +314,6 @@ def test_a_budget_that_is_met_already_trains_nothing(study: Study) -> None:
         ("less", 2),
     ]
     assert rows[0].columns["loss"] == rows[1].columns["loss"] != rows[2].columns["loss"]
-
-
-def test_scorers_that_are_told_a_number_are_asked_for_the_budgets_only(study: Study) -> None:
-    scoring = Scoring(study.subject, study.splits.score, study.seed)
-    scorers = {"subset": Subset(steps=1), "ablation": Ablation()}
-    budgets = removing([0, 3, 6], study.subject.grid)
-    for name, schedule in (("mine", OneShot()), ("again", Iterative())):
-        plans = list(first_plans(scoring, scorers, name, schedule, budgets))
-        assert {plan.schedule for plan in plans} == {name}
-        assert [len(plan.mask.removed) for plan in plans if plan.scorer == "subset"] == [0, 3, 6]
-        assert len([plan for plan in plans if plan.scorer == "ablation"]) == 7
-        assert {row["scorer"] for row in removal_order(plans)} == {"ablation"}
-
-
-def test_the_order_is_that_of_the_masks(tables: Mapping[str, pd.DataFrame]) -> None:
-    order, table = tables["order"], tables["recovery"]
-    assert set(order["schedule"]) == {"one_shot", "greedy"}
-    for schedule, mine in order.groupby("schedule"):
-        assert sorted(mine["step"]) == [1, 2, 3, 4, 5, 6]
-        for kept in (5, 3, 2):
-            row = one(table, schedule=schedule, recovery="nothing", heads_kept=kept)
-            first = mine[mine["step"] <= 6 - kept]
-            names = {f"{r['site']}.{r['layer']}.{r['head']}" for r in first.to_dict("records")}
-            assert set(row["removed"].split()) == names
 
 
 def test_ten_comes_after_nine() -> None:

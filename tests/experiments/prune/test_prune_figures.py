@@ -10,12 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.base import figures_of
-from mhaprune.experiments.prune.figures import (
-    accuracy_by_group,
-    order_of_removal,
-    recovery_curves,
-    survivors,
-)
+from mhaprune.experiments.prune.report import accuracy_by_group, recovery_curves, survivors
 from mhaprune.experiments.prune.study import Prune
 from mhaprune.tables import Tables
 from support.legible import check_legible
@@ -51,15 +46,13 @@ def tables() -> Tables:
     smallest = (
         table[table["heads_kept"] == 4]
         .query("not control")
-        .assign(tolerance=0.01, dense_quality=1.0, speedup=1.5, speedup_q1=1.4, speedup_q3=1.6)
+        .assign(
+            tolerance=0.01, heads_removed_sure=np.nan, dense_quality=1.0, speedup=1.5, speedup_q1=1.4, speedup_q3=1.6
+        )
     )
     smallest = smallest.assign(control_quality=0.85, control_least=0.8, control_most=0.9, control_draws=2)
-    groups = pd.concat([table.assign(group=f"{n} symbols", quality=n / 20) for n in (2, 10)])
-    order = pd.DataFrame(
-        {"schedule": "greedy", "scorer": "greedy", "site": s, "layer": int(n), "head": int(h), "step": i + 1}
-        for i, (s, n, h) in enumerate(head.split(".") for head in HEADS)
-    )
-    return {"recovery": table, "smallest": smallest, "groups": groups, "order": order}
+    groups = pd.concat([table.assign(group=f"{n} symbols", examples=7, quality=n / 20) for n in (2, 10)])
+    return {"recovery": table, "smallest": smallest, "groups": groups}
 
 
 def titles(figure: Figure) -> list[str]:
@@ -106,29 +99,6 @@ def test_survivors_are_counted_block_by_block_and_equal_choices_shown_once(table
     ]
 
 
-def test_the_order_stands_where_the_heads_do(tables: Tables) -> None:
-    plot = order_of_removal(tables)
-    assert plot is not None
-    axes, bar = plot.figure.axes
-    assert [label.get_text() for label in bar.get_yticklabels()] == ["first", "last"]
-    np.testing.assert_array_equal(axes.images[0].get_array(), [[1, 2], [3, 4], [5, 6]])
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["encoder self 0", "decoder self 0", "cross 0"]
-
-
-def test_a_head_that_stays_is_darkest_and_one_that_is_not_there_is_grey(tables: Tables) -> None:
-    gone = tables["order"].query("step < 6")
-    plot = order_of_removal({**tables, "order": gone})
-    assert plot is not None
-    axes = plot.figure.axes[0]
-    np.testing.assert_array_equal(axes.images[0].get_array(), [[1, 2], [3, 4], [5, 6]])
-    assert [text.get_text() for text in axes.texts] == ["1", "2", "3", "4", "5", "–"]
-    kept = tables["recovery"].assign(kept="cross.0.0")
-    plot = order_of_removal({**tables, "order": gone, "recovery": kept})
-    assert plot is not None
-    assert np.isnan(np.ma.filled(np.ma.asarray(plot.figure.axes[0].images[0].get_array(), float), np.nan)).sum() == 1
-    assert [text.get_text() for text in plot.figure.axes[0].texts] == ["1", "2", "3", "4", "5"]
-
-
 def test_groups_are_those_of_the_best_schedule(tables: Tables) -> None:
     better = tables["smallest"].copy()
     better.loc[better["schedule"] == "one_shot", "heads_kept"] = 3
@@ -137,7 +107,10 @@ def test_groups_are_those_of_the_best_schedule(tables: Tables) -> None:
     assert "one_shot by ablation" in plot.caption
     assert titles(plot.figure) == ["no recovery", "tune", "between"]
     np.testing.assert_allclose(plot.figure.axes[0].images[0].get_array(), [[10, 10, 10], [50, 50, 50]])
-    assert [label.get_text() for label in plot.figure.axes[0].get_yticklabels()] == ["2 symbols", "10 symbols"]
+    assert [label.get_text() for label in plot.figure.axes[0].get_yticklabels()] == [
+        "2 symbols (n = 7)",
+        "10 symbols (n = 7)",
+    ]
 
 
 def test_what_is_said(tables: Tables, snapshot: Any) -> None:

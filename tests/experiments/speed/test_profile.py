@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mhaprune.data import Examples
-from mhaprune.experiments.speed.profile import time_parts
+from mhaprune.experiments.speed.matchup import time_parts
 from mhaprune.model.network import FeedForward
 from mhaprune.model.transformer import Seq2Seq
 

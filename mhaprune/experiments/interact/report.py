@@ -1,5 +1,6 @@
-"""Figures of `experiment=interact`: heads pair by pair, and removed together."""
+"""The report of `experiment=interact`: which heads stand in for each other, pair by pair and removed together."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,16 +9,63 @@ from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
-from mhaprune.experiments.interact.words import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
 from mhaprune.heads import HeadId, block_label
+from mhaprune.reporting.headline import Number
 from mhaprune.reporting.heat_map import EXTRA_COST, heat_map
 from mhaprune.reporting.plots import Plot, errors, legend_above, line_style, needs, panels
-from mhaprune.tables import INTERACTION, LOSS_RISE, Tables, in_brackets, in_unit, named, quality_name
+from mhaprune.tables import HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, Tables, in_brackets, in_unit, named, quality_name
 
+STAND_IN, TOGETHER, BROKEN, NEITHER = "stand in for each other", "work together", "one breaks the model", "neither"
+"""The values of the column `kind`; `NEITHER` if the interaction is small or not sure."""
 LARGEST = 18.0
 """Inches of the matrix. With more heads than fit, cells shrink and lose the numbers of their heads."""
 SMALL = 0.01
 """Nats up to which the colours of the matrix are in proportion; beyond, they follow the logarithm."""
+
+
+def say(tables: Tables) -> Iterator[str]:
+    """Say which pairs stand in for each other most and work together most, how many pairs do either, and what heads
+    cost that go together."""
+    pairs, unit = tables["pairs"], in_unit(tables)
+    alone = dict(zip(named(tables["alone"]), tables["alone"][LOSS_RISE], strict=True))
+    for what, sign in ((STAND_IN, 1), (TOGETHER, -1)):
+        helped = [min(alone[a], alone[b]) < 0 for a, b in zip(named(pairs), other_heads(pairs), strict=True)]
+        rows = pairs[(pairs["kind"] == what) & ~np.array(helped, dtype=bool)]  # closing a head that harms is no loss
+        rows = rows.loc[(sign * rows[INTERACTION]).nlargest(1).index]
+        for first, second, both in zip(named(rows), other_heads(rows), rows[LOSS_RISE], strict=True):
+            yield (
+                f"{first} and {second} {what} most: alone they cost {alone[first]:.3f} and"
+                f" {alone[second]:.3f}{unit} on the report split, together {both:.3f}."
+            )
+    count = pairs["kind"].value_counts()
+    more, less, full = (int(count.get(kind, 0)) for kind in (STAND_IN, TOGETHER, BROKEN))
+    yield (
+        f"{more or 'None'} of {len(pairs)} pairs of heads {STAND_IN}: together they cost at least"
+        f" {pairs['tolerance'].iloc[0]:g}{unit} more than the sum of both alone, at 95 % confidence for all pairs"
+        f" together. {less or 'None'} {TOGETHER}: they cost as much less. {full or 'None'} cost less because one of the"
+        f" two alone already leaves at most half of {quality_name(tables)}, which says little."
+    )
+    for scorer, rows in tables["together"].groupby("scorer", sort=False):
+        half = rows[rows["heads_removed"] <= rows["heads_total"] / 2].iloc[-1]
+        yield (
+            f"The {half['heads_removed']} heads that go first by {scorer} cost {half['expected_alone']:.3f}{unit} by"
+            f" the sum of what each costs alone, and {half[LOSS_RISE]:.3f} when all of them are gone; with the"
+            f" interactions of their pairs one expects {half['expected_pairs']:.3f}."
+        )
+
+
+def headline(tables: Tables) -> list[Number]:
+    """The shares of pairs that stand in for each other and that work together."""
+    kinds = tables["pairs"]["kind"]
+    return [
+        Number(f"% of pairs that {kind}", 100 * float((kinds == kind).mean()), least=0.0, most=100.0)
+        for kind in (STAND_IN, TOGETHER)
+    ]
+
+
+def other_heads(pairs: pd.DataFrame) -> list[HeadId]:
+    """The second heads of the pairs."""
+    return named(pairs[OTHER_HEAD].set_axis(HEAD, axis=1))
 
 
 @needs("pairs")

@@ -1,0 +1,220 @@
+"""The report of `experiment=ablate`: how many heads can go, which they are, and what that costs and brings."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mhaprune.experiments.can_go import if_too_few, surely_words, what_can_go, what_is_sure
+from mhaprune.reporting import plots
+from mhaprune.reporting.head_map import Verdict, scored
+from mhaprune.reporting.headline import Number
+from mhaprune.reporting.heat_map import LOST, heat_map, write_inside
+from mhaprune.reporting.plots import CONTROL_COLOUR, SIGNS, Plot, needs
+from mhaprune.reporting.sentences import as_fast, share
+from mhaprune.tables import (
+    CHOOSE_QUALITY,
+    DENSE_AGAIN,
+    NOTHING,
+    QUALITY,
+    REFERENCE,
+    Tables,
+    by_block,
+    candidates,
+    head_names,
+    loss_unit,
+    named,
+    quality_name,
+    repeated_draws,
+    timed_name,
+)
+
+COLOURS: Any = {"cmap": LOST, "vmin": 0, "vmax": 1.5}
+"""A wrong symbol is red, but its name can be read on it."""
+MORE = 3
+"""Symbols beyond the right answer that are shown. A model with too few heads may never end."""
+LETTER = 0.11
+"""Inches."""
+
+
+def as_they_are(summary: pd.DataFrame) -> pd.DataFrame:
+    """The rows of models that nothing was done to after the removal."""
+    return summary[summary["recovery"] == NOTHING]
+
+
+def largest_budget(summary: pd.DataFrame) -> pd.Series:
+    """The row of the scorer that can remove the most heads. Ties go to the best on the choose split."""
+    return summary.sort_values(["heads_removed", CHOOSE_QUALITY], ascending=False, kind="stable").iloc[0]
+
+
+def say(tables: Tables) -> Iterator[str]:
+    """Say how many heads can go, which they are, what that brings, and what is uncertain."""
+    summary, quality = tables["summary"], quality_name(tables)
+    plain = as_they_are(summary)
+    recovered, best = summary.drop(plain.index).to_dict("records"), largest_budget(plain).to_dict()
+    total, dense = int(best["heads_total"]), share(best["dense_quality"])
+    if best["heads_removed"] > 0:
+        yield (
+            f"{int(best['heads_removed'])} of {total} heads can go{surely_words(best)}: {share(best[QUALITY])}"
+            f" {quality} is left on the report split ({dense} with all)."
+        )
+        yield f"{_which(best)} All others are kept."
+        yield as_fast(best, tables)
+    else:
+        yield f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense} {quality}."
+    for row in recovered:
+        if row["heads_removed"]:
+            yield (
+                f"After {row['recovery']} {int(row['heads_removed'])} can go{surely_words(row)}: {share(row[QUALITY])}"
+                f" {quality} is left. {_which(row)} {as_fast(row, tables)}"
+            )
+        else:
+            yield f"After {row['recovery']} none can go."
+    if any(surely_words(row) for row in (best, *recovered) if row["heads_removed"]):
+        yield what_is_sure(best["tolerance"], quality)
+        yield from if_too_few(tables, best["tolerance"])
+    failed = tables["recovered"].query("note != ''") if "recovered" in tables else pd.DataFrame()
+    for (name, note), rows in failed.groupby(["recovery", "note"]) if len(failed) else ():
+        yield f"{name} failed for {len(rows)} of the models ({note})."
+
+
+def _which(row: dict[Any, Any]) -> str:
+    """Name the heads that are removed."""
+    names = by_block(head_names(row["removed"]))
+    return f"They are, as chosen by {row['scorer']} (site.layer: heads, counted from 0), {names}."
+
+
+def head_map(tables: Tables) -> Verdict:
+    """The heads of the largest budget, removed together."""
+    best = largest_budget(as_they_are(tables["summary"]))
+    scorer = REFERENCE if REFERENCE in set(tables["heads"]["scorer"]) else best["scorer"]
+    heads = scored(tables["heads"], scorer)
+    gone = set(head_names(best["removed"]))
+    heads["stays"] = [head not in gone for head in named(heads)]
+    title = f"{len(gone)} of {len(heads)} heads removed: {share(best[QUALITY])} {quality_name(tables)} is left"
+    if not gone:
+        title = f"None of {len(heads)} heads can go at the budgets tried"
+    meaning = f"Dashed tiles are heads that were removed together, as chosen by {best['scorer']}; blue ones stay."
+    return Verdict(heads, "" if heads["score"].isna().all() else scorer, title, meaning, unit=loss_unit(tables))
+
+
+def headline(tables: Tables) -> list[Number]:
+    """Return how many heads can be removed and what that brings, without a recovery and after each."""
+    return [
+        number
+        for name, rows in tables["summary"].groupby("recovery", sort=False)
+        for number in what_can_go(largest_budget(rows), str(name), tables)
+    ]
+
+
+@needs("pruning")
+def accuracy_curves(tables: Tables) -> Plot:
+    """The quality against heads removed, for every scorer, with the band of the random control."""
+    pruning, quality = tables["pruning"], quality_name(tables)
+    names = candidates(pruning)
+    figure = Figure(figsize=(7, 4.6))
+    axes = figure.add_subplot()
+    for i, name in enumerate(names):
+        _draw_curve(axes, pruning[pruning["scorer"] == name], label=name, markersize=5, **plots.line_style(i))
+    for name in repeated_draws(pruning):
+        plots.draw_band(axes, pruning[pruning["scorer"] == name])
+    recovered = tables.get("recovered", pd.DataFrame(columns=["recovery", "scorer"]))
+    for i, ((name, scorer), curve) in enumerate(recovered.groupby(["recovery", "scorer"], sort=False)):
+        look = plots.line_style(names.index(scorer)) if scorer in names else {"color": CONTROL_COLOUR, "marker": "x"}
+        look |= {"linestyle": ("--", ":", "-.")[i % 3], "markerfacecolor": "none", "markersize": 7}
+        _draw_curve(axes, curve, label=f"{scorer}, then {name}", **look)
+    axes.set(xlabel=f"heads removed, of {int(pruning['heads_total'].max())}", ylabel=quality)
+    if pruning[QUALITY].between(0, 1).all():  # a share
+        axes.set_ylim(-0.03, 1.03)
+    axes.set_xticks(sorted(pruning["heads_removed"].unique()))
+    plots.legend_above(figure, axes)
+    caption = (
+        f"{quality.capitalize()} on the report split after the heads that each chose were removed. Bars are 95 %"
+        " intervals over examples, a grey line and band the mean and range of a random control. Dashed with open marks:"
+        " the same heads gone, and what is left recovered."
+    )
+    return Plot("accuracy", caption, figure)
+
+
+def _draw_curve(axes: Axes, curve: pd.DataFrame, **style: Any) -> None:
+    """Draw a line with intervals."""
+    curve = curve.sort_values("heads_removed")
+    bars = plots.errors(curve, QUALITY)
+    axes.errorbar(curve["heads_removed"], curve[QUALITY], bars, capsize=2, elinewidth=1, **style)
+
+
+@needs("pruning", "latency")
+def latency_curves(tables: Tables) -> Plot | None:
+    """The measured speed-up over the dense model against heads removed."""
+    names = candidates(tables["pruning"])  # one draw of a control would be noise
+    pruning = tables["pruning"].query("scorer in @names").dropna(subset="speedup")
+    if pruning.empty:
+        return None
+    figure = Figure(figsize=(7, 4.6))
+    axes = figure.add_subplot()
+    floor = tables["latency"].set_index("scorer").loc[DENSE_AGAIN, ["speedup_q1", "speedup_q3"]]
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.axhspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0, label="dense against itself")
+    total = int(pruning["heads_total"].max())
+    for i, name in enumerate(names):
+        curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
+        speedup = curve["speedup"]
+        bars = np.abs(np.stack([speedup - curve["speedup_q1"], curve["speedup_q3"] - speedup]))
+        place = curve["heads_removed"] + 0.012 * total * (i - (len(names) - 1) / 2)  # equal ones stay apart
+        axes.errorbar(place, speedup, bars, label=name, capsize=2, elinewidth=1, **plots.line_style(i))
+    axes.set(xlabel=f"heads removed, of {total}", ylabel=f"speed-up of {timed_name(tables)}")
+    axes.set_xticks(sorted(pruning["heads_removed"].unique()))
+    seen = pd.concat([pruning["speedup"], pd.Series([1.0, *floor])])  # a bar may leave the figure, no mark may
+    plots.scale_in_ratios(axes.yaxis, 0.9 * seen.min(), 1.1 * seen.max(), 0.05)
+    plots.legend_above(figure, axes)
+    caption = (
+        f"How many times as fast {timed_name(tables)} is with heads really removed. Bars are quartiles over rounds in"
+        " turn, the grey strip is the dense model timed against itself: within it there is no difference to be seen."
+    )
+    return Plot("latency", caption, figure)
+
+
+@needs("answers")
+def answers(tables: Tables) -> Plot:
+    """Panels for the model as it is left and after each recovery: a row per budget, a cell per symbol of the answer."""
+    table = tables["answers"].fillna("")
+    first = table.iloc[0]
+    right = _symbols(str(first["right_answer"]), first)
+    most = max(len(right), 1) + MORE
+    said = table.set_index(["recovery", "heads_removed"])["answer"].map(lambda answer: _symbols(str(answer), first))
+    said = said.map(lambda symbols: symbols if len(symbols) <= most else [*symbols[: most - 1], "…"])
+    places = max(len(right), *said.map(len), 1)
+    removed, ways = sorted(table["heads_removed"].unique()), list(table["recovery"].unique())
+    longest = max((len(symbol) for symbols in (right, *said) for symbol in symbols), default=1)
+    width = max(places * max(0.3, LETTER * (longest + 1)), 1.9)
+    figure = Figure(figsize=(1.3 + (width + 0.2) * len(ways), 1.3 + 0.28 * len(removed)))
+    labels = "place in the answer", f"heads removed, of {first['heads_total']}"
+    for axes, way in zip(plots.panels(figure, len(ways), len(ways), *labels), ways, strict=True):
+        wrong = np.full((len(removed), places), np.nan)
+        for i, number in enumerate(removed):
+            symbols = said[way, number]
+            wrong[i, : len(right)] = 1.0  # what is not said is wrong, too
+            wrong[i, : len(symbols)] = [j >= len(right) or symbol != right[j] for j, symbol in enumerate(symbols)]
+        heat_map(axes, wrong, rows=removed, columns=range(1, places + 1), **COLOURS)
+        axes.set_facecolor("white")
+        for i, number in enumerate(removed):
+            for j, symbol in enumerate(said[way, number]):
+                ink: Any = {"fontweight": "bold", "color": "white"} if wrong[i, j] else {"color": "black"}
+                write_inside(axes, j, i, symbol, fontsize=9, **ink)
+        axes.set_title("as it is left" if way == NOTHING else f"after {way}")
+    title = f"{first['source']} → {first['right_answer']}"
+    figure.suptitle(plots.wrapped(title, 0.9 * figure.get_figwidth()), fontsize=11)
+    caption = (
+        "What the model answers to the first example of the report split with fewer and fewer heads, removed in the"
+        f" order of {first['scorer']}. Red: a symbol that is wrong or missing; “…”: it goes on."
+    )
+    return Plot("answers", caption, figure)
+
+
+def _symbols(words: str, example: pd.Series) -> list[str]:
+    """The symbols of an answer: words or, where the right answer is a single word, its letters."""
+    apart = " " in str(example["right_answer"])
+    return [SIGNS.get(symbol, symbol) for symbol in (words.split() if apart else words)]

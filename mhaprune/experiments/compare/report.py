@@ -1,0 +1,264 @@
+"""The report of `experiment=compare`: how good is each score or search, and at what cost?"""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from mhaprune.reporting import plots
+from mhaprune.reporting.head_map import Verdict, prunable_alone, scored
+from mhaprune.reporting.headline import Number
+from mhaprune.reporting.heat_map import LOST, heat_map
+from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, elided, needs, number
+from mhaprune.reporting.sentences import points_over_runs
+from mhaprune.reporting.shared_figures import mean_over_runs, setting_names
+from mhaprune.statistics.intervals import LEAST_RUNS, prunable, student_interval
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, QUALITY, REFERENCE, SETTING, UNINFORMED, Tables, quality_name
+
+MOST_NAMES = 6
+"""Names of methods in one sentence."""
+MOST_LINES = 6
+"""More curves in one panel cannot be told apart."""
+MOST_COLUMNS = 3
+"""Panels side by side."""
+REGRET = "regret_quality"
+BEST: Any = {"color": "#F0E442", "linewidth": 8, "solid_capstyle": "butt", "zorder": 1.5}
+"""Broad and bright, below the curves: they often coincide with it."""
+
+
+def say(tables: Tables) -> Iterator[str]:
+    """Say what does best at any cost and at few passes, and what one split for all would change."""
+    winners, quality = tables["winner"], quality_name(tables)
+    for _, row in winners.drop_duplicates("choice").iterrows():
+        yield from _best(row, quality)
+    row = winners.iloc[0]
+    if not math.isnan(row["leak"]):
+        yield (
+            "Leak: with scoring, choosing and reporting on one split, the best choices by a score would have been"
+            f" reported {100 * abs(row['leak']):.1f} points of {quality} {'higher' if row['leak'] >= 0 else 'lower'}"
+            f" ({number(100 * row['leak_low'], 1)} to {number(100 * row['leak_high'], 1)})."
+        )
+
+
+def _best(row: pd.Series, quality: str) -> Iterator[str]:
+    """Say which is first, what ties with it, what is surely better, and which is the cheapest of those that tie."""
+    limit, first = limit_words(row["most_passes"]), row["first"]
+    tied, better = (_names(row[column]) for column in ("tied", "better"))
+    if tied:
+        yield (
+            f"No winner {limit}: {first} is first on the choose split, but on the report split these differ from it by"
+            f" less than the noise in {quality}: {tied}."
+        )
+    else:
+        yield f"{first} does best on the choose split {limit}."
+    regret, low, high = (number(100 * row[f"{REGRET}{end}"], 1) for end in ENDS)
+    count = round(passes(row))
+    it = f"None of these is cheaper than {row['choice']}, which costs" if tied else "It costs"
+    yield (
+        f"{it} {count} {'pass' if count == 1 else 'passes'} (a backward pass counts two). On the report split its"
+        f" heads lose {regret} points of {quality} (95 % interval {low} to {high}) against the best subset"
+        f"{'' if row['oracle'] == 'exact' else ' found'}, on average over the budgets."
+    )
+    if better:
+        yield f"Surely better on the report split than {first}: {better}."
+
+
+def _names(cell: object) -> str:
+    """Return the first of the names that a cell lists, and how many more there are."""
+    names = cell.split(", ") if isinstance(cell, str) and cell else []
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} others" if more > 0 else "")
+
+
+def over_runs(tables: Tables) -> Iterator[str]:
+    """Over the runs of each task: what does best on the choose splits, at few passes and at any cost, with intervals
+    over runs."""
+    methods, winners = tables["methods"], tables["winner"]
+    for task, runs in methods[methods["family"] != UNINFORMED].groupby("task", sort=False):
+        dearest = runs.assign(passes=passes(runs)).groupby("scorer")["passes"].max()
+        for limit in sorted(winners.loc[winners["task"] == task, "most_passes"].unique()):
+            within = runs[runs["scorer"].map(dearest) <= limit]
+            chosen, regrets = (
+                within.pivot_table(index="label", columns="scorer", values=column, sort=False).dropna(axis="columns")
+                for column in (CHOOSE_QUALITY, REGRET)
+            )
+            if len(chosen) >= LEAST_RUNS and chosen.shape[1]:
+                order = chosen.mean().sort_values(ascending=False, kind="stable").index
+                said = _best_over_runs(100 * regrets[order], limit_words(limit), quality_name(tables))
+                yield f"Over {len(chosen)} runs on {task} {said}."
+
+
+def _best_over_runs(points: pd.DataFrame, limit: str, quality: str) -> str:
+    """`points` holds a row per run and a column per choice, the best first."""
+    first, *others = points
+    line = (
+        f"{first} is first on the choose splits {limit}: its heads lose {points_over_runs(points[first])} of {quality}"
+        " against the best subsets (mean over budgets and runs, 95 % interval over runs)"
+    )
+    if others:
+        more = points[others[0]] - points[first]
+        line += f"; {others[0]} comes next, by {points_over_runs(more)} more"
+        low, high = student_interval(more)
+        line += ", which is within the noise" if low <= 0 <= high else ""
+    return line
+
+
+def head_map(tables: Tables) -> Verdict | None:
+    """The heads that are prunable one at a time; None without a score by ablation."""
+    scores = tables["heads"]
+    ablation = scores[scores["scorer"] == REFERENCE]
+    if ablation.empty:
+        return None
+    heads, tolerance = scored(scores, REFERENCE), float(tables["winner"]["prunable_tolerance"].iloc[0])
+    heads["stays"] = ~prunable(ablation[MOMENTS].to_numpy().T, tolerance)
+    return prunable_alone(heads, REFERENCE, tolerance, tables)
+
+
+def headline(tables: Tables) -> list[Number]:
+    """Return the regret of the best choice at few passes, and how many heads are prunable alone."""
+    few = tables["winner"].iloc[-1]
+    numbers = [Number("points of regret", 100 * float(few[REGRET]))]
+    if "prunable_heads" in few:
+        total = float(few["heads_total"])
+        numbers.append(Number("heads prunable alone", float(few["prunable_heads"]), total, "", 0.0, total))
+    return numbers
+
+
+def passes(methods: Any) -> Any:
+    """Return the cost of a row or of a whole table in forward passes over the score split; a backward pass counts
+    two."""
+    return methods["forward_passes"] + 2 * methods["backward_passes"]
+
+
+def limit_words(most_passes: float) -> str:
+    """Return the words for choices that cost at most so much."""
+    return "at any cost" if math.isinf(most_passes) else f"with at most {most_passes:g} forward passes"
+
+
+@needs("pruning")
+def method_curves(tables: Tables) -> Plot:
+    """Exact match against heads removed: panels of a few scorers each, with the best subset and the control."""
+    pruning, methods = tables["pruning"], tables["methods"]
+    names = list(methods.loc[methods["family"] != UNINFORMED].sort_values("family", kind="stable")["scorer"])
+    size = plots.columns_of(len(names), MOST_LINES)
+    groups = [names[start : start + size] for start in range(0, len(names), size)]
+    oracle = tables["oracle"].query("objective == @QUALITY").sort_values("heads_removed")
+    columns = plots.columns_of(len(groups), 2)
+    figure = Figure(figsize=(7, 4.4) if len(groups) == 1 else (8.4, 0.5 + 3.2 * -(-len(groups) // columns)))
+    label = f"heads removed, of {int(pruning['heads_total'].max())}"
+    grid = plots.panels(figure, len(groups), columns, label, quality_name(tables), sharex=True, sharey=True)
+    for axes, group in zip(grid, groups, strict=True):
+        for _, curves in pruning[pruning["family"] == UNINFORMED].groupby("scorer", sort=False):
+            plots.draw_band(axes, curves)
+        axes.plot(oracle["heads_removed"], oracle[QUALITY], label=best_subset(oracle), **BEST)
+        lines = []
+        for i, name in enumerate(group):
+            curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
+            style: Any = {"elinewidth": 0.8, "linewidth": 1.2, "markersize": 4, **plots.line_style(i)}
+            bars = plots.errors(curve, QUALITY)
+            lines.append(axes.errorbar(curve["heads_removed"], curve[QUALITY], bars, label=elided(name, 24), **style))
+        axes.set(ylim=(-0.03, 1.03))
+        if pruning["heads_removed"].nunique() <= 10:
+            axes.set_xticks(sorted(pruning["heads_removed"].unique()))
+        # above the curves, which may fill every corner
+        place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "alignment": "left", "borderaxespad": 0.2}
+        long = sum(len(name) > 22 for name in group)
+        axes.legend(handles=lines, ncols=1 if long > 1 else 2, columnspacing=1, **place)
+    plots.legend_above(figure, [line for line in grid[0].get_lines() if not str(line.get_label()).startswith("_")])
+    caption = (
+        f"{quality_name(tables).capitalize()} on the report split after the lowest-scored heads were removed, or those"
+        " that a search found; the best choice of heads in yellow, random ones in grey (mean and range), bars are 95 %"
+        " intervals over examples."
+    )
+    return Plot("accuracy", caption, figure)
+
+
+def best_subset(oracle: pd.DataFrame) -> str:
+    """The name of the best choice of heads. It is certainly the best only if all subsets were tried."""
+    return "best subset" if (oracle["kind"] == "exact").all() else "best subset found"
+
+
+@needs("pruning")
+def regret_map(tables: Tables) -> Plot | None:
+    """Draw the loss of each choice against the best subset, by budget and on average, with its cost; the best on
+    top."""
+    methods = tables["methods"].sort_values(REGRET, kind="stable")
+    regrets = tables["pruning"].pivot_table(index="scorer", columns="heads_removed", values=REGRET, dropna=False)
+    total = int(tables["pruning"]["heads_total"].max())
+    regrets = 100 * regrets.reindex(methods["scorer"])[[n for n in regrets if 0 < n < total]]
+    if regrets.empty:
+        return None
+    rows, width = len(regrets), max(0.48 * regrets.shape[1], 2.4)
+    figure = Figure(figsize=(1.8 + width + 3.4, 1.2 + 0.31 * rows))
+    left, right = figure.subplots(1, 2, width_ratios=[width, 2.4])
+    values, control = regrets.to_numpy(float), (methods["family"] == UNINFORMED).to_numpy()
+    worst = np.nanmax(values[~control], initial=1.0)  # a control would use up the contrast
+    chosen = set(tables["winner"]["choice"]) if "winner" in tables else set()
+    names: Any = {"rows": [elided(name) for name in regrets.index], "columns": regrets.columns}
+    heat_map(left, values, **names, write=partial(number, decimals=0), cmap=LOST, vmin=0, vmax=worst)
+    left.set(xlabel=f"heads removed, of {total}", title=f"regret in {quality_name(tables)} (points)")
+    for label, name in zip(left.get_yticklabels(), regrets.index, strict=True):
+        label.set_fontweight("bold" if name in chosen else "normal")
+    means, bars = 100 * methods[REGRET].to_numpy(), 100 * plots.errors(methods, REGRET)
+    for row, mean in enumerate(means):
+        style: Any = {"color": CONTROL_COLOUR if control[row] else "black", "markersize": 4, "elinewidth": 1}
+        right.errorbar(mean, row, xerr=bars[:, [row]], marker="o", **style)
+    right.axvline(0, color="black", linewidth=0.8)
+    right.set_xlim(right=min(plots.ceiling(100 * methods[f"{REGRET}_high"], methods["family"]), right.get_xlim()[1]))
+    right.set(xlabel="percentage points", ylim=left.get_ylim(), yticks=range(rows))
+    right.yaxis.tick_right()
+    costs = passes(methods)
+    right.set_yticklabels([f"{number(mean, 1)} at {cost:,.0f}" for mean, cost in zip(means, costs, strict=True)])
+    right.tick_params(axis="y", length=0)
+    right.set_title("mean, 95 % interval, at passes")
+    caption = (
+        f"{quality_name(tables).capitalize()} that each scorer's or search's choice loses to the best subset of the"
+        " same size, in percentage points; the darker the red, the more is lost. All numbers are of the"
+        " report split. The least regret is on top; at the right the mean over the budgets with its 95 % interval (a"
+        " control far outside has a number only) and what the choices cost, in forward passes over the score split; a"
+        " backward pass counts two."
+    )
+    if chosen:
+        which = [f"{row.choice} {limit_words(row.most_passes)}" for row in tables["winner"].itertuples()]
+        caption += f" In bold is the cheapest of those that do best, and so is chosen: {' and '.join(which)}."
+    return Plot("regret", caption, figure)
+
+
+@needs("methods")
+def compare_methods(tables: Tables) -> Plot:
+    """Draw how far every scorer stays behind the best subset: a dot per run, a mark and an interval for their mean."""
+    methods = tables["methods"].dropna(subset=[REGRET])
+    methods = methods.assign(points=100 * methods[REGRET], **{SETTING: setting_names(methods)})
+    chosen = methods.groupby("scorer", sort=False)[CHOOSE_QUALITY].mean()
+    names = list(chosen.sort_values(ascending=False, kind="stable").index)
+    settings = list(methods.groupby(SETTING, sort=False))
+    columns = plots.columns_of(len(settings), MOST_COLUMNS)
+    rows = -(-len(settings) // columns)
+    figure = Figure(figsize=(7.5 if columns == 1 else 1.5 + 3.5 * columns, 1.2 + rows * (0.3 + 0.3 * len(names))))
+    xlabel = f"mean regret in {quality_name(tables)} (percentage points, lower is better)"
+    xlabel = xlabel if columns == 1 else "mean regret (points)"
+    drawn = plots.panels(figure, len(settings), columns, xlabel, sharex=True)
+    shown = methods[methods["points"] <= plots.ceiling(methods["points"], methods["family"])]
+    ends = [end for _, runs in shown.groupby([SETTING, "scorer"])["points"] for end in student_interval(runs)]
+    limits = plots.room_for(pd.concat([shown["points"], pd.Series([0.0])]), ends)
+    for axes, (name, own) in zip(drawn, settings, strict=True):
+        if len(settings) > 1:
+            axes.set_title(name)
+            own = own.assign(label="one run")
+        means = mean_over_runs(axes, own, "scorer", "points", names, limits)
+        for row, mean in enumerate(means):
+            if mean > limits[1]:
+                where: Any = {"ha": "right", "va": "center", "zorder": 4, "bbox": {"color": "white", "pad": 1}}
+                axes.annotate(f"{number(mean, 1)} →", (limits[1], row), color="#555555", **where)
+    plots.legend_above(figure, drawn[0])
+    caption = (
+        f"How much {quality_name(tables)} each scorer's or search's choice of heads loses to the best subset, on"
+        " average over the budgets: a small mark per run, a bar for their mean with its 95 % interval over runs; on top"
+        " what does best on the choose splits. A control far outside is given in words. Runs with other settings have a"
+        " panel of their own."
+    )
+    return Plot("methods", caption, figure)

@@ -1,0 +1,327 @@
+"""The report of `experiment=explain`: what the heads look at, what they are worth, and what breaks without them."""
+
+from collections.abc import Iterator
+from math import ceil, isnan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mhaprune.heads import SITES, HeadId
+from mhaprune.reporting.head_map import REMOVED, Verdict, prunable_alone
+from mhaprune.reporting.headline import Number
+from mhaprune.reporting.heat_map import MATTERS, MISSING, frame, heat_map
+from mhaprune.reporting.plots import CONTROL_COLOUR, SIGNS, Plot, correlation, needs, number, wrapped
+from mhaprune.reporting.sentences import share
+from mhaprune.tables import HEAD, QUALITY, REFERENCE, Tables, in_brackets, in_unit, named, quality_name
+
+SPREAD = "spreads its attention evenly over all that it may look at"
+ABOVE_CHANCE = 0.15
+"""A pattern names a head if it gets at least this share of the attention that is possible beyond chance, which is large
+where few keys are allowed: 1 / (i + 1) in row i of a causal block."""
+NAMED = 3
+"""Number of the most important heads that get a sentence each."""
+ACROSS = 4
+"""Panels in a row."""
+PANEL = 2.2
+"""The largest width of a panel in inches: four panels and the words beside them fit a page."""
+CELL, LABEL = 0.21, 0.135
+"""Inches: the largest size of a token, and the size that its name needs."""
+LEAST_TOP = 0.3
+"""The least end of a colour scale: small differences between even weights should not look like large ones."""
+NO_PATTERN = "no clear pattern"
+WRITING = ("decoder_self", "cross")
+"""The sites of our own model at which a token is written."""
+MOST_ROWS = 72
+"""Heads of one figure, those that matter most."""
+CLEAR = 0.05
+"""The least share beyond an even head's that is written."""
+COLUMNS = ("i−2", "i−1", "i", "i+1", "i+2", "n−i−1", "n−i", "n−i+1", "first", "last", "end", "=read", "=write")
+"""The patterns of all sites, in the order of the figure."""
+PLACES = (0.4, 1.2, 2.0, 2.9)
+"""Inches from the map: where the columns of words stand."""
+
+
+def say(tables: Tables) -> Iterator[str]:
+    """Say which heads matter most, what they do, and what breaks without them."""
+    looks, unit = tables["looks"].query("not removed").sort_values("rank"), in_unit(tables)
+    best = looks.iloc[0]
+    low, high = share(best["quality_low"]), share(best["quality_high"])
+    yield (
+        f"{HeadId(*best[HEAD])} matters most of {len(looks)} heads by {best['scorer']}: without it the loss rises by"
+        f" {number(best['loss_rise'], 3)}{unit}, and {quality_name(tables)} is {share(best[QUALITY])}"
+        f" ({low}–{high}, 95 %) on the report split, with all heads {share(best['open_quality'])}."
+    )
+    if "answer" in tables["examples"]:
+        yield from _answers(tables["examples"])
+    wrong = tables["wrong"].drop_duplicates(HEAD).set_index(HEAD) if "wrong" in tables else None
+    for _, head in looks.head(NAMED).iterrows():
+        key = tuple(head[HEAD])
+        line = f"{HeadId(*key)} {_look(head, tables['patterns'])}. Without it"
+        if wrong is None:
+            yield f"{line} the loss rises by {number(head['loss_rise'], 3)}{unit}."
+            continue
+        line += f" {head['turned_wrong']:.0f} of {head['examples']:.0f} examples turn wrong"
+        if key in wrong.index:
+            example = wrong.loc[key]
+            said = _cut(example["said_without_it"] or "nothing", example["example"])
+            line += f"; of {example['example']} it makes {said}"
+        yield f"{line}."
+    if "gates" in tables:
+        yield from _gates(tables["gates"])
+
+
+def _answers(examples: pd.DataFrame) -> Iterator[str]:
+    for example in examples.itertuples():
+        known = isinstance(example.right_answer, str)
+        verdict = "right" if example.answer == example.right_answer else f"wrong, it is {example.right_answer}"
+        answer = _cut(example.answer, example.source)
+        line = f"Asked {example.source} the model says {answer} ({verdict if known else 'no answer is known'})."
+        line += "" if example.ended else " It finds no end."
+        if example.symbols > example.trained_symbols:
+            line += f" It was never trained on more than {example.trained_symbols} symbols."
+        yield line
+
+
+def _cut(answer: str, example: str) -> str:
+    """Return an answer with “…” after eight symbols if it is much longer than the source of the example."""
+    if len(answer) <= max(16, 4 + len(example.partition("->")[0])):
+        return answer
+    blank = " " if " " in answer else ""
+    return f"{blank.join((answer.split() if blank else answer)[:8])}{blank}…"
+
+
+def _look(head: pd.Series, patterns: pd.DataFrame) -> str:
+    """Say what a head looks at."""
+    if name_of(head) == NO_PATTERN:
+        return "follows no clear pattern"
+    rows = patterns[(patterns[HEAD] == list(head[HEAD])).all(axis=1) & (patterns["meaning"] == head["name"])]
+    if rows.empty:
+        return SPREAD
+    mass, largest, chance = (f"{100 * part:.0f} %" for part in rows.iloc[0][["mass", "largest", "chance"]])
+    return (
+        f"follows “{head['name']}”: its largest weight is there in {largest} of the rows that have such a place, with"
+        f" {mass} of its attention ({chance} by chance)"
+    )
+
+
+def _gates(gates: pd.DataFrame) -> Iterator[str]:
+    own = gates.iloc[0]["spearman_with_ablation"]
+    if not isnan(own):
+        yield f"The learned gates rank the heads like ablation at ρ = {correlation(own)} (Spearman)."
+    for again in gates[gates["gates"].str.startswith("retrained")].itertuples():
+        start, ablation = (correlation(getattr(again, f"spearman_with_{name}")) for name in ("start", "ablation"))
+        yield (
+            f"With the whole model {again.gates}, its gates are at ρ = {start} with where they started and at"
+            f" {ablation} with the ablation of its own heads."
+        )
+
+
+def over_runs(tables: Tables) -> Iterator[str]:
+    """Over the runs of each task: what the head looks at that matters most."""
+    looks = tables["looks"]
+    for task, rows in looks[~looks["removed"].astype(bool)].groupby("task", sort=False):
+        best = rows.sort_values("rank", kind="stable").drop_duplicates("label")
+        if len(best) > 1:
+            counts = best.apply(name_of, axis=1).value_counts()
+            names = ", ".join(f"“{name}” in {count}" for name, count in counts.items())
+            without = " ".join(map(share, best[QUALITY]))
+            line = f"Over {len(best)} runs on {task} the head that matters most follows {names}"
+            yield f"{line}; exact match without it: {without}."
+
+
+def head_map(tables: Tables) -> Verdict:
+    """The heads that matter each on its own, with what they look at."""
+    looks = tables["looks"]
+    heads = looks[[*HEAD, "score", "name"]].assign(stays=~(looks["removed"] | looks["prunable"]))
+    scorer = looks["scorer"].dropna().iloc[0]
+    heads["name"] = heads["name"].astype(object).fillna("").mask(looks["removed"], REMOVED)
+    there = ~looks["removed"]
+    together = looks.loc[there, "open_quality"].iloc[0], looks["without_prunable"].iloc[0]
+    verdict = prunable_alone(heads[there], scorer, looks["tolerance"].iloc[0], tables, together)
+    return verdict._replace(heads=heads)  # with the tiles of heads that are gone already
+
+
+def headline(tables: Tables) -> list[Number]:
+    """Return the number of heads that are prunable one at a time."""
+    looks = tables["looks"].query("not removed")
+    return [Number("heads prunable alone", float(looks["prunable"].sum()), len(looks), "", 0.0, len(looks))]
+
+
+@needs("attention")
+def attention_maps(tables: Tables) -> Iterator[Plot]:
+    """A figure per example and site: a panel for every head, queries down, keys across."""
+    attention, examples = tables["attention"], tables["examples"].set_index("example")
+    for (example, site), maps in attention.groupby(["example", "site"], sort=False):
+        looks = tables["looks"].query("site == @site and layer in @maps.layer")
+        layers = [rows for _, rows in looks.groupby("layer", sort=True)]
+        columns = min(ACROSS, max(map(len, layers)))
+        lines = [rows.iloc[start : start + columns] for rows in layers for start in range(0, len(rows), columns)]
+        figure = _draw_maps(maps, lines, columns, str(site))
+        shown = examples.loc[example]
+        title, caption = _words(shown, f"{SITES[site]} attention" if site in SITES else str(site))
+        figure.suptitle(wrapped(title, figure.get_figwidth()), fontsize=11)
+        top = scale_of(maps)["vmax"]
+        beyond = f" (darkest: {top:g} or more)" if maps["weight"].max() > top else ""
+        caption += (
+            f" The darker a cell, the larger the attention weight, on one scale for all of the figure{beyond}; a row is"
+            f" {'the token that is written there' if site in WRITING else 'a token that is read'}, and its weights add"
+            " up to 1. Above each its score and the pattern that it follows on the score split, if one is clear."
+            f" {bold(looks, in_unit(tables))}"
+        )
+        yield Plot(f"attention-{example}-{site}", caption, figure)
+
+
+def _words(example: pd.Series, site: str) -> tuple[str, str]:
+    """Return the title of a figure, and the beginning of its caption."""
+    if "answer" not in example:
+        return f"{site}: {example['source']}", f"Where every head of {site} looks in {example['source']}."
+    said = f"{example['source']} → {example['answer']}"
+    wrong = isinstance(example["right_answer"], str) and example["answer"] != example["right_answer"]
+    verdict = f" (wrong: it is {example['right_answer']})" if wrong else ""
+    return f"{site}: {said}", f"Where every head of {site} looks while the model answers {said}{verdict}."
+
+
+def _draw_maps(attention: pd.DataFrame, lines: list[pd.DataFrame], columns: int, site: str) -> Figure:
+    """Draw a map for every head of a site, in these lines."""
+    counts = attention["query"].nunique(), attention["key"].nunique()
+    height, width = (count * min(CELL, PANEL / counts[1]) for count in counts)
+    height, width = max(height, 0.6), max(width, 1.85)
+    figure = Figure(figsize=(1.6 + columns * (width + 0.15), 0.9 + len(lines) * (height + 0.62)))
+    grid: Any = figure.subplots(len(lines), columns, squeeze=False)
+    scale = scale_of(attention)
+    for i, rows in enumerate(lines):
+        for axes in grid[i, len(rows) :]:
+            axes.remove()
+        for axes, (_, head) in zip(grid[i], rows.iterrows(), strict=False):
+            matters = not head["removed"] and not head["prunable"]
+            axes.set_title(_title(head), fontsize=9.5, fontweight="bold" if matters else "normal", loc="left")
+            weights = attention[(attention["layer"] == head["layer"]) & (attention["head"] == head["head"])]
+            if weights.empty:
+                axes.set_facecolor(MISSING if head["removed"] else "white")
+                frame(axes)
+                why = REMOVED if head["removed"] else "not asked for"
+                axes.text(0.5, 0.5, why, ha="center", va="center", fontsize=9.5, transform=axes.transAxes)
+                continue
+            table = weights.pivot_table(index="query", columns="key", values="weight", sort=True)
+            image = heat_map(axes, table.to_numpy(float), **scale)
+            frame(axes)
+            tokens = weights.drop_duplicates("query")["writes" if site in WRITING else "reads"]
+            _name_tokens(axes, "y", tokens, height, axes is grid[i, 0])
+            _name_tokens(axes, "x", weights.drop_duplicates("key")["looks_at"], width, i == len(lines) - 1)
+        grid[i, 0].set_ylabel(
+            f"layer {rows['layer'].iloc[0]}\n{'writing' if site in WRITING else 'at token'}", fontsize=9.5
+        )
+    figure.supxlabel("it looks at", fontsize=9.5)
+    shrink = min(1.0, 1.6 / len(lines) / height + 0.3)
+    extend = "max" if attention["weight"].max() > scale["vmax"] else "neither"
+    bar = figure.colorbar(image, ax=list(figure.axes), fraction=0.03, shrink=shrink, extend=extend)
+    bar.set_label("attention weight")
+    bar.outline.set_visible(False)
+    return figure
+
+
+def scale_of(attention: pd.DataFrame) -> dict[str, Any]:
+    """Colours of attention weights from 0 to the largest one where there is a choice. A query that can look at a single
+    key has a weight of 1 there, which says nothing; beside it all others would be pale."""
+    weights = attention[attention["weight"] > 0]
+    keys = weights.groupby(["example", *HEAD, "query"])["key"].transform("nunique")
+    largest = weights.loc[keys > 1, "weight"].max()
+    top = 1.0 if isnan(largest) else min(max(ceil(20 * largest - 1e-6) / 20, LEAST_TOP), 1.0)
+    return {"cmap": MATTERS, "vmin": 0, "vmax": top}
+
+
+def bold(looks: pd.DataFrame, unit: str) -> str:
+    return f"Bold: heads that matter, whose closing alone costs {looks['tolerance'].iloc[0]:g}{unit} or may do so."
+
+
+def _title(head: pd.Series) -> str:
+    if head["removed"]:
+        return f"head {head['head']}\n "
+    return f"head {head['head']}, {head['scorer']} {number(head['score'], 3)}\n{name_of(head)}"
+
+
+def name_of(head: pd.Series) -> str:
+    return head["name"] if isinstance(head["name"], str) and head["name"] else NO_PATTERN
+
+
+def _name_tokens(axes: Axes, axis: Any, tokens: pd.Series, size: float, wanted: bool) -> None:
+    """Name every token, or every second, third, ... token if there is no room for all."""
+    words = [SIGNS.get(name, name) for name in tokens.astype(str)]
+    step, last = ceil(LABEL * len(words) / size), len(words) - 1
+    ticks = [*range(0, last - step + 1, step), last]  # the end always has its name
+    labels = [words[i] if wanted else "" for i in ticks]
+    axes.tick_params(axis=axis, length=0)
+    if axis == "y":
+        axes.set_yticks(ticks, labels, fontsize=9)
+    else:
+        axes.set_xticks(ticks, labels, fontsize=9, rotation=90 if max(map(len, words)) > 1 else 0)
+
+
+@needs("patterns")
+def head_profiles(tables: Tables) -> Plot:
+    """Draw the share of attention beyond that of an even head, by patterns; the most important head first."""
+    there = tables["looks"].query("not removed").sort_values("rank")
+    looks, patterns = there[:MOST_ROWS], tables["patterns"]
+    beyond = patterns.assign(beyond=patterns["mass"] - patterns["chance"])
+    beyond = beyond.pivot_table(index=HEAD, columns="pattern", values="beyond", dropna=False)
+    columns = [name for name in COLUMNS if name in beyond]
+    shares = beyond.reindex(index=pd.MultiIndex.from_frame(looks[HEAD]), columns=columns).to_numpy(float)
+    width = 0.46 * len(columns)
+    figure = Figure(figsize=(6.4 + width, 1.1 + 0.235 * len(looks)))
+    axes, words = figure.subplots(1, 2, sharey=True, width_ratios=[width, 4.9])
+    names: Any = {"rows": [head.label for head in named(looks)], "columns": columns}
+    names |= {"vmin": 0, "vmax": max(0.3, float(np.nanmax(shares, initial=0.0)))}
+    clear = np.where(np.abs(shares) >= CLEAR, shares, np.nan)
+    heat_map(axes, np.maximum(shares, 0), **names, write=_points, written=clear)
+    for side in (axes, words):
+        side.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False, labelsize=9)
+        side.grid(visible=False)
+        side.spines[:].set_visible(False)
+    words.tick_params(labelleft=False)
+    _write_facts(words, looks, tables)
+    shown = "every head looks" if len(looks) == len(there) else f"the first {len(looks)} of {len(there)} heads look"
+    ours = (
+        "n is that of the last symbol, so n−i mirrors i; “end” is the mark after it; “=read” are keys with the symbol"
+        " that stands at the query, “=write” keys with the symbol that the decoder writes there"
+    )
+    others = "“first” and “last” are the ends of the text, where many tokenizers put a mark"
+    caption = (
+        f"Where {shown}, the most important first. +19 means: 19 percentage points more of its attention on the score"
+        " split fall there than of a head that looks everywhere alike; the darker, the more. There is no number within"
+        f" {100 * CLEAR:g} points of such a head; a cell is grey where the head has no such place. i is the place of"
+        f" the query, i−1 is the key before it; {ours if 'end' in columns else others}. Then its score, the"
+        f" {quality_name(tables)} on the report split without it, the mean entropy of its weights (nats), and what it"
+        " is named after: of the patterns on which most of its largest weights fall, and"
+        f" {100 * ABOVE_CHANCE:g} % of the attention that is possible beyond chance, the one that exceeds chance most;"
+        f" or “everywhere”. {bold(looks, in_unit(tables))}"
+    )
+    return Plot("patterns", caption, figure)
+
+
+def _points(share: float) -> str:
+    """A share that is more or less than another one, in percentage points with its sign."""
+    return f"{'+' if share > 0 else ''}{number(100 * share, 0)}"
+
+
+def _write_facts(words: Axes, looks: pd.DataFrame, tables: Tables) -> None:
+    """The columns of words beside the map: bold for heads that matter, grey for what has no name."""
+    scorer = looks["scorer"].iloc[0]
+    unit = in_brackets(tables).replace(" ", "\n") if scorer == REFERENCE else ""
+    places = looks["pattern"].map(lambda place: f" ({place})" if isinstance(place, str) and place else "")
+    facts = {
+        f"{wrapped(scorer, 0.8)}{unit}": [number(score, 3) for score in looks["score"]],
+        f"{wrapped(quality_name(tables), 1)}\nwithout it": [number(share, 2) for share in looks[QUALITY]],
+        "entropy\n(nats)": [number(value, 2) for value in looks["entropy"]],
+        "looks at": list(looks.apply(name_of, axis=1) + places),
+    }
+    words.set(xlim=(0, 4.9), xticks=PLACES, xticklabels=list(facts))
+    for (name, cells), place in zip(facts.items(), PLACES, strict=True):
+        for row, (cell, idle) in enumerate(zip(cells, looks["prunable"], strict=True)):
+            style: Any = {"fontweight": "normal" if idle else "bold"}
+            if cell == NO_PATTERN:
+                style = {"color": CONTROL_COLOUR}
+            side = "left" if name == "looks at" else "center"
+            words.text(place - 0.3 * (side == "left"), row, cell, ha=side, va="center", fontsize=9, **style)

@@ -1,0 +1,225 @@
+"""The report of `experiment=prune`: how few heads are enough, which, and what suffers first."""
+
+from collections.abc import Iterator
+from functools import partial
+from math import nan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from mhaprune.experiments.can_go import surely_words, what_can_go, what_is_sure
+from mhaprune.heads import SITES, block_label
+from mhaprune.reporting import plots
+from mhaprune.reporting.head_map import Verdict
+from mhaprune.reporting.headline import Number
+from mhaprune.reporting.heat_map import LOST, heat_map
+from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, needs, number, wrapped
+from mhaprune.reporting.sentences import as_fast, share
+from mhaprune.tables import (
+    CHOOSE_QUALITY,
+    HEAD,
+    NOTHING,
+    QUALITY,
+    Tables,
+    block_order,
+    by_block,
+    head_names,
+    quality_name,
+)
+
+SIZES = "heads kept (fewer to the right)"
+CONTROL: Any = {"color": CONTROL_COLOUR, "linewidth": 8, "alpha": 0.45, "solid_capstyle": "round", "zorder": 1.5}
+"""Broad, below the curves: the control often coincides with them."""
+
+
+def say(tables: Tables) -> Iterator[str]:
+    """Say how few heads are enough, which they are, what each recovery needs, and what went wrong."""
+    smallest, quality = tables["smallest"], quality_name(tables)
+    best = fewest_heads(smallest[~smallest["control"]])
+    kept, total, dense = int(best["heads_kept"]), int(best["heads_total"]), share(best["dense_quality"])
+    if best["heads_removed"]:
+        yield (
+            f"{kept} of {total} heads {'is' if kept == 1 else 'are'} enough{surely_words(best, kept=True)}:"
+            f" {share(best[QUALITY])} {quality} is left on the report split ({dense} with all)."
+        )
+        after = "" if best["recovery"] == NOTHING else f" and recovered by {best['recovery']}"
+        after += f" ({int(best['steps'])} steps of training)" if after and best["steps"] else ""
+        yield f"They were chosen by {_way(best)}{after}."
+        if best["control_draws"]:
+            least, mean, most = (share(best[f"control_{name}"]) for name in ("least", QUALITY, "most"))
+            yield (
+                "The best shape of that size, trained from scratch for as many steps in all, reaches"
+                f" {mean} ({least} to {most}, {int(best['control_draws'])} drawn)."
+            )
+        yield as_fast(best, tables)
+    else:
+        yield (
+            f"None of {total} heads can go within {best['tolerance']:g} of the dense model's {dense} {quality},"
+            " however they are chosen and whatever is done afterwards."
+        )
+    if 0 < kept < total:
+        yield f"They are (site.layer: heads, counted from 0) {by_block(head_names(best['kept']))}."
+    rows = [fewest_heads(rows) for _, rows in smallest.groupby("recovery", sort=False)]
+    parts = [f"{row['heads_kept']} {_after(row)} ({share(row[QUALITY])}, {_way(row)})" for row in rows]
+    yield (
+        f"The fewest heads within {best['tolerance']:g} of {quality} on the choose split, and what is left"
+        f" on the report split: {', '.join(parts)}."
+    )
+    if best["heads_removed"] and surely_words(best):
+        yield what_is_sure(best["tolerance"], quality)
+    failed = tables["recovery"].query("note != ''")
+    for (name, note), rows in failed.groupby(["recovery", "note"], sort=False):
+        yield f"{name} failed for {len(rows)} of the models ({note})."
+
+
+def head_map(tables: Tables) -> Verdict:
+    """The heads of the smallest model that is good enough."""
+    smallest = tables["smallest"]
+    best = fewest_heads(smallest[~smallest["control"]])
+    stays = dict.fromkeys(head_names(best["removed"]), False) | dict.fromkeys(head_names(best["kept"]), True)
+    order = sorted(stays, key=lambda name: (*block_order(name.site, name.layer), name.head))
+    heads = pd.DataFrame(order, columns=HEAD).assign(score=nan, name="", stays=[stays[name] for name in order])
+    title = f"{int(best['heads_kept'])} of {len(heads)} heads are enough: {share(best[QUALITY])} {quality_name(tables)}"
+    if best["recovery"] != NOTHING and not (isinstance(best["note"], str) and best["note"]):
+        title += f" after {best['recovery']}"
+    return Verdict(heads, "", title, "Dashed tiles are heads that were removed together; blue ones stay.")
+
+
+def headline(tables: Tables) -> list[Number]:
+    """Return how many heads can be removed after each recovery, and what that brings. Controls are left out."""
+    own = tables["smallest"][~tables["smallest"]["control"]]
+    return [
+        number
+        for name, rows in own.groupby("recovery", sort=False)
+        for number in what_can_go(fewest_heads(rows), str(name), tables)
+    ]
+
+
+def fewest_heads(smallest: pd.DataFrame) -> pd.Series:
+    """The smallest model. Ties go to the best on the choose split."""
+    order = smallest.sort_values(["heads_kept", CHOOSE_QUALITY], ascending=[True, False], kind="stable")
+    return order.iloc[0]
+
+
+def _way(row: pd.Series) -> str:
+    """Return the schedule, with the scorer that it uses."""
+    return str(row["schedule"]) + (f" by {row['scorer']}" if row["scorer"] != row["schedule"] else "")
+
+
+def _after(row: pd.Series) -> str:
+    if row["recovery"] == NOTHING:
+        return "with nothing done afterwards"
+    return str(row["recovery"]) if row["control"] else f"after {row['recovery']}"
+
+
+@needs("recovery")
+def recovery_curves(tables: Tables) -> Plot:
+    """Exact match against heads kept: a panel per recovery, a line per schedule, the control in grey in each."""
+    table = tables["recovery"].assign(way=tables["recovery"].apply(_way, axis=1))
+    control, own = table[table["control"]], table[~table["control"]]
+    names, ways, place = list(own["recovery"].unique()), list(own["way"].unique()), _places(table)
+    columns = plots.columns_of(len(names), 3)
+    figure = Figure(figsize=(1 + 3.6 * columns, 1.0 + 3.0 * -(-len(names) // columns)))
+    grid = plots.panels(figure, len(names), columns, SIZES, quality_name(tables), sharex=True, sharey=True)
+    for axes, name in zip(grid, names, strict=True):
+        if len(control):
+            band = control.groupby("heads_kept")[QUALITY].agg(["min", "mean", "max"]).sort_index()
+            where = [place[kept] for kept in band.index]
+            axes.fill_between(where, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
+            label = f"{control['recovery'].iloc[0]} (mean and range)"
+            axes.plot(where, band["mean"], label=label, **CONTROL)
+        for way, curve in own[own["recovery"] == name].groupby("way", sort=False):
+            i = ways.index(way)
+            # Curves that coincide stay apart by their place and the size of their marks.
+            x = curve["heads_kept"].map(place) + 0.08 * (i - (len(ways) - 1) / 2)
+            bars = plots.errors(curve, QUALITY)
+            axes.errorbar(x, curve[QUALITY], bars, label=way, capsize=2, elinewidth=1, **plots.line_style(i))
+        axes.set(title=wrapped(_title(name), 3.4), ylim=(-0.03, 1.03))
+        axes.set_xticks(range(len(place)), list(map(str, place)))
+    plots.legend_above(figure, grid[0])
+    caption = (
+        f"{quality_name(tables).capitalize()} on the report split against heads left, one panel for each"
+        " recovery; bars are 95 % intervals over examples. All sizes that were measured stand at equal distances."
+    )
+    if len(control):
+        caption += " Grey: the best shape of each size trained from random weights for as many steps in all."
+    return Plot("recovery", caption, figure)
+
+
+@needs("recovery")
+def survivors(tables: Tables) -> Plot | None:
+    """Draw the number of heads left in each block, model by model: a panel per way to choose them."""
+    own = tables["recovery"][~tables["recovery"]["control"]]
+    choices = dict[str, pd.Series]()
+    for (_, _, recovery), models in own.groupby(["schedule", "scorer", "recovery"], sort=False):
+        way, kept = _way(models.iloc[0]), models.set_index("heads_kept")["kept"]
+        if way not in choices:
+            choices[way] = kept
+        elif kept.to_dict() != choices[way].to_dict():  # a recovery between the budgets
+            choices[f"{way},\n{recovery}"] = kept
+    place = _places(own)
+    blocks = {(head.site, head.layer) for kept in own["kept"] for head in head_names(kept)}
+    if not blocks:
+        return None
+    sites = list(dict.fromkeys([*SITES, *sorted(site for site, _ in blocks)]))  # ours keep their colours
+    columns = plots.columns_of(len(choices), 4)
+    figure = Figure(figsize=(1.2 + 2.9 * columns, 1.0 + 2.6 * -(-len(choices) // columns)))
+    grid = plots.panels(figure, len(choices), columns, SIZES, "heads in each block", sharex=True, sharey=True)
+    for axes, (way, models) in zip(grid, choices.items(), strict=True):
+        x, bottom = models.index.map(place), np.zeros(len(models))
+        for site, layer in sorted(blocks, key=lambda block: block_order(*block)):
+            counts = np.array([sum(head[:2] == (site, layer) for head in head_names(kept)) for kept in models])
+            paler = 1 - 0.75**layer
+            colour = [paler + (1 - paler) * channel for channel in to_rgb(COLOURS[sites.index(site) % len(COLOURS)])]
+            axes.bar(x, counts, 0.85, bottom, color=colour, edgecolor="white", label=block_label(site, layer))
+            bottom += counts
+        axes.set_title("\n".join(wrapped(line, 2.7) for line in way.splitlines()))
+        axes.set_xticks(range(len(place)), list(map(str, place)))
+        axes.grid(visible=False, axis="x")
+    plots.legend_above(figure, grid[0])
+    caption = (
+        "Which heads survive: the number of heads left in each block, by the size of the model; the lighter, the higher"
+        " the layer. After Voita et al. 2019, figure 8."
+    )
+    return Plot("survivors", caption, figure)
+
+
+@needs("groups", "smallest")
+def accuracy_by_group(tables: Tables) -> Plot:
+    """Exact match on every kind of example × heads kept, before and after recovery, for the schedule that does best."""
+    own = tables["smallest"][~tables["smallest"]["control"]]
+    best = fewest_heads(own)
+    groups = tables["groups"]
+    groups = groups[(groups["schedule"] == best["schedule"]) & (groups["scorer"] == best["scorer"])]
+    groups = groups[groups["recovery"].isin(own["recovery"])]
+    names, kinds = list(groups["recovery"].unique()), groups.drop_duplicates("group").set_index("group")["examples"]
+    labels = [f"{kind} (n = {count})" for kind, count in kinds.items()]
+    sizes = sorted(groups["heads_kept"].unique(), reverse=True)
+    columns = plots.columns_of(len(names), 3)
+    width, height = max(0.5 + 0.42 * len(sizes), 2.4), 0.7 + 0.3 * len(kinds)
+    figure = Figure(figsize=(2.2 + width * columns, 1.0 + height * -(-len(names) // columns)))
+    figure.suptitle(f"{quality_name(tables)} in %, by kind of example", fontsize=11)
+    for axes, name in zip(plots.panels(figure, len(names), columns, SIZES), names, strict=True):
+        values = groups[groups["recovery"] == name].pivot_table(index="group", columns="heads_kept", values=QUALITY)
+        values = 100 * values.reindex(index=kinds.index, columns=sizes).to_numpy(float)
+        colours: Any = {"cmap": f"{LOST}_r", "vmin": 0, "vmax": 100}
+        heat_map(axes, values, rows=labels, columns=sizes, write=partial(number, decimals=0), **colours)
+        axes.set_title(wrapped(_title(name), width))
+    caption = (
+        f"{quality_name(tables).capitalize()} in percent on every kind of example of the report split, heads"
+        f" chosen by {_way(best)}: what suffers first, and what each recovery brings back. The"
+        " darker the red, the more is lost; n is how many examples a kind has."
+    )
+    return Plot("groups", caption, figure)
+
+
+def _title(recovery: str) -> str:
+    return "no recovery" if recovery == NOTHING else recovery
+
+
+def _places(table: pd.DataFrame) -> dict[int, int]:
+    """The place of each size on an axis: the largest first, at equal distances, because the small sizes matter."""
+    return {int(kept): i for i, kept in enumerate(sorted(table["heads_kept"].unique(), reverse=True))}

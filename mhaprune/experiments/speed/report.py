@@ -1,0 +1,223 @@
+"""The report of `experiment=speed`: speed-up against heads removed, accuracy against time, where the time goes."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from mhaprune.reporting import plots
+from mhaprune.reporting.headline import Number
+from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, needs
+from mhaprune.reporting.sentences import share
+from mhaprune.tables import CHOOSE_QUALITY, QUALITY, Tables, candidates, quality_name, timed_name
+
+WHAT = {"encoder": "encoder", "decoder": "decoder, KV cache", "both": "encoder and decoder"}
+SIZE = ["batch_size", "source_length", "target_length"]
+PART_COLOURS = {"attention": COLOURS[4], "feed_forward": COLOURS[5], "rest": CONTROL_COLOUR}
+BUILT: Any = {"color": "black", "marker": "_", "markersize": 11, "linestyle": ""}
+FRONT: Any = {"color": "black", "linewidth": 1, "marker": "o", "markersize": 10, "markerfacecolor": "none", "zorder": 1}
+
+
+def say(tables: Tables) -> Iterator[str]:
+    """Say what removal brings at which size, against which limits, and what the trained model can afford."""
+    if "sizes" in tables:
+        yield _at_best(tables["sizes"])
+    if "speed" in tables:
+        removed = tables["speed"].query("heads_removed > 0")
+        ratios = removed["built_ratio"]
+        yield (
+            f"Removal takes {ratios.median():.3f} of the time of models built with as few heads (median over"
+            f" {len(removed)} sizes and budgets), and at worst {ratios.max():.3f}."
+        )
+    for _, rows in tables["tradeoff"].groupby("batch_size", sort=False):
+        yield _tradeoff(rows, tables)
+
+
+def headline(tables: Tables) -> list[Number]:
+    """The largest speed-up with about half of the heads, of fresh models."""
+    largest = at_half(tables["sizes"])["speedup"].max() if "sizes" in tables else math.nan
+    return [Number("times as fast with half of the heads", float(largest), 1.0, least=0.0)]
+
+
+def at_half(sizes: pd.DataFrame) -> pd.DataFrame:
+    """The rows with about half of the heads."""
+    off_half = (sizes["model_heads_removed"] / sizes["model_heads"] - 0.5).abs()
+    return sizes[off_half == off_half.min()]
+
+
+def _at_best(sizes: pd.DataFrame) -> str:
+    """Say the speed-up with about half of the heads, where it is largest and smallest, beside the floor."""
+    rows = at_half(sizes)
+    best, least = rows.loc[rows["speedup"].idxmax()], rows.loc[rows["speedup"].idxmin()]
+    line = (
+        f"With {int(best['model_heads_removed'])} of {int(best['model_heads'])} heads removed greedy decoding is"
+        f" {best['speedup']:.2f}× as fast at {_where(best)}"
+    )
+    if len(rows) > 1:
+        line += f", and least at {_where(least)}: {least['speedup']:.2f}×"
+    return f"{line}."
+
+
+def _where(row: pd.Series) -> str:
+    """Name a size, with the quartiles of its speed-up and of the dense model against itself."""
+    lengths = " → ".join(str(int(row[name])) for name in ("source_length", "target_length"))
+    size = f"d_model {int(row['timed_d_model'])}, batch {int(row['batch_size'])}, {lengths} tokens"
+    return f"{size} ({_quartiles(row, 'speedup')}; the dense model against itself {_quartiles(row, 'aa_ratio')})"
+
+
+def judged(tradeoff: pd.DataFrame, tables: Tables) -> pd.DataFrame:
+    """The rows of scorers with one order of the heads; all rows if there is no such scorer. A single draw of a control
+    is noise."""
+    own = tradeoff[tradeoff["scorer"].isin(candidates(tables.get("pruning", tradeoff)))]
+    return own if len(own) else tradeoff
+
+
+def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
+    """The fastest that costs at most a point on the choose split. It is taken by its lower quartile: the best of many
+    medians is the luckiest."""
+    rows = judged(rows, tables)
+    dense, quality = rows[rows["heads_removed"] == 0].iloc[0], quality_name(tables)
+    good = rows[rows[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - 0.01]
+    best = good.loc[good["speedup_q1"].idxmax()]
+    among = f"Of the trained model at batch {int(best['batch_size'])}, within 0.01 of {quality} on the choose split,"
+    if best["heads_removed"] == 0:
+        return f"{among} none is surely faster than the whole one: the lower quartile of no speed-up is above 1."
+    noise = ""
+    if best["speedup_q1"] <= best["aa_ratio_q3"]:
+        noise = f" That is no clear gain: the whole one against itself has {_quartiles(best, 'aa_ratio')}."
+    return (
+        f"{among} the fastest has {int(best['heads_removed'])} of {int(best['heads_total'])} heads removed by"
+        f" {best['scorer']}: {best['latency_ms']:.3g} ms instead of {dense['latency_ms']:.3g},"
+        f" {best['speedup']:.2f}× as fast ({_quartiles(best, 'speedup')}), at {share(best[QUALITY])} {quality}"
+        f" ({share(dense[QUALITY])} with all).{noise}"
+    )
+
+
+def _quartiles(row: pd.Series, name: str) -> str:
+    return f"quartiles {row[f'{name}_q1']:.2f}–{row[f'{name}_q3']:.2f}"
+
+
+@needs("speed")
+def speedup_curves(tables: Tables) -> Plot:
+    """Speed-up against heads removed: a row of panels per part of the model, a column per width, a line per batch."""
+    speed = tables["speed"]
+    rows, columns = _whats(speed), list(speed["timed_d_model"].unique())
+    figure = Figure(figsize=(1.2 + 2.9 * len(columns), 1.1 + 2.3 * len(rows)))
+    xlabel = f"heads removed, of {int(speed['model_heads'].max())}"
+    grid = plots.panels(figure, len(rows) * len(columns), len(columns), xlabel, sharex=True, sharey="row")
+    for i, axes in enumerate(grid):
+        what, d_model = rows[i // len(columns)], columns[i % len(columns)]
+        row = speed[speed["what"] == what]
+        panel = row[row["timed_d_model"] == d_model]
+        floor = panel["aa_ratio_q1"].min(), panel["aa_ratio_q3"].max()
+        axes.axhspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
+        for n, (_, line) in enumerate(panel.groupby(SIZE, sort=False)):
+            removed, look = line["model_heads_removed"], plots.line_style(n)
+            bars = np.abs(line[["speedup_q1", "speedup_q3"]].to_numpy().T - line["speedup"].to_numpy())
+            axes.errorbar(removed, line["speedup"], bars, capsize=2, markersize=4, elinewidth=1, **look)
+            axes.plot(removed, line["speedup"] * line["built_ratio"], **BUILT)
+            axes.plot(removed, line["flop_ratio"], color=look["color"], linestyle=":", linewidth=1.2)
+        axes.set_xticks(sorted(panel["model_heads_removed"].unique()))
+        ends = row["speedup"].min(), row[["speedup", "flop_ratio"]].max(axis=None)
+        axes.set_ylim(min(0.7, 0.9 * ends[0]), 1.25 * ends[1])  # a bar may leave its panel
+        if i < len(columns):
+            axes.set_title(f"d_model {d_model}")
+        if i % len(columns) == 0:
+            axes.set_ylabel(f"{WHAT[what]}\nspeed-up (×)")
+    sizes = speed.loc[speed["what"] == rows[-1], SIZE].drop_duplicates().itertuples()
+    handles = [
+        Line2D([], [], label=_size(size, speed), markersize=4, **plots.line_style(n)) for n, size in enumerate(sizes)
+    ]
+    handles += [
+        Line2D([], [], label="a model built so", **BUILT),
+        Line2D([], [], color="#555555", linestyle=":", label="if time went by FLOPs"),
+        Line2D([], [], color=CONTROL_COLOUR, alpha=0.4, linewidth=7, label="dense against itself"),
+    ]
+    plots.legend_above(figure, handles)
+    caption = (
+        "Speed-up when heads are really removed, evenly from all blocks, against the dense model in turn; bars are"
+        " quartiles over rounds. Black dashes are models built with as few heads from the start, the most that removal"
+        " can reach; the dotted line is what counting operations would promise, the grey strip the dense model timed"
+        " against itself. Once no cross-attention has a head the encoder need not run."
+    )
+    return Plot("speedup", caption, figure)
+
+
+@needs("tradeoff")
+def accuracy_milliseconds(tables: Tables) -> Plot:
+    """Exact match against milliseconds of a greedy decoding, with the Pareto front."""
+    tradeoff = judged(tables["tradeoff"], tables)
+    batches, names = list(tradeoff["batch_size"].unique()), list(tradeoff["scorer"].unique())
+    columns = plots.columns_of(len(batches), 2)
+    figure = Figure(figsize=(0.8 + 4.4 * columns, 0.7 + 3.5 * -(-len(batches) // columns)))
+    names_of_axes = f"milliseconds of {timed_name(tables)}", quality_name(tables)
+    grid = plots.panels(figure, len(batches), columns, *names_of_axes, sharey=True)
+    for axes, batch_size in zip(grid, batches, strict=True):
+        models = tradeoff[tradeoff["batch_size"] == batch_size]
+        for i, name in enumerate(names):
+            points = models[models["scorer"] == name]
+            low, high = (points["latency_ms"] * points["speedup"] / points[f"speedup_{q}"] for q in ("q3", "q1"))
+            bars = np.abs(np.stack([points["latency_ms"] - low, high - points["latency_ms"]]))
+            style: Any = plots.line_style(i) | {"label": name, "linestyle": "", "elinewidth": 1, "capsize": 2}
+            axes.errorbar(points["latency_ms"], points[QUALITY], xerr=bars, markersize=5, **style)
+        front = models[models["on_front"]].sort_values("latency_ms").drop_duplicates("removed")
+        axes.plot(front["latency_ms"], front[QUALITY], label="Pareto front", **FRONT)
+        for removed, x, y in zip(front["heads_removed"], front["latency_ms"], front[QUALITY], strict=True):
+            axes.annotate(f"−{removed}", (x, y), (-4, 5), textcoords="offset points", ha="right", va="bottom")
+        axes.set(title=f"batch {batch_size}", ylim=(-0.06, 1.12), xlim=(0, 1.3 * models["latency_ms"].max()))
+        axes.tick_params(labelbottom=True)
+    plots.legend_above(figure, grid[0])
+    caption = (
+        f"{quality_name(tables).capitalize()} of the model on the report split against the time of"
+        f" {timed_name(tables)}, heads really removed. Rings and line are the Pareto front as the choose split has it,"
+        " with the number of heads removed; bars are quartiles of the ratio to the dense model, round by round."
+    )
+    return Plot("tradeoff", caption, figure)
+
+
+@needs("parts")
+def time_by_part(tables: Tables) -> Plot:
+    """The share of attention, feed-forward and the rest in the dense model's time, a panel per part of the model."""
+    parts = tables["parts"]
+    whats, sizes = _whats(parts), ["timed_d_model", *SIZE]
+    most = max(len(parts.loc[parts["what"] == what, sizes].drop_duplicates()) for what in whats)
+    figure = Figure(figsize=(1.6 + 2.9 * len(whats), 1.2 + 0.34 * most))
+    grid = plots.panels(figure, len(whats), len(whats), "share of the time", sharex=True)
+    for axes, what in zip(grid, whats, strict=True):
+        rows = parts[parts["what"] == what]
+        wide = rows.pivot_table(index=sizes, columns="part", values=["share", "part_ms"], sort=False)
+        left = np.zeros(len(wide))
+        for part, colour in PART_COLOURS.items():
+            shares = wide["share"][part].to_numpy()
+            bars = axes.barh(range(len(wide)), shares, 0.75, left, color=colour, label=part.replace("_", "-"))
+            axes.bar_label(bars, [f"{each:.0%}" if each > 0.13 else "" for each in shares], label_type="center")
+            left += shares
+        axes.bar_label(bars, [f"{total:.3g} ms" for total in wide["part_ms"].sum(axis=1)], padding=3)
+        named = wide.index.to_frame().itertuples(index=False)
+        axes.set_yticks(range(len(wide)), [f"d_model {size.timed_d_model}, {_size(size, parts)}" for size in named])
+        axes.tick_params(labelleft=axes is grid[0])
+        axes.set(title=WHAT[what], xlim=(0, 1.3), xticks=(0, 0.25, 0.5, 0.75, 1))
+        axes.invert_yaxis()
+        axes.grid(visible=False)
+    plots.legend_above(figure, grid[0])
+    caption = (
+        "Where the dense model's time goes; attention's part holds its normalisation, projections and cache."
+        " If it took no time and the rest stayed as it is, the whole would be 1 / (1 − share) times as fast."
+    )
+    return Plot("parts", caption, figure)
+
+
+def _whats(frame: pd.DataFrame) -> list[str]:
+    return [what for what in WHAT if (frame["what"] == what).any()]
+
+
+def _size(size: Any, frame: pd.DataFrame) -> str:
+    """The batch size and, if they differ in the table, the lengths."""
+    label = f"batch {size.batch_size}"
+    if len(frame.loc[frame["target_length"] > 0, SIZE[1:]].drop_duplicates()) > 1:
+        label += f", {size.source_length}" + (f" → {size.target_length} tokens" if size.target_length else " tokens")
+    return label
