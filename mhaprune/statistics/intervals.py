@@ -232,23 +232,6 @@ def holm(p_N: np.ndarray) -> np.ndarray:
     return np.minimum(1.0, together_N)
 
 
-def area(removed_P: ArrayLike, accuracy_P: ArrayLike) -> float:
-    """Mean accuracy under its curve over the heads removed, by the trapezoid rule; raises as `area_weights`."""
-    return float(np.einsum("p,p->", area_weights(removed_P), np.asarray(accuracy_P, dtype=float)))
-
-
-def area_weights(removed_P: ArrayLike) -> np.ndarray:
-    """(P,): the weight of each point of a curve in its area. The weights sum to 1, so every single example has an area
-    too.
-
-    Raises ValueError unless the points are two or more and ascend.
-    """
-    widths = np.diff(np.asarray(removed_P, dtype=float))
-    if len(widths) == 0 or not (widths > 0).all():
-        raise ValueError(f"removed={np.asarray(removed_P).tolist()}: must be two or more points, ascending")
-    return (np.pad(widths, (1, 0)) + np.pad(widths, (0, 1))) / (2 * widths.sum())
-
-
 def quotient(part_R: np.ndarray, whole_R: np.ndarray) -> np.ndarray:
     """(R,): part / whole, NaN where the whole is 0."""
     return np.divide(part_R, whole_R, out=np.full(len(part_R), math.nan), where=whole_R > 0)

@@ -15,7 +15,6 @@ from mhaprune.experiments.ablate.report import latency_curves
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.base import figures_of
 from mhaprune.reporting.plots import Plot
-from mhaprune.reporting.shared_figures import agreement
 from mhaprune.tables import (
     BEST_OF_SIZE,
     DENSE,
@@ -106,19 +105,6 @@ def test_every_figure_is_drawn_and_can_be_read(case: str) -> None:
             check_legible(plot)
         assert plot.png.startswith(b"\x89PNG") or case == "a large model"
         assert (plot.figure.get_size_inches() < 40).all()
-
-
-def test_every_mark_of_the_agreement_is_within_its_axes_also_where_all_scores_are_negative() -> None:
-    tables = tables_of(24, [0, 12])
-    heads = tables["heads"]
-    negative = heads["score"].where(heads["scorer"] != "gate", -heads["score"])
-    plot = agreement({**tables, "heads": heads.assign(score=negative)})
-    assert plot is not None
-    axes = plot.figure.axes[0]
-    low, high = axes.get_xlim()
-    own = negative[heads["scorer"] == "gate"]
-    assert axes.get_xscale() == "symlog"
-    assert own.between(low, high).all()
 
 
 def test_a_model_that_is_far_faster_stays_in_the_figure_of_speed_and_its_bar_does_not_press_it_down() -> None:

@@ -17,8 +17,6 @@ from mhaprune.reporting import heat_map
 from mhaprune.reporting.heat_map import thinned
 from mhaprune.reporting.plots import STYLE, Plot, correlation, room_for, short
 from mhaprune.reporting.sentences import if_poor
-from mhaprune.reporting.shared_figures import mean_over_runs
-from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import by_block
 from support import PACKAGE, ROOT
 
@@ -159,15 +157,3 @@ def test_there_is_room_for_all_values_and_for_ends_that_are_not_far(
     left, right = room_for(pd.Series(values), ends)
     margin = 0.06 * (high - low or 1.0)
     assert (left, right) == pytest.approx((low - margin, high + margin))
-
-
-def test_the_interval_of_three_runs_does_not_squeeze_the_marks_of_all_others() -> None:
-    values = {"calm": [1.0, 1.1, 1.2], "wild": [0.0, 0.0, 4.0]}
-    rows = [{"label": f"seed={i}", "row": name, "x": x} for name, xs in values.items() for i, x in enumerate(xs)]
-    axes = Figure().add_subplot()
-    mean_over_runs(axes, pd.DataFrame(rows), "row", "x", ["calm", "wild"])
-    low, high = axes.get_xlim()
-    assert low < student_interval(values["wild"])[0]
-    assert student_interval(values["wild"])[1] < high < 9
-    mean_over_runs(axes, pd.DataFrame(rows), "row", "x", ["calm", "wild"], (-0.5, 1.5))
-    assert axes.get_xlim() == (-0.5, 1.5)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -10,8 +9,6 @@ import pytest
 from scipy import stats
 
 from mhaprune.statistics.intervals import (
-    area,
-    area_weights,
     bernstein_bound,
     difference_interval,
     differs_p,
@@ -244,37 +241,6 @@ def test_a_head_of_which_nothing_is_known_is_not_prunable_and_no_claim_is_made_o
     assert prunable(np.array([known, *unknown]).T, 0.05).tolist() == [True, False, False, False]
     assert prunable(np.array([[0.0, 0.0, 0.0], [0.05, 0.0, 0.0]]).T, 0.05).tolist() == [True, False]
     assert prunable(np.zeros((3, 0)), 0.05).shape == (0,)
-
-
-def test_the_area_under_known_curves() -> None:
-    removed = [0, 1, 4, 10]
-    assert area(removed, [0.7] * 4) == pytest.approx(0.7)
-    assert area(removed, [1 - n / 10 for n in removed]) == pytest.approx(0.5)
-    assert area([0, 10], [1, 0]) == pytest.approx(0.5)
-    assert area([0, 9, 10], [1, 1, 0]) == pytest.approx(0.95)
-    assert area([3, 4], [0.2, 0.4]) == pytest.approx(0.3)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_area_is_scipys_and_within_the_accuracies(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    removed, accuracy = np.sort(draw.permutation(72)[:9]), draw.uniform(size=9)
-    assert area(removed, accuracy) == pytest.approx(np.trapezoid(accuracy, removed) / (removed[-1] - removed[0]))
-    assert accuracy.min() < area(removed, accuracy) < accuracy.max()
-
-
-def test_the_area_of_the_mean_curve_is_the_mean_area_of_the_examples() -> None:
-    removed, correct = [0, 2, 3, 8], np.random.default_rng(8).integers(2, size=(4, 50))
-    areas = area_weights(removed) @ correct
-    assert area(removed, correct.mean(axis=1)) == pytest.approx(areas.mean())
-    assert area_weights(removed).sum() == pytest.approx(1)
-
-
-@pytest.mark.parametrize("removed", [[], [3], [0, 4, 4], [0, 5, 2]])
-def test_a_curve_has_two_points_or_more_and_ascends(removed: list[int]) -> None:
-    for function in (area_weights, partial(area, accuracy_P=removed)):
-        with pytest.raises(ValueError, match=r"^removed=\[.*\]: must be two or more points, ascending$"):
-            function(removed)
 
 
 def test_sign_flips_are_those_of_scipy_and_of_few_differences() -> None:

@@ -15,7 +15,7 @@ from mhaprune.reporting.headline import Number
 from mhaprune.reporting.heat_map import LOST, heat_map
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, elided, needs, number
 from mhaprune.reporting.sentences import points_over_runs
-from mhaprune.reporting.shared_figures import mean_over_runs, setting_names
+from mhaprune.reporting.shared_figures import setting_names
 from mhaprune.statistics.intervals import LEAST_RUNS, prunable, student_interval
 from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, QUALITY, REFERENCE, SETTING, UNINFORMED, Tables, quality_name
 
@@ -237,8 +237,8 @@ def compare_methods(tables: Tables) -> Plot:
     names = list(chosen.sort_values(ascending=False, kind="stable").index)
     settings = list(methods.groupby(SETTING, sort=False))
     columns = plots.columns_of(len(settings), MOST_COLUMNS)
-    rows = -(-len(settings) // columns)
-    figure = Figure(figsize=(7.5 if columns == 1 else 1.5 + 3.5 * columns, 1.2 + rows * (0.3 + 0.3 * len(names))))
+    lines, row_of = -(-len(settings) // columns), range(len(names))
+    figure = Figure(figsize=(7.5 if columns == 1 else 1.5 + 3.5 * columns, 1.2 + lines * (0.3 + 0.3 * len(names))))
     xlabel = f"mean regret in {quality_name(tables)} (percentage points, lower is better)"
     xlabel = xlabel if columns == 1 else "mean regret (points)"
     drawn = plots.panels(figure, len(settings), columns, xlabel, sharex=True)
@@ -246,10 +246,19 @@ def compare_methods(tables: Tables) -> Plot:
     ends = [end for _, runs in shown.groupby([SETTING, "scorer"])["points"] for end in student_interval(runs)]
     limits = plots.room_for(pd.concat([shown["points"], pd.Series([0.0])]), ends)
     for axes, (name, own) in zip(drawn, settings, strict=True):
-        if len(settings) > 1:
-            axes.set_title(name)
-            own = own.assign(label="one run")
-        means = mean_over_runs(axes, own, "scorer", "points", names, limits)
+        runs = own.groupby("scorer")["points"]
+        means, intervals = (
+            runs.mean().reindex(names),
+            np.array([student_interval(runs.get_group(name)) for name in names]),
+        )
+        apart = 0.5 * ((runs.cumcount() + 0.5) / runs.transform("size") - 0.5)  # equal runs would hide each other
+        places = own["scorer"].map(names.index) + apart
+        axes.scatter(own["points"], places, s=24, linewidth=0, zorder=3, color=CONTROL_COLOUR, label="one run")
+        axes.scatter(means, row_of, marker="|", s=220, linewidth=2.5, color="black", label="mean, 95 % interval")
+        axes.hlines(row_of, intervals[:, 0], intervals[:, 1], color="black", linewidth=1)
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set(yticks=row_of, yticklabels=names, ylim=(len(names) - 0.4, -0.6), xlim=limits)
+        axes.set_title(name if len(settings) > 1 else "")
         for row, mean in enumerate(means):
             if mean > limits[1]:
                 where: Any = {"ha": "right", "va": "center", "zorder": 4, "bbox": {"color": "white", "pad": 1}}

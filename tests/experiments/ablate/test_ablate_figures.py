@@ -11,6 +11,7 @@ import pytest
 from mhaprune.experiments.ablate.report import MORE, answers, latency_curves
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.reporting.plots import Plot, draw
+from mhaprune.reporting.shared_figures import agreement
 from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import Tables
 from support.legible import check_legible
@@ -43,18 +44,17 @@ def test_a_recovery_is_drawn_beside_the_curve_of_its_scorer() -> None:
     np.testing.assert_allclose(np.asarray(after.get_ydata(), dtype=float), 0.9)
 
 
-def test_a_score_that_is_the_same_for_all_heads_has_no_rank_correlation_and_the_figure_says_so() -> None:
-    """As the gates of a model with one head per layer: never `nan`, and not left out in silence."""
+def test_every_head_stands_at_its_cost_and_its_rank_by_another_score() -> None:
+    """A score that is equal for all heads has no rank correlation, and the figure says so: never `nan`."""
     tables = all_tables()
-    heads = tables["heads"]
-    tables["heads"] = heads.assign(score=heads["score"].where(heads["scorer"] != "gate", 1.0))
-    tables["agreement"] = tables["agreement"].assign(spearman=np.nan)
-    plot = next(plot for plot in drawn(tables) if plot.name == "agreement")
-    assert "all scores equal: no ranks to compare" in text_of(plot)
-    assert "nan" not in text_of(plot)
-    tables["heads"] = heads[(heads["site"] == "cross") & (heads["head"] == 0)]
-    one = next(plot for plot in drawn(tables) if plot.name == "agreement")
-    assert "one head: no ranks to compare" in text_of(one)
+    (plot,) = draw((agreement,), tables)
+    costs = tables["heads"].query("scorer == 'ablation'")["score"]
+    places = np.vstack([bars.lines[0].get_xydata() for bars in plot.figure.axes[0].containers])
+    np.testing.assert_allclose(sorted(places.tolist()), np.c_[range(1, 5), costs])
+    assert "Spearman ρ = 0.88" in text_of(plot)
+    (equal,) = draw((agreement,), tables | {"agreement": tables["agreement"].assign(spearman=np.nan)})
+    assert "no rank correlation" in text_of(equal)
+    assert "nan" not in text_of(equal)
 
 
 def test_speed_is_drawn_against_heads_removed_and_neither_mark_nor_noise_is_cut() -> None:
@@ -71,13 +71,6 @@ def test_speed_is_drawn_against_heads_removed_and_neither_mark_nor_noise_is_cut(
         low, high = axes.get_ylim()
         assert low < min(1, latency["speedup_q1"].item())
         assert high > max(2, latency["speedup_q3"].item())
-
-
-def test_the_heat_map_leaves_removed_heads_empty(plots: dict[str, Plot]) -> None:
-    """Head 1 of `cross` does not exist; the numbers that do are all there, each in its own cell."""
-    values = plots["heads"].figure.axes[0].images[0].get_array()
-    assert values is not None
-    np.testing.assert_array_equal(np.isnan(np.ma.filled(values, np.nan)), [[False, False, True], [False, True, False]])
 
 
 @pytest.mark.parametrize("missing", ["heads", "agreement", "pruning", "latency", "training", "answers"])
