@@ -1,6 +1,5 @@
 """The base of recoveries: each takes a model that has lost heads, and returns a better one of that shape."""
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -122,7 +121,7 @@ def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, 
         "recovered_with": sources(*modules_of(recovery)),
     }
     content = remember("recovered", what, make) if recovery.kept else make(None, lambda state: None)
-    model = copy.deepcopy(left)
+    model = left.copied()
     if content["weights"] is not None:
         model.load_state_dict(content["weights"])
     return RecoveryResult(model, pd.DataFrame(content["history"]), content["note"])

@@ -4,7 +4,6 @@ Dimensions: B = batch, T = positions, U = keys, H = heads of a block, K = head_d
 heads.
 """
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -19,7 +18,7 @@ from mhaprune.subject import AttentionMap, Batch, Fallback, Gates, LastMap, Outc
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, grid_of, weight_of
 from mhaprune.wrapping.gating import head_by_head, hooked
 from mhaprune.wrapping.interception import attention_weights
-from mhaprune.wrapping.removal import remove_heads
+from mhaprune.wrapping.removal import copied, remove_heads
 from mhaprune.wrapping.replay import at_rest, find_maps, walk
 
 
@@ -165,14 +164,14 @@ class GatedModel(ABC):
         return self.with_module(*remove_heads(self.module, self.blocks, kept))
 
     def in_double(self) -> Self:
-        module: Any = copy.deepcopy(self.module).double()
+        module: Any = copied(self.module).double()
         # The eager attention of transformers takes its softmax in float32, whatever the model computes in.
         if getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager" and module._supports_sdpa:
             module.set_attn_implementation("sdpa")
         return self.with_module(module, self.blocks)
 
     def copied(self) -> Self:
-        return self.with_module(copy.deepcopy(self.module), self.blocks)
+        return self.with_module(copied(self.module), self.blocks)
 
     def last_maps(self, batches: Sequence[Batch]) -> Iterator[LastMap]:
         """The output projections of the attention, and the last map of every other sublayer that adds to the residual

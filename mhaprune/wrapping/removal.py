@@ -14,7 +14,16 @@ import torch
 from torch import nn
 
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, in_features, neighbours, out_features, weight_of
+from mhaprune.wrapping.blocks import (
+    AttentionBlock,
+    Rows,
+    Unsupported,
+    block_of,
+    in_features,
+    neighbours,
+    out_features,
+    weight_of,
+)
 from mhaprune.wrapping.reshaping import finish, store
 from mhaprune.wrapping.torch_nn import TorchAttention
 
@@ -67,6 +76,26 @@ class Cut:
         return Cut(self.shapes | later.shapes, attributes, self.heads | later.heads)
 
 
+HELD = {name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)}
+"""What every module has: dictionaries of tensors, of children and of hooks, most of them empty."""
+
+
+def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """A copy that shares no weights. It is that of `copy.deepcopy`, in a fifth of the time: runs make hundreds."""
+    memo = {} if memo is None else memo
+    if id(module) in memo:
+        known: nn.Module = memo[id(module)]
+        return known
+    memo[id(module)] = twin = type(module).__new__(type(module))
+    for name, value in vars(module).items():
+        if name == "_modules":
+            mine: Any = {key: None if child is None else copied(child, memo) for key, child in value.items()}
+        else:
+            mine = value.copy() if name in HELD and not value else copy.deepcopy(value, memo)
+        object.__setattr__(twin, name, mine)  # one by one: so they are faster to look up in every later call
+    return twin
+
+
 def remove_heads(
     model: nn.Module, blocks: Sequence[AttentionBlock], kept: Sequence[Sequence[int]]
 ) -> tuple[nn.Module, list[AttentionBlock]]:
@@ -75,7 +104,7 @@ def remove_heads(
     Where a layer loses all heads, one stays that says nothing: views with -1 and key-value caches cannot do with none.
     A layer of ours, or of torch.nn, can. Raises `Unsupported` where heads can be gated but not removed.
     """
-    model = copy.deepcopy(model)
+    model = copied(model)
     left, cut = [], Cut()
     generic: list[tuple[AttentionBlock, list[int]]] = []
     for block, keep in zip(blocks, kept, strict=True):
@@ -85,8 +114,9 @@ def remove_heads(
         elif block.why_not:
             raise Unsupported(f"{block.path}: its heads can be gated, not removed: {block.why_not}")
         elif isinstance(layer, MultiHeadAttention):
-            left.append(_block_without(model, block, keep, keep))
             layer.keep_heads(keep)
+            names = tuple(block.names[h] for h in keep)
+            left.append(block_of(layer, block.owner, block.path, cross=block.cross, names=names))
             parent = model.get_submodule(block.owner.rpartition(".")[0])
             if isinstance(parent, TorchAttention):
                 parent.names = tuple(parent.names[h] for h in keep)
