@@ -15,9 +15,9 @@ from torch.optim import AdamW, Optimizer
 
 from mhaprune.attention.gates import GateConfig, HeadGate
 from mhaprune.data import PAD, Examples
-from mhaprune.descent import Descent, Objective, descend, parameter_groups
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.settings.ranges import Ge, Lt
+from mhaprune.wrapping.descent import Descent, Objective, descend, parameter_groups
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import pandas as pd
 
 from mhaprune.data import Data, Splits
-from mhaprune.descent import Descent
 from mhaprune.measure.outcomes import Diverged
 from mhaprune.settings.options import describe, modules_of
 from mhaprune.settings.ranges import Checked
 from mhaprune.storage.cache import Remember, sources, weights_digest
 from mhaprune.tables import VALID_QUALITY
+from mhaprune.wrapping.descent import Descent
 
 State = dict[str, Any]
 Left = Any

@@ -17,7 +17,6 @@ import pandas as pd
 
 from mhaprune.attention.gates import GateConfig
 from mhaprune.data import Data, Examples, Splits
-from mhaprune.descent import Descent
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.times import device_name
 from mhaprune.model.training import Training
@@ -27,6 +26,7 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.storage.cache import Remember
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Task
+from mhaprune.wrapping.descent import Descent
 
 if TYPE_CHECKING:
     from mhaprune.model.transformer import Seq2Seq

@@ -38,7 +38,7 @@ LARGE = (
 )
 """The settings that decide how much memory a model and its examples take."""
 
-COMPUTES = tuple(f"mhaprune.{room}" for room in ("heads", "data", "subject", "attention", "descent", "model"))
+COMPUTES = tuple(f"mhaprune.{room}" for room in ("heads", "data", "subject", "attention", "wrapping", "model"))
 """The rooms whose code decides what a training ends in."""
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from mhaprune.attention.gates import GateConfig
-from mhaprune.descent import Descent
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import in_features
+from mhaprune.wrapping.descent import Descent
 from mhaprune.wrapping.replay import switched_off
 from mhaprune.wrapping.wrapped import WrappedModel
 

@@ -14,12 +14,12 @@ from torch import nn
 
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import PAD, Examples, Splits
-from mhaprune.descent import Watch
 from mhaprune.measure.outcomes import Diverged
 from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training, cross_entropy, head_gates, training_step
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tasks.sort import Sort
+from mhaprune.wrapping.descent import Watch
 
 GATE = Softmax(learning_rate=0.05, entropy_weight=0.01)
 RECIPE = Training(
