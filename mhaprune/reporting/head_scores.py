@@ -1,5 +1,7 @@
 """The scores of all heads, in colours that are the same for every scorer: by rank."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -32,7 +34,7 @@ def head_scores(tables: Tables) -> Plot | None:
     wide = 0.6 if fits else 0.27
     figure = Figure(figsize=(3.2 + wide * len(names), 1.5 + height + 0.085 * max(0, max(map(len, shown)) - 18)))
     axes = figure.add_subplot()
-    colours = {"vmin": -0.12, "vmax": 1}  # the least of all heads still has a colour, unlike one that is not there
+    colours: Any = {"vmin": -0.12, "vmax": 1}  # the least of all heads still has a colour, unlike one that is not there
     written = scores.to_numpy(float)
     image = heat_map(
         axes, depths.to_numpy(float), columns=shown, write=short if fits else None, written=written, **colours

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -104,6 +104,8 @@ class Ablate(HeadBudgets, WithinTolerance):
         with doing("recover", len(study.recoveries)) as step:
             for name in study.recoveries:
                 ways[name] = partial(recover_without, study, lesson, name)
+                if study.origin is not None:
+                    ways[name] = cache(ways[name])  # asked again for the answers
                 mine = [plan for plan in first if plan.scorer == furthest]
                 recovered.append(with_times(recovered_table(subject, splits, name, ways[name], mine), latency))
                 summaries.append(summary_table(recovered[-1], alike, self.tolerance))
