@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -143,6 +144,7 @@ COSTS = ("forward_passes", "backward_passes", "seconds")
 """What a choice of heads takes: passes over the score split, and time."""
 
 
+@dataclass
 class Search:
     """One call of a schedule, and what it takes beyond the score of the whole model.
 
@@ -150,18 +152,15 @@ class Search:
     one forward pass over the score split, although shared prefixes make it faster than that.
     """
 
-    def __init__(
-        self,
-        scoring: Scoring,
-        name: str = "",
-        scorer: Scorer | None = None,
-        draw: int = 0,
-        whole: HeadGrid | None = None,
-    ) -> None:
-        """Without a `scorer` the schedule may read no score."""
-        self.scoring, self.name, self.scorer, self.draw, self.whole = scoring, name, scorer, draw, whole
-        self.forward_passes = self.backward_passes = self.seconds = 0.0
-        self.refitting: list[Refits] = []
+    scoring: Scoring
+    name: str = ""
+    scorer: Scorer | None = None
+    """None for a schedule that may read no score."""
+    draw: int = 0
+    whole: HeadGrid | None = None
+    cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COSTS, 0.0))
+    """Passes and seconds."""
+    refitting: list[Refits] = field(default_factory=list)
 
     def __call__(self, schedule: Schedule, budgets: Sequence[Budget]) -> list[HeadMask]:
         if self.scorer is not None:
@@ -169,16 +168,11 @@ class Search:
         start = time.perf_counter()
         shown = Evidence(self.scoring.subject, self._score, self._loss, self.whole, self._gradients, self._refits)
         masks = schedule(shown, budgets)
-        self.seconds += time.perf_counter() - start
+        self.cost["seconds"] += time.perf_counter() - start
         for refits in self.refitting:
-            self.forward_passes += refits.passes * len(refits.fitted) / len(self.scoring.examples)
+            self.cost["forward_passes"] += refits.passes * len(refits.fitted) / len(self.scoring.examples)
         self.refitting.clear()
         return masks
-
-    @property
-    def cost(self) -> dict[str, float]:
-        """Passes and seconds."""
-        return {name: getattr(self, name) for name in COSTS}
 
     def _score(self, left: Subject) -> Tensor:
         assert self.scorer is not None, "the schedule reads a score, its `scoring` says none"
@@ -186,17 +180,17 @@ class Search:
             return self.scoring(self.name, self.scorer).scores.values[self.draw]
         with naming(self.name):
             scores = self.scorer(left, self.scoring.examples, self.scoring.seed)
-        self.forward_passes += scores.forward_passes
-        self.backward_passes += scores.backward_passes
+        self.cost["forward_passes"] += scores.forward_passes
+        self.cost["backward_passes"] += scores.backward_passes
         return scores.values[self.draw]
 
     def _loss(self, masks: Sequence[HeadMask]) -> Tensor:
-        self.forward_passes += len(masks)
+        self.cost["forward_passes"] += len(masks)
         return measure_removed(self.scoring.subject, self.scoring.examples, masks).loss.double().mean(dim=1)
 
     def _gradients(self) -> Tensor:
-        self.forward_passes += 1
-        self.backward_passes += 1
+        self.cost["forward_passes"] += 1
+        self.cost["backward_passes"] += 1
         return gate_gradients(self.scoring.subject, self.scoring.examples)
 
     def _refits(self, examples: int) -> Refits:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 
@@ -55,21 +55,14 @@ def settings_of(group: str, name: str) -> Settings:
     return inherited | settings
 
 
-class Option(NamedTuple):
-    """An option of a plug-in."""
-
-    group: str
-    name: str
-    package: str | None
-    """Where its settings stand in the config, as `# @package` of a YAML says; None for the name of its group."""
-    settings: Settings
-    """The content of its YAML, with the default of every field that this leaves out."""
-
-
-def options_of(package: str, groups: Mapping[str, type], several: Iterable[str]) -> Iterator[Option]:
+def options_of(
+    package: str, groups: Mapping[str, type], several: Iterable[str]
+) -> Iterator[tuple[str, str, str | None, Settings]]:
     """Find the options of a plug-in: a YAML for each in its folder `conf`, or a class alone.
 
-    `groups` holds the class of the options of each group; of those in `several` a run may have more than one.
+    Yield the group, the name, where the settings stand in the config (None for the name of the group), and the settings
+    with the default of every field that a YAML leaves out. `groups` holds the class of the options of each group; of
+    those in `several` a run may have more than one.
     """
     with_yaml = set()
     for folder in getattr(importlib.import_module(package), "__path__", ()):
@@ -82,7 +75,7 @@ def options_of(package: str, groups: Mapping[str, type], several: Iterable[str])
                 with_yaml.add(own["_target_"])
                 filled = completed(groups[group], own, f"{group}.{path.stem}")
                 content = content | {group: filled} if own is not content else content | filled
-            yield Option(group, path.stem, header and header[1], content)
+            yield group, path.stem, header and header[1], content
     for module in modules(package):
         for cls in vars(module).values():
             kind = _group_of(cls, module.__name__, groups)
@@ -90,7 +83,7 @@ def options_of(package: str, groups: Mapping[str, type], several: Iterable[str])
             if kind is not None and named["_target_"] not in with_yaml:
                 name = _snake(cls.__name__)
                 place = f"{kind}.{name}" if kind in several else None
-                yield Option(kind, name, place, completed(groups[kind], named, f"{kind}.{name}"))
+                yield kind, name, place, completed(groups[kind], named, f"{kind}.{name}")
 
 
 def _group_of(cls: object, module: str, groups: Mapping[str, type]) -> str | None:

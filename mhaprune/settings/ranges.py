@@ -73,6 +73,11 @@ Sizes = Annotated[tuple[Annotated[int, Within(1, 2**16)], ...], Distinct()]
 """The sizes at which something is measured. The bound is far above any useful size: more would only fill the memory."""
 
 
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
+
+
 @dataclass(frozen=True)
 class Checked:
     """A dataclass that checks its ranges at construction, so that a wrong setting stops a run before it starts.
@@ -167,11 +172,6 @@ def expected(kind: Any) -> str:
     if kind in names or not isinstance(kind, type):
         return names.get(kind, str(kind))
     return f"a {kind.__name__} of {kind.__module__.partition('.')[0]}"
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls, include_extras=True)
 
 
 P = ParamSpec("P")
