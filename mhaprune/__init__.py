@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mhaprune.attention.layer import MultiHeadAttention
+    from mhaprune.front.heads import wrap
     from mhaprune.front.python import run, study
+    from mhaprune.front.saved import load, save
     from mhaprune.heads import HeadMask
-    from mhaprune.library.heads import wrap
-    from mhaprune.library.saved import load, save
     from mhaprune.wrapping.blocks import AttentionBlock
 
 _HOME = {
     "run": "front.python",
     "study": "front.python",
-    "load": "library.saved",
-    "save": "library.saved",
-    "wrap": "library.heads",
+    "load": "front.saved",
+    "save": "front.saved",
+    "wrap": "front.heads",
     "AttentionBlock": "wrapping.blocks",
     "MultiHeadAttention": "attention.layer",
     "HeadMask": "heads",

@@ -28,8 +28,8 @@ import mhaprune
 from benches.sides import Pair, timed
 from mhaprune import losses
 from mhaprune.data import Data, Splits
+from mhaprune.front.heads import Heads
 from mhaprune.heads import HeadMask
-from mhaprune.library.heads import Heads
 from mhaprune.measure.outcomes import measure, measure_masks, measure_removed
 from mhaprune.measure.times import COPIES, taking_turns
 from mhaprune.subject import Subject

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mhaprune.runs.collecting import collect
+from mhaprune.runs.jobs import watch
 from mhaprune.settings.refusals import one_line
-from mhaprune.sweeps.collecting import collect
-from mhaprune.sweeps.jobs import watch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import mhaprune.sweeps.collecting
+import mhaprune.runs.collecting
 from mhaprune.data import Examples, Splits
 from mhaprune.experiments import results
 from mhaprune.heads import HeadMask
@@ -59,11 +59,11 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def figures_where_they_are_wanted() -> Iterator[None]:
-    of_run, of_runs = results.figures_of, mhaprune.sweeps.collecting.draw
+    of_run, of_runs = results.figures_of, mhaprune.runs.collecting.draw
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(results, "figures_of", lambda *given: of_run(*given) if Drawing.wanted else [])
         patch.setattr(
-            mhaprune.sweeps.collecting,
+            mhaprune.runs.collecting,
             "draw",
             lambda *given: of_runs(*given) if Drawing.wanted or Drawing.collected else iter(()),
         )

@@ -14,8 +14,8 @@ from torch import nn
 import mhaprune
 from mhaprune import losses
 from mhaprune.attention.layer import MultiHeadAttention
+from mhaprune.front.heads import Heads
 from mhaprune.heads import HeadMask
-from mhaprune.library.heads import Heads
 from support.classifier import Classifier, batches, classifier
 
 

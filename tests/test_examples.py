@@ -13,7 +13,7 @@ import torch
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.library.heads import Heads
+from mhaprune.front.heads import Heads
 from support.classifier import batches, classifier
 
 METHODS = [name for name, value in vars(Heads).items() if inspect.isfunction(value) and not name.startswith("_")]

@@ -19,10 +19,10 @@ import torch
 
 import mhaprune
 from mhaprune.front.command_line import main
+from mhaprune.runs.collecting import collect
 from mhaprune.storage.cache import Cache
 from mhaprune.storage.seals import sealed
 from mhaprune.studies.texts import read_rows
-from mhaprune.sweeps.collecting import collect
 from support.commands import run_here
 from support.sizes import TINY, TINY_SEQUENCES
 

@@ -15,9 +15,9 @@ import torch
 
 from mhaprune.front.command_line import main
 from mhaprune.model import training as loop
+from mhaprune.runs.jobs import Sweep
 from mhaprune.runs.run import build
 from mhaprune.storage.store import RunFolder, fingerprint, read_status
-from mhaprune.sweeps.jobs import Sweep
 from support import ROOT
 from support.commands import run_here, run_script
 from support.composing import compose, tables_in

@@ -1,1 +1,1 @@
-"""The doors: the command line, and the same from Python."""
+"""The doors: the command line, the same from Python, and mhaprune on a model of your own."""

@@ -50,8 +50,8 @@ SHOW = ("--cfg", "-c")
 
 def job(config: DictConfig, start: int = 0) -> None:
     """One run, or one job of the n-th start of a sweep, in the folder that Hydra has made for it."""
+    from mhaprune.runs.doing import do_alone, do_in_sweep
     from mhaprune.runs.run import sweep_settings
-    from mhaprune.sweeps.doing import do_alone, do_in_sweep
 
     hydra_config = HydraConfig.get()
     overrides = _texts(hydra_config.overrides.task)
@@ -171,8 +171,8 @@ class HandingOver(Callback):
 
 
 def _sweep(asked: SweepAsked) -> None:
+    from mhaprune.runs.from_hydra import launch
     from mhaprune.runs.run import sweep_settings
-    from mhaprune.sweeps.from_hydra import launch
 
     given = {str(name): value for name, value in asked.config.items() if name != "hydra"}
     launch(asked.config, asked.loader, job, sweep_settings(given), _values)

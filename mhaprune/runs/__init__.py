@@ -1,1 +1,1 @@
-"""One run: its settings as a config, and what it does with them."""
+"""One run and its settings; sweeps: the list of jobs, how each is done, and what all of them found together."""

@@ -17,9 +17,9 @@ from mhaprune.reporting.headline import against_settings
 from mhaprune.reporting.plots import draw, lay_out
 from mhaprune.reporting.sentences import if_poor
 from mhaprune.reporting.settings import setting
+from mhaprune.runs.found import read_run
 from mhaprune.runs.run import MODEL, SHOW
 from mhaprune.storage.store import RunFolder, read_status
-from mhaprune.sweeps.found import read_run
 from mhaprune.tables import Tables
 from support.composing import run_of, tables_in
 from support.made_tables import said_over_runs

@@ -11,10 +11,10 @@ import collect
 import mhaprune
 from mhaprune.front.command_line import main
 from mhaprune.model.checkpoint import load
+from mhaprune.runs.jobs import Sweep
 from mhaprune.storage.cache import Cache
 from mhaprune.storage.locks import is_held, locked
 from mhaprune.storage.store import read_status, write_bytes
-from mhaprune.sweeps.jobs import Sweep
 from support.commands import run_here
 
 

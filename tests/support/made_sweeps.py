@@ -11,14 +11,14 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.experiments.ablate.study import Ablate
+from mhaprune.runs.doing import do_in_sweep
+from mhaprune.runs.jobs import Job, Sweep
+from mhaprune.runs.launching import More, do_sweep
 from mhaprune.runs.run import Results
 from mhaprune.settings.options import target
 from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings
 from mhaprune.storage.cache import code_of
 from mhaprune.storage.store import RunFolder, fingerprint
-from mhaprune.sweeps.doing import do_in_sweep
-from mhaprune.sweeps.jobs import Job, Sweep
-from mhaprune.sweeps.launching import More, do_sweep
 from support.made_tables import pruning_table, summary
 
 

@@ -19,8 +19,8 @@ import transformers
 from families import FAMILIES, GATES_ONLY, UNKNOWN, Family, batch_of, make, per_example
 
 import mhaprune
+from mhaprune.front.heads import Heads, wrap
 from mhaprune.heads import HeadGrid, HeadMask
-from mhaprune.library.heads import Heads, wrap
 from mhaprune.measure.outcomes import all_open, measure, measure_masks, output_difference
 from mhaprune.wrapping.saving import load_folder, make_plain
 

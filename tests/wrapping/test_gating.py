@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mhaprune import losses
-from mhaprune.library.heads import Heads, wrap
+from mhaprune.front.heads import Heads, wrap
 from support.classifier import Classifier, batches
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from mhaprune import losses
 from mhaprune.attention.layer import MultiHeadAttention
+from mhaprune.front.heads import Heads, wrap
 from mhaprune.heads import HeadId
-from mhaprune.library.heads import Heads, wrap
 from support.classifier import Classifier, batches
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune import losses
-from mhaprune.library.heads import wrap
+from mhaprune.front.heads import wrap
 from mhaprune.measure.outcomes import all_open, measure, measure_masks
 from mhaprune.wrapping.replay import Replay
 from support.classifier import Classifier, batches

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune import losses
-from mhaprune.library.heads import Heads, generating, wrap
+from mhaprune.front.heads import Heads, generating, wrap
 from mhaprune.pruning import removal
 from support.classifier import Classifier, batches
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from mhaprune.attention.gates import Softmax
 from mhaprune.attention.layer import MultiHeadAttention
+from mhaprune.front.heads import wrap
 from mhaprune.heads import HeadMask
-from mhaprune.library.heads import wrap
 from mhaprune.measure.outcomes import output_difference
 from mhaprune.wrapping.blocks import AttentionBlock
 from mhaprune.wrapping.torch_nn import converted

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from mhaprune import losses
+from mhaprune.front.heads import Heads, wrap
 from mhaprune.heads import HeadMask
-from mhaprune.library.heads import Heads, wrap
 from mhaprune.measure.outcomes import Diverged, measure
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.training import FINE_TUNING, PlainTraining

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune import losses, progress
+from mhaprune.front.heads import Heads, wrap
 from mhaprune.heads import HeadMask
-from mhaprune.library.heads import Heads, wrap
 from mhaprune.measure.outcomes import measure
 from mhaprune.pruning.plans import Search
 from mhaprune.recoveries.refitting import refit, show

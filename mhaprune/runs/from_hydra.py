@@ -23,13 +23,13 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mhaprune.interrupts import handling
+from mhaprune.runs.doing import end_with_parent
+from mhaprune.runs.jobs import Job, Sweep
+from mhaprune.runs.launching import do_sweep
 from mhaprune.runs.run import Run, build, check
+from mhaprune.runs.searching import OptunaSearch, check_optuna
 from mhaprune.settings.plugins import conf_folder, results_folder
 from mhaprune.settings.sweep import SweepSettings
-from mhaprune.sweeps.doing import end_with_parent
-from mhaprune.sweeps.jobs import Job, Sweep
-from mhaprune.sweeps.launching import do_sweep
-from mhaprune.sweeps.searching import OptunaSearch, check_optuna
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

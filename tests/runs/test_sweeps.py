@@ -20,11 +20,11 @@ import pytest
 
 from collect import main as collect_main
 from mhaprune.front.command_line import main
+from mhaprune.runs.collecting import collect
+from mhaprune.runs.jobs import LOCK, Job, Sweep, watch
+from mhaprune.runs.launching import JobsFailed
 from mhaprune.settings.sweep import SweepSettings
 from mhaprune.storage.locks import is_held, locked
-from mhaprune.sweeps.collecting import collect
-from mhaprune.sweeps.jobs import LOCK, Job, Sweep, watch
-from mhaprune.sweeps.launching import JobsFailed
 from support.commands import run_here
 from support.made_sweeps import Bench
 from support.sizes import slow
@@ -32,8 +32,8 @@ from support.sizes import slow
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr("mhaprune.sweeps.doing.GRACE", 0.4)
-    monkeypatch.setattr("mhaprune.sweeps.launching.GRACE", 2.0)
+    monkeypatch.setattr("mhaprune.runs.doing.GRACE", 0.4)
+    monkeypatch.setattr("mhaprune.runs.launching.GRACE", 2.0)
     return Bench(tmp_path)
 
 
@@ -87,7 +87,7 @@ def test_what_has_changed_is_refused_or_done_again(sweep: Bench, monkeypatch: py
     assert sweep.done() == ["seed=0", "seed=1"]
     sweep("seed=0,1", "x=2")
     assert sweep.done() == []
-    monkeypatch.setattr("mhaprune.sweeps.launching.code_of", lambda modules: {"modules": modules, "digest": "other"})
+    monkeypatch.setattr("mhaprune.runs.launching.code_of", lambda modules: {"modules": modules, "digest": "other"})
     with pytest.raises(ValueError, match=refused):
         sweep("seed=0,1", "x=2")
 
@@ -230,7 +230,7 @@ def hold(lock: Path, seconds: float) -> None:
 
 def test_a_job_ends_soon_after_its_sweep(sweep: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may run on another machine, where no signal of this one comes. It saves first."""
-    monkeypatch.setattr("mhaprune.sweeps.doing.PAUSE", 0.05)
+    monkeypatch.setattr("mhaprune.runs.doing.PAUSE", 0.05)
 
     def another_owner() -> None:
         (sweep.root / ".sweep.lock").write_text("process 1 on another machine")
@@ -282,7 +282,7 @@ def test_a_signal_reaches_the_running_job_and_the_same_command_goes_on(sweep: Be
 
 def test_after_each_job_it_is_said_how_far_the_sweep_is(sweep: Bench, caplog: Any) -> None:
     sweep.wrong["seed=1"] = fail
-    with caplog.at_level(logging.INFO, "mhaprune.sweeps.doing"), pytest.raises(JobsFailed):
+    with caplog.at_level(logging.INFO, "mhaprune.runs.doing"), pytest.raises(JobsFailed):
         sweep("seed=0,1,2")
     assert [record.message for record in caplog.records if record.message.startswith("3 jobs: ")] == [
         "3 jobs: 1 done, 0 running, 0 failed, 2 to go, about 10 s left",
@@ -373,7 +373,7 @@ SEEDS = ("-m", "experiment=train", "training.steps=1", "task.train=50", "model.m
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("mhaprune.sweeps.from_hydra.results_folder", lambda: tmp_path)
+    monkeypatch.setattr("mhaprune.runs.from_hydra.results_folder", lambda: tmp_path)
     return tmp_path / "sweeps"
 
 

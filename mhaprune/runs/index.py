@@ -14,8 +14,8 @@ from markupsafe import escape
 
 from mhaprune.reporting.head_map import SmallMap
 from mhaprune.reporting.page import fill
+from mhaprune.runs.found import FoundRun
 from mhaprune.storage.store import inside
-from mhaprune.sweeps.found import FoundRun
 
 TILE = 7
 """Pixels of the side of a head in a thumbnail."""

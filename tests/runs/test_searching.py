@@ -12,11 +12,11 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from mhaprune.front.command_line import main
+from mhaprune.runs.from_hydra import to_choose
+from mhaprune.runs.jobs import Job, Sweep
+from mhaprune.runs.launching import JobsFailed
+from mhaprune.runs.searching import OptunaSearch
 from mhaprune.settings.sweep import SearchSettings
-from mhaprune.sweeps.from_hydra import to_choose
-from mhaprune.sweeps.jobs import Job, Sweep
-from mhaprune.sweeps.launching import JobsFailed
-from mhaprune.sweeps.searching import OptunaSearch
 from support.commands import run_here
 from support.made_sweeps import Bench
 from support.made_tables import summary
@@ -123,7 +123,7 @@ def test_a_column_that_is_none_is_refused(sweep: Bench) -> None:
 
 
 def test_what_cannot_be_searched_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("mhaprune.sweeps.from_hydra.results_folder", lambda: tmp_path)
+    monkeypatch.setattr("mhaprune.runs.from_hydra.results_folder", lambda: tmp_path)
     settings = ("-m", "experiment=train", "sweep=mine", "search=optuna", "seed=0,1")
     assert "error: search.trials=0: must be from 1 to" in run_here(main, *settings, "search.trials=0").stderr
     assert "needs -m" in run_here(main, "search=optuna").stderr

@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mhaprune.interrupts import before_stopping
+from mhaprune.runs.collecting import collect
+from mhaprune.runs.doing import GRACE, PAUSE
+from mhaprune.runs.found import read_run
+from mhaprune.runs.jobs import LOCK, STOP, Job, Sweep
 from mhaprune.settings.plugins import allowed
 from mhaprune.settings.sweep import SweepSettings
 from mhaprune.storage import store
@@ -19,10 +23,6 @@ from mhaprune.storage.cache import code_of
 from mhaprune.storage.locks import holder, is_held, locked
 from mhaprune.storage.seals import Damaged
 from mhaprune.storage.store import read_status
-from mhaprune.sweeps.collecting import collect
-from mhaprune.sweeps.doing import GRACE, PAUSE
-from mhaprune.sweeps.found import read_run
-from mhaprune.sweeps.jobs import LOCK, STOP, Job, Sweep
 
 log = logging.getLogger(__name__)
 

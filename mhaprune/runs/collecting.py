@@ -15,11 +15,11 @@ from mhaprune.reporting.headline import Number, against_settings, means_in_words
 from mhaprune.reporting.page import render
 from mhaprune.reporting.plots import MOST_RUNS, Plot, draw
 from mhaprune.reporting.settings import Setting, by_use, setting
+from mhaprune.runs.found import COLLECTION, FoundRun, find_runs
+from mhaprune.runs.index import index_of
+from mhaprune.runs.jobs import Sweep
 from mhaprune.settings.sweep import SWEEP_SETTINGS
 from mhaprune.storage.store import RunFolder, in_one_line, read_status, reason
-from mhaprune.sweeps.found import COLLECTION, FoundRun, find_runs
-from mhaprune.sweeps.index import index_of
-from mhaprune.sweeps.jobs import Sweep
 from mhaprune.tables import LABEL, SETTING, Tables, varying
 
 RESERVED = ("cache", "hydra", LABEL, SETTING, *SWEEP_SETTINGS)

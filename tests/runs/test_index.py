@@ -13,9 +13,9 @@ import pandas as pd
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.reporting.head_map import SmallMap, Verdict, in_small
 from mhaprune.reporting.headline import Number
+from mhaprune.runs.found import FoundRun
+from mhaprune.runs.index import index_of, thumbnail
 from mhaprune.settings.options import target
-from mhaprune.sweeps.found import FoundRun
-from mhaprune.sweeps.index import index_of, thumbnail
 from support.browser import after, needs_browser
 
 HEADS = pd.DataFrame(

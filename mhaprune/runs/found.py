@@ -15,12 +15,12 @@ import pandas as pd
 from mhaprune.experiments.base import Experiment
 from mhaprune.reporting.head_map import SmallMap
 from mhaprune.reporting.headline import Number
+from mhaprune.runs.jobs import FILE, Sweep
 from mhaprune.settings.plugins import find_class
 from mhaprune.settings.ranges import expected, fits
 from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.seals import Damaged, checksum
 from mhaprune.storage.store import in_one_line, inside, read_status, reason
-from mhaprune.sweeps.jobs import FILE, Sweep
 from mhaprune.tables import Tables
 
 RUN, COLLECTION = "run", "collection"

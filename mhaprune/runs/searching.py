@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from mhaprune.runs.jobs import Job, Sweep
 from mhaprune.settings.sweep import SearchSettings
 from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.store import read_status
-from mhaprune.sweeps.jobs import Job, Sweep
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

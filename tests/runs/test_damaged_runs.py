@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 from test_collect import change_status, make_run
 
+from mhaprune.runs.collecting import collect
 from mhaprune.storage.seals import checksum
 from mhaprune.storage.store import RunFolder, read_status
-from mhaprune.sweeps.collecting import collect
 from support.made_tables import pruning_table
 
 Damage = Callable[[Path], None]
@@ -117,7 +117,7 @@ def test_runs_that_cannot_be_drawn_together_are_said_all_the_same(
     def draw(figures: Any, tables: dict[str, pd.DataFrame]) -> list[Any]:
         raise ValueError("cannot\ndraw")
 
-    monkeypatch.setattr("mhaprune.sweeps.collecting.draw", draw)
+    monkeypatch.setattr("mhaprune.runs.collecting.draw", draw)
     said, *lines = collect([three], tmp_path / "out")
     assert said == "Runs of ablate cannot be compared, ValueError: cannot draw."
     assert len(lines) == 3

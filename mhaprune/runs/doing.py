@@ -22,13 +22,13 @@ from pathlib import Path
 
 from mhaprune.interrupts import before_stopping, interruptible_once, limited
 from mhaprune.progress import shown
+from mhaprune.runs.jobs import LOCK, STOP, Sweep, progress
 from mhaprune.runs.run import Results, Run
 from mhaprune.settings.plugins import results_folder
 from mhaprune.settings.refusals import RunFailed
 from mhaprune.settings.sweep import SweepSettings
 from mhaprune.storage import store
 from mhaprune.storage.locks import holder, locked, whose
-from mhaprune.sweeps.jobs import LOCK, STOP, Sweep, progress
 
 log = logging.getLogger(__name__)
 

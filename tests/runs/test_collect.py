@@ -16,11 +16,11 @@ from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.train import Train
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import MOST_RUNS
+from mhaprune.runs.collecting import collect, numbers_of, settings_of, title_of, varying_first
+from mhaprune.runs.found import FoundRun
+from mhaprune.runs.jobs import Job, Sweep
 from mhaprune.settings.options import target
 from mhaprune.storage.store import RunFolder, read_status
-from mhaprune.sweeps.collecting import collect, numbers_of, settings_of, title_of, varying_first
-from mhaprune.sweeps.found import FoundRun
-from mhaprune.sweeps.jobs import Job, Sweep
 from support.made_tables import pruning_table, summary
 
 FOUND = {"findings": ["9 of 24 heads can go."], "head_map": {"title": "its map", "rows": ["10", " 1"]}}

@@ -1,1 +1,0 @@
-"""mhaprune from Python, on a model of your own."""
