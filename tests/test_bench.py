@@ -1,17 +1,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import pytest
 import torch
-from torch.optim import Optimizer
 
 import bench
-from benches import answers, masks, refit, training
-from mhaprune.data import Examples
+from benches import answers, masks, refit
 from mhaprune.model.network import Transformer
-from mhaprune.model.transformer import Seq2Seq
 from support.commands import run_here
 
 
@@ -33,22 +29,6 @@ def test_bad_names_and_too_few_pairs_are_refused() -> None:
         "NAME=speed: no such bench, allowed are training, recipes, removal, decode, ablation, pairs_of_heads" in refused
     )
     assert "--pairs=3: must be 20 or more" in run_here(main, "--pairs", "3").stderr
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_the_recipes_train_on_the_batches_of_their_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[tuple[int, str]] = []
-
-    def seen(model: Seq2Seq, batch: Examples, optimisers: Sequence[Optimizer]) -> None:
-        assert torch.is_grad_enabled()
-        sizes.append((len(batch), "+".join(type(optimiser).__name__ for optimiser in optimisers)))
-
-    monkeypatch.setattr(training, "training_step", seen)
-    for _, ours, peer in training.recipes(count=2):
-        ours()
-        peer()
-    assert sizes == [(64, "AdamW+Muon")] * 2 + [(64, "AdamW")] * 2 + [(128, "AdamW+Muon")] * 2 + [(128, "AdamW")] * 2
 
 
 @torch.no_grad()

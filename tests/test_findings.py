@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +8,7 @@ import pytest
 
 import findings
 from findings import Claim, lines, overlap
-from mhaprune.storage.store import read_status
-from support import ROOT
 from support.commands import run_here
-from support.real_sweeps import hear
 from support.sizes import TINY, TINY_SEQUENCES
 
 
@@ -36,22 +29,6 @@ def test_what_can_go_is_read_for_each_task_before_and_after_a_refit() -> None:
         "sort: heads that can go after a refit": [18, 15],
         "reverse: heads that can go as they are": [3],
         "reverse: heads that can go after a refit": [6],
-    }
-
-
-def test_regrets_are_in_points_and_searches_stand_beside_scores() -> None:
-    rows = frame(
-        "sort",
-        seed=[0, 0, 0, 0],
-        scorer=["ablation", "gate", "random", "greedy"],
-        schedule=["one_shot", "one_shot", "one_shot", "greedy"],
-        regret_quality=[0.01, 0.2, 0.6, 0.005],
-    )
-    found = said(findings.regret({"methods": rows}))
-    assert found == {
-        "sort: regret of greedy, points": [0.5],
-        "sort: regret of ablation, points": [1],
-        "sort: regret of gate, points": [20],
     }
 
 
@@ -99,27 +76,3 @@ def test_a_finding_is_repeated_on_both_lots_of_models(tmp_path: Path, capfd: pyt
     again = capfd.readouterr()
     assert again.out.endswith(out[out.index("| |") :])
     assert "3 of 3 jobs are done and skipped" in again.err + again.out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_lets_the_jobs_save(number: signal.Signals, tmp_path: Path) -> None:
-    endless = [one for one in (*TINY, *TINY_SEQUENCES) if not one.startswith("training.")]
-    endless += [
-        "experiment.budgets=[1,2]",
-        "training.steps=100000",
-        "training.checkpoint_every=1000",
-        f"cache={tmp_path / 'cache'}",
-    ]
-    command = [sys.executable, str(ROOT / "scripts" / "findings.py"), "refit", "--folder", str(tmp_path / "sweeps")]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen([*command, *endless], stdout=log, stderr=log, preexec_fn=hear)
-    deadline = time.monotonic() + 40
-    while not list((tmp_path / "cache").glob("trained-*.partial.pt")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(0.7)  # in the middle between two states that are saved anyway
-    process.send_signal(number)
-    assert process.wait(timeout=60) == 130
-    assert "the same command goes on from there" in (tmp_path / "log").read_text()
-    reasons = [read_status(path.parent)["reason"] for path in (tmp_path / "sweeps").glob("*/*/status.json")]
-    assert set(reasons) == {"interrupted"}

@@ -217,12 +217,3 @@ def test_a_run_at_a_terminal_shows_the_bar_and_ends_in_its_findings(tmp_path: Pa
     assert code == 0
     assert re.search(r"%\|.*ablate on sort, about \d+ s left: model: training \d+ of 300", said)
     assert said.endswith("start with report.html\r\n")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("launcher", "bars"), [("basic", True), ("joblib", False)])
-def test_jobs_of_a_sweep_share_a_terminal(launcher: str, bars: bool, tmp_path: Path) -> None:
-    where = [f"cache={tmp_path / 'cache'}", f"hydra.sweep.dir={tmp_path / 'sweep'}", f"launch={launcher}"]
-    code, said = at_a_terminal("-m", "experiment=train", "seed=0,1", *TINY, "training.steps=1000", *where)
-    assert code == 0
-    assert bool(re.search(r"%\|.*seed=\d: train on sort", said)) == bars

@@ -19,7 +19,7 @@ from mhaprune.runs.found import COLLECTION, FoundRun, find_runs
 from mhaprune.runs.index import index_of
 from mhaprune.runs.jobs import Sweep
 from mhaprune.settings.sweep import SWEEP_SETTINGS
-from mhaprune.storage.store import RunFolder, in_one_line, read_status, reason
+from mhaprune.storage.store import RunFolder, read_status, reason
 from mhaprune.tables import LABEL, SETTING, Tables, varying
 
 RESERVED = ("cache", "hydra", LABEL, SETTING, *SWEEP_SETTINGS)
@@ -124,7 +124,7 @@ def compare(kind: type[Experiment], runs: Sequence[FoundRun], tables: Tables) ->
         common = [*means_in_words(numbers, settings), *kind.say_in_common(tables)]
         plots = list(draw((lambda _: against_settings(numbers, settings), *kind.figures_over_runs), tables))
     except Exception as error:  # tables may hold anything
-        common = [f"Runs of {kind.__name__.lower()} cannot be compared, {in_one_line(reason(error))}."]
+        common = [f"Runs of {kind.__name__.lower()} cannot be compared, {reason(error)}."]
     many = [f"What each of {len(runs)} runs found is in index.html."]
     each = [f"{run.label}: {run.sentence}" for run in runs if run.sentence]
     return [*common, *(many if len(runs) > MOST_RUNS else each)], plots

@@ -100,7 +100,7 @@ def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], read_setti
         store.set_failed(output, killed)
     status = store.read_status(output)
     if status.get("status") != "done":
-        log.error("%s: %s, %s", label, status.get("status"), store.in_one_line(str(status.get("reason"))))
+        log.error("%s: %s, %s", label, status.get("status"), status.get("reason"))
         if settings.on_failure == "stop":
             store.write_bytes(root / STOP, b"")
     log.info("%s", progress(root, idle=1))

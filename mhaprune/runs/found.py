@@ -20,7 +20,7 @@ from mhaprune.settings.plugins import find_class
 from mhaprune.settings.ranges import expected, fits
 from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.seals import Damaged, checksum
-from mhaprune.storage.store import in_one_line, inside, read_status, reason
+from mhaprune.storage.store import inside, read_status, reason
 from mhaprune.tables import Tables
 
 RUN, COLLECTION = "run", "collection"
@@ -74,7 +74,7 @@ class FoundRun:
         if self.damage is not None:
             return f"damaged: {self.damage}"
         if (state := self.status.get("status", "no status")) != "done":
-            return ": ".join([state, *filter(None, [in_one_line(self.status.get("reason") or "")])])
+            return ": ".join([state, *filter(None, [self.status.get("reason")])])
         if "experiment" not in self.status:
             return "too old: its status names no experiment, run it again"
         if self.experiment is None:
@@ -114,7 +114,7 @@ class FoundRun:
         except Damaged as error:
             return replace(self, damage=str(error))
         except Exception as error:  # tables may hold anything
-            return replace(self, damage=f"its tables do not fit, {in_one_line(reason(error))}")
+            return replace(self, damage=f"its tables do not fit, {reason(error)}")
 
     def _read(self, name: str) -> bytes:
         path = inside(self.folder, name)

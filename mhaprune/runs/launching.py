@@ -159,7 +159,7 @@ def _do(todo: Sequence[Job], root: Path, retries: int, start: Callable[[Sequence
         try:
             start(left)
         except Exception as error:  # of whatever does the jobs; what they say themselves stands in their folders
-            log.error("jobs were lost: %s", store.in_one_line(store.reason(error)))
+            log.error("jobs were lost: %s", store.reason(error))
         while any(is_held(root / job.name / store.LOCK) for job in left):  # it may have lost one, and wait for none
             time.sleep(PAUSE)
         tried = [job for job in left if _mark(root / job.name) != before[job.name]]

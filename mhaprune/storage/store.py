@@ -161,12 +161,10 @@ def _refusal(folder: Path) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return what a status says about an error."""
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
-
-
-def in_one_line(text: str) -> str:
-    return " ".join(text.split())
+    """Return in one line what a status says about an error."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def read_status(folder: Path) -> dict[str, Any]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -16,7 +14,7 @@ from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.train import Train
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import MOST_RUNS
-from mhaprune.runs.collecting import collect, numbers_of, settings_of, title_of, varying_first
+from mhaprune.runs.collecting import collect, numbers_of, settings_of
 from mhaprune.runs.found import FoundRun
 from mhaprune.runs.jobs import Job, Sweep
 from mhaprune.settings.options import target
@@ -217,20 +215,6 @@ def test_a_setting_that_some_runs_do_not_have_is_a_value_of_its_own() -> None:
     assert list(numbers["width"]) == ["not set", "8"]
 
 
-def test_the_title_names_tasks_settings_and_seeds() -> None:
-    runs = [found(task=task, width="8", seed=seed) for task in ("sort", "copy", "reverse") for seed in "01"]
-    assert title_of(runs, ["task", "seed"]) == "ablate on sort, copy and reverse, 2 seeds"
-    assert title_of(runs[:2], ["width", "d_model"]) == "ablate on sort, by width and d_model, 2 seeds"
-    assert title_of(runs[:1], []) == "ablate on sort"
-    assert title_of([replace(runs[0], damage="cut")], ["width"]) == "Runs on no task, by width"
-
-
-def test_columns_that_never_vary_come_last() -> None:
-    frame = pd.DataFrame({"task": "sort", "x": [1, 2], "nothing": np.nan, "label": "a", "half": [np.nan, 1], "y": "b"})
-    assert list(varying_first(frame)) == ["label", "x", "half", "task", "nothing", "y"]
-    pd.testing.assert_frame_equal(varying_first(frame)[list(frame)], frame)
-
-
 @pytest.fixture
 def swept(tmp_path: Path) -> Path:
     """A sweep over heads and seeds, one of whose jobs has failed."""
@@ -270,8 +254,6 @@ def test_title_command_and_what_is_shared_are_on_both_pages(swept: Path) -> None
     assert "<dt>trained with torch</dt><dd><code>2.8.0</code>" in shared
     assert "<dt>d_model</dt><dd><code>64</code>" in shared
     assert "trained with num_threads" not in shared
-    assert "<button>trained with num_threads</button>" in index
-    assert index.index("<button>found<") < index.index("<button>heads that can go<"), "it never varies here"
     out = swept.parent / "out"
     collect([swept], out)
     elsewhere = (out / "report.html").read_text()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import logging
 import multiprocessing
 import os
 import re
@@ -280,17 +279,6 @@ def test_a_signal_reaches_the_running_job_and_the_same_command_goes_on(sweep: Be
     assert sweep.done() == ["seed=1", "seed=2"]
 
 
-def test_after_each_job_it_is_said_how_far_the_sweep_is(sweep: Bench, caplog: Any) -> None:
-    sweep.wrong["seed=1"] = fail
-    with caplog.at_level(logging.INFO, "mhaprune.runs.doing"), pytest.raises(JobsFailed):
-        sweep("seed=0,1,2")
-    assert [record.message for record in caplog.records if record.message.startswith("3 jobs: ")] == [
-        "3 jobs: 1 done, 0 running, 0 failed, 2 to go, about 10 s left",
-        "3 jobs: 1 done, 0 running, 1 failed, 1 to go, about 10 s left",
-        "3 jobs: 2 done, 0 running, 1 failed, 0 to go",
-    ]
-
-
 @pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "", "x" * 101, "a\nb"])
 def test_a_name_that_leaves_the_results_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="sweep=.*must be the name of a folder in results/sweeps"):
@@ -383,11 +371,3 @@ def test_a_sweep_of_the_command_line_has_a_name(results: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: 2 of 2 jobs not done: seed=0 (failed: ValueError: model.max_length=3: task")
     assert sorted(path.name[:6] for path in (results / "it's a=b, Köpfe").glob("seed*")) == ["seed_0", "seed_1"]
-
-
-def test_what_cannot_be_composed_is_refused_before_the_first_job(results: Path) -> None:
-    refused = run_here(main, *SEEDS, "sweep=mine", "task=sort,sorted")
-    assert refused.stderr.startswith("error: task=sorted: no such option, did you mean sort?")
-    both = run_here(main, *SEEDS, "sweep=mine", "hydra.sweep.dir=/x")
-    assert both.stderr == "error: sweep=mine: names the folder of the sweep, leave hydra.sweep.dir=/x out\n"
-    assert not (results / "mine").exists()

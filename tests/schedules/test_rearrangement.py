@@ -80,14 +80,3 @@ def test_no_exchange_within_a_block_is_left_that_helps(model: Seq2Seq, splits: S
             for back in after:
                 for gone in kept:
                     assert rise(after - {back} | {gone}, model, gradients_EN) >= lowest - 1e-12
-
-
-def test_blocks_are_apart(model: Seq2Seq, splits: Splits) -> None:
-    """Signs that change with the example change how the first block pulls with the others, and nothing within it."""
-    gradients_EN = gate_gradients(model, splits.score)
-    first = model.grid.positions(model.grid.blocks[0])
-    signs_E = torch.randint(2, (len(gradients_EN),), generator=torch.Generator().manual_seed(0)) * 2 - 1
-    other_EN = gradients_EN.clone()
-    other_EN[:, first] *= signs_E[:, None]
-    budgets = removing(range(19), model.grid)
-    assert Rearrangement()(shown(model, other_EN), budgets) == Rearrangement()(shown(model, gradients_EN), budgets)

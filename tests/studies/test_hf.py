@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import mhaprune
-from mhaprune.front.command_line import described, main
+from mhaprune.front.command_line import main
 from mhaprune.runs.run import Run, build
 from mhaprune.storage.store import read_status
 from support.commands import run_here
@@ -133,12 +133,6 @@ def test_what_cannot_be_studied_is_refused_in_one_line(overrides: list[str], mes
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("given", ["training.steps=3", "task=sort", "gate=softmax"])
-def test_settings_of_our_own_model_are_refused(given: str) -> None:
-    with pytest.raises(ValueError, match=f"^{given}: a pretrained model has no task, training, gate, leave this"):
-        described("experiment=ablate", "model=hf", "model.path=bert", given)
-
-
 def test_labels_are_names_or_numbers(here: Path, cache: Path) -> None:
     table = pd.read_csv(here / "texts.csv")
     table.assign(label=[f"LABEL_{label}" for label in table["label"]]).to_csv(here / "named.csv", index=False)
@@ -197,15 +191,3 @@ def test_attention_maps_can_be_had(name: str, cache: Path) -> None:
     if name == "gpt2":  # no token looks ahead
         assert (tables["attention"].query("key > query")["weight"] == 0).all()
         assert tables["patterns"].query("pattern == 'i+1'")["mass"].isna().all()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("name", ["bert", "gpt2", "bart"])
-@pytest.mark.parametrize("experiment", ["ablate", "compare", "prune", "speed", "explain", "interact"])
-def test_every_study_of_every_kind(name: str, experiment: str, cache: Path) -> None:
-    few = {"compare": ["experiment.budgets=[2,4]", "schedule=[one_shot,greedy]"]}.get(experiment, [])
-    run = asked(cache, f"model.path={name}", "data=texts.csv", *few, experiment=experiment)
-    found = run.results()
-    assert found.sentences
-    assert found.checks["max_difference_masked_removed"] <= 1e-9

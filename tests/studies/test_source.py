@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
@@ -22,10 +21,8 @@ from mhaprune.runs.run import Results, Run, build
 from mhaprune.settings import plugins
 from mhaprune.settings.options import ConfigError
 from mhaprune.studies.pretrained import Objective, Pretrained, PretrainedModel
-from mhaprune.tables import in_brackets, in_unit, loss_unit
 from support.classifier import batches, classifier
 from support.composing import compose
-from support.legible import check_legible
 from support.sizes import chosen, options, slow
 
 SPLITS = {name: batches(3, seed) for seed, name in enumerate(("score", "choose", "report"))}
@@ -114,13 +111,6 @@ def test_words_and_figures_speak_of_its_own_quality(name: str, done: Done) -> No
     for text in (*done(name).sentences, *(plot.caption for plot in plots)):
         assert "xact match" not in text
         assert "decoding" not in text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STUDIES)
-def test_its_figures_can_be_read(name: str, done: Done) -> None:
-    for plot in figures_of(KINDS[name], done(name).found):
-        check_legible(plot)
 
 
 @pytest.mark.parametrize("name", [name for name in options("experiment") if name not in STUDIES])
@@ -234,17 +224,3 @@ def test_settings_of_a_pretrained_model_do_not_fit_our_own(cache: Path) -> None:
     for name in ("data", "objective"):
         with pytest.raises(ConfigError, match=f"^{name}=x: model=transformer is trained on a task that makes its own"):
             build(compose("experiment=ablate", f"cache={cache}") | {name: "x"})
-
-
-@pytest.mark.slow
-def test_its_speed_is_that_of_a_forward_pass(done: Done) -> None:
-    assert set(done("speed").tables) == {"tradeoff", "pruning"}
-    assert set(done("speed").tables["tradeoff"]["timed"]) == {"a forward pass"}
-
-
-def test_a_loss_without_a_unit_is_read_back_without_one() -> None:
-    """An empty text comes back from a file as NaN."""
-    for empty in ("", float("nan")):
-        tables = {"heads": pd.DataFrame({"loss_unit": [empty]})}
-        assert loss_unit(tables) == in_unit(tables) == in_brackets(tables) == ""
-    assert in_unit({"heads": pd.DataFrame({"score": [1.0]})}) == " nats"
