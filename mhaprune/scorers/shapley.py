@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import comb
 from typing import Annotated, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +14,7 @@ from mhaprune.data import Data
 from mhaprune.measure.outcomes import all_open, measure_masks
 from mhaprune.progress import doing, track
 from mhaprune.scorers.base import Scorer, Scores
-from mhaprune.settings.ranges import Ge, Gt, Lt, Within
-from mhaprune.statistics.intervals import bernstein_bound
+from mhaprune.settings.ranges import Ge, Within
 from mhaprune.subject import Subject
 
 PAIRS_AT_ONCE = 8
@@ -43,11 +41,6 @@ class Shapley(Scorer):
     of 16 heads."""
     exact_up_to: Annotated[int, Within(0, MOST_HEADS)] = MOST_HEADS
     """The largest number of heads for which all subsets are run, if they fit into `evaluations`. 0 always samples."""
-    bound: Annotated[float, Ge(0)] = 0.0
-    """Sampling ends sooner once every head is known to ± `bound` nats, by an empirical Bernstein bound (Audibert et al.
-    2009) with the range of the contributions seen. 0 uses all evaluations."""
-    confidence: Annotated[float, Gt(0), Lt(1)] = 0.95
-    """The confidence of that bound, for all heads and looks together."""
 
     def check(self, num_heads: int, gated: bool) -> None:
         super().check(num_heads, gated)
@@ -74,7 +67,7 @@ class Shapley(Scorer):
         contributions: list[Tensor] = []
         with doing("coalitions", 2 + pairs * per_pair) as step:
             step.advance(2)
-            while len(contributions) < pairs and not self._settled(contributions, pairs):
+            while len(contributions) < pairs:
                 orders = [torch.randperm(num_heads, generator=draw) for _ in range(min(PAIRS_AT_ONCE, pairs))]
                 orders = orders[: pairs - len(contributions)]
                 both = [one for order in orders for one in (order, order.flip(0))]
@@ -93,15 +86,6 @@ class Shapley(Scorer):
         stderr_N = values_PN.std(dim=0) / len(values_PN) ** 0.5 if len(values_PN) > 1 else None
         evaluations = 2 + len(values_PN) * 2 * (num_heads - 1)
         return Scores(values_PN.mean(dim=0)[None], None if stderr_N is None else stderr_N[None], evaluations)
-
-    def _settled(self, contributions: list[Tensor], pairs: int) -> bool:
-        if self.bound == 0 or len(contributions) < 2:
-            return False
-        values_PN = torch.stack(contributions).cpu().numpy()
-        looks = -(-pairs // PAIRS_AT_ONCE)
-        confidence = 1 - (1 - self.confidence) / (looks * values_PN.shape[1])
-        halves_N = bernstein_bound(values_PN.var(axis=0), np.ptp(values_PN, axis=0), len(values_PN), confidence)
-        return bool((halves_N <= self.bound).all())
 
 
 def _exact(subject: Subject, examples: Data) -> Scores:

@@ -183,22 +183,6 @@ def geometric_mean(values_S: ArrayLike) -> tuple[float, float, float]:
     return math.exp(logarithms_S.mean()), math.exp(low), math.exp(high)
 
 
-def bernstein_bound(
-    variance: np.ndarray | float,
-    value_range: np.ndarray | float,
-    n: np.ndarray | float,
-    confidence: float = CONFIDENCE,
-) -> np.ndarray:
-    """Bound the distance of the mean of n values from the truth, in their unit, elementwise, for any distribution.
-
-    The empirical Bernstein bound (Audibert, Munos, Szepesvári 2009, equation 1). `variance` is the mean squared
-    deviation of the n values (not over n - 1); `value_range` is the width of the range that no value can leave. It
-    holds for one n fixed beforehand. A test at several n must split 1 - confidence among them.
-    """
-    log = math.log(3 / (1 - confidence))
-    return np.sqrt(2 * variance * log / n) + 3 * value_range * log / n
-
-
 def prunable(moments_3N: np.ndarray, tolerance: float, confidence: float = CONFIDENCE) -> np.ndarray:
     """(N,) boolean: heads that each alone raise the mean loss by less than `tolerance` nats when they are closed.
 

@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 
 from mhaprune.statistics.intervals import (
-    bernstein_bound,
     difference_interval,
     differs_p,
     geometric_mean,
@@ -167,28 +166,6 @@ def test_a_geometric_mean_has_the_interval_of_its_logarithms() -> None:
     mean, *ends = geometric_mean([7.4])
     assert mean == pytest.approx(7.4)
     assert all(map(math.isnan, ends))
-
-
-def test_the_bernstein_bound_is_its_formula_and_elementwise() -> None:
-    variances, ranges, counts = np.array([0.0, 0.04, 2.0]), np.array([1.0, 1.0, 8.0]), np.array([16, 64, 1000])
-    bounds = bernstein_bound(variances, ranges, counts, confidence=0.9)
-    for bound, variance, value_range, n in zip(bounds, variances, ranges, counts, strict=True):
-        log = math.log(3 / 0.1)
-        assert bound == pytest.approx((2 * variance * log / n) ** 0.5 + 3 * value_range * log / n)
-        assert bound == bernstein_bound(variance, value_range, n, 0.9)
-    assert bernstein_bound(0.25, 1.0, 10) == bernstein_bound(0.25, 1.0, 10, confidence=0.95)
-
-
-def test_the_bernstein_bound_has_the_unit_of_the_values() -> None:
-    values = np.random.default_rng(4).uniform(size=40)
-    assert bernstein_bound((7 * values).var(), 7.0, 40) == pytest.approx(7 * bernstein_bound(values.var(), 1.0, 40))
-
-
-@pytest.mark.parametrize("n", [5, 50, 500])
-def test_the_bernstein_bound_covers_the_truth_at_least_as_often_as_it_says(n: int) -> None:
-    draws = np.random.default_rng(5).beta(0.1, 0.9, size=(300, n))
-    error = abs(draws.mean(axis=1) - 0.1)
-    assert np.mean(error <= bernstein_bound(draws.var(axis=1), 1.0, n)) >= 0.95
 
 
 def test_one_head_is_prunable_when_the_upper_end_is_below_the_tolerance() -> None:
