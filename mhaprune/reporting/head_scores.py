@@ -34,11 +34,9 @@ def head_scores(tables: Tables) -> Plot | None:
     wide = 0.6 if fits else 0.27
     figure = Figure(figsize=(3.2 + wide * len(names), 1.5 + height + 0.085 * max(0, max(map(len, shown)) - 18)))
     axes = figure.add_subplot()
-    colours: Any = {"vmin": -0.12, "vmax": 1}  # the least of all heads still has a colour, unlike one that is not there
-    written = scores.to_numpy(float)
-    image = heat_map(
-        axes, depths.to_numpy(float), columns=shown, write=short if fits else None, written=written, **colours
-    )
+    cells: Any = {"columns": shown, "write": short if fits else None, "written": scores.to_numpy(float)}
+    cells |= {"vmin": -0.12, "vmax": 1}  # the least of all heads still has a colour, unlike one that is not there
+    image = heat_map(axes, depths.to_numpy(float), **cells)
     axes.tick_params(axis="x", rotation=90)
     blocks = [block_label(site, layer) for site, layer, _ in scores.index]
     first = [i for i, block in enumerate(blocks) if i == 0 or blocks[i - 1] != block]

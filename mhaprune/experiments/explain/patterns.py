@@ -5,12 +5,11 @@ Dimensions: B = batch, H = heads of a block, T = queries, U = keys.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import nan
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from mhaprune.data import EOS, PAD, SPECIAL, Data, Examples, shift_right
 from mhaprune.experiments.explain.report import ABOVE_CHANCE
-from mhaprune.heads import HeadId, Site
+from mhaprune.heads import Block, Site
 from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.subject import AttentionMap, Subject
@@ -47,13 +46,13 @@ class View:
 
     @classmethod
     def seen_by(cls, site: str, batch: Data, seen: AttentionMap) -> View:
-        """Return the view of a batch whose attention is known."""
-        return cls.of(site, batch) if isinstance(batch, Examples) else cls.of_places(seen)
+        """Return the view of a batch whose attention is known.
 
-    @classmethod
-    def of_places(cls, seen: AttentionMap) -> View:
-        """Return the view of a pretrained model, where only the places of tokens are known: all real ones look alike. A
-        square of weights with nothing above its diagonal belongs to a decoder."""
+        Of a pretrained model only the places of tokens are known: all real ones look alike. A square of weights with
+        nothing above its diagonal belongs to a decoder.
+        """
+        if isinstance(batch, Examples):
+            return cls.of(site, batch)
         reads, keys = (len(SPECIAL) * real.long() for real in (seen.queries, seen.keys))
         square = seen.weights.shape[-1] == seen.weights.shape[-2] > 1
         causal = square and not bool((seen.weights * seen.queries[:, None, :, None]).triu(1).any())
@@ -64,9 +63,8 @@ class View:
         prefix_BT = shift_right(batch.target).masked_fill(batch.target == PAD, PAD)
         if site == Site.ENCODER_SELF:
             return cls(batch.source, torch.full_like(batch.source, PAD), batch.source, False)
-        if site == Site.CROSS:
-            return cls(prefix_BT, batch.target, batch.source, False)
-        return cls(prefix_BT, batch.target, prefix_BT, True)
+        cross = site == Site.CROSS
+        return cls(prefix_BT, batch.target, batch.source if cross else prefix_BT, not cross)
 
     @cached_property
     def allowed(self) -> Tensor:
@@ -191,77 +189,62 @@ class Observed(NamedTuple):
 
 @torch.no_grad()
 def observe(subject: Subject, examples: Data) -> Observed:
-    patterns: defaultdict[tuple[HeadId, str], np.ndarray] = defaultdict(lambda: np.zeros(5))
-    looks: defaultdict[HeadId, np.ndarray] = defaultdict(lambda: np.zeros(3))
-    heads = {block: [head for head in subject.grid if head.block == block] for block in subject.grid.blocks}
+    masses: dict[tuple[Block, str], np.ndarray] = {}
+    looks: dict[Block, np.ndarray] = {}
     for batch in examples.batches(BATCH_SIZE):
         for block, seen in subject.attention_maps(batch).items():
             view = View.seen_by(block.site, batch, seen)
-            for head, sums in zip(heads[block], _looks(seen, view), strict=True):
-                looks[head] += sums
+            looks[block] = looks.get(block, 0.0) + _looks(seen, view)
             for name, (_, points) in PATTERNS.get(block.site, OF_ANY_SITE).items():
-                for head, sums in zip(heads[block], _masses(seen, view, points(view)), strict=True):
-                    patterns[head, name] += sums
-    rows = [_pattern_row(head, name, sums) for (head, name), sums in patterns.items()]
-    table = pd.DataFrame(rows, columns=[*HEAD, "pattern", "meaning", *MASSES])
-    by_head = dict(list(table.groupby(HEAD)))
-    rows = [_look_row(head, sums, by_head[tuple(head_columns(head).values())]) for head, sums in looks.items()]
-    return Observed(table, pd.DataFrame(rows))
-
-
-MASSES = ["mass", "largest", "chance", "queries", "applies"]
+                masses[block, name] = masses.get((block, name), 0.0) + _masses(seen, view, points(view))
+    heads = {block: pd.DataFrame(head_columns(h) for h in subject.grid if h.block == block) for block in looks}
+    parts = []
+    for (block, name), (mass_H, largest_H, chance_H, queries_H, possible_H) in masses.items():
+        meaning, some_H = PATTERNS.get(block.site, OF_ANY_SITE)[name][0], np.where(queries_H > 0, queries_H, nan)
+        shares = {"mass": mass_H / some_H, "largest": largest_H / some_H, "chance": chance_H / some_H}
+        counts = {"queries": queries_H.astype(int), "applies": queries_H / possible_H}
+        parts.append(heads[block].assign(pattern=name, meaning=meaning, **shares, **counts))
+    patterns = pd.concat(parts, ignore_index=True)
+    by_head = dict(list(patterns.groupby(HEAD)))
+    parts = [
+        heads[block].assign(entropy=entropy_H / queries_H, unevenness=uneven_H / queries_H)
+        for block, (entropy_H, uneven_H, queries_H) in looks.items()
+    ]
+    table = pd.concat(parts, ignore_index=True)
+    names = [
+        ("everywhere", "") if uneven <= EVERYWHERE else named_after(by_head[site, layer, head])
+        for site, layer, head, uneven in table[[*HEAD, "unevenness"]].itertuples(index=False)
+    ]
+    table["name"], table["pattern"] = zip(*names, strict=True)
+    return Observed(patterns, table)
 
 
 def _masses(seen: AttentionMap, view: View, there: Tensor) -> np.ndarray:
-    """(H, 5): sums of the mass, of how often the largest weight is there, of chance, of queries, of all queries."""
+    """(5, H): sums of the mass, of how often the largest weight is there, of chance, of queries, of all queries."""
     there_BTU = there & view.allowed
-    applies_BT = there_BTU.any(dim=2)
-    mass_H = (seen.weights * there_BTU[:, None]).sum(dim=(0, 2, 3))
     largest_BHT1 = seen.weights.argmax(dim=3, keepdim=True)
     hits_H = there_BTU[:, None].expand_as(seen.weights).gather(3, largest_BHT1).sum(dim=(0, 2, 3))
     chance = (there_BTU.sum(dim=2) / view.allowed.sum(dim=2).clamp(min=1)).sum()
-    counts = [chance, applies_BT.sum(), (view.reads != PAD).sum()]
-    return np.stack([_numbers(mass_H), _numbers(hits_H), *(np.full(len(mass_H), float(c)) for c in counts)], axis=1)
+    counts = [chance, there_BTU.any(dim=2).sum(), (view.reads != PAD).sum()]
+    return _sums((seen.weights * there_BTU[:, None]).sum(dim=(0, 2, 3)), hits_H, *counts)
 
 
 def _looks(seen: AttentionMap, view: View) -> np.ndarray:
-    """(H, 3): sums of entropy, of unevenness, of queries."""
+    """(3, H): sums of entropy, of unevenness, of queries."""
     valid_BT = view.reads != PAD
     entropy_BHT = -seen.weights.xlogy(seen.weights).sum(dim=-1)
     even_BTU = view.allowed / view.allowed.sum(dim=2, keepdim=True).clamp(min=1)
     uneven_BHT = (seen.weights - even_BTU[:, None]).abs().sum(dim=-1) / 2
-    sums = [_numbers((values * valid_BT[:, None]).sum(dim=(0, 2))) for values in (entropy_BHT, uneven_BHT)]
-    sums.append(np.full_like(sums[0], float(valid_BT.sum())))
-    return np.stack(sums, axis=1)
+    return _sums(*((each * valid_BT[:, None]).sum(dim=(0, 2)) for each in (entropy_BHT, uneven_BHT)), valid_BT.sum())
 
 
-def _numbers(values: Tensor) -> np.ndarray:
-    return values.double().cpu().numpy()
+def _sums(first_H: Tensor, *others: Tensor) -> np.ndarray:
+    """Tensors by head, and numbers that are the same for all of them, as rows of one matrix."""
+    return np.stack([each.expand_as(first_H).double().cpu().numpy() for each in (first_H, *others)])
 
 
-def _pattern_row(head: HeadId, name: str, sums: np.ndarray) -> dict[str, Any]:
-    mass, largest, chance, queries, possible = sums
-    shares = (mass / queries, largest / queries, chance / queries) if queries else (nan, nan, nan)
-    meaning = PATTERNS.get(head.site, OF_ANY_SITE)[name][0]
-    values = dict(zip(MASSES, (*shares, int(queries), queries / possible), strict=True))
-    return {**head_columns(head), "pattern": name, "meaning": meaning, **values}
-
-
-def _look_row(head: HeadId, sums: np.ndarray, patterns: pd.DataFrame) -> dict[str, Any]:
-    entropy, uneven, queries = sums
-    named = None if uneven / queries <= EVERYWHERE else named_after(patterns)
-    otherwise = "everywhere" if uneven / queries <= EVERYWHERE else ""
-    return {
-        **head_columns(head),
-        "entropy": entropy / queries,
-        "unevenness": uneven / queries,
-        "name": otherwise if named is None else named["meaning"],
-        "pattern": "" if named is None else named["pattern"],
-    }
-
-
-def named_after(patterns: pd.DataFrame) -> pd.Series | None:
-    """The pattern that names a head; None if none is clear.
+def named_after(patterns: pd.DataFrame) -> tuple[str, str]:
+    """The meaning and the name of the pattern that names a head; both empty if none is clear.
 
     If several are clear, the one with the most mass for its chance names the head: on `reverse` the symbol to write
     always stands at the reverse position, but copies of it stand elsewhere too.
@@ -271,4 +254,7 @@ def named_after(patterns: pd.DataFrame) -> pd.Series | None:
         & (patterns["mass"] - patterns["chance"] >= ABOVE_CHANCE * (1 - patterns["chance"]))
         & (patterns["applies"] >= APPLIES)
     ]
-    return None if clear.empty else clear.loc[(clear["mass"] / clear["chance"]).idxmax()]
+    if clear.empty:
+        return "", ""
+    best = clear.loc[(clear["mass"] / clear["chance"]).idxmax()]
+    return best["meaning"], best["pattern"]

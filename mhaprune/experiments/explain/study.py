@@ -3,7 +3,7 @@
 Dimensions: E = examples of a split, M = the open model and one with each head closed, N = all heads.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -209,7 +209,7 @@ def looks_table(
 def prunable_heads(grid: HeadGrid, looks: pd.DataFrame) -> HeadMask:
     """The heads that are prunable one at a time, all of them closed."""
     there = looks[looks["prunable"] & ~looks["removed"]]
-    return HeadMask(grid).without(*(HeadId(*name) for name in named(there)))
+    return HeadMask(grid).without(*named(there))
 
 
 def close_each(subject: Subject, examples: Data) -> Outcome:
@@ -241,23 +241,21 @@ def turned_wrong(
     asked: Sequence[Shown],
     examples: Examples,
     closed: Outcome,
-    heads: Collection[HeadId],
+    heads: Sequence[HeadId],
     shown: int,
 ) -> pd.DataFrame:
     """For each of the `heads` what turns wrong when it is closed, with the model's answer: those that it was `asked`,
     and then the first `shown` of the `examples`."""
     right_E = closed.quality[0] == 1
     rows: list[dict[str, Any]] = []
-    for n, head in enumerate(track(subject.grid, "heads", name=str)):
-        if head not in heads:
-            continue
+    for head in track(heads, "heads", name=str):
         gates_N = HeadMask(subject.grid).without(head).gates(examples.device).to(subject.positions.dtype)
         for one in asked:
             without_it = answer_under(subject, task, one, gates_N)
             if one.answer == one.right != without_it:
                 example = f"{one.source} -> {one.right}"
                 rows.append(head_columns(head) | {"example": example, "said_without_it": without_it})
-        at = (right_E & (closed.quality[n + 1] == 0)).nonzero()[:shown, 0]
+        at = (right_E & (closed.quality[1 + subject.grid.index(head)] == 0)).nonzero()[:shown, 0]
         if not len(at):
             continue
         some = examples[at]

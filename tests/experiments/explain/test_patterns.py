@@ -181,8 +181,7 @@ def test_shares_are_shares_and_every_query_is_counted_once(model: Seq2Seq, batch
 
 
 def named(**columns: list[float]) -> str | None:
-    found = named_after(pd.DataFrame({"meaning": ["a", "b"], "applies": 1.0, **columns}))
-    return None if found is None else str(found["meaning"])
+    return named_after(pd.DataFrame({"meaning": ["a", "b"], "pattern": "p", "applies": 1.0, **columns}))[0] or None
 
 
 def test_only_a_clear_pattern_names_a_head() -> None:
