@@ -131,7 +131,7 @@ LEARNT = (
 """A model of six heads that has learnt to sort short sequences, so that every budget costs it something else."""
 PRUNE = (
     *("schedule=[one_shot,greedy]", "recovery=[refit,fine_tune,fine_tune_between,from_scratch]"),
-    *("experiment.budgets=[1,3,4]", "experiment.latency_rounds=2", "experiment.latency_batch=4"),
+    *("experiment.budgets=[1,3]", "experiment.latency_rounds=2", "experiment.latency_batch=4"),
     *("recovery.fine_tune.steps=30", "recovery.fine_tune_between.steps=20", "recovery.from_scratch.draws=2"),
 )
 TINY_SEQUENCES = tuple(small("task", "sort"))

@@ -105,7 +105,7 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Matchup:
     """Times several copies of each model in turn. Their weights are random.
 
-    `masks` are on the grid of the whole model. `shape` may hold only a part of it.
+    `masks` are on the grid of the whole model, and the first removes nothing. `shape` may hold only a part of it.
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class Matchup:
             turns = {name: taking_turns(copies) for name, copies in calls.items()}
             times = in_turn(turns, rounds, COPIES, self.device)
             peaks = {name: peak_bytes(copies[0], self.device) for name, copies in calls.items()}
-        dense_flops = work.count_flops(self.models[DENSE][0], batch)
+        flops = [work.count_flops(self.models[_removed(mask)][0], batch) for mask in self.masks]
         tokens = work.batch_size * (work.target_length or work.source_length)
         rows = []
-        for mask in self.masks:
+        for mask, own_flops in zip(self.masks, flops, strict=True):
             pruned, built, grid = _removed(mask), _built(mask), work.grid(mask.grid)
             speed = speed_columns(times, DENSE, pruned)
             milliseconds = speed["latency_ms"]
@@ -161,7 +161,7 @@ class Matchup:
                 "tokens_per_s": 1000 * tokens / milliseconds,
                 **ratio_columns("built_ratio", times, pruned, built),
                 **ratio_columns("aa_ratio", times, DENSE, DENSE_AGAIN),
-                "flop_ratio": dense_flops / work.count_flops(self.models[pruned][0], batch),
+                "flop_ratio": flops[0] / own_flops,
                 "parameters": self.models[pruned][0].count_parameters(),
                 "peak_mb": peaks[pruned] / 1e6,
                 "built_peak_mb": peaks[built] / 1e6,
