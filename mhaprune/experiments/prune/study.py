@@ -12,7 +12,7 @@ from mhaprune.data import Data
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance
 from mhaprune.experiments.can_go import within_tolerance
 from mhaprune.experiments.prune import report
-from mhaprune.experiments.prune.trials import Trial, Trials
+from mhaprune.experiments.prune.trials import WAY, Trial, Trials
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.costs import Costs
 from mhaprune.pruning.plans import Plan, choices, plans_of
@@ -34,8 +34,6 @@ from mhaprune.storage.cache import Make, no_memory
 from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
 from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_QUALITY, ENDS, NOTHING, QUALITY, SURE
-
-WAY = ["schedule", "scorer", "recovery"]
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,11 @@ def _choice(trial: Trial) -> tuple[float, float]:
 
 def _to_save(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[str, Subject, int]]:
     """For every row that has lost heads: a file name, the model, and its number of training steps after pruning."""
-    models = {(*trial.way[:3], trial.plan.budget): trial for trial in found if not trial.columns["control"]}
+    models = {
+        (*(trial.columns[name] for name in WAY), trial.plan.budget): trial
+        for trial in found
+        if not trial.columns["control"]
+    }
     for row in smallest[(smallest["heads_removed"] > 0) & ~smallest["control"]].to_dict("records"):
         way = [row[name] for name in WAY]
         words = [*dict.fromkeys(way), str(row["heads_kept"])]

@@ -18,33 +18,26 @@ from mhaprune.storage.cache import Remember
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import NOTHING, join_names
 
-
-class Way(NamedTuple):
-    """The schedule, scorer, recovery and draw that a model comes from."""
-
-    schedule: str
-    scorer: str
-    recovery: str
-    draw: int
+WAY = ["schedule", "scorer", "recovery"]
+"""The columns that say where a model comes from; of several draws of a control, `draw` does too."""
 
 
 class Trial(NamedTuple):
-    """A model without the heads of a plan, recovered or not, its outcome on the report split, and its row of the table.
+    """A model without the heads of a plan, recovered or not, its row of the table, and its outcome on the report split.
 
-    `plan.mask` is a mask of the dense model. `steps` counts training after pruning; for a control trained from scratch,
-    all of its training.
+    `plan.mask` is a mask of the dense model. The column `steps` counts training after pruning; for a control trained
+    from scratch, all of its training.
     """
 
     plan: Plan
-    way: Way
     model: Subject
     columns: dict[str, Any]
     reported: Outcome
 
     def by_group(self, groups: Sequence[str]) -> pd.DataFrame:
         """Return the exact match on every kind of example."""
-        kept = len(self.plan.mask.kept)
-        return by_group(self.reported, groups).assign(**self.way._asdict(), heads_kept=kept)
+        where = {name: self.columns[name] for name in (*WAY, "draw", "heads_kept")}
+        return by_group(self.reported, groups).assign(**where)
 
 
 class Trials:
@@ -75,11 +68,10 @@ class Trials:
             for name in (NOTHING, *ends):
                 known = self._done.get((name, plan.mask))
                 if known is None:
-                    left = dense.without(plan.mask)
-                    known = self._recovered(plan, name, left, 0, ends[name].extra_steps if name in ends else 0)
+                    steps = ends[name].extra_steps if name in ends else 0
+                    known = self._recovered(plan, name, dense.without(plan.mask), 0, steps)
                     self._done[name, plan.mask] = known
-                way = Way(plan.schedule, plan.scorer, name, 0)
-                yield known._replace(plan=plan, way=way, columns=known.columns | _identity(plan, way))
+                yield known._replace(plan=plan, columns=known.columns | _identity(plan, name, 0))
 
     def between(
         self, name: str, choose: Callable[[Subject, Budget], Plan], budgets: Sequence[Budget]
@@ -101,11 +93,9 @@ class Trials:
             self.worst = max(self.worst, equivalence.worst)
             whole = plan._replace(mask=HeadMask(dense.grid, frozenset(dense.grid) - frozenset(plan.mask.kept)))
             smaller = left.without(plan.mask)
-            recovery = name if whole.mask.removed else NOTHING
             steps += self.recoveries[name].extra_steps if whole.mask.removed else 0
-            done = self._recovered(whole, recovery, smaller, 0, steps)
-            way = Way(plan.schedule, plan.scorer, name, 0)
-            last = done._replace(way=way, columns=done.columns | _identity(whole, way))
+            done = self._recovered(whole, name if whole.mask.removed else NOTHING, smaller, 0, steps)
+            last = done._replace(columns=done.columns | _identity(whole, name, 0))
             yield last
             left = done.model
 
@@ -118,20 +108,22 @@ class Trials:
             yield self._recovered(trial.plan, name, left, draw, steps)
 
     def _recovered(self, plan: Plan, name: str, left: Subject, draw: int, steps: int) -> Trial:
-        splits, note, way = self.lesson.splits, "", Way(plan.schedule, plan.scorer, name, draw)
+        splits, note, identity = self.lesson.splits, "", _identity(plan, name, draw)
         if name != NOTHING:
             left, history, note = recover(self.recoveries[name], self.lesson, left, draw, self.remember)
-            self.histories.append(history.assign(heads_kept=len(left.grid), **way._asdict()))
+            where = {column: identity[column] for column in (*WAY, "draw")}
+            self.histories.append(history.assign(heads_kept=len(left.grid), **where))
         reported = measure(left, splits.report)
         control = name != NOTHING and self.recoveries[name].control
-        columns = _identity(plan, way) | {"control": control, "steps": steps, **accuracy_columns(reported)}
+        columns = identity | {"control": control, "steps": steps, **accuracy_columns(reported)}
         columns |= choose_columns(measure(left, splits.choose), self._dense)
         columns |= size_columns(left, splits.report) | {"note": note}
         if control and note:  # a model that kept its weights is no control
             columns |= {name: nan for name, value in columns.items() if isinstance(value, float)}
-        return Trial(plan, way, left, columns, reported)
+        return Trial(plan, left, columns, reported)
 
 
-def _identity(plan: Plan, way: Way) -> dict[str, Any]:
-    kept = {"kept": join_names(plan.mask.kept)}
-    return way._asdict() | kept | {key: value for key, value in plan_columns(plan).items() if key not in Way._fields}
+def _identity(plan: Plan, recovery: str, draw: int) -> dict[str, Any]:
+    own = plan_columns(plan)
+    where = {"schedule": plan.schedule, "scorer": plan.scorer, "recovery": recovery, "draw": draw}
+    return where | {"kept": join_names(plan.mask.kept)} | {name: own[name] for name in own if name not in where}
