@@ -10,7 +10,7 @@ import pytest
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.reporting.page import proof_sentences, render
 from mhaprune.reporting.plots import draw
-from support.browser import after, needs_browser, run_browser
+from support.browser import after, needs_browser
 from support.made_tables import all_tables, summary
 
 
@@ -123,19 +123,3 @@ def test_it_fits_its_window_and_takes_the_colours_of_the_system(width: int, dark
     assert abs(found["ground"] - found["soft"]) > 0.4
     assert (found["ground"] < 0.5) == dark
     assert found["head"] == found["ground"]
-
-
-@needs_browser
-def test_a_lead_opens_the_table_that_was_folded(tmp_path: Path) -> None:
-    tables = {"long": pd.DataFrame({"step": range(400), "x": range(400)}), "made": MADE}
-    script = "document.querySelector('a[href=\"#table-long\"]').click();"
-    script += "return document.querySelector('#table-long').closest('details').open"
-    assert after(render("t", [], [], tables, {}), script, tmp_path) == "true"
-
-
-@needs_browser
-def test_it_prints_upright_and_its_wide_tables_across(tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text(page_of_ablate())
-    run_browser(tmp_path / "page.html", tmp_path, f"--print-to-pdf={tmp_path / 'page.pdf'}")
-    sheets = re.findall(rb"/MediaBox \[0 0 (\d+) (\d+)\]", (tmp_path / "page.pdf").read_bytes())
-    assert {int(width) > int(height) for width, height in sheets} == {False, True}

@@ -109,18 +109,15 @@ def test_the_summary_says_how_many_surely_can_go(tables: Mapping[str, pd.DataFra
     assert table["choose_drop"].tolist() == best["choose_drop"].tolist()
 
 
-def test_without_recoveries_the_rest_is_the_same(tables: Mapping[str, pd.DataFrame], cache: Path) -> None:
-    plain = tables_of(cache, "recovery=[]")
-    assert set(tables) - set(plain) == {"recovered"}
-    assert set(plain["summary"]["recovery"]) == {"nothing"}
-    exact = ["scorer", "draw", "heads_removed", "quality", "choose_loss"]
-    pd.testing.assert_frame_equal(plain["pruning"][exact], tables["pruning"][exact])
-
-
 def test_several_recoveries_have_rows_of_their_own(cache: Path) -> None:
-    several = tables_of(cache, "recovery=[refit,fine_tune]", "recovery.fine_tune.steps=2", "experiment.budgets=[2]")
+    few = "experiment.budgets=[2]"
+    several = tables_of(cache, "recovery=[refit,fine_tune]", "recovery.fine_tune.steps=2", few)
     assert list(several["recovered"]["recovery"]) == ["refit", "refit", "fine_tune", "fine_tune"]
     assert list(several["summary"]["recovery"]) == ["nothing"] * 3 + ["refit", "fine_tune"]
+    none = tables_of(cache, "recovery=[]", few)
+    assert set(several) - set(none) == {"recovered"}
+    exact = ["scorer", "draw", "heads_removed", "quality", "choose_loss"]
+    pd.testing.assert_frame_equal(none["pruning"][exact], several["pruning"][exact])
 
 
 @pytest.mark.parametrize("name", ["refit_between", "from_scratch"])

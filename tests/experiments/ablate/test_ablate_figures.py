@@ -80,15 +80,6 @@ def test_what_cannot_be_drawn_is_left_out(missing: str, plots: dict[str, Plot]) 
     assert 0 < len(list(drawn(tables))) < len(plots)
 
 
-def test_a_single_scorer_and_a_model_without_gates_drawn(plots: dict[str, Plot]) -> None:
-    tables = all_tables()
-    for name in ("heads", "pruning"):
-        tables[name] = tables[name][tables[name]["scorer"] == "ablation"]
-    tables["agreement"] = tables["agreement"].iloc[:0]
-    tables["training"] = tables["training"][["step", "loss", "valid_loss", "valid_quality"]]
-    assert set(plots) - {plot.name for plot in drawn(tables)} == {"agreement"}
-
-
 def comparison_tables() -> Tables:
     labels = ("num_heads=2", "num_heads=4")
     return {

@@ -173,7 +173,7 @@ def winner_of(first: torch.Tensor, second: torch.Tensor) -> dict[str, Any]:
 
 
 def test_the_best_at_few_passes_stands_beside_the_best_at_any_cost() -> None:
-    """A backward pass counts two: the first costs 32."""
+    """A backward pass counts two: the first costs 32. A control is never the best."""
     methods, regrets = two(torch.ones(80), torch.zeros(80))
     winners = {few: winner_table(methods, regrets, few) for few in (24, 30, 32)}
     found = {few: dict(zip(table["most_passes"], table["choice"], strict=True)) for few, table in winners.items()}
@@ -181,12 +181,7 @@ def test_the_best_at_few_passes_stands_beside_the_best_at_any_cost() -> None:
     columns = ["forward_passes", "backward_passes", "seconds", "worse", "tied"]
     assert winners[30][columns].iloc[0].tolist() == [20, 6, 2.0, "b", ""]
     assert winners[30][columns].iloc[1].tolist() == [25, 0, 1.0, "", ""]
-
-
-def test_no_control_is_the_best_at_few_passes() -> None:
-    methods, regrets = two(torch.ones(80), torch.zeros(80))
-    methods["family"] = ["x", "control"]
-    assert winner_table(methods, regrets, 30)["first"].tolist() == ["a"]
+    assert winner_table(methods.assign(family=["x", "control"]), regrets, 30)["first"].tolist() == ["a"]
 
 
 def test_searches_compete_with_the_scorers(tables: Mapping[str, pd.DataFrame]) -> None:
@@ -206,17 +201,6 @@ def test_searches_compete_with_the_scorers(tables: Mapping[str, pd.DataFrame]) -
     assert set(tables["heads"]["scorer"]) == set(methods.index) - set(searches.index)
     swapped, greedy = methods.loc[["swap_after_greedy", "greedy"], "choose_loss"]
     assert np.isfinite([swapped, greedy]).all()
-
-
-def test_the_first_mask_of_a_rearrangement_is_that_of_fisher(tables: Mapping[str, pd.DataFrame]) -> None:
-    """Blocks of two heads leave room for exchanges, so only the number of heads in each block must agree."""
-    pruning = tables["pruning"].assign(removed=tables["pruning"]["removed"].fillna(""))
-    blocks = {
-        name: [sorted(head.rpartition(".")[0] for head in removed.split()) for removed in rows["removed"]]
-        for name, rows in pruning.groupby("scorer")
-    }
-    assert blocks["rearrangement"] == blocks["fisher"]
-    assert blocks["rearrangement"] != blocks["gate"], "the fixture must tell right from wrong"
 
 
 @pytest.mark.parametrize(("change", "side"), [(1.0, "worse"), (-1.0, "better"), (0.0, "tied")])
@@ -308,32 +292,22 @@ def test_what_is_said(snapshot: Any) -> None:
     [
         (["experiment.oracle=exact"], "experiment.oracle=exact: 24 heads have 16777216 subsets, exact takes up to 16"),
         (["experiment.budgets=[24]"], r"experiment.budgets=\[24\]: none of them leaves a choice between heads"),
-        (["experiment.beam_width=0"], "experiment.beam_width=0: must be 1 or more"),
-        (["experiment.tolerance_nats=-1.0"], "experiment.tolerance_nats=-1.0: must be 0 or more"),
         (["gate=none"], "scorer=gate: needs learned gates"),
         (["schedule=[greedy,rearrangement]"], r"schedule=\[greedy,rearrangement\]: must name at least one that uses"),
         (["schedule=[]"], r"schedule=\[\]: must name at least one that uses scores, for example one_shot"),
-        (["experiment.few_passes=-1"], "experiment.few_passes=-1.0: must be 0 or more"),
         (["schedule.greedy.keep_at_least=2"], "experiment.budgets=24: .* left in every block only 12 of 24 may go"),
         (
             ["schedule=iterative"],
             "scorer=gate: needs learned gates, so gate=softmax and a schedule",
         ),
         (["schedule.one_shot.keep_at_least=1"], "experiment.budgets=24: .* left in every block only 18 of 24 may go"),
-        (["schedule.one_shot.keep_at_least=-1"], "schedule.one_shot.keep_at_least=-1: must be 0 or more"),
+        (["task.score=3"], "task.score=3: halves of the split need 4 or more examples"),
         (["scorer=[random]"], r"scorer=\['random'\]: must name at least one scorer beside a control"),
-        (["scorer.shapley.evaluations=40"], "scorer.shapley.evaluations=40: one permutation of 24 heads"),
-        (["scorer.subset.keep=25"], "scorer.subset.keep=25: of 24 heads these are 25, allowed are 1 to 24"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_training(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(compose("experiment=compare", *arguments))
-
-
-def test_a_split_too_small_for_halves_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="task.score=3: halves of the split need 4 or more examples"):
-        build(compose(*overrides(tmp_path), "task.score=3"))
 
 
 def test_a_scorer_with_a_second_schedule_goes_by_both_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

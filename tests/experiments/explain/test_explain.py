@@ -16,7 +16,6 @@ from mhaprune.data import Examples
 from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.examples import attention_table, examples_table, show
 from mhaprune.experiments.explain.study import Explain
-from mhaprune.front.command_line import main
 from mhaprune.heads import HeadMask, Site
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.reporting.plots import Plot
@@ -28,10 +27,9 @@ from mhaprune.storage.cache import weights_digest
 from mhaprune.storage.store import RunFolder
 from mhaprune.tables import HEAD, Tables
 from mhaprune.tasks.sort import Sort
-from support.commands import run_here
 from support.composing import compose, run_of, tables_in
 from support.legible import check_legible
-from support.sizes import LEARNT, TINY, chosen, small
+from support.sizes import LEARNT, chosen
 
 EXPLAIN = chosen("experiment", "explain")
 SETTINGS = (*EXPLAIN, *LEARNT)
@@ -252,17 +250,3 @@ def test_a_model_from_a_file_is_retrained_from_the_seed_it_was_trained_with(
     again, _ = run.study().trained.retrain(other)
     once, _ = replace(run, model_file=None, seed=0).study().trained.retrain(other)
     assert weights_digest(again) == weights_digest(once)
-
-
-def test_the_command_of_the_readme(tmp_path: Path) -> None:
-    settings = [
-        *EXPLAIN,
-        *TINY,
-        *small("task", "reverse"),
-        f"cache={tmp_path / 'cache'}",
-        f"hydra.run.dir={tmp_path / 'run'}",
-    ]
-    done = run_here(main, "task=reverse", "example=3 1 4 1 5", *settings)
-    assert done.returncode == 0, done.stderr
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert "Asked 3 1 4 1 5 the model says" in page

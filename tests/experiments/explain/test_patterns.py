@@ -157,27 +157,10 @@ def test_hardly_uneven_is_everywhere_and_a_little_uneven_is_not(share: float, ev
     assert (look["name"] == "everywhere") == everywhere
 
 
-def test_the_reverse_position_is_where_the_symbol_to_write_comes_from() -> None:
-    batch = TASK.splits().report
-    view = View.of(Site.CROSS, batch)
-    there = PATTERNS[Site.CROSS]["n−i"][1](view) & view.allowed
-    example, query, key = there.nonzero().T
-    assert torch.equal(batch.source[example, key], batch.target[example, query])
-    assert there.sum() == (batch.source > 2).sum()
-
-
 def test_entropy_is_that_of_the_scorer(model: Seq2Seq, batch: Examples) -> None:
     looks = observe(model, batch).looks
     torch.testing.assert_close(torch.tensor(looks["entropy"]), -Entropy()(model, batch, 0).values[0])
     assert list(looks["site"]) == [head.site for head in model.grid]
-
-
-def test_shares_are_shares_and_every_query_is_counted_once(model: Seq2Seq, batch: Examples) -> None:
-    patterns = observe(model, batch).patterns
-    assert patterns[["mass", "largest", "chance", "applies"]].dropna().to_numpy().min() >= 0
-    assert patterns[["mass", "largest", "chance", "applies"]].dropna().to_numpy().max() <= 1 + 1e-9
-    first = patterns[(patterns["site"] == "decoder_self") & (patterns["pattern"] == "i")]
-    assert set(first["queries"]) == {int((batch.target != 0).sum())}
 
 
 def named(**columns: list[float]) -> str | None:
