@@ -42,8 +42,8 @@ def planted(model: Seq2Seq, splits: Splits) -> tuple[Seq2Seq, Examples]:
 @pytest.mark.parametrize(
     "scorer",
     [
-        HardConcrete(keep=3),
-        Subset(keep=3),
+        HardConcrete(keep=3, batch_size=8),
+        Subset(keep=3, batch_size=8),
         Ablation(),
     ],
     ids=repr,
