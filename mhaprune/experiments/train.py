@@ -1,16 +1,12 @@
 """Train a model, or take one that was saved, and look at its answers: the experiments `train` and `evaluate`."""
 
-import io
 from abc import ABC
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch
-
 from mhaprune.experiments.base import Experiment, Findings
 from mhaprune.measure.columns import evaluate
-from mhaprune.model.checkpoint import exported
 from mhaprune.reporting.headline import Number, share_number
 from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.sentences import say_accuracy
@@ -58,11 +54,5 @@ class Train(Answers):
 class Evaluate(Answers):
     """The accuracy of a model that was trained, or saved by `train` or `prune`."""
 
-    export: bool = False
-    """Whether to write `model.pt2` too, the program of `torch.export` from source and prefix to logits."""
-
     def __call__(self, study: Study) -> Findings:
-        buffer = io.BytesIO()
-        if self.export:
-            torch.export.save(exported(study.trained.network, study.trained.splits.report[:4]), buffer)
-        return self.findings(study, {"model.pt2": buffer.getvalue()} if self.export else {})
+        return self.findings(study, {})

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from mhaprune.attention.gates import GateConfig
-from mhaprune.data import Examples, shift_right
 from mhaprune.heads import HeadGrid, HeadId, Site
 from mhaprune.measure.outcomes import check_weights_finite
 from mhaprune.model.network import Transformer
@@ -130,11 +129,3 @@ def restore(
 
 def _shape(value: object) -> torch.Size | None:
     return value.shape if isinstance(value, Tensor) else None
-
-
-def exported(model: Seq2Seq, batch: Examples) -> torch.export.ExportedProgram:
-    """Returns the program from source (B, S) and prefix (B, T) to logits (B, T, V), for any B, S and T."""
-    # Copies: torch.export would require that later inputs are slices of longer tensors too.
-    inputs = batch.source.clone(), shift_right(batch.target)
-    sizes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-    return torch.export.export(model, inputs, dynamic_shapes=(sizes, sizes))

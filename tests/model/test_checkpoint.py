@@ -14,11 +14,10 @@ import torch
 
 import mhaprune
 from mhaprune.attention.gates import Softmax
-from mhaprune.data import Splits, shift_right
 from mhaprune.front.command_line import main
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure.outcomes import measure
-from mhaprune.model.checkpoint import exported, load, restore, to_bytes
+from mhaprune.model.checkpoint import load, restore, to_bytes
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.runs.run import build
 from mhaprune.settings.options import ConfigError
@@ -57,9 +56,9 @@ def run(folder: Path, *overrides: str) -> dict[str, pd.DataFrame]:
 
 
 def evaluate(file: Path, folder: Path) -> list[str]:
-    """The arguments that evaluate and export a saved model."""
+    """The arguments that evaluate a saved model."""
     output = [f"cache={folder / 'cache'}", f"hydra.run.dir={folder / 'run'}"]
-    return ["experiment=evaluate", f"model_file={file}", "experiment.export=true", *output]
+    return ["experiment=evaluate", f"model_file={file}", *output]
 
 
 @pytest.mark.parametrize(
@@ -78,11 +77,6 @@ def test_a_file_is_evaluated_as_the_model_it_is(
     assert accuracy["parameters"] == pruned.count_parameters()
     groups = pd.read_csv(tmp_path / "run" / "groups.csv")
     assert groups["examples"].sum() == len(study.splits.report)
-    program = torch.export.load(tmp_path / "run" / "model.pt2")
-    batch = study.splits.report[:7]
-    torch.testing.assert_close(
-        program.module()(batch.source.clone(), shift_right(batch.target)), pruned.call(batch), atol=1e-5, rtol=1e-5
-    )
 
 
 def test_a_pruned_model_is_pruned_again_and_heads_keep_their_names(
@@ -248,17 +242,6 @@ def test_what_the_file_brings_cannot_be_overridden(file: Path, tmp_path: Path) -
     assert done.returncode == 1
     expected = "error: ++training.steps=3: model_file brings its own task, model, gate, training, leave this out"
     assert done.stderr.strip().splitlines()[-1] == expected
-
-
-def test_the_exported_program_gives_the_same_logits(model: Seq2Seq, splits: Splits) -> None:
-    """Of a model with blocks of three, one and no heads, for other batches and lengths than it was exported with."""
-    gone = [head for head in model.grid if (head.layer == 0 and head.head) or str(head.block) == "cross.1"]
-    left = model.without(HeadMask(model.grid, frozenset(gone)))
-    assert set(left.grid.sizes) == {0, 1, 3}
-    program = exported(left, splits.report[:3]).module()
-    for batch in (splits.report[:3], splits.score, splits.score[:2]):
-        logits = program(batch.source.clone(), shift_right(batch.target))
-        torch.testing.assert_close(logits, left.call(batch))
 
 
 def test_facts_and_weights_are_plain(model: Seq2Seq) -> None:
