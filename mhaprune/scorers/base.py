@@ -8,13 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.settings.ranges import Checked, Ge, Gt
+from mhaprune.settings.ranges import Checked
 from mhaprune.subject import Subject
 
 TokenValues = Sequence[tuple[Tensor, Tensor]]
@@ -144,19 +144,3 @@ class Budgeted(Scorer):
     def keeping(self, heads: int) -> Self:
         """Return a scorer that is asked for another number of heads."""
         return replace(self, keep=heads)
-
-
-@dataclass(frozen=True)
-class TrainedGates(Budgeted):
-    """A scorer that trains one gate per head with Adam on the frozen model. Its scores are kept in the cache."""
-
-    family: ClassVar[str] = "trained"
-    draws_by_head: ClassVar[bool] = True
-    zero_if_silent: ClassVar[bool] = False
-
-    steps: Annotated[int, Ge(1)] = 300
-    """Number of optimiser steps."""
-    batch_size: Annotated[int, Ge(1)] = 32
-    """Number of examples per step."""
-    learning_rate: Annotated[float, Gt(0)] = 0.1
-    """The learning rate of Adam. It stays the same."""

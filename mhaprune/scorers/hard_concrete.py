@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.scorers.base import Scores, TrainedGates
-from mhaprune.scorers.gate_training import train_gates
+from mhaprune.scorers.base import Scores
+from mhaprune.scorers.gate_training import TrainedGates
 from mhaprune.settings.ranges import Gt
 from mhaprune.subject import Subject
 
@@ -51,21 +51,10 @@ class HardConcrete(TrainedGates):
             multiplier *= math.exp(self.multiplier_rate * float(excess.detach()))
             return multiplier * (excess + excess**2 / 2)
 
-        path = train_gates(
-            subject,
-            examples,
-            torch.full((num_heads,), 2.0),
-            sample,
-            penalty,
-            bound=LOGIT_BOUND,
-            steps=self.steps,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            seed=seed,
-        )
-        passes = path.examples_run / len(examples)
+        initial = torch.full((num_heads,), 2.0)
+        logits, passes = self.train(subject, examples, seed, initial, sample, penalty, LOGIT_BOUND)
         # Of gates that end shut at the bound the last logits are equal: the mean knows which of them held out longer.
-        return Scores(probability_open(path.logits[self.steps // 2 :]).mean(dim=0)[None], None, passes, passes)
+        return Scores(probability_open(logits[self.steps // 2 :]).mean(dim=0)[None], None, passes, passes)
 
 
 def stretched(logits: Tensor) -> Tensor:

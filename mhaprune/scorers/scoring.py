@@ -13,7 +13,8 @@ import torch
 from mhaprune.data import Data
 from mhaprune.heads import HeadId
 from mhaprune.progress import doing
-from mhaprune.scorers.base import Budgeted, Scorer, Scores, TrainedGates
+from mhaprune.scorers.base import Budgeted, Scorer, Scores
+from mhaprune.scorers.gate_training import TrainedGates
 from mhaprune.settings.options import describe
 from mhaprune.settings.ranges import Checked
 from mhaprune.storage.cache import Remember, data_digest, sources

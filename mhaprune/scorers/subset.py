@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Data
-from mhaprune.scorers.base import Scores, TrainedGates
-from mhaprune.scorers.gate_training import train_gates
+from mhaprune.scorers.base import Scores
+from mhaprune.scorers.gate_training import TrainedGates
 from mhaprune.settings.ranges import Gt
 from mhaprune.subject import Subject
 
@@ -42,18 +42,8 @@ class Subset(TrainedGates):
             noise_BN = torch.rand(batch, num_heads, generator=draw, dtype=torch.double).clamp(1e-12, 1 - 1e-12)
             return relaxed_top_k(logits_N - (-noise_BN.log()).log().to(logits_N.device), keep, temperature)
 
-        path = train_gates(
-            subject,
-            examples,
-            torch.zeros(num_heads),
-            sample,
-            steps=self.steps,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            seed=seed,
-        )
-        passes = path.examples_run / len(examples)
-        return Scores(path.logits[-1:], None, passes, passes)
+        logits, passes = self.train(subject, examples, seed, torch.zeros(num_heads), sample)
+        return Scores(logits[-1:], None, passes, passes)
 
 
 def relaxed_top_k(logits_BN: Tensor, k: int, temperature: float) -> Tensor:

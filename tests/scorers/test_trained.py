@@ -14,8 +14,8 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
-from mhaprune.scorers.base import Budgeted, Scorer, TrainedGates
-from mhaprune.scorers.gate_training import train_gates
+from mhaprune.scorers.base import Budgeted, Scorer
+from mhaprune.scorers.gate_training import TrainedGates
 from mhaprune.scorers.hard_concrete import LOGIT_BOUND, HardConcrete, probability_open, stretched
 from mhaprune.scorers.subset import Subset, relaxed_top_k
 from support.composing import every
@@ -128,19 +128,13 @@ def test_logits_stay_within_their_bound() -> None:
     torch.testing.assert_close(values[:2], highest.expand(2))
     assert (values < highest + 1e-9).all()
     assert (values > lowest - 1e-9).all()
-    path = train_gates(
-        worth_game(worths),
-        numbered(range(1, 33)),
-        torch.zeros(4),
+    logits, _ = Subset(keep=2, steps=30).train(
+        *(worth_game(worths), numbered(range(1, 33)), 0, torch.zeros(4)),
         lambda logits, batch, share, draw: logits.sigmoid().expand(batch, -1),
         bound=1.5,
-        steps=30,
-        batch_size=32,
-        learning_rate=0.1,
-        seed=0,
     )
-    assert path.logits.abs().amax() == 1.5
-    assert path.logits[-1].tolist() == [1.5, 1.5, -1.5, -1.5]
+    assert logits.abs().amax() == 1.5
+    assert logits[-1].tolist() == [1.5, 1.5, -1.5, -1.5]
 
 
 def test_the_temperature_of_subset_falls_log_linearly() -> None:

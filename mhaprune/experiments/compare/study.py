@@ -25,7 +25,8 @@ from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.base import Schedule
 from mhaprune.schedules.budgets import Budget, heads_to_remove, removing, with_a_choice
 from mhaprune.scorers.agreement import rank_agreement, spearman, with_reference
-from mhaprune.scorers.base import Scorer, TrainedGates
+from mhaprune.scorers.base import Scorer
+from mhaprune.scorers.gate_training import TrainedGates
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics.intervals import CONFIDENCE, difference_interval, holm, prunable, sign_flip_p, with_interval
