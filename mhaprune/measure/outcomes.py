@@ -3,7 +3,7 @@
 Dimensions: E = examples of a split, M = masks, N = all heads, K = head_dim, B = batch, T = positions, V = vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -50,7 +50,7 @@ def measure(
     """The outcome of every example in their order, (E,) each; `gates` (N,) are the same for all of them."""
     order, batches = by_length(examples, batch_size)
     parts = [subject.evaluate(batch, gates, replacement and replacement(subject, batch, at)) for batch, at in batches]
-    return _joined(parts, lambda values: torch.cat(values)[order.argsort()])
+    return joined(parts, lambda values: torch.cat(values)[order.argsort()])
 
 
 @torch.no_grad()
@@ -62,13 +62,13 @@ def measure_masks(subject: Subject, examples: Data, gates: Tensor, replacement: 
     for batch, at in track(batches, "batches", total):
         fallback = replacement and replacement(subject, batch, at)
         parts.append(subject.evaluate_masks(batch, gates, fallback))
-    return _joined(parts, lambda values: torch.cat(values, dim=1)[:, order.argsort()])
+    return joined(parts, lambda values: torch.cat(values, dim=1)[:, order.argsort()])
 
 
-def _joined(parts: Sequence[Outcome], join: Callable[[list[Tensor]], Tensor]) -> Outcome:
+def joined(parts: Iterable[Any], join: Callable[[list[Tensor]], Tensor]) -> Any:
     """One outcome from several, field by field. Raises `Diverged` for a value that is not finite."""
-    kind: Any = type(parts[0])
-    whole: Outcome = kind(*(join(list(values)) for values in zip(*parts, strict=True)))
+    every = list(parts)
+    whole = type(every[0])(*(join(list(values)) for values in zip(*every, strict=True)))
     for name, values in whole._asdict().items():
         if not (finite := values.isfinite()).all():
             bad = values[~finite]

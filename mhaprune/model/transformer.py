@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from mhaprune.attention.gates import GateConfig
 from mhaprune.data import EOS, PAD, Examples, shift_right
 from mhaprune.heads import Block, HeadGrid, Site
-from mhaprune.measure.outcomes import BATCH_SIZE
+from mhaprune.measure.outcomes import BATCH_SIZE, joined
 from mhaprune.model.decoding import Step, attention_step, decode_greedily
 from mhaprune.model.network import AttentionSublayer, EncoderDecoder, Transformer
 from mhaprune.model.relevance import with_relevance
 from mhaprune.model.shared_prefixes import Branches, depth_first
 from mhaprune.subject import AnswerOutcome, Fallback
 from mhaprune.wrapping.blocks import AttentionBlock, block_of
-from mhaprune.wrapping.gated import GatedModel, joined
+from mhaprune.wrapping.gated import GatedModel
 
 TOKENS_AT_ONCE = 2048
 """Tokens in one step of a pass of many masks: enough to be worth a call, few enough for the processor's cache."""

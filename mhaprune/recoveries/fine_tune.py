@@ -1,6 +1,5 @@
 """Train what is left a little longer."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,8 +61,7 @@ class FineTune(Recovery):
         self, lesson: RecoveryContext, left: Left, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Left, pd.DataFrame]:
         started = left if self.start is None else self.start(lesson, left, draw, None, lambda state: None)[0]
-        model = copy.deepcopy(started)
-        usual = lesson.training
+        model, usual = started.copied(), lesson.training
         training = replace(
             usual,
             steps=self.steps,

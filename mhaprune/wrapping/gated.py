@@ -5,7 +5,7 @@ heads.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Self
 
@@ -214,9 +214,3 @@ class GatedModel(ABC):
         if gates.device.type != self.device.type:
             raise ValueError(f"gates on {gates.device}: the model is on {self.device}")
         return self.grid.split(gates)
-
-
-def joined(outcomes: Iterable[Any], join: Callable[[list[Tensor]], Tensor]) -> Any:
-    """One outcome from several, field by field."""
-    every = list(outcomes)
-    return type(every[0])(*(join(list(values)) for values in zip(*every, strict=True)))

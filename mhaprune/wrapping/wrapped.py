@@ -15,10 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.heads import Block, HeadId
+from mhaprune.measure.outcomes import joined
 from mhaprune.subject import Fallback
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, name_blocks
-from mhaprune.wrapping.gated import GatedModel, joined
+from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.losses import LossAndQuality, PerExample, flat, judged
 from mhaprune.wrapping.replay import Replay, at_rest
 
