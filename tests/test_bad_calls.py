@@ -29,7 +29,7 @@ def wrap(**given: Any) -> Callable[[Heads], object]:
     return lambda heads: mhaprune.wrap(**usual | given)
 
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
 CALLS: dict[str, list[Callable[[Heads], object]]] = {
     "overrides": [lambda h: mhaprune.run(["experiment=ablate"]), lambda h: mhaprune.study(3)],  # type: ignore[arg-type]
     "folder": [lambda h: mhaprune.run("experiment=train", folder=3)],  # type: ignore[arg-type]
@@ -37,39 +37,29 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
         lambda h: mhaprune.load(3),  # type: ignore[arg-type]
         lambda h: mhaprune.save(Classifier(), None),  # type: ignore[arg-type]
         lambda h: h.report("/no/such/folder/x.html"),
-        lambda h: h.report("/"),
         lambda h: h.report(3),  # type: ignore[arg-type]
     ],
     "model": [
         wrap(model="bert"),
         wrap(model=None),
-        wrap(model=Classifier),
         wrap(model=nn.Identity(), score=[torch.ones(2, 3)]),
         lambda h: mhaprune.save("bert", "folder"),  # type: ignore[arg-type]
     ],
     "loss": [
         wrap(loss=None),
-        wrap(loss="drift"),
-        wrap(loss=lambda output, batch: 3.0),
         wrap(loss=lambda output, batch: output["logits"]),
         wrap(loss=lambda output, batch: output["logits"].argmax(-1)),
         wrap(loss=lambda output, batch: torch.full((len(batch["labels"]),), NAN)),
     ],
     "quality": [
-        wrap(quality="accuracy"),
         wrap(quality=lambda output, batch: torch.full((len(batch["labels"]),), NAN)),
         wrap(quality=lambda output, batch: None),
     ],
     "score": [
-        wrap(score=None),
         wrap(score=[]),
-        wrap(score=3),
         wrap(score=[3]),
-        wrap(score=["text"]),
-        wrap(score=[{}]),
         wrap(score=[{"input_ids": [1, 2]}]),
         wrap(score=[{"input_ids": torch.zeros(0, 3, dtype=torch.long)}]),
-        wrap(score=[{"input_ids": torch.tensor(3)}]),
         wrap(score=torch.utils.data.TensorDataset(torch.ones(3))),
         wrap(score=[{"words": torch.ones(2, 3)}]),
         wrap(score=[torch.full((2, 3), 10_000)]),
@@ -82,23 +72,17 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
     "scorer": [lambda h: h.score("ablatoin"), lambda h: h.score("gate"), lambda h: h.score("")],
     "keep": [
         lambda h: h.mask(NAN),
-        lambda h: h.mask(INF),
         lambda h: h.mask("half"),  # type: ignore[arg-type]
-        lambda h: h.mask(True),
         lambda h: h.mask(1.5),
-        lambda h: h.mask(-1),
         lambda h: h.mask(9),
         lambda h: h.masks(0.5),  # type: ignore[arg-type]
-        lambda h: h.masks([NAN]),
         lambda h: h.prune(None),  # type: ignore[arg-type]
-        lambda h: h.speed("half"),  # type: ignore[arg-type]
     ],
     "by": [
         lambda h: h.prune(by=np.zeros(8)),
         lambda h: h.prune(by={"attention.0.0": 1}),  # type: ignore[arg-type]
         lambda h: h.mask(by="one_shot"),
         lambda h: h.mask(by="greedy", rescore_every=2),
-        lambda h: h.report(by="ablation"),
         lambda h: h.report(by=[3]),  # type: ignore[list-item]
     ],
     "rescore_every": [lambda h: h.mask(rescore_every=0), lambda h: h.mask(rescore_every=1.5)],  # type: ignore[arg-type]

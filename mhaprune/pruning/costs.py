@@ -28,12 +28,8 @@ class Costs:
 
     def __call__(self, unit: str) -> Cost:
         if unit not in self.known:
-            makers: dict[str, Callable[[], Cost]] = {
-                "parameters": lambda: counted(unit, self.subject, lambda left: left.count_parameters()),
-                "flops": lambda: counted(unit, self.subject, self._flops),
-                "ms": self._measured,
-            }
-            self.known[unit] = makers[unit]()
+            count = self._flops if unit == "flops" else _parameters
+            self.known[unit] = self._measured() if unit == "ms" else counted(unit, self.subject, count)
         return self.known[unit]
 
     def table(self) -> pd.DataFrame:
@@ -63,6 +59,10 @@ class Costs:
         named = {str(block): block for block in self.subject.grid.blocks}
         own, head = ({named[row[0]]: row[i] for row in content["blocks"]} for i in (1, 2))
         return Cost("ms", content["floor"], own, head)
+
+
+def _parameters(left: Subject) -> float:
+    return left.count_parameters()
 
 
 def counted(unit: str, subject: Subject, count: Callable[[Subject], float]) -> Cost:

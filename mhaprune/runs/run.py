@@ -27,7 +27,7 @@ from mhaprune.settings.plugins import allow, find_class, results_folder
 from mhaprune.settings.ranges import Checked, Within
 from mhaprune.settings.sweep import SWEEP_SETTINGS, SweepSettings
 from mhaprune.storage.cache import code_of
-from mhaprune.storage.store import RunFolder, fingerprint
+from mhaprune.storage.store import RunFolder, as_json, fingerprint
 from mhaprune.studies.pretrained import Pretrained, PretrainedSource
 from mhaprune.studies.study import Source, Study
 from mhaprune.studies.trained import Recipe, parts_of
@@ -137,7 +137,7 @@ class Run(Checked):
         """Run the experiment and write its tables, figures and report into the folder."""
         folder.note(experiment=target(self.experiment), identity=self.identity, code=code_of(self.packages))
         environment = self.source.environment()
-        folder.write_json("environment.json", environment)
+        folder.write("environment.json", as_json(environment))
         with self._whole() as whole:
             results = self._results()
             folder.note(checks=results.checks, trained_with=dict(results.trained_with))

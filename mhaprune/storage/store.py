@@ -125,9 +125,6 @@ class RunFolder:
             self.write(f"figures/{plot.name}.png", plot.png)
             self.write(f"figures/{plot.name}.svg", plot.svg)
 
-    def write_json(self, name: str, value: Any) -> None:
-        self.write(name, as_json(value))
-
     def _write_status(self) -> None:
         write_json(self.path / "status.json", self.status | {"files": self.files})
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,14 @@ SPACE = ("heads=2,4,8", "rate=tag(log,interval(1e-4,1e-1))", "width=int(interval
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Bench:
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Its jobs are done in this process, which is quicker; test_sweeps.py does them in processes of their own."""
+
+    def here(work: Callable[[], None], *limits: object) -> None:
+        with suppress(Exception):
+            work()
+
+    monkeypatch.setattr("mhaprune.runs.doing.isolated", here)
     bench = Bench(tmp_path)
     bench.tables = lambda job: {"training": pd.DataFrame({"quality": [9.0, quality(job)]}), "summary": summary()}
     return bench
