@@ -35,7 +35,6 @@ from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock
 from mhaprune.wrapping.losses import Judge
 from mhaprune.wrapping.saving import make_plain
-from mhaprune.wrapping.training import FINE_TUNING
 from mhaprune.wrapping.wrap import ModelWithData, understand
 from mhaprune.wrapping.wrapped import WrappedModel
 
@@ -270,7 +269,7 @@ class Heads(ModelWithData):
 
     @cached_property
     def _lesson(self) -> RecoveryContext:
-        return RecoveryContext(self.subject, FINE_TUNING, self.splits, self.seed)
+        return study_of(self).lesson()
 
     def _scorers(self, scorers: Iterable[str | Scorer]) -> dict[str, Scorer]:
         chosen = {}

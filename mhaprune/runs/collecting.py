@@ -43,7 +43,8 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
         folder.note(kind=COLLECTION)
         runs, differ = named(found)
         runs = [run.read() for run in runs]
-        whole, left_out = ([run for run in runs if (run.why_not is None) == fits] for fits in (True, False))
+        whole = [run for run in runs if run.why_not is None]
+        left_out = [run for run in runs if run.why_not is not None]
         tables: dict[str, pd.DataFrame] = {"runs": table_of(runs, differ)}
         plots: list[Plot] = []
         lines: list[str] = []

@@ -121,7 +121,6 @@ def model_with_texts(
         facts={"model_task": task, "objective": name},
         packages=("transformers", *packages),
         tokens=tokens,
-        saves=model.save,
     )
 
 

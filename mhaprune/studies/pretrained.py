@@ -96,8 +96,6 @@ class PretrainedModel(NamedTuple):
     """How the model is called, if not in the usual way."""
     tokens: Callable[[Any], list[list[str]]] | None = None
     """Returns the tokens of each example of a batch, as a person reads them."""
-    saves: bool = False
-    """Whether pruned models are saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +221,7 @@ class PretrainedSource(Source):
         read = self.loaded.tokens
         return replace(
             study,
-            saved=files_of if self.loaded.saves else no_files,
+            saved=files_of if self.model.save else no_files,
             tokens=None if read is None else lambda batch: read(batch.as_given()),
         )
 
@@ -232,12 +230,13 @@ def study_of(model: ModelWithData, remember: Remember = no_memory) -> Study:
     """Return what an experiment is given of a wrapped model; nothing is kept in a cache by default."""
     return Study(
         subject=model.subject,
+        whole_grid=model.grid,
         splits=model.splits,
+        training=FINE_TUNING,
         seed=model.seed,
         remember=remember,
         saved=no_files,
         words=model.words,
-        fine_tuning=FINE_TUNING,
     )
 
 

@@ -40,8 +40,6 @@ class Trained:
     task: Task
     splits: Splits[Examples]
     training: Training
-    steps_since: int
-    """How many steps the model was trained after `training`, by recoveries."""
     gate: GateConfig | None
     """What the gates of the model were made from."""
     save: Callable[..., bytes]
@@ -58,7 +56,11 @@ class Study:
     """The input of an experiment: a model, its data, its settings, the same for models of every source."""
 
     subject: Subject
+    whole_grid: HeadGrid
+    """The heads of the unpruned model; of a pretrained one those that are there."""
     splits: Splits[Data]
+    training: Descent
+    """How the model was trained or, for a pretrained model, how it is trained on."""
     seed: int
     remember: Remember
     """The cache of what was computed for this very model."""
@@ -80,8 +82,8 @@ class Study:
     """The group of each example of the report split; empty for a model without a task of ours."""
     origin: Trained | None = None
     """None for a pretrained model."""
-    fine_tuning: Descent | None = None
-    """How a pretrained model is trained on."""
+    steps_since: int = 0
+    """How many steps the model was trained after `training`, by recoveries."""
 
     @property
     def trained(self) -> Trained:
@@ -89,21 +91,9 @@ class Study:
         assert self.origin is not None, "the experiment says that it needs no training"
         return self.origin
 
-    @property
-    def whole_grid(self) -> HeadGrid:
-        """The heads of the unpruned model; of a pretrained one those that are there."""
-        if self.origin is None:
-            return self.subject.grid
-        config = self.origin.network.config
-        return HeadGrid.full(config.blocks, config.num_heads)
-
     def lesson(self, extra_steps: int = 0) -> RecoveryContext:
         """Return the input of recoveries."""
-        training: Descent | None = self.fine_tuning
-        if self.origin is not None:
-            training, extra_steps = self.origin.training, self.origin.steps_since + extra_steps
-        assert training is not None, "a study says how its model is trained on"
-        return RecoveryContext(self.subject, training, self.splits, self.seed, extra_steps)
+        return RecoveryContext(self.subject, self.training, self.splits, self.seed, self.steps_since + extra_steps)
 
     @property
     def training_table(self) -> dict[str, pd.DataFrame]:

@@ -133,7 +133,10 @@ class Recipe(Source):
 
         return Study(
             subject=network,
+            whole_grid=HeadGrid.full(self.model.blocks, self.model.num_heads),
             splits=splits,
+            training=self.training,
+            steps_since=steps_since,
             seed=self.seed,
             remember=Cache(self.cache).about(recipe),
             saved=lambda name, model, steps=0: {f"{name}.pt": save(model, steps)},
@@ -145,7 +148,6 @@ class Recipe(Source):
                 task=self.task,
                 splits=splits,
                 training=self.training,
-                steps_since=steps_since,
                 gate=self.gate,
                 save=save,
                 retrain=lambda gate: replace(self, gate=gate, seed=self.trained_seed).trained(splits)[:2],
