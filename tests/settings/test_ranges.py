@@ -1,4 +1,4 @@
-"""Every range that a field of the package names is kept, and the checker says what is allowed."""
+"""Every range that a field of the package names is kept, and errors are said in one line."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from functools import partial
 from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
+import torch
 
 import mhaprune
+from mhaprune.data import Vocabulary
 from mhaprune.runs.run import Run, build
 from mhaprune.settings.ranges import Checked, Distinct, Ge, Gt, Lt, Within
+from mhaprune.settings.refusals import one_line
 from support.composing import compose
 
 
@@ -129,3 +132,23 @@ def test_a_field_that_is_given_another_default_keeps_its_range(cls: type) -> Non
         for name in inspect.get_annotations(base):
             old = get_type_hints(base, include_extras=True)[name]
             assert hints[name] == old or "Annotated" not in str(old), name
+
+
+def raised_by(*arguments: object) -> str:
+    with pytest.raises((TypeError, RuntimeError)) as error:
+        torch.ones(*arguments)  # type: ignore[call-overload]
+    return one_line(error.value)
+
+
+def test_an_unexpected_error_says_where_it_is_and_not_in_which_library() -> None:
+    line = raised_by.__code__.co_firstlineno + 2
+    assert raised_by("two").endswith(f", in settings/test_ranges.py line {line} (HYDRA_FULL_ERROR=1 shows all)")
+    with pytest.raises(TypeError) as inside:
+        Vocabulary(("1",)).decode(3)  # type: ignore[arg-type]
+    assert ", in mhaprune/data.py line " in one_line(inside.value)
+
+
+def test_a_refused_value_needs_no_place() -> None:
+    with pytest.raises(ValueError, match="symbol") as refused:
+        Vocabulary(("1",)).encode(["2"])
+    assert "line" not in one_line(refused.value)
