@@ -51,7 +51,7 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[Atte
     of matrices with a softmax between them, and our own layers.
     """
     trace = _Trace(model)
-    with at_rest(model), torch.enable_grad(), trace.watching():
+    with torch.enable_grad(), at_rest(model), trace.watching():
         call(model)
     blocks: dict[str, AttentionBlock] = {}
     noted = Cut.of(model) or Cut()

@@ -20,7 +20,8 @@ def at_rest(model: nn.Module) -> Iterator[None]:
     """In evaluation, without gradients of weights and without a key-value cache; then as it was before."""
     config = getattr(model, "config", None)
     owners: list[tuple[str, Any]] = [("training", module) for module in model.modules()]
-    owners += [("requires_grad", parameter) for parameter in model.parameters()]
+    if torch.is_grad_enabled():
+        owners += [("requires_grad", parameter) for parameter in model.parameters()]
     with switched_off([*owners, ("use_cache", config)]):
         yield
 
@@ -239,7 +240,7 @@ def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -
         pending.append((paths[module], leaf, leaf.clone(), [0]))
         return pending[-1][2]
 
-    with at_rest(model), torch.enable_grad(), ExitStack() as stack:
+    with torch.enable_grad(), at_rest(model), ExitStack() as stack:
         for module in model.modules():
             if module is not model:
                 stack.callback(module.register_forward_pre_hook(enter).remove)
