@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,14 +188,11 @@ def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterat
         return
     means = False
     for (what, after), own in numbers.groupby(["what", "after"], sort=False):
-        groups = [("", own)]
-        for each in settings:
-            groups = [
-                (f"{label}, {each.name}={value}".removeprefix(", "), runs[runs[each.name] == value])
-                for label, runs in groups
-                for value in each.values
-            ]
-        groups = [(label, runs) for label, runs in groups if len(runs)]
+        groups = []
+        for values in product(*(each.values for each in settings)):
+            runs = own[(own[[each.name for each in settings]] == list(values)).all(axis=1)]
+            label = ", ".join(f"{each.name}={value}" for each, value in zip(settings, values, strict=True))
+            groups += [(label, runs)] if len(runs) else []
         if len(groups) <= MOST_SAID:
             parts = [f"{_mean(runs)}{f' with {label}' if label else ''}" for label, runs in groups]
             counts = [len(runs) for _, runs in groups if len(runs) >= LEAST_RUNS]

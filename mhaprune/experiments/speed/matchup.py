@@ -1,7 +1,7 @@
 """Models of one shape side by side: dense, with heads removed, and built without them; and the time of each part."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -145,20 +145,15 @@ class Matchup:
             times = in_turn(turns, rounds, COPIES, self.device)
             peaks = {name: peak_bytes(copies[0], self.device) for name, copies in calls.items()}
         flops = [work.count_flops(self.models[_removed(mask)][0], batch) for mask in self.masks]
-        tokens = work.batch_size * (work.target_length or work.source_length)
         rows = []
         for mask, own_flops in zip(self.masks, flops, strict=True):
             pruned, built, grid = _removed(mask), _built(mask), work.grid(mask.grid)
-            speed = speed_columns(times, DENSE, pruned)
-            milliseconds = speed["latency_ms"]
             row = {
                 "model_heads": len(mask.grid),
                 "model_heads_removed": len(mask.removed),
                 "heads_total": len(grid),
                 "heads_removed": len(mask.removed & frozenset(grid)),
-                **speed,
-                "sequences_per_s": 1000 * work.batch_size / milliseconds,
-                "tokens_per_s": 1000 * tokens / milliseconds,
+                **speed_columns(times, DENSE, pruned),
                 **ratio_columns("built_ratio", times, pruned, built),
                 **ratio_columns("aa_ratio", times, DENSE, DENSE_AGAIN),
                 "flop_ratio": flops[0] / own_flops,
@@ -170,24 +165,12 @@ class Matchup:
         return pd.DataFrame(rows)
 
     def parts(self, work: Workload, rounds: int) -> pd.DataFrame:
-        """Return the time of the dense model, a row per part. `without_attention` is the speed-up if attention took no
-        time and the rest stayed as it is; smaller weights can make the rest faster too."""
+        """Return the time of the dense model, a row per part."""
         batch, model = work.batch(self.vocabulary_size, self.device), self.models[DENSE][0]
         times = time_parts(model, lambda watched: work.call(watched, batch)(), rounds, device=self.device)
-        shares, medians = times.div(times.sum(axis=1), axis=0), times.median()
-        share = medians / medians.sum()
-        rows: Iterator[dict[str, Any]] = (
-            {
-                "part": part,
-                "part_ms": medians[part],
-                "share": share[part],
-                "share_q1": shares[part].quantile(0.25),
-                "share_q3": shares[part].quantile(0.75),
-                "without_attention": 1 / (1 - share[ATTENTION]),
-            }
-            for part in times
-        )
-        return pd.DataFrame([self._identity(work) | row for row in rows])
+        medians = times.median()
+        parts = {"part": list(times), "part_ms": medians.to_numpy(), "share": (medians / medians.sum()).to_numpy()}
+        return pd.DataFrame(self._identity(work) | parts)
 
     def _identity(self, work: Workload) -> dict[str, Any]:
         return {**vars(work), "timed_d_model": self.models[DENSE][0].config.d_model}

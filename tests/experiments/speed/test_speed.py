@@ -60,9 +60,6 @@ def test_numbers_that_belong_together_agree(tables: Frames) -> None:
         assert (speed[name] <= speed[f"{name}_q3"]).all()
     for _, mine in speed.groupby(["what", "timed_d_model", "batch_size"]):
         np.testing.assert_allclose(mine["latency_ms"] * mine["speedup"], (mine["latency_ms"] * mine["speedup"]).iloc[0])
-    np.testing.assert_allclose(speed["sequences_per_s"], 1000 * speed["batch_size"] / speed["latency_ms"])
-    tokens = speed["target_length"].where(speed["what"] != "encoder", speed["source_length"])
-    np.testing.assert_allclose(speed["tokens_per_s"], speed["sequences_per_s"] * tokens)
     assert (speed.groupby(["what", "timed_d_model", "batch_size"])["aa_ratio"].nunique() == 1).all()
     for _, mine in speed.groupby(["what", "timed_d_model", "batch_size"]):
         assert mine["flop_ratio"].iloc[0] == 1
@@ -83,14 +80,12 @@ def test_in_short_there_is_what_half_and_a_sixth_bring_at_every_size(tables: Fra
     assert half_and_sixth(alone)["model_heads_removed"].tolist() == [3, 5] * 4
 
 
-def test_parts_add_up_and_say_what_heads_can_bring(tables: Frames) -> None:
+def test_parts_add_up(tables: Frames) -> None:
     parts = tables["parts"]
     assert len(parts) == 2 * 2 * 3 * 3
     for _, mine in parts.groupby(["what", "timed_d_model", "batch_size"]):
         assert mine["share"].sum() == pytest.approx(1)
         assert (mine["part_ms"] > 0).all()
-        attention = mine.set_index("part")["share"]["attention"]
-        assert mine["without_attention"].unique() == pytest.approx(1 / (1 - attention))
 
 
 def test_the_tradeoff_has_accuracy_and_time_of_every_plan_once_per_batch_size(tables: Frames) -> None:
@@ -128,7 +123,7 @@ def made_up() -> dict[str, pd.DataFrame]:
             quartiles = {f"{name}_{q}": ratio + off for name, ratio in ratios.items() for q, off in OFF.items()}
             rows.append(size | row | ratios | quartiles | {"flop_ratio": 1 + gone})
     parts = [
-        size | {"part": part, "part_ms": 8 * share, "share": share, "without_attention": 2.0}
+        size | {"part": part, "part_ms": 8 * share, "share": share}
         for size in sizes
         for part, share in (("attention", 0.34 + size["timed_d_model"] / 150), ("feed_forward", 0.375), ("rest", 0.125))
     ]
