@@ -63,14 +63,7 @@ def all_tables() -> dict[str, pd.DataFrame]:
         "pruning": pruning_table(),
         "latency": pd.DataFrame([{"scorer": "dense again", "speedup_q1": 0.98, "speedup_q3": 1.02}]),
         "training": training,
-        "answers": answers_table(),
     }
-
-
-def answers_table() -> pd.DataFrame:
-    said = {0: "1 2 3", 2: "1 2 3", 4: "1 1"}
-    rows = [{"recovery": "nothing", "heads_removed": removed, "answer": answer} for removed, answer in said.items()]
-    return pd.DataFrame(rows).assign(scorer="ablation", heads_total=4, source="3 1 2", right_answer="1 2 3")
 
 
 def summary() -> pd.DataFrame:

@@ -12,8 +12,7 @@ from mhaprune.experiments.can_go import if_too_few, surely_words, what_can_go, w
 from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict, scored
 from mhaprune.reporting.headline import Number
-from mhaprune.reporting.heat_map import LOST, heat_map, write_inside
-from mhaprune.reporting.plots import CONTROL_COLOUR, SIGNS, Plot, needs
+from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, needs
 from mhaprune.reporting.sentences import as_fast, share
 from mhaprune.tables import (
     CHOOSE_QUALITY,
@@ -31,13 +30,6 @@ from mhaprune.tables import (
     repeated_draws,
     timed_name,
 )
-
-COLOURS: Any = {"cmap": LOST, "vmin": 0, "vmax": 1.5}
-"""A wrong symbol is red, but its name can be read on it."""
-MORE = 3
-"""Symbols beyond the right answer that are shown. A model with too few heads may never end."""
-LETTER = 0.11
-"""Inches."""
 
 
 def as_they_are(summary: pd.DataFrame) -> pd.DataFrame:
@@ -175,46 +167,3 @@ def latency_curves(tables: Tables) -> Plot | None:
         " turn, the grey strip is the dense model timed against itself: within it there is no difference to be seen."
     )
     return Plot("latency", caption, figure)
-
-
-@needs("answers")
-def answers(tables: Tables) -> Plot:
-    """Panels for the model as it is left and after each recovery: a row per budget, a cell per symbol of the answer."""
-    table = tables["answers"].fillna("")
-    first = table.iloc[0]
-    right = _symbols(str(first["right_answer"]), first)
-    most = max(len(right), 1) + MORE
-    said = table.set_index(["recovery", "heads_removed"])["answer"].map(lambda answer: _symbols(str(answer), first))
-    said = said.map(lambda symbols: symbols if len(symbols) <= most else [*symbols[: most - 1], "…"])
-    places = max(len(right), *said.map(len), 1)
-    removed, ways = sorted(table["heads_removed"].unique()), list(table["recovery"].unique())
-    longest = max((len(symbol) for symbols in (right, *said) for symbol in symbols), default=1)
-    width = max(places * max(0.3, LETTER * (longest + 1)), 1.9)
-    figure = Figure(figsize=(1.3 + (width + 0.2) * len(ways), 1.3 + 0.28 * len(removed)))
-    labels = "place in the answer", f"heads removed, of {first['heads_total']}"
-    for axes, way in zip(plots.panels(figure, len(ways), len(ways), *labels), ways, strict=True):
-        wrong = np.full((len(removed), places), np.nan)
-        for i, number in enumerate(removed):
-            symbols = said[way, number]
-            wrong[i, : len(right)] = 1.0  # what is not said is wrong, too
-            wrong[i, : len(symbols)] = [j >= len(right) or symbol != right[j] for j, symbol in enumerate(symbols)]
-        heat_map(axes, wrong, rows=removed, columns=range(1, places + 1), **COLOURS)
-        axes.set_facecolor("white")
-        for i, number in enumerate(removed):
-            for j, symbol in enumerate(said[way, number]):
-                ink: Any = {"fontweight": "bold", "color": "white"} if wrong[i, j] else {"color": "black"}
-                write_inside(axes, j, i, symbol, fontsize=9, **ink)
-        axes.set_title("as it is left" if way == NOTHING else f"after {way}")
-    title = f"{first['source']} → {first['right_answer']}"
-    figure.suptitle(plots.wrapped(title, 0.9 * figure.get_figwidth()), fontsize=11)
-    caption = (
-        "What the model answers to the first example of the report split with fewer and fewer heads, removed in the"
-        f" order of {first['scorer']}. Red: a symbol that is wrong or missing; “…”: it goes on."
-    )
-    return Plot("answers", caption, figure)
-
-
-def _symbols(words: str, example: pd.Series) -> list[str]:
-    """The symbols of an answer: words or, where the right answer is a single word, its letters."""
-    apart = " " in str(example["right_answer"])
-    return [SIGNS.get(symbol, symbol) for symbol in (words.split() if apart else words)]

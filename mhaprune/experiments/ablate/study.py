@@ -64,8 +64,8 @@ class Ablate(HeadBudgets, WithinTolerance):
         *("agreement", "latency", "answers", "training"),
     )
     figures: ClassVar[Figures] = (
-        *(report.accuracy_curves, report.answers, head_scores),
-        *(agreement, report.latency_curves, training_curve),
+        *(report.accuracy_curves, head_scores, agreement),
+        *(report.latency_curves, training_curve),
     )
     figures_over_runs: ClassVar[Figures] = (compare_curves,)
     stages: ClassVar[Stages] = {"score": 1, "prune": 5, "time": 5, "recover": 3, "prove": 0.3}

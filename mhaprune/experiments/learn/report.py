@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhaprune.reporting.headline import Number, share_number
-from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, legend_above, needs, panels, scale_in_ratios
+from mhaprune.reporting.plots import COLOURS, Plot, legend_above, needs, panels, scale_in_ratios
 from mhaprune.reporting.sentences import say_accuracy
 from mhaprune.statistics.intervals import LEAST_RUNS, geometric_mean
 from mhaprune.tables import SETTING, VALID_QUALITY, Tables
@@ -29,10 +29,10 @@ WIDEST = 38
 
 def say(tables: Tables) -> Iterator[str]:
     """Say when the target was reached, how long the training took, and how good the model is at the end."""
-    row, learning = tables["reached"].iloc[0], tables["learning"]
-    target, seconds = f"{row['target']:g}", learning["seconds"].iloc[-1]
+    row, training = tables["reached"].iloc[0], tables["training"]
+    target, seconds = f"{row['target']:g}", training["seconds"].iloc[-1]
     if row["reached"]:
-        before = learning[learning["step"] < row["steps"]].iloc[-1]
+        before = training[training["step"] < row["steps"]].iloc[-1]
         yield (
             f"Exact match on the valid split stays at {target} or more from step {row['steps']} on, after"
             f" {plain(row['seconds'])} s of training; at step {before['step']:.0f} it was {before[VALID_QUALITY]:.4g}."
@@ -43,7 +43,7 @@ def say(tables: Tables) -> Iterator[str]:
             f" evaluation found {row[f'best_{VALID_QUALITY}']:.4g}. So the time to {target} is not known."
         )
     yield (
-        f"The whole training took {plain(seconds)} s: {learning['step'].iloc[-1]} steps of"
+        f"The whole training took {plain(seconds)} s: {training['step'].iloc[-1]} steps of"
         f" {plain(row['ms_per_step'])} ms, for a model of {row['parameters']:,} parameters."
     )
     yield say_accuracy(tables["reached"])
@@ -141,30 +141,6 @@ def _listed(values: Sequence[Any] | pd.Series, write: Callable[[float], str] = p
 
 def _ratio(value: float) -> str:
     return f"{value:.2f}" if 0.095 <= value < 99.5 else f"{value:.2g}"
-
-
-@needs("learning", "reached")
-def learning_curve(tables: Tables) -> Plot:
-    """Exact match on the valid split against steps and seconds, with the place where it reaches the target."""
-    learning, row = tables["learning"], tables["reached"].iloc[0]
-    figure = Figure(figsize=(9, 3.9))
-    name = "reached, and kept to the end" if row["reached"] else "the end, not reached"
-    look = (REACHED if row["reached"] else CENSORED) | {"color": COLOURS[1], "markersize": 8, "label": name}
-    height = learning.loc[learning["step"] == row["steps"], VALID_QUALITY].iloc[0]
-    grid = panels(figure, 2, 2, "", "exact match (valid split)", sharey=True)
-    for axes, column, time in zip(grid, ("step", "seconds"), TIMES, strict=True):
-        axes.plot(learning[column], learning[VALID_QUALITY], color=COLOURS[0], label="exact match", marker=".")
-        axes.axhline(row["target"], label=f"target: {row['target']:g}", color=CONTROL_COLOUR, linestyle="--")
-        axes.plot([row[time]], [height], zorder=4, **look)
-        axes.set_title(f"{'after' if row['reached'] else 'not by'} {plain(row[time])} {time}")
-        axes.set(xlabel=f"{time} of training", ylim=(-0.03, 1.05))
-    legend_above(figure, grid[0])
-    caption = (
-        "Exact match on the valid split during training, against steps and against seconds of training steps. The"
-        " circle is the first evaluation from which on none is below the target, the dashed line; open, it is the end"
-        " of a training that does not get there."
-    )
-    return Plot("learning", caption, figure)
 
 
 @needs("reached")

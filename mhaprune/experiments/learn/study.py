@@ -11,9 +11,10 @@ from mhaprune.heads import HeadGrid
 from mhaprune.measure.columns import accuracy_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.reporting.plots import Figures
+from mhaprune.reporting.training import training_curve
 from mhaprune.settings.ranges import Within
 from mhaprune.studies.study import Study
-from mhaprune.tables import GATE, VALID_QUALITY
+from mhaprune.tables import VALID_QUALITY
 
 ROUNDING = 1e-6
 """450 of 500 examples are 0.9, but a mean in float32 is a little less."""
@@ -22,7 +23,7 @@ ROUNDING = 1e-6
 @dataclass(frozen=True)
 class Learn(Experiment):
     """After how many steps and seconds of training exact match on the valid split reaches a target and stays there:
-    tables `learning` and `reached`.
+    tables `reached` and `training`.
 
     The target is reached at the first evaluation from which on no evaluation is below it; the one before training does
     not count. So the time is known as finely as `training.evaluate_every`. A run that does not get there is kept: its
@@ -36,8 +37,8 @@ class Learn(Experiment):
     """The exact match to reach. None takes that of the task, from which on it counts as learnt."""
 
     needs_training: ClassVar[bool] = True
-    tables: ClassVar[tuple[str, ...]] = ("learning", "reached")
-    figures: ClassVar[Figures] = (report.learning_curve,)
+    tables: ClassVar[tuple[str, ...]] = ("reached", "training")
+    figures: ClassVar[Figures] = (training_curve,)
     figures_over_runs: ClassVar[Figures] = (report.time_to_accuracy,)
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
@@ -59,12 +60,8 @@ class Learn(Experiment):
         target = study.trained.task.learnt if self.target is None else self.target
         size = {"parameters": study.subject.count_parameters()}
         accuracy = accuracy_columns(measure(study.subject, study.splits.report))
-        gates = [name for name in study.history if name.startswith(GATE)]
-        tables = {
-            "learning": study.history.drop(columns=gates),
-            "reached": pd.DataFrame([time_to(study.history, target) | size | accuracy]),
-        }
-        return Findings(tables)
+        reached = pd.DataFrame([time_to(study.history, target) | size | accuracy])
+        return Findings({"reached": reached, **study.training_table})
 
 
 def time_to(history: pd.DataFrame, target: float) -> dict[str, Any]:

@@ -8,13 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mhaprune.experiments.ablate.report import MORE, answers, latency_curves
+from mhaprune.experiments.ablate.report import latency_curves
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.reporting.shared_figures import agreement
 from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import Tables
-from support.legible import check_legible
 from support.made_tables import all_tables, pruning_table, refitted, text_of
 
 
@@ -73,7 +72,7 @@ def test_speed_is_drawn_against_heads_removed_and_neither_mark_nor_noise_is_cut(
         assert high > max(2, latency["speedup_q3"].item())
 
 
-@pytest.mark.parametrize("missing", ["heads", "agreement", "pruning", "latency", "training", "answers"])
+@pytest.mark.parametrize("missing", ["heads", "agreement", "pruning", "latency", "training"])
 def test_what_cannot_be_drawn_is_left_out(missing: str, plots: dict[str, Plot]) -> None:
     tables = all_tables()
     del tables[missing]
@@ -121,40 +120,3 @@ def test_more_settings_than_can_be_told_apart_are_not_drawn() -> None:
         for name, frame in comparison_tables().items()
     }
     assert not over_runs(many)
-
-
-def answered(*said: tuple[str, int, str], right: str = "1 2 3", source: str = "3 1 2") -> pd.DataFrame:
-    rows = [{"recovery": way, "heads_removed": removed, "answer": answer} for way, removed, answer in said]
-    return pd.DataFrame(rows).assign(scorer="ablation", heads_total=4, source=source, right_answer=right)
-
-
-def drawn_answers(frame: pd.DataFrame) -> Plot:
-    (plot,) = draw((answers,), {"answers": frame})
-    return plot
-
-
-def test_what_is_wrong_or_missing_is_red() -> None:
-    plot = drawn_answers(
-        answered(("nothing", 0, "1 2 3"), ("nothing", 2, "1 3"), ("refit", 0, "1 2 3"), ("refit", 2, "1 2 3 3"))
-    )
-    check_legible(plot)
-    plain, after = plot.figure.axes
-    assert [plain.get_title(), after.get_title()] == ["as it is left", "after refit"]
-    nan = np.nan
-    for axes, wrong in ((plain, [[0, 0, 0, nan], [0, 1, 1, nan]]), (after, [[0, 0, 0, nan], [0, 0, 0, 1]])):
-        np.testing.assert_array_equal(np.ma.filled(np.ma.asarray(axes.images[0].get_array(), float), nan), wrong)
-    assert [text.get_text() for text in after.texts] == ["1", "2", "3", "1", "2", "3", "3"]
-
-
-def test_an_answer_without_an_end_is_cut() -> None:
-    (axes,) = drawn_answers(answered(("nothing", 0, "1 2 3"), ("nothing", 4, " ".join("0" * 64)))).figure.axes
-    assert axes.images[0].get_size() == (2, 3 + MORE)
-    assert axes.texts[-1].get_text() == "…"
-
-
-def test_a_word_is_read_letter_by_letter_and_no_answer_is_wrong() -> None:
-    """An empty cell comes back from a file as NaN."""
-    frame = answered(("nothing", 0, "walks"), ("nothing", 2, "walk"), right="walks", source="walk verb3")
-    (axes,) = drawn_answers(pd.concat([frame, frame.tail(1).assign(heads_removed=4, answer=np.nan)])).figure.axes
-    wrong = np.ma.filled(np.ma.asarray(axes.images[0].get_array(), float), np.nan)
-    assert list(wrong.sum(axis=1)) == [0, 1, 5]

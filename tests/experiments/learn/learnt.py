@@ -23,7 +23,7 @@ def tables(learning: pd.DataFrame, target: float = 0.99) -> dict[str, pd.DataFra
     """Those of one run."""
     last = {f"{name}{end}": 0.9 for name in ("token_accuracy", "quality") for end in ("", "_low", "_high")}
     reached = pd.DataFrame([time_to(learning, target) | {"parameters": 212000} | last])
-    return {"learning": learning, "reached": reached}
+    return {"training": learning, "reached": reached}
 
 
 def run(at: int | None, target: float = 0.99, ms_per_step: float = 20, steps: int = STEPS) -> dict[str, pd.DataFrame]:
@@ -34,7 +34,7 @@ def run(at: int | None, target: float = 0.99, ms_per_step: float = 20, steps: in
 
 def collected(runs: Iterable[tuple[str, str, int, dict[str, pd.DataFrame]]]) -> Tables:
     """The tables of runs with their task, setting and seed."""
-    parts: dict[str, list[pd.DataFrame]] = {"learning": [], "reached": []}
+    parts: dict[str, list[pd.DataFrame]] = {"training": [], "reached": []}
     for task, setting, seed, own in runs:
         label = ", ".join(filter(None, [setting, f"seed={seed}"]))
         for name, frame in own.items():

@@ -63,20 +63,6 @@ def circles(axes: Axes, still_open: bool) -> list[tuple[float, float]]:
     return [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in own]
 
 
-@pytest.mark.parametrize(
-    ("exact", "reached"), [((0, 0.2, 0.995, 0.9, 0.99, 1.0, 1.0), True), ((0.0, 1.0), True), ((0, 0.995, 0.93), False)]
-)
-def test_one_run_marks_where_its_target_is_reached(exact: tuple[float, ...], reached: bool) -> None:
-    found = tables(history(*exact))
-    [plot] = draw(Learn.figures, found)
-    check_legible(plot)
-    row = found["reached"].iloc[0]
-    for axes, name in zip(plot.figure.axes, ("steps", "seconds"), strict=True):
-        np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), exact)
-        assert circles(axes, still_open=not reached) == [(row[name], exact[row["steps"] // 10])]
-        assert not circles(axes, still_open=reached)
-
-
 def test_times_stand_in_the_rows_of_their_settings() -> None:
     """A run that does not get there is open; a mean with its interval is drawn only where all runs get there."""
     found = sweep(zeta=[40, 60, 80], alpha=[20, None, None], mid=[None, None, None])
