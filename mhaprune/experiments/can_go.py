@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from mhaprune.reporting.headline import Number, share_number
-from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, NOTHING, QUALITY, SURE, Tables, quality_name
+from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, ENDS, NOTHING, QUALITY, QUARTILES, SURE, Tables, quality_name
 
 
 def within_tolerance(curve: pd.DataFrame, dense: pd.Series, tolerance: float) -> tuple[pd.Series, float]:
@@ -19,6 +19,15 @@ def within_tolerance(curve: pd.DataFrame, dense: pd.Series, tolerance: float) ->
     within = curve[curve[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - tolerance]
     best = (within if len(within) else dense.to_frame().T).sort_values("heads_removed", ascending=False, kind="stable")
     return best.iloc[0], surely(curve, tolerance)
+
+
+def summary_of(curve: pd.DataFrame, dense: pd.Series, tolerance: float, *more: str) -> dict[str, Any]:
+    """A row of a summary: the largest budget within the tolerance and what that leaves and brings, with `more` of its
+    columns."""
+    best, sure = within_tolerance(curve, dense, tolerance)
+    ends = [f"{name}{end}" for name in (CHOOSE_DROP, QUALITY) for end in ENDS] + [f"speedup{q}" for q in QUARTILES]
+    columns = best[["heads_total", "heads_removed", "removed", CHOOSE_QUALITY, *ends, *more]]
+    return {"tolerance": tolerance, **columns, SURE: sure, "dense_quality": dense[QUALITY]}
 
 
 def surely(curve: pd.DataFrame, tolerance: float) -> float:

@@ -10,7 +10,7 @@ import pandas as pd
 from mhaprune.data import Data, Splits
 from mhaprune.experiments.ablate import report
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, the_one
-from mhaprune.experiments.can_go import within_tolerance
+from mhaprune.experiments.can_go import summary_of
 from mhaprune.experiments.examples import show, sources
 from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
@@ -29,13 +29,7 @@ from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.studies.study import Study, Trained
 from mhaprune.subject import Subject
 from mhaprune.tables import (
-    CHOOSE_DROP,
-    CHOOSE_QUALITY,
-    ENDS,
     NOTHING,
-    QUALITY,
-    QUARTILES,
-    SURE,
     head_names,
 )
 
@@ -161,24 +155,9 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
     rows = []
     for name, curve in pruning[pruning["draw"] == 0].groupby("scorer", sort=False):
         dense = curve[curve["heads_removed"] == 0].iloc[0]
-        best, sure = within_tolerance(curve, dense, tolerance)
-        rows.append(
-            {
-                "scorer": name,
-                "recovery": best.get("recovery", NOTHING),
-                "tolerance": tolerance,
-                "heads_total": best["heads_total"],
-                "heads_removed": best["heads_removed"],
-                SURE: sure,
-                "removed": best["removed"],
-                CHOOSE_QUALITY: best[CHOOSE_QUALITY],
-                **{f"{CHOOSE_DROP}{end}": best[f"{CHOOSE_DROP}{end}"] for end in ENDS},
-                "dense_quality": dense[QUALITY],
-                **{f"{QUALITY}{end}": best[f"{QUALITY}{end}"] for end in ENDS},
-                **{f"speedup{end}": best[f"speedup{end}"] for end in QUARTILES},
-                "spearman_with_ablation": with_reference(agreement, name),
-            }
-        )
+        recovery = curve["recovery"].iloc[0] if "recovery" in curve else NOTHING
+        rho = {"spearman_with_ablation": with_reference(agreement, name)}
+        rows.append({"scorer": name, "recovery": recovery, **summary_of(curve, dense, tolerance), **rho})
     return pd.DataFrame(rows)
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from mhaprune.data import Data
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance
-from mhaprune.experiments.can_go import within_tolerance
+from mhaprune.experiments.can_go import summary_of
 from mhaprune.experiments.prune import report
 from mhaprune.experiments.prune.trials import WAY, Trial, Trials
 from mhaprune.progress import Stages, doing, track
@@ -33,7 +33,7 @@ from mhaprune.scorers.scoring import Scoring
 from mhaprune.storage.cache import Make, no_memory
 from mhaprune.studies.study import Study
 from mhaprune.subject import Subject
-from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_QUALITY, ENDS, NOTHING, QUALITY, SURE
+from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_QUALITY, NOTHING, QUALITY, QUARTILES
 
 
 @dataclass(frozen=True)
@@ -160,35 +160,17 @@ def latency_table(subject: Subject, found: Sequence[Trial], batch: Data, rounds:
 def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float) -> pd.DataFrame:
     """One row per way: the smallest model within `tolerance` of the dense exact match, and the control of its size. A
     control has a row too, for the best shape of each size. Several draws count by their mean."""
+    speeds = latency.loc[latency["model"] == "removed", ["removed", *(f"speedup{q}" for q in QUARTILES)]]
+    table = table.merge(speeds, how="left", on="removed")
     dense = table[(table["recovery"] == NOTHING) & (table["heads_removed"] == 0)].iloc[0]
-    speeds = latency[latency["model"] == "removed"].set_index("removed")
     controls = table[table["control"]]
     rows = []
-    for (schedule, scorer, recovery), curve in _ways(table):
-        best, sure = within_tolerance(curve, dense, tolerance)
-        control = controls.loc[controls["heads_kept"] == best["heads_kept"], QUALITY]
-        speed = speeds.loc[best["removed"]]
-        rows.append(
-            {
-                "schedule": schedule,
-                "scorer": scorer,
-                "recovery": recovery,
-                "control": bool(curve["control"].any()),
-                "tolerance": tolerance,
-                **best[["budget", "heads_total", "heads_kept", "heads_removed", "kept", "removed", "steps"]],
-                SURE: sure,
-                CHOOSE_QUALITY: best[CHOOSE_QUALITY],
-                **{f"{CHOOSE_DROP}{end}": best[f"{CHOOSE_DROP}{end}"] for end in ENDS},
-                "dense_quality": dense[QUALITY],
-                **best[[QUALITY, "quality_low", "quality_high"]],
-                **speed[["speedup", "speedup_q1", "speedup_q3"]],
-                "control_quality": control.mean(),
-                "control_least": control.min(),
-                "control_most": control.max(),
-                "control_draws": len(control),
-                "note": best["note"],
-            }
-        )
+    for way, curve in _ways(table):
+        own = summary_of(curve, dense, tolerance, "budget", "heads_kept", "kept", "steps", "note")
+        control = controls.loc[controls["heads_kept"] == own["heads_kept"], QUALITY]
+        beside = {"quality": control.mean(), "least": control.min(), "most": control.max(), "draws": len(control)}
+        own |= {"control": bool(curve["control"].any()), **{f"control_{name}": x for name, x in beside.items()}}
+        rows.append(dict(zip(WAY, way, strict=True)) | own)
     return pd.DataFrame(rows)
 
 
