@@ -16,7 +16,6 @@ from mhaprune.measure.outcomes import measure
 from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.recoveries.refit import Refit
 from mhaprune.runs.run import build
-from mhaprune.settings.options import ConfigError
 from mhaprune.statistics.intervals import paired_interval
 from mhaprune.studies.study import Study
 from support.composing import compose
@@ -118,12 +117,6 @@ def test_several_recoveries_have_rows_of_their_own(cache: Path) -> None:
     assert set(several) - set(none) == {"recovered"}
     exact = ["scorer", "draw", "heads_removed", "quality", "choose_loss"]
     pd.testing.assert_frame_equal(none["pruning"][exact], several["pruning"][exact])
-
-
-@pytest.mark.parametrize("name", ["refit_between", "from_scratch"])
-def test_recoveries_that_come_between_or_keep_no_weights_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"recovery=\[{name}\]: experiment=ablate recovers .*; experiment=prune"):
-        build(compose("experiment=ablate", f"recovery=[refit,{name}]", "gate=none", "scorer=[ablation]"))
 
 
 def test_the_answers_are_those_of_the_models_without_the_heads(

@@ -27,7 +27,6 @@ from mhaprune.scorers.fisher import Fisher
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.subset import Subset
 from mhaprune.scorers.taylor import Taylor
-from mhaprune.settings.options import ConfigError
 from mhaprune.statistics.intervals import prunable, student_interval
 from mhaprune.storage.store import RunFolder
 from mhaprune.subject import AnswerOutcome
@@ -285,29 +284,6 @@ def test_what_is_said(snapshot: Any) -> None:
     assert f"3.1 points ({100 * low:.1f} to {100 * high:.1f})" in next(
         report.over_runs({"methods": runs, "winner": winners})
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["experiment.oracle=exact"], "experiment.oracle=exact: 24 heads have 16777216 subsets, exact takes up to 16"),
-        (["experiment.budgets=[24]"], r"experiment.budgets=\[24\]: none of them leaves a choice between heads"),
-        (["gate=none"], "scorer=gate: needs learned gates"),
-        (["schedule=[greedy,rearrangement]"], r"schedule=\[greedy,rearrangement\]: must name at least one that uses"),
-        (["schedule=[]"], r"schedule=\[\]: must name at least one that uses scores, for example one_shot"),
-        (["schedule.greedy.keep_at_least=2"], "experiment.budgets=24: .* left in every block only 12 of 24 may go"),
-        (
-            ["schedule=iterative"],
-            "scorer=gate: needs learned gates, so gate=softmax and a schedule",
-        ),
-        (["schedule.one_shot.keep_at_least=1"], "experiment.budgets=24: .* left in every block only 18 of 24 may go"),
-        (["task.score=3"], "task.score=3: halves of the split need 4 or more examples"),
-        (["scorer=[random]"], r"scorer=\['random'\]: must name at least one scorer beside a control"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused_before_training(arguments: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build(compose("experiment=compare", *arguments))
 
 
 def test_a_scorer_with_a_second_schedule_goes_by_both_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,6 @@ from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.reporting.plots import Plot, draw
 from mhaprune.runs.run import Run, build
-from mhaprune.settings.options import ConfigError
 from mhaprune.tables import ENDS, HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, QUALITY, Tables, named
 from support.composing import compose
 from support.legible import check_legible
@@ -87,18 +86,6 @@ def test_up_to_two_heads_nothing_else_is_expected_than_is_measured(tables: Table
         assert rows["expected_alone"].iloc[-1] == pytest.approx(everything)
         assert rows["expected_pairs"].iloc[-1] == pytest.approx(everything + tables["pairs"][INTERACTION].sum())
         assert rows["expected_pairs"].iloc[-1] != pytest.approx(rows["expected_alone"].iloc[-1])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["scorer=[]"], r"scorer=\[\]: must name at least one scorer"),
-        (["schedule=[one_shot,greedy]"], r"schedule=\[one_shot,greedy\]: must name exactly one"),
-    ],
-)
-def test_what_cannot_be_is_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build(compose(*TINY, "experiment=interact", *overrides))
 
 
 def made(label: str = "seed=0", sign: float = 1.0) -> dict[str, pd.DataFrame]:

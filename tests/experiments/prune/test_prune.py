@@ -31,7 +31,6 @@ from mhaprune.runs.run import build
 from mhaprune.schedules.budgets import Budget, Cost, removing
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.subset import Subset
-from mhaprune.settings.options import ConfigError
 from mhaprune.statistics.intervals import paired_interval
 from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.studies.study import Study
@@ -369,31 +368,6 @@ def test_a_removal_that_is_not_the_mask_fails_at_the_end_and_between(study: Stud
         list(work.after([plan]))
     with pytest.raises(ProofFailed):
         list(work.between("tuned", lambda left, budget: plan, [budget]))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["schedule=[]"], r"schedule=\[\]: must name at least one schedule"),
-        (["scorer=[]"], r"scorer=\[\]: schedule=one_shot needs at least one scorer"),
-        (["experiment.budgets=[25]"], "experiment.budgets=25: the model has 24 heads"),
-        (
-            ["schedule=one_shot", "schedule.one_shot.keep_at_least=1"],
-            "experiment.budgets=23: with the schedule's keep_at_least heads left in every block only 18 of 24 may go",
-        ),
-        (["experiment.budgets=[30 heads]"], "experiment.budgets=30 heads: the model has 24 heads, allowed are 0 to 24"),
-        (["experiment.budgets=[3 seconds]"], "experiment.budgets=3 seconds: a text must be a number and one of heads"),
-        (["recovery=fine_tune_between", "scorer=gate", "schedule=one_shot"], "scorer=gate: needs learned gates"),
-    ],
-)
-def test_what_cannot_be_pruned_is_refused_before_training(arguments: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build(compose("experiment=prune", *arguments))
-
-
-def test_other_experiments_refuse_recoveries() -> None:
-    with pytest.raises(ConfigError, match=r"recovery=\[refit\]: experiment=compare recovers nothing, experiment=prune"):
-        build(compose("experiment=compare", "recovery=refit"))
 
 
 def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_scored(cache: Path, folder: Path) -> None:

@@ -12,7 +12,6 @@ from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
 from mhaprune.model.network import Transformer
 from mhaprune.runs.run import build
-from mhaprune.settings.options import ConfigError
 from support.composing import compose, tables_in
 from support.made_tables import text_of
 from support.sizes import RUNS, chosen
@@ -229,23 +228,3 @@ def test_a_model_without_encoder_layers_has_a_decoder_only() -> None:
     lengths = Speed(batch_sizes=(2,), source_lengths=(3, 4), target_lengths=(5, 6))
     works = [(work.what, work.source_length, work.target_length) for work in lengths.workloads(Transformer())]
     assert len(works) == len(set(works)) == 2 * (1 + 2 * 2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["experiment.d_models=[66]"],
-            "experiment.d_models=66: must be even and a multiple of 4, the heads of a block",
-        ),
-        (["experiment.d_models=[15]", "model.num_heads=1"], "experiment.d_models=15: must be even"),
-        (["experiment.d_models=[15]", "model.head_dim=8"], "experiment.d_models=15: must be even$"),
-        (["experiment.budgets=[25]"], "experiment.budgets=25: the model has 24 heads, allowed are 0 to 24"),
-        (["schedule.one_shot.keep_at_least=1"], "experiment.budgets=24: .* left in every block only 18 of 24 may go"),
-        (["schedule=[greedy,one_shot]"], r"schedule=\[greedy,one_shot\]: must name exactly one"),
-        (["scorer=[]"], r"scorer=\[\]: must name at least one scorer"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_training(arguments: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        build(compose("experiment=speed", *arguments))
