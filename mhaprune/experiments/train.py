@@ -3,12 +3,11 @@
 from abc import ABC
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from mhaprune.experiments.base import Experiment, Findings
 from mhaprune.measure.columns import evaluate
 from mhaprune.reporting.headline import Number, share_number
-from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.sentences import say_accuracy
 from mhaprune.reporting.training import training_curve
 from mhaprune.settings.ranges import Ge
@@ -23,9 +22,9 @@ class Answers(Experiment, ABC):
     examples: Annotated[int, Ge(1)] = 20
     """Number of examples of the report split to show with the model's answers."""
 
-    needs_training: ClassVar[bool] = True
-    tables: ClassVar[tuple[str, ...]] = ("accuracy", "groups", "examples", "training")
-    figures: ClassVar[Figures] = (training_curve,)
+    needs_training = True
+    tables = ("accuracy", "groups", "examples", "training")
+    figures = (training_curve,)
 
     def findings(self, study: Study, files: dict[str, bytes]) -> Findings:
         """Return the tables, with these files."""

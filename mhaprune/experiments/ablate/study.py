@@ -20,7 +20,6 @@ from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plan
 from mhaprune.pruning.removal import proofs, prune, time_removed
 from mhaprune.recoveries.base import RecoveryContext, recover
 from mhaprune.reporting.head_scores import head_scores
-from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import agreement, compare_curves
 from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.budgets import heads_to_remove, removing
@@ -52,16 +51,10 @@ class Ablate(HeadBudgets, WithinTolerance):
     can go furthest as they are. They have rows of their own in the summary.
     """
 
-    recovers: ClassVar[bool] = True
-    tables: ClassVar[tuple[str, ...]] = (
-        *("summary", "heads", "pruning", "recovered"),
-        *("agreement", "latency", "answers", "training"),
-    )
-    figures: ClassVar[Figures] = (
-        *(report.accuracy_curves, head_scores, agreement),
-        *(report.latency_curves, training_curve),
-    )
-    figures_over_runs: ClassVar[Figures] = (compare_curves,)
+    recovers = True
+    tables = ("summary", "heads", "pruning", "recovered", "agreement", "latency", "answers", "training")
+    figures = (report.accuracy_curves, head_scores, agreement, report.latency_curves, training_curve)
+    figures_over_runs = (compare_curves,)
     stages: ClassVar[Stages] = {"score": 1, "prune": 5, "time": 5, "recover": 3, "prove": 0.3}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)

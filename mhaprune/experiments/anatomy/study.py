@@ -6,7 +6,7 @@ Dimensions: R = draws, U = keys, K = head_dim.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,6 @@ from mhaprune.heads import HeadGrid, HeadId, HeadMask, Site
 from mhaprune.measure.outcomes import MAX_DIFFERENCE, ProofFailed
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import EquivalenceCheck, proofs
-from mhaprune.reporting.plots import Figures
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.settings.ranges import Ge, Sizes
 from mhaprune.studies.study import Study
@@ -47,10 +46,10 @@ class Anatomy(Experiment):
     head_dims: Sizes = (2, 4, 8, 16, 32, 64, 128, 256, 512)
     """The sizes of a head at which scores are compared with and without the division by √d_head."""
 
-    needs_training: ClassVar[bool] = True
-    reads_example: ClassVar[bool] = True
-    tables: ClassVar[tuple[str, ...]] = ("tensors", "values", "scaling", "examples", "training")
-    figures: ClassVar[Figures] = (report.life_of_the_tensors, report.scaling)
+    needs_training = True
+    reads_example = True
+    tables = ("tensors", "values", "scaling", "examples", "training")
+    figures = (report.life_of_the_tensors, report.scaling)
     say = staticmethod(report.say)
 
     def check(self, setup: Setup) -> None:

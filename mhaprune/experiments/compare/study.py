@@ -19,7 +19,6 @@ from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning.plans import COSTS, Choice, Plan, choices
 from mhaprune.pruning.removal import proofs, prune
 from mhaprune.reporting.head_scores import head_scores
-from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import compare_curves
 from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.base import Schedule
@@ -69,9 +68,9 @@ class Compare(HeadBudgets):
     """A cost in forward passes over the score split, where a backward pass counts two. Beside the best choice at any
     cost stands the best that costs at most this."""
 
-    tables: ClassVar[tuple[str, ...]] = ("winner", "methods", "heads", "pruning", "oracle", "agreement", "training")
-    figures: ClassVar[Figures] = (report.method_curves, report.regret_map, head_scores, training_curve)
-    figures_over_runs: ClassVar[Figures] = (report.compare_methods, compare_curves)
+    tables = ("winner", "methods", "heads", "pruning", "oracle", "agreement", "training")
+    figures = (report.method_curves, report.regret_map, head_scores, training_curve)
+    figures_over_runs = (report.compare_methods, compare_curves)
     stages: ClassVar[Stages] = {"score": 300, "best subset": 80, "prune": 15, "score again": 190, "prove": 1}
     say = staticmethod(report.say)
     say_in_common = staticmethod(report.over_runs)

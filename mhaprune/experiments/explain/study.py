@@ -32,7 +32,6 @@ from mhaprune.measure.outcomes import all_open, measure, measure_masks
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.removal import EquivalenceCheck, proofs
-from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.shared_figures import agreement
 from mhaprune.reporting.training import training_curve
 from mhaprune.scorers.agreement import rank_agreement, spearman
@@ -67,7 +66,7 @@ class Explain(Experiment):
     tolerance_nats: Annotated[float, Ge(0)] = 0.01
     """The largest cost of a prunable head, in nats of mean loss."""
 
-    reads_example: ClassVar[bool] = True
+    reads_example = True
     stages: ClassVar[Stages] = {
         "score": 1,
         "patterns": 0.4,
@@ -76,11 +75,19 @@ class Explain(Experiment):
         "gates": 0.1,
         "prove": 0.5,
     }
-    tables: ClassVar[tuple[str, ...]] = (
-        *("looks", "examples", "attention", "wrong", "heads"),
-        *("agreement", "patterns", "gates", "retraining", "training"),
+    tables = (
+        "looks",
+        "examples",
+        "attention",
+        "wrong",
+        "heads",
+        "agreement",
+        "patterns",
+        "gates",
+        "retraining",
+        "training",
     )
-    figures: ClassVar[Figures] = (report.head_profiles, report.attention_maps, agreement, training_curve)
+    figures = (report.head_profiles, report.attention_maps, agreement, training_curve)
     say = staticmethod(report.say)
     say_in_common = staticmethod(report.over_runs)
     headline = staticmethod(report.headline)

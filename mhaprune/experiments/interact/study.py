@@ -21,7 +21,6 @@ from mhaprune.measure.outcomes import BATCH_SIZE, measure_removed
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
 from mhaprune.pruning.removal import EquivalenceCheck, proofs
-from mhaprune.reporting.plots import Figures
 from mhaprune.schedules.budgets import removing
 from mhaprune.scorers.scoring import Scoring, head_columns
 from mhaprune.settings.ranges import Ge
@@ -48,8 +47,8 @@ class Interact(Experiment):
     tolerance_nats: Annotated[float, Ge(0)] = 0.01
     """The smallest interaction that is counted, in nats of mean loss."""
 
-    tables: ClassVar[tuple[str, ...]] = ("alone", "pairs", "together")
-    figures: ClassVar[Figures] = (report.interactions, report.together)
+    tables = ("alone", "pairs", "together")
+    figures = (report.interactions, report.together)
     stages: ClassVar[Stages] = {"score": 1, "pairs": 7, "prove": 1}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)

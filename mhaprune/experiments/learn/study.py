@@ -1,7 +1,7 @@
 """Measure how long the training of a model takes to reach a target and to stay there."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import pandas as pd
 
@@ -10,7 +10,6 @@ from mhaprune.experiments.learn import report
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.columns import accuracy_columns
 from mhaprune.measure.outcomes import measure
-from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.training import training_curve
 from mhaprune.settings.ranges import Within
 from mhaprune.studies.study import Study
@@ -36,10 +35,10 @@ class Learn(Experiment):
     target: Annotated[float | None, Within(0, 1)] = None
     """The exact match to reach. None takes that of the task, from which on it counts as learnt."""
 
-    needs_training: ClassVar[bool] = True
-    tables: ClassVar[tuple[str, ...]] = ("reached", "training")
-    figures: ClassVar[Figures] = (training_curve,)
-    figures_over_runs: ClassVar[Figures] = (report.time_to_accuracy,)
+    needs_training = True
+    tables = ("reached", "training")
+    figures = (training_curve,)
+    figures_over_runs = (report.time_to_accuracy,)
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
     say_in_common = staticmethod(report.over_runs)

@@ -18,7 +18,6 @@ from mhaprune.pruning.costs import Costs
 from mhaprune.pruning.plans import Plan, choices, plans_of
 from mhaprune.pruning.removal import proofs, time_removed
 from mhaprune.recoveries.base import left_digest
-from mhaprune.reporting.plots import Figures
 from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.budgets import (
     COUNTED_UNITS,
@@ -53,12 +52,9 @@ class Prune(WithinTolerance):
     the model costs: `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms`, the time of one decoding as for a
     latency."""
 
-    recovers: ClassVar[bool] = True
-    tables: ClassVar[tuple[str, ...]] = (
-        *("smallest", "recovery", "groups", "latency"),
-        *("costs", "recovery_training", "training"),
-    )
-    figures: ClassVar[Figures] = (report.recovery_curves, report.survivors, report.accuracy_by_group, training_curve)
+    recovers = True
+    tables = ("smallest", "recovery", "groups", "latency", "costs", "recovery_training", "training")
+    figures = (report.recovery_curves, report.survivors, report.accuracy_by_group, training_curve)
     stages: ClassVar[Stages] = {"cost": 1, "prune and recover": 450, "controls": 800, "time": 10, "prove": 1}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)

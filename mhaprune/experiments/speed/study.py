@@ -18,7 +18,6 @@ from mhaprune.model.network import Transformer
 from mhaprune.progress import Stages, doing
 from mhaprune.pruning.plans import choices, plans_of
 from mhaprune.pruning.removal import proofs, prune, time_removed
-from mhaprune.reporting.plots import Figures
 from mhaprune.schedules.budgets import heads_to_remove, removing
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.settings.ranges import Ge, Sizes, Within
@@ -60,8 +59,8 @@ class Speed(HeadBudgets):
     compile: bool = False
     """Whether the layers of the fresh models go through torch.compile."""
 
-    tables: ClassVar[tuple[str, ...]] = ("sizes", "speed", "parts", "tradeoff", "pruning", "training")
-    figures: ClassVar[Figures] = (report.speedup_curves, report.accuracy_milliseconds, report.time_by_part)
+    tables = ("sizes", "speed", "parts", "tradeoff", "pruning", "training")
+    figures = (report.speedup_curves, report.accuracy_milliseconds, report.time_by_part)
     stages: ClassVar[Stages] = {"sizes": 125, "trained model": 23, "prove": 1}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
