@@ -49,10 +49,9 @@ def hooked(
         return before
 
     with ExitStack() as stack:
-        for name, block in blocks.items():
-            if gates is not None or seen is not None:
-                handle = model.get_submodule(block.out).register_forward_pre_hook(hook(name, block))
-                stack.callback(handle.remove)
+        for name, block in blocks.items() if gates is not None or seen is not None else ():
+            handle = model.get_submodule(block.out).register_forward_pre_hook(hook(name, block))
+            stack.callback(handle.remove)
         yield
 
 
