@@ -66,21 +66,6 @@ def test_removing_twice_keeps_the_names(model: Seq2Seq, batch: Examples) -> None
     torch.testing.assert_close(twice.call(batch), model.run_gated(batch, both.gates()))
 
 
-def test_a_removed_copy_shares_no_weights_but_keeps_its_tie(model: Seq2Seq) -> None:
-    copy = model.without(HeadMask(model.grid))
-    assert copy.output.weight is copy.target_embedding.weight
-    pointers = {p.data_ptr() for p in model.parameters()}
-    assert pointers.isdisjoint({p.data_ptr() for p in copy.parameters()})
-
-
-def test_gates_per_example_are_each_example_alone(model: Seq2Seq, batch: Examples) -> None:
-    gates = torch.rand(len(batch), len(model.grid), dtype=torch.float64)
-    together = model.evaluate(batch, gates)
-    for b in (0, 5, 15):
-        alone = model.evaluate(batch[b : b + 1], gates[b])
-        torch.testing.assert_close(together.loss[b : b + 1], alone.loss)
-
-
 def test_gates_per_token_close_a_head_where_they_say(model: Seq2Seq, batch: Examples) -> None:
     gates_BN = torch.rand(len(batch), len(model.grid), dtype=torch.float64)
     lengths = {block: valid.shape[1] for block, valid in model.queries(batch).items()}
@@ -114,18 +99,6 @@ def test_attention_maps_are_distributions_over_real_keys(model: Seq2Seq, batch: 
     x = sublayer.norm(model.embed(model.source_embedding, batch.source))
     values = sublayer.attention.project(x, x, x)[2]
     torch.testing.assert_close(maps[block].weights @ values, model.head_outputs(batch)[block])
-
-
-def test_fallback_reaches_its_own_head(model: Seq2Seq, batch: Examples) -> None:
-    """A head closed with its own constant as fallback moves by exactly what W_O makes of that constant."""
-    fallback = {block: torch.zeros(3, 1, model.head_dim, dtype=torch.float64) for block in model.grid.blocks}
-    head = model.grid.heads[-1]
-    closed = HeadMask(model.grid).without(head)
-    torch.testing.assert_close(model.run_gated(batch, closed.gates(), fallback), model.run_gated(batch, closed.gates()))
-    fallback[head.block][-1] = 1.0
-    changed = model.run_gated(batch, closed.gates(), fallback)
-    assert (changed - model.run_gated(batch, closed.gates())).abs().max() > 1e-4
-    torch.testing.assert_close(model.run_gated(batch, torch.ones(len(model.grid)), fallback), model.call(batch))
 
 
 @pytest.mark.parametrize("stop", [True, False])
