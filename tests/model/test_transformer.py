@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import BOS, EOS, PAD, Examples, shift_right
+from mhaprune.front.heads import wrap
 from mhaprune.heads import Block, HeadMask, Site
 from mhaprune.model.network import Transformer, sinusoids
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.scorers.base import Scorer
+from mhaprune.settings.options import option
+from mhaprune.subject import AnswerOutcome
 
 
 def removals(model: Seq2Seq) -> dict[str, HeadMask]:
@@ -211,3 +216,21 @@ def test_heads_may_have_a_width_of_their_own(batch: Examples) -> None:
     assert model.count_parameters() == attention + without_heads
     shared = Transformer(d_model=12, num_heads=3, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=16)
     assert config.bytes_to_train(8) < shared.bytes_to_train(8)
+
+
+def test_the_network_is_a_module_like_any_other(model: Seq2Seq, batch: Examples) -> None:
+    """Wrapped as a stranger's, its heads are found by tracing it, and have the scores that it has itself."""
+
+    def loss(logits: Tensor, given: dict[str, Tensor]) -> Tensor:
+        return AnswerOutcome.of(logits, given["labels"]).loss
+
+    given = {"source": batch.source, "prefix": shift_right(batch.target), "labels": batch.target}
+    heads = wrap(model, loss, score=[given], call=lambda network, each: network(each["source"], each["prefix"]))
+    assert repr(heads) == "18 heads in 6 blocks, all with an effect, all removable"
+    places = {block.path: n for n, block in enumerate(model.blocks)}
+    order = [places[block.path] for block in heads.subject.blocks]
+    for name in ("ablation", "taylor_example", "gate"):
+        scorer: Scorer = option(name, {"scorer": Scorer})
+        theirs = scorer(heads.subject, heads.splits.score, 0).values[0].split(3)
+        ours = scorer(model, batch, 0).values[0].split(3)
+        torch.testing.assert_close(torch.stack(theirs), torch.stack([ours[n] for n in order]))
