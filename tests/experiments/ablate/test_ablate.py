@@ -112,6 +112,8 @@ def test_several_recoveries_have_rows_of_their_own(cache: Path) -> None:
     few = "experiment.budgets=[2]"
     several = tables_of(cache, "recovery=[refit,fine_tune]", "recovery.fine_tune.steps=2", few)
     assert list(several["recovered"]["recovery"]) == ["refit", "refit", "fine_tune", "fine_tune"]
+    dense = several["recovered"].query("heads_removed == 0")
+    assert dense["loss"].nunique() == 1, "a recovery leaves the dense model as it is"
     assert list(several["summary"]["recovery"]) == ["nothing"] * 3 + ["refit", "fine_tune"]
     none = tables_of(cache, "recovery=[]", few)
     assert set(several) - set(none) == {"recovered"}
