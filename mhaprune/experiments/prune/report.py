@@ -50,10 +50,8 @@ def say(tables: Tables) -> Iterator[str]:
         yield f"They were chosen by {_way(best)}{after}."
         if best["control_draws"]:
             least, mean, most = (share(best[f"control_{name}"]) for name in ("least", QUALITY, "most"))
-            yield (
-                "The best shape of that size, trained from scratch for as many steps in all, reaches"
-                f" {mean} ({least} to {most}, {int(best['control_draws'])} drawn)."
-            )
+            drawn = f" ({least} to {most}, {int(best['control_draws'])} drawn)" if best["control_draws"] > 1 else ""
+            yield f"The best shape of that size, trained from scratch for as many steps in all, reaches {mean}{drawn}."
         yield as_fast(best, tables)
     else:
         yield (
@@ -106,7 +104,7 @@ def fewest_heads(smallest: pd.DataFrame) -> pd.Series:
 
 def _way(row: pd.Series) -> str:
     """Return the schedule, with the scorer that it uses."""
-    return str(row["schedule"]) + (f" by {row['scorer']}" if row["scorer"] != row["schedule"] else "")
+    return str(row["schedule"]) + (f" with {row['scorer']}" if row["scorer"] != row["schedule"] else "")
 
 
 def _after(row: pd.Series) -> str:

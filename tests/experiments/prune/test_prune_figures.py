@@ -76,15 +76,15 @@ def test_a_curve_for_every_way_and_the_control_in_every_panel(tables: Tables) ->
         curves = [np.asarray(line.get_ydata()) for line in lines if len(np.asarray(line.get_ydata())) == 3]
         assert any(np.allclose(y, list(EXACT[recovery].values())) for y in curves)
     labels = [text.get_text() for text in plot.figure.legends[0].get_texts()]
-    assert labels == ["scratch (mean and range)", "one_shot by ablation", "greedy"]
+    assert labels == ["scratch (mean and range)", "one_shot with ablation", "greedy"]
 
 
 def test_survivors_are_counted_block_by_block_and_equal_choices_shown_once(tables: Tables) -> None:
     plot = survivors(tables)
     assert plot is not None
     assert titles(plot.figure) == [
-        "one_shot by ablation",
-        "one_shot by ablation,\nbetween",
+        "one_shot with ablation",
+        "one_shot with ablation,\nbetween",
         "greedy",
         "greedy,\nbetween",
     ]
@@ -104,7 +104,7 @@ def test_groups_are_those_of_the_best_schedule(tables: Tables) -> None:
     better.loc[better["schedule"] == "one_shot", "heads_kept"] = 3
     plot = accuracy_by_group({**tables, "smallest": better})
     assert plot is not None
-    assert "one_shot by ablation" in plot.caption
+    assert "one_shot with ablation" in plot.caption
     assert titles(plot.figure) == ["no recovery", "tune", "between"]
     np.testing.assert_allclose(plot.figure.axes[0].images[0].get_array(), [[10, 10, 10], [50, 50, 50]])
     assert [label.get_text() for label in plot.figure.axes[0].get_yticklabels()] == [
