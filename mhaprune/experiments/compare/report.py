@@ -212,9 +212,9 @@ def regret_map(tables: Tables) -> Plot | None:
     right.set(xlabel="percentage points", ylim=left.get_ylim(), yticks=range(rows))
     right.yaxis.tick_right()
     costs = passes(methods)
-    right.set_yticklabels([f"{number(mean, 1)} at {cost:,.0f}" for mean, cost in zip(means, costs, strict=True)])
+    right.set_yticklabels([f"{number(mean, 1)}, {cost:,.0f} passes" for mean, cost in zip(means, costs, strict=True)])
     right.tick_params(axis="y", length=0)
-    right.set_title("mean, 95 % interval, at passes")
+    right.set_title("mean with 95 % interval")
     caption = (
         f"{quality_name(tables).capitalize()} that each scorer's or search's choice loses to the best subset of the"
         " same size, in percentage points; the darker the red, the more is lost. All numbers are of the"

@@ -87,7 +87,7 @@ def test_the_regret_map_is_in_the_order_of_mean_regret_and_shows_the_table(case:
     np.testing.assert_allclose(reach, 100 * methods.loc[rows, ["regret_quality_low", "regret_quality_high"]])
     costs = methods["forward_passes"] + 2 * methods["backward_passes"]
     assert [label.get_text() for label in right.get_yticklabels()] == [
-        f"{100 * methods['regret_quality'][row]:.1f} at {costs[row]}".replace("-", "−") for row in rows
+        f"{100 * methods['regret_quality'][row]:.1f}, {costs[row]} passes".replace("-", "−") for row in rows
     ]
     assert [x < right.get_xlim()[1] for x, _ in points] == [name != "random" for name in rows]
 
