@@ -279,7 +279,8 @@ def test_60_files_of_texts(tmp_path: Path) -> None:
 
 def test_links_and_pipes_in_every_place(trained: Path, tmp_path: Path) -> None:
     """A file behind a link stays as it was, and is not made where there was none."""
-    places = (".lock", "status.json", "accuracy.csv", "figures", "report.html", "environment.json", "model.pt")
+    places = (".lock", "run.log", ".hydra", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
+    places += ("status.json", "accuracy.csv", "figures", "report.html", "environment.json", "model.pt")
     counts, cache = Counter[str](), trained / "cache"
     [lock] = (path.name for path in cache.glob("trained-*.lock"))
     attempts = [("run", name) for name in places] + [("cache", lock), ("cache", lock.replace(".lock", ".pt"))]

@@ -155,14 +155,16 @@ class HandingOver(Callback):
     """Callbacks of Hydra: a sweep is handed over to `sweeps`, and a run is refused before Hydra writes anything."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        from mhaprune.storage.store import refuse_busy
+        from mhaprune.runs.from_hydra import files_of_hydra
+        from mhaprune.storage.store import refuse_busy, refuse_links
 
-        if not any(text.startswith("hydra.run.dir=") for text in config.hydra.overrides.hydra):
-            return  # it is fresh
+        typed = any(text.startswith("hydra.run.dir=") for text in config.hydra.overrides.hydra)  # else it is fresh
         try:
-            if not config.hydra.run.dir:
+            if typed and not config.hydra.run.dir:
                 raise ValueError("hydra.run.dir='': must name a folder")
-            refuse_busy(Path(config.hydra.run.dir))
+            folder = Path(config.hydra.run.dir if typed else "new")
+            refuse_busy(folder)
+            refuse_links("hydra.run.dir", folder, files_of_hydra(config))
         except ValueError as error:
             raise RunFailed(error) from error
 

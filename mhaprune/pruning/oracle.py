@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from mhaprune.data import Data
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import all_open, measure_masks
@@ -30,7 +32,7 @@ class Oracle:
     """Every subset that was run, with its mean loss and its mean quality. `exact` if no subset was left out."""
 
     subject: Subject
-    outcomes: dict[Removed, tuple[float, ...]]
+    outcomes: dict[Removed, tuple[float, float]]
     exact: bool
 
     def best(self, removed: int, objective: str) -> HeadMask:
@@ -59,21 +61,20 @@ def find_best(
     """The outcome of all subsets or, above `MOST_HEADS` heads, of the subsets that a beam search and swaps find.
 
     The search removes head by head from the `beam_width` best subsets so far. Then, at each budget, it exchanges a
-    removed head for a kept one while that lowers the loss. The subsets in `also` compete. Raises ValueError if `method`
-    is exact and there are more heads than that.
+    removed head for a kept one while that lowers the loss. The subsets in `also` compete. Outcomes are saved during the
+    search. Raises ValueError if `method` is exact and there are more heads than that.
     """
     num_heads = len(subject.grid)
     most_heads_for(method, num_heads)
     exact = method == "exact" or (method == "auto" and num_heads <= MOST_HEADS)
 
-    run = _Runner(subject, examples)
-
-    def make(state: Any, save: Any) -> dict[str, Any]:
+    def make(state: dict[str, Any] | None, save: Any) -> dict[str, Any]:
+        run = _Runner(subject, examples, state, save)
         if exact:
             run(_all_subsets(num_heads), 2**num_heads)
         else:
             _search(run, num_heads, [budget for budget in budgets if 0 < budget < num_heads], beam_width)
-        return {"outcomes": [[list(removed), list(both)] for removed, both in run.outcomes.items()]}
+        return run.state()
 
     what = {
         "oracle": ["exact"] if exact else ["beam", beam_width, sorted(budgets)],
@@ -81,7 +82,7 @@ def find_best(
         "searched_with": sources(__name__, "mhaprune.measure", "mhaprune.wrapping", type(subject).__module__),
     }
     content = make(None, None) if remember is None else remember("oracle", what, make)
-    run.outcomes = {tuple(removed): tuple(both) for removed, both in content["outcomes"]}
+    run = _Runner(subject, examples, content, None)
     if not exact:
         known = {tuple(sorted(subject.grid.index(head) for head in mask.removed)) for mask in also}
         run(sorted(known), len(known))
@@ -98,19 +99,21 @@ def most_heads_for(method: str, num_heads: int) -> None:
 
 
 class _Runner:
-    """Runs each subset once."""
+    """Runs each subset once and saves the outcomes."""
 
-    def __init__(self, subject: Subject, examples: Data) -> None:
-        self.subject, self.examples = subject, examples
-        self.outcomes: dict[Removed, tuple[float, ...]] = {}
+    def __init__(self, subject: Subject, examples: Data, state: dict[str, Any] | None, save: Any) -> None:
+        self.subject, self.examples, self.save = subject, examples, save
+        self.outcomes: dict[Removed, tuple[float, float]] = {}
+        if state is not None:
+            for row, values in zip(state["removed"].tolist(), state["outcomes"].tolist(), strict=True):
+                self.outcomes[tuple(n for n, gone in enumerate(row) if gone)] = tuple(values)
 
     def __call__(self, subsets: Iterable[Removed], total: int) -> None:
         new = [subset for subset in subsets if subset not in self.outcomes]
         with doing("subsets", total, done=total - len(new)) as step:
             for start in range(0, len(new), MASKS_AT_ONCE):
-                some = new[start : start + MASKS_AT_ONCE]
-                self._run(some)
-                step.advance(len(some))
+                self._run(new[start : start + MASKS_AT_ONCE])
+                step.advance(len(new[start : start + MASKS_AT_ONCE]))
 
     def _run(self, subsets: list[Removed]) -> None:
         gates_MN = all_open(self.subject, len(subsets))
@@ -120,6 +123,14 @@ class _Runner:
         both = outcome.loss, outcome.quality
         means = zip(*(values.double().mean(dim=1).tolist() for values in both), strict=True)
         self.outcomes |= dict(zip(subsets, means, strict=True))
+        if self.save is not None:
+            self.save(self.state())
+
+    def state(self) -> dict[str, Any]:
+        removed = torch.zeros(len(self.outcomes), len(self.subject.grid), dtype=torch.bool)
+        for row, subset in enumerate(self.outcomes):
+            removed[row, list(subset)] = True
+        return {"removed": removed, "outcomes": torch.tensor(list(self.outcomes.values()), dtype=torch.double)}
 
 
 def _all_subsets(num_heads: int) -> Iterator[Removed]:
@@ -131,6 +142,7 @@ def _search(run: _Runner, num_heads: int, budgets: Sequence[int], beam_width: in
     def loss(subset: Removed) -> float:
         return run.outcomes[subset][0]
 
+    # From the beams alone: an interrupted search may have run subsets that lie further on its way.
     beam: list[Removed] = [()]
     run(beam, 1)
     best_of: list[Removed] = [()]

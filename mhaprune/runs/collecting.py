@@ -1,5 +1,6 @@
 """Many run folders in, one set of tables, figures and a report out; works with whatever damaged runs are among them."""
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,17 +59,17 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
             lines += said
             plots += [plot.named(prefix + plot.name) for plot in drawn]
             tables |= {prefix + name: frame for name, frame in combined.items()}
-        lines += [f"{run.label} is not in here, {run.why_not} ({run.folder})." for run in left_out]
+        lines += [f"{run.label} is not in here, {run.why_not} ({run.place})." for run in left_out]
         held = {place for run in runs for place in (run.folder, *run.folder.parents)}
         lines += [f"{top} holds no run." for top in folders if top not in held]
         for name, frame in tables.items():
-            folder.write_table(name, frame)
+            folder.write_table(name, no_formulas(frame))
         folder.write_figures(plots)
         facts = _how_to_repeat(folders, out) | {"runs": str(len(runs))}
         title = title_of(runs, differ)
         folder.write("report.html", render(title, lines, plots, tables, facts).encode())
         folder.write("index.html", index_of(title, runs, differ, facts, folder.path).encode())
-        folder.note(runs=len(runs), failed=[str(run.folder) for run in left_out])
+        folder.note(runs=len(runs), failed=[run.place for run in left_out])
     return lines
 
 
@@ -87,7 +88,7 @@ def named(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
             values[name].add(mine.get(name))
     differ = sorted((name for name in values if len(values[name]) > 1), key=lambda name: name == "seed")
     labels = [_joined(mine, differ) for mine in settings]
-    places, depth, often = [run.folder.parts for run in runs], 1, Counter(labels)
+    places, depth, often = [Path(run.place).parts for run in runs], 1, Counter(labels)
     while len({place[-depth:] for place in places}) < len(places):
         depth += 1
     result = []
@@ -183,7 +184,7 @@ def table_of(runs: Sequence[FoundRun], differ: Sequence[str]) -> pd.DataFrame:
         settings = {name: run.settings.get(name) for name in (*differ, *run.settings)}
         numbers = {number.name: number.value for number in run.headline}
         ended = {"state": run.why_not or "done", **{name: run.status.get(name) for name in ("seconds", "start")}}
-        rows.append({LABEL: run.label, **settings, **numbers, **ended, **run.trained_with, "folder": str(run.folder)})
+        rows.append({LABEL: run.label, **settings, **numbers, **ended, **run.trained_with, "folder": run.place})
     return varying_first(pd.DataFrame(rows))
 
 
@@ -213,3 +214,19 @@ def _how_to_repeat(folders: Sequence[Path], out: Path) -> dict[str, str]:
     collecting = shlex.join(["python", "scripts/collect.py", *map(str, folders), "--out", str(out)])
     commands = {"command": "; ".join(sweeps)} if sweeps else {}
     return commands if sweeps and folders == [out] else commands | {"collected by": collecting}
+
+
+FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$)")
+"""The beginning of a text that is no number and that a spreadsheet computes."""
+
+
+def no_formulas(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the table without a text that a spreadsheet would take for a formula: a quote stands before it."""
+
+    def plain(value: Any) -> Any:
+        return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+    for name in frame.select_dtypes(exclude=["number", "bool"]):
+        if any(plain(value) is not value for value in frame[name].unique()):
+            frame = frame.assign(**{name: frame[name].map(plain)})
+    return frame.rename(columns=plain)

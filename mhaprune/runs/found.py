@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,10 @@ from mhaprune.tables import Tables
 
 RUN, COLLECTION = "run", "collection"
 """What a folder's `status.json` says under `kind`."""
+MOST = 1000
+"""Settings of a run, or columns of a table: more would take minutes, and no run has them."""
+LARGEST = 10**12
+"""The largest number of a status."""
 PLAIN = dict[str, str | int | float | bool | None]
 FIELDS: dict[str, Any] = {
     "status": str,
@@ -62,6 +67,11 @@ class FoundRun:
     """Its tables as it wrote them."""
     headline: Sequence[Number] = ()
     """The numbers by which runs are compared first."""
+
+    @property
+    def place(self) -> str:
+        """Its folder as a text; bytes that are no UTF-8 are replaced."""
+        return os.fsencode(self.folder).decode(errors="replace")
 
     @cached_property
     def experiment(self) -> type[Experiment] | None:
@@ -126,6 +136,8 @@ class FoundRun:
             raise Damaged(f"{name}: {error.strerror}") from None
         if checksum(data) != self.status["files"][name]:
             raise Damaged(f"{name} has changed since the run wrote it")
+        if name.endswith(".csv") and data.partition(b"\n")[0].count(b",") >= MOST:
+            raise Damaged(f"{name} has more than {MOST} columns")
         return data
 
 
@@ -142,7 +154,16 @@ def read_run(folder: Path) -> FoundRun:
     for name, kind in FIELDS.items():
         if name in status and not fits(kind, status[name]):
             return FoundRun(folder, {}, f"{name} in {path.name} must be {expected(kind)}")
-    return FoundRun(folder, status)
+        value = status.get(name)
+        if isinstance(value, list | dict) and len(value) > MOST:
+            return FoundRun(folder, {}, f"{name} in {path.name} must hold at most {MOST}")
+        if isinstance(value, int | float) and abs(value) > LARGEST:
+            return FoundRun(folder, {}, f"{name} in {path.name} must be at most {LARGEST}")
+    head_map = status.get("head_map") or {"title": "", "rows": []}
+    if head_map.keys() != {"title", "rows"} or not set("".join(head_map["rows"])) <= set("01 "):
+        return FoundRun(folder, {}, f"head_map in {path.name} must be a title and rows of 0, 1 and blanks")
+    whole = json.dumps(status, ensure_ascii=False).encode(errors="replace")  # half characters can be written nowhere
+    return FoundRun(folder, json.loads(whole))
 
 
 def find_runs(folders: Iterable[Path]) -> list[FoundRun]:

@@ -30,6 +30,7 @@ from mhaprune.runs.run import Run, build, check
 from mhaprune.runs.searching import OptunaSearch, check_optuna
 from mhaprune.settings.plugins import conf_folder, results_folder
 from mhaprune.settings.sweep import SweepSettings
+from mhaprune.storage.store import LOCK, refuse_links
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -54,7 +55,11 @@ class HydraLauncher:
     def identity(self, job: Job) -> str:
         return str(build(self.values(self._composed(job.overrides), job.overrides)).identity["run"])
 
-    def check(self, overrides: Sequence[str]) -> Run | None:
+    def check(self, job: Job) -> None:
+        refuse_links("hydra.sweep.dir", self.root, [f"{job.name}/{name}" for name in files_of_hydra(self.config)])
+        self.fits(job.overrides)
+
+    def fits(self, overrides: Sequence[str]) -> Run | None:
         """Raise ValueError for settings that a job would refuse. A pretrained model is read once."""
         groups = ("model", "data", "objective", "plugins")
         model = [one for one in overrides if re.split(r"[.=@]", one.lstrip("+~"))[0] in groups]
@@ -107,7 +112,7 @@ def launch(
     check_optuna()
     search, before = OptunaSearch(how.search, *to_choose(overrides), root), Sweep.read(root)
     for one_of_each in search.each_value():
-        run = launcher.check(one_of_each)
+        run = launcher.fits(one_of_each)
         if run is not None and run.experiment.tables:  # else they are not known beforehand
             search.check_table(run.experiment.tables)
     settings = search.more([]) if before is None else search.again(before)
@@ -116,6 +121,12 @@ def launch(
     finally:
         if (sweep := Sweep.read(root)) is not None:
             print(search.best(sweep.jobs))
+
+
+def files_of_hydra(config: DictConfig) -> list[str]:
+    """Return the files that Hydra itself writes into the folder of a run, by their names below it, and the lock."""
+    folder, yamls = config.hydra.output_subdir, ("config.yaml", "hydra.yaml", "overrides.yaml")
+    return [LOCK, f"{config.hydra.job.name}.log", *(str(Path(folder, name)) for name in yamls if folder is not None)]
 
 
 def _end_workers_of_joblib_with_this_process() -> None:

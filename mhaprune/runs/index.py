@@ -5,6 +5,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -61,7 +62,7 @@ def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts:
     ]
     return fill(
         "index",
-        {"url": quote, "thumbnail": thumbnail},
+        {"url": partial(quote, errors="surrogateescape"), "thumbnail": thumbnail},
         title=title,
         rows=[(run, state, _report(run.folder, out)) for run, state in zip(runs, states, strict=True)],
         states=Counter(states),

@@ -58,7 +58,13 @@ class Sweep:
         """Return the sweep in a folder, or None. Raises ValueError for a file that holds something else."""
         try:
             content = json.loads(read_bytes(folder / FILE))
-            return cls(**content | {"jobs": [Job(**job) for job in content["jobs"]]})
+            sweep = cls(**content | {"jobs": [Job(**job) for job in content["jobs"]]})
+            names = [job.name for job in sweep.jobs]
+            texts = [*sweep.varies, sweep.given, sweep.command, *names, *(job.label for job in sweep.jobs)]
+            "".join([*texts, *(text for job in sweep.jobs for text in job.overrides)]).encode()  # TypeError: no text
+            if not isinstance(sweep.starts, int) or any("\0" in name or len(name.encode()) > 255 for name in names):
+                raise TypeError
+            return sweep
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError, KeyError, RecursionError):

@@ -41,8 +41,8 @@ class Launcher(Protocol):
     def identity(self, job: Job) -> str:
         """Return the fingerprint of the run that a job would be now."""
 
-    def check(self, overrides: Sequence[str]) -> object:
-        """Raise ValueError for settings that a job would refuse."""
+    def check(self, job: Job) -> object:
+        """Raise ValueError for a job that would be refused."""
 
     def start(self, jobs: Sequence[Job], starts: int) -> object:
         """Do jobs for the n-th start of the sweep, one after the other or several at once. A job does not raise."""
@@ -77,7 +77,7 @@ def do_sweep(
             )
         todo = [job for job in sweep.jobs if found[job.label] != DONE]
         for job in todo:
-            launcher.check(job.overrides)
+            launcher.check(job)
         if done:
             print(f"{len(done)} of {len(found)} jobs are done and skipped: {_some(done)}")
         sweep.write(root)
@@ -91,7 +91,7 @@ def do_sweep(
                     known, sweep = sweep.jobs, sweep.and_jobs(settings)
                     todo = sweep.jobs[len(known) :]
                     for job in todo:
-                        launcher.check(job.overrides)
+                        launcher.check(job)
                     sweep.write(root)
         finally:
             for line in collect([root], root):

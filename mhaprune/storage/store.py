@@ -67,6 +67,15 @@ def inside(folder: Path, name: str) -> Path | None:
         return None
 
 
+def refuse_links(key: str, folder: Path, names: Iterable[str]) -> None:
+    """Raise ValueError if a file to be written below the folder lies elsewhere, by a link or `..`, or is a pipe."""
+    home = folder.resolve()
+    for name in names:
+        path = home / name
+        if not path.is_relative_to(home) or path.resolve() != path or (path.exists() and not path.is_file()):
+            raise ValueError(f"{key}={folder}: {name} is a link or no regular file, through which nothing is written")
+
+
 class RunFolder:
     """The folder of one run. `status.json` says running, done or failed, and lists what the run wrote.
 

@@ -17,6 +17,7 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning import oracle
 from mhaprune.pruning.oracle import find_best
 from mhaprune.storage.cache import Cache
+from mhaprune.subject import AnswerOutcome
 from mhaprune.tasks.sort import Sort
 from support.games import ONE, Game, numbered
 
@@ -37,6 +38,8 @@ SWAPS: Table = {(0,): 0.1, (0, 1): 0.8, (1, 2): 0.5, (2, 3): 0.2, (0, 1, 2): 0.9
 """Two exchanges lead from the pair that is found head by head to the best one, which is not next to it."""
 BEAMS: Table = {(0,): 0.1, (3,): 0.2, (0, 1): 0.1, (3, 4): 0.2, (0, 1, 2): 0.3, (3, 4, 5): 0.1}
 """The best three heads are behind the second best head, and no exchange leads there from the best head."""
+WINDING: Table = {(0,): 0.1, (0, 1): 0.1, (0, 1, 2): 0.8, (0, 2, 3): 0.5, (1, 2, 4): 0.3, (2, 4, 5): 0.1}
+"""The best three heads are behind the best exchange of the first three, not behind the first that is better."""
 
 
 @pytest.mark.parametrize("gain", [1e-2, 1e-6])
@@ -147,6 +150,45 @@ def test_the_cache_keeps_apart_what_was_searched_otherwise(
     before = game.runs.total()
     assert find_best(game, ONE, [2], "beam", 1, remember=Cache(tmp_path).get).outcomes == first.outcomes
     assert game.runs.total() == before
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+@pytest.mark.parametrize(
+    ("method", "at"),
+    [
+        ("beam", (0,)),
+        ("beam", (0, 2, 3)),
+        ("beam", (2, 4, 5)),
+        ("exact", (0, 1)),
+        ("exact", (0, 1, 2, 3, 4, 5)),
+    ],
+    ids=str,
+)
+def test_an_interrupted_search_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Any, at: tuple[int, ...], at_once: int
+) -> None:
+    monkeypatch.setattr(oracle, "MASKS_AT_ONCE", at_once)
+    game, plain = table_game(6, WINDING), oracle.measure_masks
+    whole = find_best(game, ONE, [3], method, 1)
+    runs: Counter[tuple[int, ...]] = Counter()
+
+    def failing(subject: Game, examples: Examples, gates: Tensor) -> AnswerOutcome:
+        subsets = [tuple((gates_N == 0).nonzero().flatten().tolist()) for gates_N in gates]
+        if at in subsets and not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        runs.update(subsets)
+        return plain(subject, examples, gates)  # type: ignore[arg-type]
+
+    interrupted: list[bool] = []
+    monkeypatch.setattr(oracle, "measure_masks", failing)
+    with pytest.raises(KeyboardInterrupt):
+        find_best(game, ONE, [3], method, 1, remember=Cache(tmp_path).get)
+    before = runs.total()
+    resumed = find_best(game, ONE, [3], method, 1, remember=Cache(tmp_path).get)
+    assert 0 < before < runs.total()
+    assert resumed.outcomes == whole.outcomes
+    assert runs == Counter(dict.fromkeys(whole.outcomes, 1))
 
 
 def test_objectives_break_ties_by_the_other(small: Seq2Seq) -> None:

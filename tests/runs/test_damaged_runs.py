@@ -73,6 +73,22 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "status a pipe": (instead(os.mkfifo), NO_FILE),
     "status a link": (linked("status.json"), NO_FILE),
     "identity nested": (status(identity={"seed": [1]}), "identity in status.json must be names with, each, a text or"),
+    "identity of 10,000": (
+        status(identity={f"key{i}": i for i in range(10_000)}),
+        "identity in status.json must hold at",
+    ),
+    "overrides of 10,000": (
+        status(overrides=[f"k{i}=1" for i in range(10_000)]),
+        "overrides in status.json must hold at",
+    ),
+    "seconds without end": (status(seconds=int("1" + "0" * 400)), "seconds in status.json must be at most"),
+    "start without end": (status(start=10**400), "start in status.json must be"),
+    "map of no rows": (status(head_map={"title": ""}), "head_map in status.json must be a title and rows"),
+    "map of twos": (status(head_map={"title": "", "rows": ["2"]}), "head_map in status.json must be a title and rows"),
+    "table of 200,000 columns": (
+        lambda run: sealed_again(run, "summary.csv", b",".join([b"a"] * 200_000) + b"\n"),
+        "summary.csv has more than 1000 columns",
+    ),
     "overrides a text": (status(overrides="seed=1"), "overrides in status.json must be a list, each a text"),
     "seconds a text": (status(seconds="long"), "seconds in status.json must be a finite number or null"),
     "seconds infinite": (status(seconds=float("inf")), "seconds in status.json must be a finite number or null"),
@@ -172,3 +188,62 @@ def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
         "died: its process is gone, killed or without power",
         "running",
     ]
+
+
+def test_texts_for_numbers_in_one_table_damage_no_other(three: Path, tmp_path: Path) -> None:
+    frame = pd.read_csv(three / "b" / "summary.csv").assign(heads_removed="many")
+    sealed_again(three / "b", "summary.csv", frame.to_csv(index=False).encode())
+    lines = collect([three], tmp_path / "out")
+    assert [line for line in lines if "damaged" in line] == [line for line in lines if str(three / "b") in line]
+    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["state"].str[:7]) == ["done", "damaged", "done"]
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\ud800"])
+def test_a_job_of_an_impossible_name_ends_no_collection(name: str, tmp_path: Path) -> None:
+    make_run(tmp_path / "sweep" / "1", num_heads=2)
+    job = {"name": name, "label": "seed=1", "overrides": ["seed=1"]}
+    sweep = {"varies": ["seed"], "given": "", "starts": 1, "command": "", "jobs": [job]}
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(sweep))
+    lines = collect([tmp_path / "sweep"], tmp_path / "out")
+    assert any("9 of 24 heads can go" in line for line in lines)
+    assert any("sweep.json: damaged" in line for line in lines)
+
+
+def test_a_folder_whose_name_is_no_text_is_collected(tmp_path: Path) -> None:
+    for name in (b"a\xff", b"b"):
+        make_run(tmp_path / "runs" / os.fsdecode(name))
+    make_run(tmp_path / "runs" / "c", task="\ud800")
+    (tmp_path / "runs" / os.fsdecode(b"a\xff") / "report.html").write_text("here")
+    lines = collect([tmp_path / "runs"], tmp_path / "out")
+    assert "\n".join(lines).encode()
+    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["state"]) == ["done"] * 3
+    assert 'href="../runs/a%FF/report.html"' in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_a_setting_called_label_takes_the_place_of_none(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "a", num_heads=2, label="x", setting="y")
+    make_run(tmp_path / "runs" / "b", num_heads=4)
+    collect([tmp_path / "runs"], tmp_path / "out")
+    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["label"]) == ["num_heads=2", "num_heads=4"]
+
+
+def test_no_cell_is_a_formula(tmp_path: Path) -> None:
+    told = {"=1+1": "=cmd|' /C calc'!A0", "plus": "+1+cmd", "minus": "-2+3", "at": "@SUM(A1)", "number": "-0.5"}
+    make_run(tmp_path / "runs" / "a", **told)
+    collect([tmp_path / "runs"], tmp_path / "out")
+    runs = pd.read_csv(tmp_path / "out" / "runs.csv", dtype=str)
+    cells = [str(cell) for cell in (*runs.columns, *runs.iloc[0])]
+    assert not [cell for cell in cells if cell[0] in "=+@" or cell.startswith("-2")]
+    assert {"'=1+1", "'=cmd|' /C calc'!A0", "'+1+cmd", "'-2+3", "'@SUM(A1)", "-0.5"} <= set(cells)
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "figures").symlink_to(tmp_path / "elsewhere")
+    with (
+        pytest.raises(ValueError, match="figures/a.png leads out of this folder, by a link"),
+        RunFolder(tmp_path / "run").recorded() as folder,
+    ):
+        folder.write("figures/a.png", b"1")
+    assert not list((tmp_path / "elsewhere").iterdir())

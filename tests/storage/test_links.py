@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,10 @@ from mhaprune.storage.cache import Cache
 from mhaprune.storage.locks import is_held, locked
 from mhaprune.storage.store import read_status, write_bytes
 from support.commands import run_here
+from support.sizes import TINY, TINY_SEQUENCES
+
+TRAIN = ("experiment=train", *TINY, *TINY_SEQUENCES)
+PLACES = (".lock", "run.log", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", ".hydra")
 
 
 def laid(folder: Path, name: str, kind: str) -> Path:
@@ -37,12 +42,54 @@ def untouched(precious: Path) -> bool:
     return precious.read_text() == "mine" if precious.name == "precious-link" else not precious.exists()
 
 
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe"])
+@pytest.mark.parametrize("name", PLACES)
+def test_hydra_and_the_lock_write_through_no_link(name: str, kind: str, tmp_path: Path, cache: Path) -> None:
+    folder = tmp_path / "run"
+    precious = laid(folder, name, kind)
+    done = run_here(main, *TRAIN, f"hydra.run.dir={folder}", f"cache={cache}")
+    assert done.returncode == 1
+    error = done.stderr.strip().splitlines()[-1]
+    assert error.startswith("error: ")
+    assert name in error
+    assert str(folder) in error
+    assert untouched(precious)
+
+
+def test_a_job_of_a_sweep_writes_through_no_link(tmp_path: Path, cache: Path) -> None:
+    root = tmp_path / "sweep"
+    arguments = ["-m", *TRAIN, "seed=0,1", f"hydra.sweep.dir={root}", f"cache={cache}"]
+    assert run_here(main, *arguments).returncode == 0
+    [job] = root.glob("seed_1-*")
+    (job / "status.json").write_text("{}")
+    for name in PLACES[:3]:
+        shutil.rmtree(job / ".hydra", ignore_errors=True)
+        (job / name).unlink(missing_ok=True)
+        precious = laid(job, name, "link")
+        done = run_here(main, *arguments)
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"error: hydra.sweep.dir={root}: {job.name}/{name.partition('/')[0]}")
+        assert untouched(precious)
+        (job / name).unlink()
+    precious = laid(root, ".sweep.lock", "link")
+    assert "error: " in run_here(main, *arguments).stderr
+    assert untouched(precious)
+
+
+@pytest.mark.parametrize("setting", ["hydra.output_subdir=../../x", "hydra.job.name=../x"])
+def test_hydra_stays_in_the_folder_of_the_run(setting: str, tmp_path: Path, cache: Path) -> None:
+    done = run_here(main, *TRAIN, f"hydra.run.dir={tmp_path / 'a' / 'run'}", f"cache={cache}", setting)
+    assert done.returncode == 1
+    assert "x" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("setting", ["cache=", "cache=''", "hydra.run.dir=''", "hydra.run.dir="])
 def test_an_empty_name_of_a_folder_is_refused(
     setting: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = run_here(main, "experiment=train", f"cache={cache}", setting)
+    done = run_here(main, *TRAIN, f"cache={cache}", setting)
     assert done.returncode == 1
     assert f"error: {setting.partition('=')[0]}='': must name a folder" in done.stderr
     assert list(tmp_path.iterdir()) == []

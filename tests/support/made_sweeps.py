@@ -58,7 +58,7 @@ class Bench:
     def identity(job: Job) -> str:
         return fingerprint([one for one in job.overrides if one.partition("=")[0] not in (*SWEEP_SETTINGS, "cache")])
 
-    def check(self, overrides: Sequence[str]) -> None:
+    def check(self, job: Job) -> None:
         """Any settings will do."""
 
     def start(self, jobs: Sequence[Job], starts: int) -> None:
