@@ -5,6 +5,7 @@ V = vocabulary.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -40,14 +41,18 @@ class Seq2Seq(EncoderDecoder, GatedModel):
     ) -> None:
         grid = HeadGrid.full(config.blocks, config.num_heads) if grid is None else grid
         super().__init__(config, vocabulary_size, gate, grid)
+        self.names, self.whole = grid.blocks, grid
+
+    @cached_property
+    def blocks(self) -> tuple[AttentionBlock, ...]:  # type: ignore[override]
+        """The attention blocks of a network as it was built; described once they are asked for."""
         paths = {module: path for path, module in self.named_modules()}
         sublayers = self.attention_sublayers()
-        self.names = grid.blocks
-        self.blocks = tuple(
+        return tuple(
             block_of(
                 *(sublayers[name].attention, paths[sublayers[name].attention], paths[sublayers[name]]),
                 cross=name.site == Site.CROSS,
-                names=tuple(grid.heads[at].head for at in grid.positions(name)),
+                names=tuple(self.whole.heads[at].head for at in self.whole.positions(name)),
             )
             for name in self.names
         )
