@@ -1,1 +1,1 @@
-"""Experiments: a folder each, with study, figures and words."""
+"""Experiments: a folder each, with a study, figures and sentences."""

@@ -24,7 +24,7 @@ from mhaprune.tables import Tables
 
 @dataclass(frozen=True)
 class Findings:
-    """Tables, checks and files that an experiment returns. It writes nothing itself."""
+    """The tables, checks and files that an experiment returns. An experiment writes no files itself."""
 
     tables: dict[str, pd.DataFrame]
     """Tidy tables by name. Figures and sentences are made from them."""
@@ -36,14 +36,14 @@ class Findings:
 
 @dataclass(frozen=True)
 class Setup:
-    """Facts about a run before anything is trained."""
+    """The facts about a run that are known before anything is trained."""
 
     source: Source
     scorers: Mapping[str, Scorer]
     schedules: Mapping[str, Schedule]
     recoveries: Mapping[str, Recovery]
     example: Sequence[str] | None = None
-    """The symbols of a source that the user typed."""
+    """The symbols of a source sequence that the user typed; None without one."""
 
     @property
     def grid(self) -> HeadGrid:
@@ -66,22 +66,23 @@ class Setup:
 class Experiment(Checked, ABC):
     """A study of one trained model. It makes figures, sentences and the map of heads from its own tables.
 
-    So a table may have any name: `run` and `collect` call the experiment, and no other module reads its tables.
+    A table may have any name, because `run` and `collect` call the experiment, and no other module reads its tables.
     """
 
     figures: ClassVar[Figures] = ()
     """The figures of one run, in the order of the report."""
     tables: ClassVar[tuple[str, ...]] = ()
-    """The names of the tables that it may leave, for a search in them; none if they are not known beforehand."""
+    """The names of the tables that the experiment may return, for a search in them; empty if they are not known
+    beforehand."""
     figures_over_runs: ClassVar[Figures] = ()
-    """The figures of several runs, whose tables have the columns `label` and `setting`."""
+    """The figures that compare several runs. Their tables have the columns `label` and `setting`."""
     stages: ClassVar[Stages] = NO_STAGES
-    """The steps of the study in their order, each with the seconds that it takes on one slow core by default; the
-    progress line tells the time that is left by them."""
+    """The steps of the study in their order, each with the seconds that it takes on one slow core by default. The
+    progress line estimates the remaining time from these seconds."""
     recovers: ClassVar[bool] = False
     """Whether the experiment uses recoveries."""
     needs_training: ClassVar[bool] = False
-    """Whether it needs our own model and its training, so that a pretrained model is refused."""
+    """Whether the experiment needs mhaprune's own model and its training, so that a pretrained model is refused."""
     reads_example: ClassVar[bool] = False
     """Whether the experiment looks at an example of the user."""
 
@@ -91,21 +92,22 @@ class Experiment(Checked, ABC):
     @staticmethod
     @abstractmethod
     def say(tables: Tables) -> Iterator[str]:
-        """Say what one run found; the first sentence answers the question."""
+        """Yield sentences about the findings of one run; the first answers the question of the experiment."""
 
     @staticmethod
     def say_in_common(tables: Tables) -> Iterator[str]:
-        """Say what several runs found together; nothing for an experiment that does not compare its runs in words."""
+        """Yield sentences about the findings of several runs together; none if the experiment does not compare runs in
+        words."""
         return iter(())
 
     @staticmethod
     def head_map(tables: Tables) -> Verdict | None:
-        """Return which heads stay and which can be removed; None for an experiment that does not decide it."""
+        """Return which heads stay and which can be removed; None if the experiment does not decide this."""
         return None
 
     @staticmethod
     def headline(tables: Tables) -> Sequence[Number]:
-        """Return the numbers by which runs are compared first. They are drawn against the settings that vary."""
+        """Return the numbers that a comparison of runs shows first, drawn against the settings that differ."""
         return ()
 
     def check(self, setup: Setup) -> None:
@@ -127,28 +129,28 @@ class HeadBudgets(Experiment):
 
 @dataclass(frozen=True)
 class WithinTolerance(Experiment):
-    """A study of which heads can go at a small loss of exact match, and how fast the model is without them.
+    """A study of which heads can be removed at a small loss of exact match, and how fast the pruned model is.
 
-    A latency is the time of one greedy decoding. The dense model is timed in turn with it.
+    A latency is the time of one greedy decoding. The dense and the pruned model are timed in turn.
     """
 
     tolerance: Annotated[float, Within(0, 1)] = 0.01
     """The largest loss of exact match, as a difference of two shares: 0.01 is one percentage point."""
     latency_batch: Annotated[int, Ge(1)] = 32
-    """Number of examples of one decoding."""
+    """Number of examples in one timed decoding."""
     latency_rounds: Annotated[int, Ge(1)] = 20
-    """Number of decodings of each model."""
+    """Number of timed decodings of each model."""
 
 
 def the_one(schedules: Mapping[str, Schedule]) -> Schedule:
-    """Return the only schedule; raises ValueError if there are none or several."""
+    """Return the only schedule. Raises ValueError if there are none or several."""
     if len(schedules) != 1:
         raise ValueError(f"schedule=[{','.join(schedules)}]: must name exactly one; experiment=prune compares several")
     return next(iter(schedules.values()))
 
 
 def figures_of(kind: type[Experiment], tables: Tables) -> Iterator[Plot]:
-    """The map of the heads, then every figure that the tables of one run can fill."""
+    """Yield the map of the heads, then every figure whose tables the run has."""
     verdict = kind.head_map(tables)
     if verdict is not None and len(verdict.heads):
         yield from draw((lambda tables: heads_that_matter(verdict),), tables)

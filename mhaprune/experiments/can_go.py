@@ -11,10 +11,10 @@ from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, ENDS, NOTHING, QUALITY,
 
 
 def within_tolerance(curve: pd.DataFrame, dense: pd.Series, tolerance: float) -> tuple[pd.Series, float]:
-    """The row of `curve` with the most heads removed that loses at most `tolerance` of exact match, or else the dense
-    row; and how many heads can go surely, never more than that row removes.
+    """Return the row of `curve` with the most heads removed that loses at most `tolerance` of exact match, or else the
+    dense row; and the number of heads that can be removed at 95 % confidence.
 
-    The first is decided by the observed loss, the second by `surely`. `curve` has one model per row.
+    The row is chosen by the observed loss, the number by `surely`. `curve` has one model per row.
     """
     within = curve[curve[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - tolerance]
     best = (within if len(within) else dense.to_frame().T).sort_values("heads_removed", ascending=False, kind="stable")
@@ -22,8 +22,8 @@ def within_tolerance(curve: pd.DataFrame, dense: pd.Series, tolerance: float) ->
 
 
 def summary_of(curve: pd.DataFrame, dense: pd.Series, tolerance: float, *more: str) -> dict[str, Any]:
-    """A row of a summary: the largest budget within the tolerance and what that leaves and brings, with `more` of its
-    columns."""
+    """Return a row of a summary: the model with the most heads removed within the tolerance, its quality and speed-up,
+    and the columns `more` of `curve`."""
     best, sure = within_tolerance(curve, dense, tolerance)
     ends = [f"{name}{end}" for name in (CHOOSE_DROP, QUALITY) for end in ENDS] + [f"speedup{q}" for q in QUARTILES]
     columns = best[["heads_total", "heads_removed", "removed", CHOOSE_QUALITY, *ends, *more]]
@@ -31,12 +31,12 @@ def summary_of(curve: pd.DataFrame, dense: pd.Series, tolerance: float, *more: s
 
 
 def surely(curve: pd.DataFrame, tolerance: float) -> float:
-    """The most heads of which it is sure, at 95 % confidence, that removing them loses at most `tolerance`; 0 for none,
-    NaN where a model has no interval.
+    """Return the largest number of heads whose removal loses at most `tolerance` at 95 % confidence; 0 if there is
+    none, NaN if a model has no interval.
 
-    A budget is sure if the upper end of its paired interval is within the tolerance. Budgets are tested from the fewest
-    heads upwards, and the first that is not sure ends the test. So the confidence holds for all of them together
-    (Maurer, Hothorn and Lehmacher 1995), although there are several.
+    A budget passes if the upper end of its paired interval is within the tolerance. Budgets are tested from the fewest
+    heads upwards, and the first that fails ends the test. So the confidence is 95 % for all budgets together (Maurer,
+    Hothorn and Lehmacher 1995).
     """
     smaller = curve[curve["heads_removed"] > 0].sort_values("heads_removed", kind="stable")
     highest = smaller[f"{CHOOSE_DROP}_high"]
@@ -47,7 +47,8 @@ def surely(curve: pd.DataFrame, tolerance: float) -> float:
 
 
 def surely_words(row: Mapping[str, Any] | pd.Series, kept: bool = False) -> str:
-    """Say how many heads can be removed at 95 % confidence, or how many are to be `kept`; nothing for a control."""
+    """Return how many heads can be removed at 95 % confidence, in words, or with `kept` how many must stay; empty for a
+    control."""
     sure = row.get(SURE, nan)
     if isnan(sure):
         return ""
@@ -55,7 +56,8 @@ def surely_words(row: Mapping[str, Any] | pd.Series, kept: bool = False) -> str:
 
 
 def what_can_go(row: pd.Series, recovery: str, tables: Tables) -> list[Number]:
-    """The first numbers of a row of a summary: how many heads can go after a recovery, and what that brings."""
+    """Return the first numbers of a row of a summary: the heads that can be removed after a recovery, the quality and
+    the speed-up."""
     total, after = float(row["heads_total"]), "" if recovery == NOTHING else recovery
     return [
         Number("heads that can go", float(row["heads_removed"]), total, after, 0.0, total),
@@ -65,7 +67,7 @@ def what_can_go(row: pd.Series, recovery: str, tables: Tables) -> list[Number]:
 
 
 def what_is_sure(tolerance: float, quality: str = "exact match") -> str:
-    """The sentence that explains the count."""
+    """Return the sentence that explains the number of heads that can be removed at 95 % confidence."""
     return (
         f"Surely means that the 95 % interval of the {quality} lost on the choose split ends within"
         f" {tolerance:g}, for that number of removed heads and for every smaller one."
@@ -73,8 +75,8 @@ def what_is_sure(tolerance: float, quality: str = "exact match") -> str:
 
 
 def if_too_few(tables: Tables, tolerance: float) -> Iterator[str]:
-    """Say that nothing can be sure, where the choose split is too small for it: the interval of the whole model against
-    itself, whose answers are all the same, is wider than the tolerance."""
+    """Yield a sentence if the choose split is too small to show any removal as safe: even the interval of the dense
+    model against itself, without any different answer, is wider than the tolerance."""
     whole = tables.get("pruning", pd.DataFrame(columns=["heads_removed", f"{CHOOSE_DROP}_high"]))
     widest = whole.loc[whole["heads_removed"] == 0, f"{CHOOSE_DROP}_high"].min()
     if widest > tolerance:

@@ -16,8 +16,8 @@ from mhaprune.tasks.base import Task
 
 
 class Shown(NamedTuple):
-    """A source with the model's own answer, as a batch of one without padding and in words; `right` is None where the
-    task does not know the answer."""
+    """A source sequence with the model's own answer, as a batch of one without padding and as words. `right` is the
+    correct answer; None if the task does not know it."""
 
     batch: Examples
     source: str
@@ -26,7 +26,7 @@ class Shown(NamedTuple):
 
 
 def show(subject: Seq2Seq, task: Task, source: Sequence[str], right: Sequence[str] | None) -> Shown:
-    """Let the model answer a source. An answer without an end runs to the last position of the model."""
+    """Let the model answer a source sequence. An answer without an end symbol has the model's largest length."""
     ids = pad([task.vocabulary.encode(source)]).to(subject.positions.device)
     target = _answer(subject, ids)
     text, answer = _words(task, ids[0].tolist(), target[0].tolist())
@@ -35,7 +35,7 @@ def show(subject: Seq2Seq, task: Task, source: Sequence[str], right: Sequence[st
 
 
 def answer_under(subject: Seq2Seq, task: Task, example: Shown, gates: torch.Tensor) -> str:
-    """Return the answer to the same source under `gates` (N,), in words."""
+    """Return the model's answer to the same source under `gates` (N,), in words."""
     target = _answer(subject, example.batch.source, gates)
     return _words(task, example.batch.source[0].tolist(), target[0].tolist())[1]
 
@@ -52,8 +52,8 @@ def _words(task: Task, source: Sequence[int], target: Sequence[int]) -> tuple[st
 
 
 def examples_table(shown: Iterable[Shown], train: Examples) -> pd.DataFrame:
-    """One row per example, numbered from 0: whether the answer `ended`, the number of `symbols` in the source, and the
-    largest number in training, `trained_symbols`."""
+    """Return one row per example, numbered from 0: whether the answer `ended`, the number of `symbols` in the source,
+    and the longest source in training, `trained_symbols`."""
     rows = []
     trained = train.source.shape[1] - 1
     for number, example in enumerate(shown):
@@ -66,8 +66,8 @@ def examples_table(shown: Iterable[Shown], train: Examples) -> pd.DataFrame:
 
 
 def attention_table(subject: Seq2Seq, task: Task, shown: Iterable[Shown], heads: Collection[HeadId]) -> pd.DataFrame:
-    """Return one row per example, head, query and key: the attention `weight`. `reads` is the token at the query,
-    `looks_at` the one at the key. `writes` is the next token, which the decoder makes from it; None for the encoder."""
+    """Return one row per example, head, query and key with the attention `weight`. `reads` is the token at the query,
+    `looks_at` the token at the key. `writes` is the token that the decoder predicts there; None in the encoder."""
     parts = list[pd.DataFrame]()
     for number, example in enumerate(shown):
         source, target = tokens(task, example.batch.source), tokens(task, example.batch.target)
@@ -91,7 +91,7 @@ def _cells(
     at_query: Mapping[str, Sequence[str | None]],
     keys: Sequence[str],
 ) -> Iterator[pd.DataFrame]:
-    """Yield the rows of each of a block's `own` heads that is among the `heads`."""
+    """Yield a table for each of a block's `own` heads that is among `heads`, with one row per query and key."""
     for head, weights_TU in zip(own, weights_HTU.double().cpu().numpy(), strict=True):
         if head in heads:
             places = pd.MultiIndex.from_product(map(range, weights_TU.shape), names=["query", "key"])
@@ -102,13 +102,13 @@ def _cells(
 
 
 def tokens(task: Task, ids: torch.Tensor) -> list[str]:
-    """The words for a batch of one."""
+    """Return the words of a batch of one."""
     names = (*SPECIAL, *task.vocabulary.symbols)
     return [names[i] for i in ids[0].tolist()]
 
 
 def check_examples(field: str, numbers: Sequence[int], task: Task) -> None:
-    """Raise ValueError for a number that is none of an example of the report split."""
+    """Raise ValueError if the report split has no example with one of these numbers."""
     if max(numbers, default=0) >= task.report:
         raise ValueError(
             f"experiment.{field}={max(numbers)}: the report split has examples 0 to {task.report - 1} (task.report)"
@@ -116,7 +116,8 @@ def check_examples(field: str, numbers: Sequence[int], task: Task) -> None:
 
 
 def sources(trained: Trained, numbers: Sequence[int]) -> Iterator[tuple[Sequence[str], Sequence[str] | None]]:
-    """Sources to show and their right answers, None where unknown: the user's own, else these of the report split."""
+    """Yield the sources to show, each with its right answer (None if unknown): the user's own, or else examples of the
+    report split."""
     if trained.example is not None:
         yield trained.example, trained.task.answer(trained.example)
         return
@@ -126,7 +127,8 @@ def sources(trained: Trained, numbers: Sequence[int]) -> Iterator[tuple[Sequence
 
 
 def heads_named(name: str, grid: HeadGrid) -> list[HeadId]:
-    """The head (`cross.1.2`) or all heads of a layer (`cross.1`); raises ValueError with the allowed names."""
+    """Return the head of a name (`cross.1.2`) or all heads of a layer (`cross.1`). Raises ValueError with the allowed
+    names."""
     if len(name.split(".")) not in (2, 3):
         raise ValueError(f"heads={name}: must read SITE.LAYER or SITE.LAYER.HEAD, for example {next(iter(grid))}")
     layers = {str(block): [head for head in grid if head.block == block] for block in grid.blocks}
@@ -141,8 +143,8 @@ def heads_named(name: str, grid: HeadGrid) -> list[HeadId]:
 
 
 def text_tables(study: Study, numbers: Sequence[int], heads: Collection[HeadId]) -> dict[str, pd.DataFrame]:
-    """Return `examples` and `attention` of a pretrained model, with one row per text and as `attention_table`. A token
-    without a name is called by its place."""
+    """Return `examples`, one row per text, and `attention`, as `attention_table` does, for a pretrained model. Tokens
+    without names are called by their positions."""
     texts, parts = [], list[pd.DataFrame]()
     for example, number in enumerate(numbers):
         batch = study.splits.report[number : number + 1]
@@ -159,6 +161,7 @@ def text_tables(study: Study, numbers: Sequence[int], heads: Collection[HeadId])
 
 
 def _named(real_T: Tensor, words: Sequence[str]) -> list[str]:
-    """The words at the real positions, if these are the positions of the text; else numbers."""
+    """Return the words at the real (unpadded) positions if there is one word for each; else the numbers of the
+    positions."""
     count = int(real_T.sum())
     return list(words) if count == len(words) else [str(i) for i in range(count)]

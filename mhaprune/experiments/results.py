@@ -16,11 +16,11 @@ from mhaprune.studies.study import Study
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """The content of a run folder, for a notebook."""
+    """The results of a run for a notebook: all that its run folder would contain."""
 
     title: str
     tables: dict[str, pd.DataFrame]
-    """Tidy tables by name; every row says which run it came from."""
+    """Tidy tables by name. The first columns of each row identify the run."""
     figures: dict[str, Plot]
     """Figures by name; a notebook shows them."""
     sentences: list[str]
@@ -28,16 +28,16 @@ class Results:
     checks: dict[str, float]
     """The proofs of the run."""
     files: dict[str, bytes]
-    """What else a run folder would hold, for example saved models."""
+    """Contents of the other files of the run folder by path, for example saved models."""
     found: dict[str, pd.DataFrame]
     """The tables without the columns that name the run."""
     small_map: SmallMap | None = None
-    """Which heads stay, for an experiment that decides it."""
+    """Which heads stay; None for an experiment that does not decide this."""
     trained_with: Mapping[str, Any] = field(default_factory=dict)
-    """The threads, device and version of torch that trained the model; empty where that is not known."""
+    """The threads, device and version of torch that trained the model; empty if they are not known."""
 
     def page(self, facts: Mapping[str, Any] | None = None) -> str:
-        """The report as one self-contained HTML page."""
+        """Return the report as one self-contained HTML page."""
         proofs = proof_sentences(self.checks)
         return render(self.title, self.sentences, self.figures.values(), self.found, facts or {}, proofs)
 
@@ -48,7 +48,7 @@ class Results:
 def present(
     experiment: Experiment, study: Study, findings: Findings, title: str, identity: Mapping[str, Any] | None = None
 ) -> Results:
-    """Return the findings with their figures and sentences. `identity` holds the first columns of every table."""
+    """Return the findings with their figures and sentences. `identity` has the first columns of every table."""
     found = {name: frame.assign(**study.words) for name, frame in findings.tables.items()}
     verdict = experiment.head_map(found)
     return Results(

@@ -1,4 +1,4 @@
-"""Train a model, or take one that was saved, and look at its answers: the experiments `train` and `evaluate`."""
+"""Train a model, or load a saved model, and look at its answers: the experiments `train` and `evaluate`."""
 
 from abc import ABC
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from mhaprune.tables import QUALITY, Tables, quality_name
 
 @dataclass(frozen=True)
 class Answers(Experiment, ABC):
-    """Accuracy on the report split and on every kind of example, and the first examples of the split."""
+    """The accuracy on the report split and on each kind of example, and the first examples with their answers."""
 
     examples: Annotated[int, Ge(1)] = 20
     """Number of examples of the report split to show with the model's answers."""
@@ -27,7 +27,7 @@ class Answers(Experiment, ABC):
     figures = (training_curve,)
 
     def findings(self, study: Study, files: dict[str, bytes]) -> Findings:
-        """Return the tables, with these files."""
+        """Return the tables, together with these files."""
         trained = study.trained
         tables = evaluate(trained.network, trained.task, trained.splits.report, self.examples)
         return Findings({**study.training_table, **tables}, files=files)
@@ -51,7 +51,7 @@ class Train(Answers):
 
 @dataclass(frozen=True)
 class Evaluate(Answers):
-    """The accuracy of a model that was trained, or saved by `train` or `prune`."""
+    """The accuracy of a model that was trained, or that was saved by `train` or `prune`."""
 
     def __call__(self, study: Study) -> Findings:
         return self.findings(study, {})

@@ -1,1 +1,1 @@
-"""Remove the weakest heads by several scores: what can go, and what that brings."""
+"""Remove the weakest heads by several scores: what can be removed, and what that brings."""

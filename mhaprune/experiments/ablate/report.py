@@ -1,4 +1,4 @@
-"""The report of `experiment=ablate`: how many heads can go, which they are, and what that costs and brings."""
+"""The report of `experiment=ablate`: how many heads can be removed, which heads, and the cost and benefit."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -33,17 +33,17 @@ from mhaprune.tables import (
 
 
 def as_they_are(summary: pd.DataFrame) -> pd.DataFrame:
-    """The rows of models that nothing was done to after the removal."""
+    """Return the rows of models without a recovery."""
     return summary[summary["recovery"] == NOTHING]
 
 
 def largest_budget(summary: pd.DataFrame) -> pd.Series:
-    """The row of the scorer that can remove the most heads. Ties go to the best on the choose split."""
+    """Return the row of the scorer that can remove the most heads. Ties go to the best on the choose split."""
     return summary.sort_values(["heads_removed", CHOOSE_QUALITY], ascending=False, kind="stable").iloc[0]
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Say how many heads can go, which they are, what that brings, and what is uncertain."""
+    """Yield sentences: how many heads can be removed, which heads, the speed-up, and what is uncertain."""
     summary, quality = tables["summary"], quality_name(tables)
     plain = as_they_are(summary)
     recovered, best = summary.drop(plain.index).to_dict("records"), largest_budget(plain).to_dict()
@@ -74,13 +74,13 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def _which(row: dict[Any, Any]) -> str:
-    """Name the heads that are removed."""
+    """Return a sentence that names the removed heads."""
     names = by_block(head_names(row["removed"]))
     return f"They are, as chosen by {row['scorer']} (site.layer: heads, counted from 0), {names}."
 
 
 def head_map(tables: Tables) -> Verdict:
-    """The heads of the largest budget, removed together."""
+    """Return the heads of the largest budget, which are removed together."""
     best = largest_budget(as_they_are(tables["summary"]))
     scorer = REFERENCE if REFERENCE in set(tables["heads"]["scorer"]) else best["scorer"]
     heads = scored(tables["heads"], scorer)
@@ -94,7 +94,7 @@ def head_map(tables: Tables) -> Verdict:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """Return how many heads can be removed and what that brings, without a recovery and after each."""
+    """Return how many heads can be removed, the quality and the speed-up, without a recovery and after each."""
     return [
         number
         for name, rows in tables["summary"].groupby("recovery", sort=False)
@@ -104,7 +104,7 @@ def headline(tables: Tables) -> list[Number]:
 
 @needs("pruning")
 def accuracy_curves(tables: Tables) -> Plot:
-    """The quality against heads removed, for every scorer, with the band of the random control."""
+    """Draw the quality against heads removed, for every scorer, with the band of the random control."""
     pruning, quality = tables["pruning"], quality_name(tables)
     names = candidates(pruning)
     figure = Figure(figsize=(7, 4.6))
@@ -140,7 +140,7 @@ def _draw_curve(axes: Axes, curve: pd.DataFrame, **style: Any) -> None:
 
 @needs("pruning", "latency")
 def latency_curves(tables: Tables) -> Plot | None:
-    """The measured speed-up over the dense model against heads removed."""
+    """Draw the measured speed-up over the dense model against heads removed."""
     names = candidates(tables["pruning"])  # one draw of a control would be noise
     pruning = tables["pruning"].query("scorer in @names").dropna(subset="speedup")
     if pruning.empty:

@@ -1,4 +1,4 @@
-"""Score every head, remove the weakest for real, and measure what that costs and brings."""
+"""Score every head, remove the weakest heads from the model, and measure the cost and the speed-up."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,22 +33,23 @@ from mhaprune.tables import (
 )
 
 Recover = Callable[[HeadMask], tuple[Subject, str]]
-"""Returns the model without these heads, recovered; and where that failed, what happened."""
+"""A function that returns the model without these heads after a recovery, and a note; the note is empty unless the
+recovery failed."""
 
 
 @dataclass(frozen=True)
 class Ablate(HeadBudgets, WithinTolerance):
-    """Scorers × budgets: tables `summary`, `heads`, `pruning`, `agreement`, `latency` and `training`; `recovered`, by
-    default what a refit brings back; and `answers`, what our own model says with fewer and fewer heads.
+    """Scorers × budgets: tables `summary`, `heads`, `pruning`, `agreement`, `latency` and `training`; `recovered`,
+    models after a recovery (by default a refit); and `answers`, the answers of mhaprune's own model with fewer and
+    fewer heads.
 
     For every scorer the summary names the largest budget that loses at most `tolerance` of exact match on the *choose*
-    split, and the exact match at that budget on the *report* split. `heads_removed_sure` is how many heads can go
-    surely, at 95 % confidence (see `mhaprune.experiments.can_go`). The first draw of a random scorer is treated like
-    any other scorer. Its further draws are a control: only their accuracy is measured. A schedule that uses no scorer
-    has a row under its own name.
+    split, and the exact match at that budget on the *report* split. `heads_removed_sure` heads can be removed at 95 %
+    confidence (see `can_go.py`). The first draw of a random scorer is treated like any other scorer. Its further draws
+    are a control: only their accuracy is measured. A schedule that uses no scorer has a row under its own name.
 
-    The models of one scorer are recovered, because a recovery takes longer than a measurement: of the one whose heads
-    can go furthest as they are. They have rows of their own in the summary.
+    Only the models of one scorer are recovered, because a recovery takes longer than a measurement: the scorer that can
+    remove the most heads without a recovery. Recovered models have rows of their own in the summary.
     """
 
     recovers = True
@@ -115,8 +116,8 @@ class Ablate(HeadBudgets, WithinTolerance):
 
 
 def recover_without(study: Study, lesson: RecoveryContext, name: str, mask: HeadMask) -> tuple[Subject, str]:
-    """Return the model without these heads after a recovery, and a note where it failed; the dense model is left as it
-    is."""
+    """Return the model without these heads after a recovery, and a note if the recovery failed. The dense model does
+    not change."""
     left = study.subject.without(mask)
     if not mask.removed:
         return left, ""
@@ -125,14 +126,14 @@ def recover_without(study: Study, lesson: RecoveryContext, name: str, mask: Head
 
 
 def with_times(table: pd.DataFrame, latency: pd.DataFrame) -> pd.DataFrame:
-    """The table with the times of its models where they were taken."""
+    """Add the measured times to the table; NaN for models that were not timed."""
     return table.merge(latency, how="left", on=[name for name in latency if name in table])
 
 
 def recovered_table(
     subject: Subject, splits: Splits[Data], name: str, recovered: Recover, plans: Sequence[Plan]
 ) -> pd.DataFrame:
-    """The rows of `pruning` for these plans after the recovery of that name."""
+    """Return rows like those of `pruning` for the models of these plans after the named recovery."""
     rows = []
     dense = measure(subject.without(HeadMask(subject.grid)), splits.choose)
     for plan in track(plans, name, name=plan_words):
@@ -144,7 +145,8 @@ def recovered_table(
 
 
 def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    """One row per scorer: the largest budget within `tolerance` of the dense exact match. Only first draws count."""
+    """Return one row per scorer: the largest budget within `tolerance` of the dense exact match. Only first draws
+    count."""
     rows = []
     for name, curve in pruning[pruning["draw"] == 0].groupby("scorer", sort=False):
         dense = curve[curve["heads_removed"] == 0].iloc[0]
@@ -155,8 +157,8 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
 
 
 def answers_table(trained: Trained, pruned: pd.DataFrame, ways: Mapping[str, Recover]) -> pd.DataFrame:
-    """One row per way, from a mask to the model without these heads, and row of `pruned`: the answer to the first
-    example of the report split, decoded greedily, beside the right one."""
+    """Return one row per function of `ways` (see `Recover`) and row of `pruned`: the model's greedy answer to the first
+    example of the report split, beside the right answer."""
     source, right = next(sources(trained, [0]))
     grid, rows = trained.network.grid, []
     for way, without in ways.items():

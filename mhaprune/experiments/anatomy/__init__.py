@@ -1,1 +1,1 @@
-"""One call of the attention layer, tensor by tensor, and what dividing by the root of d_head is for."""
+"""One call of the attention layer, tensor by tensor, and why scores are divided by the root of d_head."""

@@ -22,13 +22,13 @@ LAYOUT = (
     ("head outputs", "gate", "gated outputs"),
     ("merged heads", "output"),
 )
-"""The steps of a call as rows of a figure, in the order of their making."""
+"""The rows of the figure: the steps of a call, in order."""
 COLOURS_OF = {"scaled scores": "scores", "masked scores": "scores", "head outputs": "gated outputs"}
-"""Steps whose pictures share the colours of another, so that what is divided or gated can be seen."""
+"""Steps drawn in the colours of another step, so that the effect of a division or a gate is visible."""
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Say which call was followed, and what the division by √d_head does."""
+    """Yield sentences: which call was followed, and what the division by √d_head does."""
     head, example = HeadId(*tables["values"].iloc[0][HEAD]), tables["examples"].iloc[0]
     yield (
         f"One call of the layer of {head} in {tables['tensors']['step'].max()} steps, while the model answers"
@@ -46,7 +46,7 @@ def say(tables: Tables) -> Iterator[str]:
 
 @needs("values")
 def life_of_the_tensors(tables: Tables) -> Plot:
-    """Every tensor of one call as a picture of its numbers, with its formula and its shape."""
+    """Draw every tensor of one call as a picture of its numbers, with its formula and its shape."""
     values, steps = tables["values"], tables["tensors"]
     steps = steps[steps["call"] == steps["call"].iloc[0]].set_index("tensor")
     head = values.iloc[0]
@@ -85,7 +85,7 @@ def life_of_the_tensors(tables: Tables) -> Plot:
 
 
 def _draw_numbers(axes: Axes, matrix: np.ndarray, colours: dict[str, Any]) -> None:
-    """The numbers of a matrix as colours, a single one as a number; grey where there is none."""
+    """Draw a matrix as colours, grey for NaN and ±∞; a single number is written."""
     axes.set_facecolor(MISSING)
     image = heat_map(axes, np.where(np.isfinite(matrix), matrix, np.nan), **colours)
     if matrix.size == 1:
@@ -94,7 +94,7 @@ def _draw_numbers(axes: Axes, matrix: np.ndarray, colours: dict[str, Any]) -> No
 
 
 def around_zero(matrix: np.ndarray) -> dict[str, Any]:
-    """The colours of numbers of either sign, with 0 in the middle, so that the colour shows the sign."""
+    """Return a colour scale with 0 in the middle, so that the colour shows the sign of a number."""
     largest = float(np.abs(matrix[np.isfinite(matrix)]).max(initial=0.0)) or 1.0
     largest *= 3 if matrix.size == 1 else 1  # a number alone is read, not seen
     return {"cmap": VALUES, "vmin": -largest, "vmax": largest}
@@ -102,7 +102,7 @@ def around_zero(matrix: np.ndarray) -> dict[str, Any]:
 
 @needs("scaling")
 def scaling(tables: Tables) -> Plot:
-    """Entropy and gradient of softmax against d_head, with and without the division."""
+    """Draw entropy and gradient of softmax against d_head, with and without the division."""
     table = tables["scaling"]
     figure = Figure(figsize=(9.6, 3.4))
     entropy, gradient = figure.subplots(1, 2)

@@ -32,17 +32,19 @@ from mhaprune.subject import Subject
 
 @dataclass(frozen=True)
 class Anatomy(Experiment):
-    """One call of multi-head attention in its real numbers: tables `tensors`, `values`, `scaling`,
-    `examples` and `training`.
+    """One call of multi-head attention with all its numbers: tables `tensors`, `values`, `scaling`, `examples` and
+    `training`.
 
-    The call is followed step by step while the model answers an example. It needs no scorer. The run ends with
+    The call is followed step by step while the model answers an example. No scorer is needed. The run ends with
     `ProofFailed` if the layer, its steps and its separate heads disagree.
     """
 
     head: str | None = None
-    """The head to follow, for example `cross.1.2`; by default the first one that is left in cross-attention."""
+    """The head to follow, for example `cross.1.2`; by default the first remaining head, in cross-attention if there is
+    one."""
     example: Annotated[int, Ge(0)] = 0
-    """The example of the report split to answer, counted from 0; an `example` of the run goes first."""
+    """The example of the report split to answer, counted from 0. If the run has its own `example`, that is used
+    instead."""
     head_dims: Sizes = (2, 4, 8, 16, 32, 64, 128, 256, 512)
     """The sizes of a head at which scores are compared with and without the division by √d_head."""
 
@@ -78,7 +80,8 @@ class Anatomy(Experiment):
         return Findings(tables, proved | proofs(subject, splits.report))
 
     def _followed(self, grid: HeadGrid) -> HeadId:
-        """Raises ValueError for a head that is not there and for a layer of several heads."""
+        """Return the head to follow. Raises ValueError for a head that does not exist and for a layer of several
+        heads."""
         if self.head is None:
             if not len(grid):
                 raise ValueError("model_file: has no heads left to follow, anatomy needs one")
@@ -93,7 +96,8 @@ class Anatomy(Experiment):
 
 
 def proved_equal(*calls: LayerCall) -> float:
-    """The largest difference between a layer's output and that of its heads one by one; raises `ProofFailed`."""
+    """Return the largest difference between a layer's output and the sum of its separate heads. Raises `ProofFailed` if
+    it is too large."""
     difference = float(np.max([largest_difference(call) for call in calls]))
     if not difference <= MAX_DIFFERENCE:
         raise ProofFailed(
@@ -103,8 +107,8 @@ def proved_equal(*calls: LayerCall) -> float:
 
 
 def call_in(subject: Seq2Seq, head: HeadId, example: Examples, some: Examples) -> LayerCall:
-    """The call of a head's layer while the model writes an example, in a batch with the longest of some others: a
-    shorter one is padded."""
+    """Return the call of a head's layer while the model writes an example. The batch also has the longest of `some`
+    other examples, so that a shorter example is padded."""
     longest = int((some.source != PAD).sum(dim=1).argmax())
     rows = [(example.source[0], example.target[0]), (some.source[longest], some.target[longest])]
     batch = Examples(*(pad_sequence(list(ids), batch_first=True, padding_value=PAD) for ids in zip(*rows, strict=True)))
@@ -123,7 +127,8 @@ def call_in(subject: Seq2Seq, head: HeadId, example: Examples, some: Examples) -
 
 
 def call_of_other_sizes(subject: Seq2Seq) -> LayerCall:
-    """A layer of fresh weights whose queries, keys and values have sizes of their own; always the same."""
+    """Return a call of a layer with fresh weights whose queries, keys and values differ in size; the same at each
+    call."""
     width, heads = subject.config.d_model, subject.config.num_heads
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -135,26 +140,27 @@ def call_of_other_sizes(subject: Seq2Seq) -> LayerCall:
 
 
 def place_in_block(subject: Subject, head: HeadId) -> int:
-    """Return the place of a head among those of its layer that are left."""
+    """Return the place of a head among the remaining heads of its layer."""
     return subject.grid.index(head) - subject.grid.positions(head.block).start
 
 
 def softmax_gradient(weights: Tensor) -> Tensor:
-    """The Frobenius norm of softmax's derivative, diag(a) − a aᵀ, at weights a (..., U): 0 where one of them is 1."""
+    """Return the Frobenius norm of softmax's derivative, diag(a) − a aᵀ, at weights a (..., U): 0 if one weight is
+    1."""
     second, third = weights.square().sum(dim=-1), weights.pow(3).sum(dim=-1)
     return (second - 2 * third + second.square()).clamp(min=0).sqrt()
 
 
 def entropy(weights: Tensor) -> Tensor:
-    """In nats, over the last axis."""
+    """Return the entropy in nats over the last axis."""
     return -weights.xlogy(weights).sum(dim=-1)
 
 
 def scaling_table(head_dims: Sequence[int], num_keys: int = 10, draws: int = 400, seed: int = 0) -> pd.DataFrame:
-    """One row per d_head, with and without division by its root: of `draws` queries and `num_keys` keys each, with
-    components drawn from a standard normal distribution as in Vaswani et al. 2017, footnote 4.
+    """Return one row per d_head, with and without division by √d_head: statistics of `draws` queries with `num_keys`
+    keys each, whose components are standard normal as in Vaswani et al. 2017, footnote 4.
 
-    `score_std` is the standard deviation of the scores, `entropy` (nats) and `gradient` (see `softmax_gradient`) are
+    `score_std` is the standard deviation of the scores. `entropy` (nats) and `gradient` (see `softmax_gradient`) are
     medians with quartiles `_q1` and `_q3`, and means `_mean`.
     """
     draw = torch.Generator().manual_seed(seed)

@@ -1,6 +1,6 @@
 """One call of a multi-head attention layer, step by step, every tensor with its shape.
 
-The way is the textbook's, not the layer's own, so that it can be held against that.
+The steps follow the textbook, not the layer's own code, so that the two can be compared.
 
 Dimensions: B = batch, T = queries, U = keys, D = embed_dim, H = heads, K = head_dim.
 """
@@ -21,7 +21,7 @@ from mhaprune.attention.layer import MultiHeadAttention
 
 
 class Step(NamedTuple):
-    """A tensor on the way from the inputs to the output: its name, how it is made, what its axes are."""
+    """A tensor between the inputs and the output: its name, its formula, its axes and its value."""
 
     name: str
     formula: str
@@ -30,8 +30,8 @@ class Step(NamedTuple):
 
 
 class LayerCall(NamedTuple):
-    """A layer and what it is called with: query (B, T, qdim), key (B, U, kdim), value (B, U, vdim), and a `bias` to be
-    added to the scores, which broadcasts to (B, 1, T, U)."""
+    """A layer and its inputs: query (B, T, qdim), key (B, U, kdim), value (B, U, vdim), and a `bias` to be added to the
+    scores, which broadcasts to (B, 1, T, U)."""
 
     layer: MultiHeadAttention
     query: Tensor
@@ -48,7 +48,7 @@ class LayerCall(NamedTuple):
 
 @torch.no_grad()
 def walk(call: LayerCall) -> list[Step]:
-    """Every step from the inputs to the output (B, T, D). A layer without a learned gate has one of ones."""
+    """Return every step from the inputs to the output (B, T, D). A layer without learned gates has gates of 1."""
     layer, query, key, value, bias = call
     q_BTW, k_BUW, v_BUW = layer.q_proj(query), layer.k_proj(key), layer.v_proj(value)
     q_BHTK, k_BHUK, v_BHUK = map(layer.split, (q_BTW, k_BUW, v_BUW))
@@ -83,7 +83,7 @@ def walk(call: LayerCall) -> list[Step]:
 
 @torch.no_grad()
 def head_by_head(call: LayerCall) -> Tensor:
-    """The output (B, T, D) as the sum over separate attentions, one per head, each with its own projections: query
+    """Return the output (B, T, D) as a sum over separate attentions, one per head, each with its own projections: query
     (qdim, K), key (kdim, K), value (vdim, K), output (K, D). It must equal one wide projection."""
     layer = call.layer
     output_BTD = call.query.new_zeros(*call.query.shape[:2], layer.embed_dim)
@@ -105,8 +105,8 @@ def head_by_head(call: LayerCall) -> Tensor:
 
 @torch.no_grad()
 def largest_difference(call: LayerCall) -> float:
-    """The largest difference, in float64, between the output of the layer and that of the steps, and that of the
-    separate heads; NaN if one of them is."""
+    """Return the largest difference, in float64, of the layer's output from the last step and from the sum of the
+    separate heads; NaN if one of the three has a NaN."""
     call = call.double()
     output, _ = call.layer(call.query, call.key, call.value, attn_mask=call.bias)
     others = torch.stack([walk(call)[-1].value, head_by_head(call)])
@@ -114,7 +114,7 @@ def largest_difference(call: LayerCall) -> float:
 
 
 def steps_table(name: str, steps: Sequence[Step]) -> pd.DataFrame:
-    """One row per step of a call of that name: its shape in symbols and in numbers."""
+    """Return one row per step of the named call: its shape in symbols and in numbers."""
     return pd.DataFrame(
         {
             "call": name,
@@ -128,7 +128,8 @@ def steps_table(name: str, steps: Sequence[Step]) -> pd.DataFrame:
 
 
 def values_table(steps: Sequence[Step], head: int) -> pd.DataFrame:
-    """One row per number of the first example. A tensor with an axis of heads shows one head."""
+    """Return one row per number of the first example of the batch. For a tensor with an axis of heads, only one head is
+    shown."""
     parts = []
     for number, step in enumerate(steps, 1):
         value = step.value[0]

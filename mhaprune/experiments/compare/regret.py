@@ -15,27 +15,28 @@ from mhaprune.subject import Outcome
 
 
 class Regrets:
-    """The plans of scorers beside those of the oracle, whose `scorer` is the objective, and the outcomes of both on the
-    report split."""
+    """The plans of scorers and of the oracle, and the outcomes of both on the report split. The `scorer` of an oracle's
+    plan is its objective: "loss" or "quality"."""
 
     def __init__(self, plans: Iterable[Plan], best: Iterable[Plan], reported: Mapping[HeadMask, Outcome]) -> None:
         self.plans, self.reported = list(plans), reported
         self.best = {(plan.scorer, len(plan.mask.removed)): plan.mask for plan in best}
 
     def of(self, scorer: str) -> list[Plan]:
-        """The plans of a scorer that leave a choice: some heads go and some stay."""
+        """Return the plans of a scorer that remove some heads and keep some; otherwise there is no choice."""
         plans = [plan for plan in self.plans if plan.scorer == scorer]
         return [plan for plan in plans if 0 < len(plan.mask.removed) < len(plan.mask.grid)]
 
     def outcome(self, mask: HeadMask, name: str) -> np.ndarray:
-        """(E,)"""
+        """Return the loss ("loss") or the quality ("quality") of each example of the report split under a mask,
+        (E,)."""
         outcome = self.reported[mask]
         values: np.ndarray = (outcome.loss if name == "loss" else outcome.quality).double().cpu().numpy()
         return values
 
     def regret(self, plans: Sequence[Plan], name: str) -> np.ndarray:
-        """(E,): how much worse the plans are than the oracle, mean over the plans; in nats or in share of exact
-        matches."""
+        """Return how much worse the plans are than the oracle, (E,), as a mean over the plans; in nats or in share of
+        exact matches."""
         sign = 1 if name == "loss" else -1
         differences = [
             self.outcome(plan.mask, name) - self.outcome(self.best[name, len(plan.mask.removed)], name)
@@ -44,7 +45,8 @@ class Regrets:
         return sign * np.mean(differences, axis=0)
 
     def columns(self, plans: Sequence[Plan]) -> dict[str, float]:
-        """`regret_quality` and `regret_loss` with their intervals. That of the best subset itself is 0 for certain."""
+        """Return `regret_quality` and `regret_loss` with their intervals. The best subset has regret 0 without
+        uncertainty."""
         columns: dict[str, float] = {}
         for name in reversed(OBJECTIVES):
             regret_E = self.regret(plans, name)

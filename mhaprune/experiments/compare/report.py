@@ -20,18 +20,19 @@ from mhaprune.statistics.intervals import LEAST_RUNS, prunable, student_interval
 from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, QUALITY, REFERENCE, SETTING, UNINFORMED, Tables, quality_name
 
 MOST_NAMES = 6
-"""Names of methods in one sentence."""
+"""Largest number of methods to name in one sentence."""
 MOST_LINES = 6
-"""More curves in one panel cannot be told apart."""
+"""Largest number of curves in one panel; more cannot be told apart."""
 MOST_COLUMNS = 3
-"""Panels side by side."""
+"""Largest number of panels side by side."""
 REGRET = "regret_quality"
 BEST: Any = {"color": "#F0E442", "linewidth": 8, "solid_capstyle": "butt", "zorder": 1.5}
-"""Broad and bright, below the curves: they often coincide with it."""
+"""A broad, bright line below the other curves, because they often coincide with it."""
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Say what does best at any cost and at few passes, and what one split for all would change."""
+    """Yield sentences: the best method at any cost and at few passes, and how much higher exact match would seem with a
+    single split."""
     winners, quality = tables["winner"], quality_name(tables)
     for _, row in winners.drop_duplicates("choice").iterrows():
         yield from _best(row, quality)
@@ -45,7 +46,8 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def _best(row: pd.Series, quality: str) -> Iterator[str]:
-    """Say which is first, what ties with it, what is surely better, and which is the cheapest of those that tie."""
+    """Yield which method is first, which tie with it, which are better at 95 % confidence, and the cheapest of the
+    tied."""
     limit, first = limit_words(row["most_passes"]), row["first"]
     tied, better = (_names(row[column]) for column in ("tied", "better"))
     if tied:
@@ -68,15 +70,15 @@ def _best(row: pd.Series, quality: str) -> Iterator[str]:
 
 
 def _names(cell: object) -> str:
-    """Return the first of the names that a cell lists, and how many more there are."""
+    """Return the first names that a cell lists, and the number of the others."""
     names = cell.split(", ") if isinstance(cell, str) and cell else []
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} others" if more > 0 else "")
 
 
 def over_runs(tables: Tables) -> Iterator[str]:
-    """Over the runs of each task: what does best on the choose splits, at few passes and at any cost, with intervals
-    over runs."""
+    """Yield, for each task, the best method on the choose splits at few passes and at any cost, with intervals over
+    runs."""
     methods, winners = tables["methods"], tables["winner"]
     for task, runs in methods[methods["family"] != UNINFORMED].groupby("task", sort=False):
         dearest = runs.assign(passes=passes(runs)).groupby("scorer")["passes"].max()
@@ -93,7 +95,7 @@ def over_runs(tables: Tables) -> Iterator[str]:
 
 
 def _best_over_runs(points: pd.DataFrame, limit: str, quality: str) -> str:
-    """`points` holds a row per run and a column per choice, the best first."""
+    """Compare the choices over runs. `points` has a row per run and a column per choice, the best choice first."""
     first, *others = points
     line = (
         f"{first} is first on the choose splits {limit}: its heads lose {points_over_runs(points[first])} of {quality}"
@@ -108,7 +110,7 @@ def _best_over_runs(points: pd.DataFrame, limit: str, quality: str) -> str:
 
 
 def head_map(tables: Tables) -> Verdict | None:
-    """The heads that are prunable one at a time; None without a score by ablation."""
+    """Return the heads that are prunable one at a time; None without a score by ablation."""
     scores = tables["heads"]
     ablation = scores[scores["scorer"] == REFERENCE]
     if ablation.empty:
@@ -135,13 +137,13 @@ def passes(methods: Any) -> Any:
 
 
 def limit_words(most_passes: float) -> str:
-    """Return the words for choices that cost at most so much."""
+    """Return the words for methods that cost at most this number of passes."""
     return "at any cost" if math.isinf(most_passes) else f"with at most {most_passes:g} forward passes"
 
 
 @needs("pruning")
 def method_curves(tables: Tables) -> Plot:
-    """Exact match against heads removed: panels of a few scorers each, with the best subset and the control."""
+    """Draw exact match against heads removed: panels of a few scorers each, with the best subset and the control."""
     pruning, methods = tables["pruning"], tables["methods"]
     names = list(methods.loc[methods["family"] != UNINFORMED].sort_values("family", kind="stable")["scorer"])
     size = plots.columns_of(len(names), MOST_LINES)
@@ -178,13 +180,13 @@ def method_curves(tables: Tables) -> Plot:
 
 
 def best_subset(oracle: pd.DataFrame) -> str:
-    """The name of the best choice of heads. It is certainly the best only if all subsets were tried."""
+    """Return the name of the oracle's curve. It is the best subset for certain only if all subsets were tried."""
     return "best subset" if (oracle["kind"] == "exact").all() else "best subset found"
 
 
 @needs("pruning")
 def regret_map(tables: Tables) -> Plot | None:
-    """Draw the loss of each choice against the best subset, by budget and on average, with its cost; the best on
+    """Draw the loss of each method against the best subset, by budget and on average, with its cost; the best method on
     top."""
     methods = tables["methods"].sort_values(REGRET, kind="stable")
     regrets = tables["pruning"].pivot_table(index="scorer", columns="heads_removed", values=REGRET, dropna=False)
@@ -230,7 +232,7 @@ def regret_map(tables: Tables) -> Plot | None:
 
 @needs("methods")
 def compare_methods(tables: Tables) -> Plot:
-    """Draw how far every scorer stays behind the best subset: a dot per run, a mark and an interval for their mean."""
+    """Draw the regret of each scorer against the best subset: a dot per run, and the mean with its interval."""
     methods = tables["methods"].dropna(subset=[REGRET])
     methods = methods.assign(points=100 * methods[REGRET], **{SETTING: setting_names(methods)})
     chosen = methods.groupby("scorer", sort=False)[CHOOSE_QUALITY].mean()

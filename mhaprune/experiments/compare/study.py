@@ -1,4 +1,4 @@
-"""Every score and search on one model, against the best subset of heads there is."""
+"""Compare all scores and searches on one model with the best subset of heads."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ from mhaprune.tables import CHOOSE_QUALITY, MOMENTS, QUALITY, REFERENCE, UNINFOR
 def contestants(
     scoring: Scoring, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule], budgets: Sequence[Budget]
 ) -> dict[str, Choice]:
-    """The choices of heads by their names. A scorer goes by its own name with the first schedule that uses it, and by
-    both names with every other; its plans bear that name."""
+    """Return the choices of heads by name, which their plans bear too: the scorer alone for the first schedule that
+    uses it, `scorer + schedule` for each other one."""
     found: dict[str, Choice] = {}
     for how, schedule in track(schedules.items(), "schedule"):
         for choice in choices(scoring, scorers, schedule, budgets, how):
@@ -58,15 +58,15 @@ class Compare(HeadBudgets):
     """
 
     oracle: Literal["auto", "exact", "beam"] = "auto"
-    """Which subsets compete: all of them (`exact`, for up to 16 heads), or those that the scorers, the searches and a
-    beam search with swaps find (`beam`). `auto` is `exact` where that is possible."""
+    """Which subsets compete to be the best: all (`exact`, for up to 16 heads), or those found by the scorers, the
+    searches and a beam search with swaps (`beam`). `auto` is `exact` if that is possible."""
     beam_width: Annotated[int, Ge(1)] = 8
     """Number of subsets that the beam search keeps at each step."""
     tolerance_nats: Annotated[float, Ge(0)] = 0.01
     """The largest cost of a prunable head, in nats of mean loss."""
     few_passes: Annotated[float, Ge(0)] = 30
-    """A cost in forward passes over the score split, where a backward pass counts two. Beside the best choice at any
-    cost stands the best that costs at most this."""
+    """A limit on the cost in forward passes over the score split; a backward pass counts two. The report names the best
+    choice at any cost and the best within this limit."""
 
     tables = ("winner", "methods", "heads", "pruning", "oracle", "agreement", "training")
     figures = (report.method_curves, report.regret_map, head_scores, training_curve)
@@ -154,8 +154,7 @@ class Compare(HeadBudgets):
         """Return how much higher the reported exact match would be if scoring and choosing used the report split too.
 
         At each budget the best scorer is chosen twice: on the report split, and on the choose split. The leak is the
-        difference of the two reported numbers, mean over budgets. Scorers that train or draw are left out, and so are
-        searches.
+        difference of the two reported numbers, mean over budgets. Scorers that train or draw and searches are left out.
         """
         scorers = {
             name: scorer
@@ -182,17 +181,17 @@ class Compare(HeadBudgets):
 
 
 def using_scores(schedules: Mapping[str, Schedule]) -> dict[str, Schedule]:
-    """The schedules that are no searches."""
+    """Return the schedules that use scores. The others are searches."""
     return {name: schedule for name, schedule in schedules.items() if schedule.scoring != "none"}
 
 
 def best_first(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort rows by exact match on the choose split. Ties go to the lower loss there."""
+    """Sort rows by exact match on the choose split. Ties go to the lower loss on that split."""
     return rows.sort_values([CHOOSE_QUALITY, "choose_loss"], ascending=[False, True], kind="stable")
 
 
 def split_half(study: Study) -> dict[str, float]:
-    """Spearman's rank correlation between a scorer's scores on one half of the score split and on the other.
+    """Return Spearman's rank correlation between a scorer's scores on two halves of the score split.
 
     A scorer that draws at random draws again for the second half. Scorers that read no examples have no reliability.
     """
@@ -214,10 +213,10 @@ def methods_table(
     agreement: pd.DataFrame,
     reliability: Mapping[str, float],
 ) -> pd.DataFrame:
-    """One row per contestant: means over the budgets that leave a choice, and over draws.
+    """Return one row per scorer or search: means over draws and over the budgets that remove some heads and keep some.
 
-    Intervals are over examples, not over draws. The *choose* columns are those of the first draw. The cost is that of
-    the choices for all budgets.
+    Intervals are over examples, not over draws. The *choose* columns are of the first draw. The cost covers the choices
+    for all budgets.
     """
     rows = []
     for name, choice in compared.items():
@@ -241,7 +240,8 @@ def methods_table(
 
 
 def winner_table(methods: pd.DataFrame, regrets: Regrets, few_passes: float) -> pd.DataFrame:
-    """Return what to choose by: a row at any cost, and a row at a cost of at most `few_passes`, if there is any."""
+    """Return the best methods: one row at any cost, and one at a cost of at most `few_passes` if a method is that
+    cheap."""
     informed = methods[methods["family"] != UNINFORMED]
     within = {limit: best_first(informed[passes(informed) <= limit]) for limit in (inf, few_passes)}
     return pd.DataFrame(
@@ -250,11 +250,11 @@ def winner_table(methods: pd.DataFrame, regrets: Regrets, few_passes: float) -> 
 
 
 def winner_columns(order: pd.DataFrame, regrets: Regrets) -> dict[str, Any]:
-    """Compare the `first` on the choose split with every other on the report split, by sign-flip tests at 95 %
-    confidence for all of them together (Holm 1979).
+    """Compare the `first` method on the choose split with all others on the report split, by sign-flip tests at 95 %
+    confidence for all comparisons together (Holm 1979).
 
-    `worse` and `better` are surely so. What differs by less than the noise is `tied`, and then there is no winner: the
-    `choice` is the cheapest of these. Its regret and cost stand beside it.
+    `worse` and `better` are significant differences. The other methods are `tied`. The `choice` is the cheapest of the
+    first and the tied methods; its regret and cost are in the same row.
     """
     ours, *others = (regrets.regret(regrets.of(name), QUALITY) for name in order["scorer"])
     sure = holm(np.array([sign_flip_p(theirs - ours) for theirs in others])) < 1 - CONFIDENCE
@@ -274,7 +274,7 @@ def winner_columns(order: pd.DataFrame, regrets: Regrets) -> dict[str, Any]:
 
 
 def prunable_columns(heads: pd.DataFrame, tolerance: float) -> dict[str, float]:
-    """Return the number of prunable heads; nothing without a score by ablation."""
+    """Return the number of prunable heads; an empty dict without a score by ablation."""
     ablation = heads[heads["scorer"] == REFERENCE]
     if not len(ablation):
         return {}

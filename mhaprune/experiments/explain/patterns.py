@@ -25,19 +25,20 @@ from mhaprune.subject import AttentionMap, Subject
 from mhaprune.tables import HEAD
 
 LARGEST = 0.5
-"""A head is named after a pattern if for this share of queries its largest weight falls there, and if it exceeds chance
-there. Voita et al. 2019, section 5.2, require 0.9 and nothing beyond chance, so that a weight that is largest by a hair
-is enough."""
+"""A head is named after a pattern if for this share of queries its largest weight falls there, and if its attention
+there exceeds chance. Voita et al. 2019, section 5.2, require 0.9 and do not look at chance, so a weight that is largest
+by very little is enough."""
 APPLIES = 0.5
-"""The smallest share of queries for which a pattern must have places."""
+"""The smallest share of queries for which a pattern must point to a place."""
 EVERYWHERE = 0.05
-"""A head looks everywhere if less than this share of its attention must move to make it even."""
+"""A head is named "everywhere" if moving less than this share of its attention makes it even."""
 
 
 @dataclass(frozen=True)
 class View:
-    """The tokens that the heads of one site may look at in a batch: `reads` (B, T) stand at the queries, the decoder
-    next writes `writes` (B, T) there (PAD for the encoder, which writes none), `keys` (B, U) are looked at."""
+    """The tokens that the heads of one site may look at in a batch: `reads` (B, T) are the tokens at the queries,
+    `writes` (B, T) the tokens that the decoder predicts there (PAD in the encoder), `keys` (B, U) the tokens looked
+    at."""
 
     reads: Tensor
     writes: Tensor
@@ -46,10 +47,10 @@ class View:
 
     @classmethod
     def seen_by(cls, site: str, batch: Data, seen: AttentionMap) -> View:
-        """Return the view of a batch whose attention is known.
+        """Return the view of a batch from its attention map.
 
-        Of a pretrained model only the places of tokens are known: all real ones look alike. A square of weights with
-        nothing above its diagonal belongs to a decoder.
+        For a pretrained model only the real (unpadded) places are known, so all its tokens count as equal. A square of
+        weights with only zeros above the diagonal is taken for a decoder.
         """
         if isinstance(batch, Examples):
             return cls.of(site, batch)
@@ -68,18 +69,18 @@ class View:
 
     @cached_property
     def allowed(self) -> Tensor:
-        """(B, T, U): what a query may look at."""
+        """The keys that each query may look at, (B, T, U)."""
         allowed = (self.reads != PAD)[:, :, None] & (self.keys != PAD)[:, None]
         return allowed.tril() if self.causal else allowed
 
     @cached_property
     def first(self) -> Tensor:
-        """(B, 1, 1): where the first symbol stands among the keys."""
+        """The place of the first symbol among the keys, (B, 1, 1)."""
         return (self.keys != PAD).long().argmax(dim=1)[:, None, None]
 
     @cached_property
     def last(self) -> Tensor:
-        """(B, 1, 1): where the last symbol stands among the keys, before the end of the sequence."""
+        """The place of the last symbol among the keys, before the end of the sequence, (B, 1, 1)."""
         ended = (self.keys == EOS).any(dim=1).long()
         return self.first + ((self.keys != PAD).sum(dim=1) - 1 - ended)[:, None, None]
 
@@ -93,7 +94,7 @@ class View:
 
 
 Points = Callable[[View], Tensor]
-"""The places that a pattern points to: a boolean tensor that broadcasts to (B, T, U)."""
+"""A function that returns the places of a pattern: a boolean tensor that broadcasts to (B, T, U)."""
 
 
 def offset(view: View, by: int) -> Tensor:
@@ -129,7 +130,7 @@ def same_symbol_elsewhere(view: View) -> Tensor:
 
 
 def _near(*names: str) -> dict[str, tuple[str, Points]]:
-    """The places around the query, by these names from two before it on."""
+    """Return patterns for the places near the query, named in this order from two before it."""
     places = zip(("i−2", "i−1", "i", "i+1", "i+2"), range(-2, 3), names, strict=False)
     return {column: (name, partial(offset, by=by)) for column, by, name in places}
 
@@ -161,26 +162,25 @@ PATTERNS: dict[str, dict[str, tuple[str, Points]]] = {
         "=write": ("symbol to write", symbol_to_write),
     },
 }
-"""By site: the column of a table, the name in words, and where it points to. Positions count from 0, n is that of the
-last symbol; the query at i of a decoder is about to write the symbol at i, and has read the one before."""
+"""By site: the column of a table, the name in words, and the places. Positions count from 0, and n is the position of
+the last symbol. A decoder's query at i is about to write symbol i, and has read symbol i − 1."""
 OF_ANY_SITE = {
     **_near("two before", "previous token", "itself", "next token", "two after"),
     "first": ("first token", first),
     "last": ("last token", last),
 }
-"""The patterns of a site of a pretrained model."""
+"""The patterns of each site of a pretrained model."""
 
 
 class Observed(NamedTuple):
-    """Tables of what the heads of a subject look at on a split.
+    """Tables of the places that the heads of a subject look at on a split.
 
-    `patterns` has one row per head and pattern of its site. `mass` is the share of its attention that falls there;
-    `largest` is how often its largest weight falls there; `chance` is the mass of a head that looks everywhere alike.
-    They are means over the `queries` that have such a place, a share `applies` of all queries.
+    `patterns` has one row per head and pattern of its site. `mass` is the share of the head's attention that falls on
+    the pattern; `largest` is how often its largest weight does; `chance` is the mass of a head with even attention.
+    They are means over the `queries` for which the pattern has a place, a share `applies` of all queries.
 
     `looks` has one row per head: `entropy` in nats, as the scorer of that name defines it; `unevenness`, the share of
-    its attention that must move to make it even; the `name` of what it does and its `pattern`, both empty if none is
-    clear.
+    its attention that must move to make it even; its `name` in words and its `pattern`, both empty if none is clear.
     """
 
     patterns: pd.DataFrame
@@ -220,7 +220,8 @@ def observe(subject: Subject, examples: Data) -> Observed:
 
 
 def _masses(seen: AttentionMap, view: View, there: Tensor) -> np.ndarray:
-    """(5, H): sums of the mass, of how often the largest weight is there, of chance, of queries, of all queries."""
+    """Return sums over a batch, (5, H): mass, queries with the largest weight there, chance, queries that have a place,
+    all queries."""
     there_BTU = there & view.allowed
     largest_BHT1 = seen.weights.argmax(dim=3, keepdim=True)
     hits_H = there_BTU[:, None].expand_as(seen.weights).gather(3, largest_BHT1).sum(dim=(0, 2, 3))
@@ -230,7 +231,7 @@ def _masses(seen: AttentionMap, view: View, there: Tensor) -> np.ndarray:
 
 
 def _looks(seen: AttentionMap, view: View) -> np.ndarray:
-    """(3, H): sums of entropy, of unevenness, of queries."""
+    """Return sums over a batch, (3, H): entropy, unevenness, queries."""
     valid_BT = view.reads != PAD
     entropy_BHT = -seen.weights.xlogy(seen.weights).sum(dim=-1)
     even_BTU = view.allowed / view.allowed.sum(dim=2, keepdim=True).clamp(min=1)
@@ -239,15 +240,15 @@ def _looks(seen: AttentionMap, view: View) -> np.ndarray:
 
 
 def _sums(first_H: Tensor, *others: Tensor) -> np.ndarray:
-    """Tensors by head, and numbers that are the same for all of them, as rows of one matrix."""
+    """Return tensors (H,), and numbers that are equal for all heads, as rows of one matrix."""
     return np.stack([each.expand_as(first_H).double().cpu().numpy() for each in (first_H, *others)])
 
 
 def named_after(patterns: pd.DataFrame) -> tuple[str, str]:
-    """The meaning and the name of the pattern that names a head; both empty if none is clear.
+    """Return the meaning and the name of the pattern that names a head; both empty if no pattern is clear.
 
-    If several are clear, the one with the most mass for its chance names the head: on `reverse` the symbol to write
-    always stands at the reverse position, but copies of it stand elsewhere too.
+    If several are clear, the one with the most mass for its chance names the head. For example on `reverse` the symbol
+    to write always stands at the reverse position, but copies of it stand elsewhere too.
     """
     clear = patterns[
         (patterns["largest"] >= LARGEST)

@@ -1,4 +1,4 @@
-"""The report of `experiment=explain`: what the heads look at, what they are worth, and what breaks without them."""
+"""The report of `experiment=explain`: what the heads look at, what they contribute, and what breaks without them."""
 
 from collections.abc import Iterator
 from math import ceil, isnan
@@ -19,33 +19,33 @@ from mhaprune.tables import HEAD, QUALITY, REFERENCE, Tables, in_brackets, in_un
 
 SPREAD = "spreads its attention evenly over all that it may look at"
 ABOVE_CHANCE = 0.15
-"""A pattern names a head if it gets at least this share of the attention that is possible beyond chance, which is large
-where few keys are allowed: 1 / (i + 1) in row i of a causal block."""
+"""A pattern names a head if the head pays it at least this share of the attention that is possible beyond chance.
+Chance is large if few keys are allowed: 1 / (i + 1) in row i of a causal block."""
 NAMED = 3
 """Number of the most important heads that get a sentence each."""
 ACROSS = 4
-"""Panels in a row."""
+"""Largest number of panels in a row."""
 PANEL = 2.2
 """The largest width of a panel in inches: four panels and the words beside them fit a page."""
 CELL, LABEL = 0.21, 0.135
-"""Inches: the largest size of a token, and the size that its name needs."""
+"""Inches: the largest size of a token's cell, and the size that the token's name needs."""
 LEAST_TOP = 0.3
-"""The least end of a colour scale: small differences between even weights should not look like large ones."""
+"""The smallest maximum of a colour scale: small differences between even weights should not look like large ones."""
 NO_PATTERN = "no clear pattern"
 WRITING = ("decoder_self", "cross")
-"""The sites of our own model at which a token is written."""
+"""The sites of mhaprune's own model at which a token is written."""
 MOST_ROWS = 72
-"""Heads of one figure, those that matter most."""
+"""Largest number of heads in one figure; the most important heads are shown."""
 CLEAR = 0.05
-"""The least share beyond an even head's that is written."""
+"""The smallest difference from even attention, as a share, that is written in a cell."""
 COLUMNS = ("i−2", "i−1", "i", "i+1", "i+2", "n−i−1", "n−i", "n−i+1", "first", "last", "end", "=read", "=write")
 """The patterns of all sites, in the order of the figure."""
 PLACES = (0.4, 1.2, 2.0, 2.9)
-"""Inches from the map: where the columns of words stand."""
+"""Positions of the columns of words, in inches from the map."""
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Say which heads matter most, what they do, and what breaks without them."""
+    """Yield sentences: which heads matter most, what they look at, and what breaks without them."""
     looks, unit = tables["looks"].query("not removed").sort_values("rank"), in_unit(tables)
     best = looks.iloc[0]
     low, high = share(best["quality_low"]), share(best["quality_high"])
@@ -94,7 +94,7 @@ def _cut(answer: str, example: str) -> str:
 
 
 def _look(head: pd.Series, patterns: pd.DataFrame) -> str:
-    """Say what a head looks at."""
+    """Return words for what a head looks at."""
     if name_of(head) == NO_PATTERN:
         return "follows no clear pattern"
     rows = patterns[(patterns[HEAD] == list(head[HEAD])).all(axis=1) & (patterns["meaning"] == head["name"])]
@@ -120,7 +120,7 @@ def _gates(gates: pd.DataFrame) -> Iterator[str]:
 
 
 def over_runs(tables: Tables) -> Iterator[str]:
-    """Over the runs of each task: what the head looks at that matters most."""
+    """Yield, for each task, what the most important head looks at in each run."""
     looks = tables["looks"]
     for task, rows in looks[~looks["removed"].astype(bool)].groupby("task", sort=False):
         best = rows.sort_values("rank", kind="stable").drop_duplicates("label")
@@ -133,7 +133,7 @@ def over_runs(tables: Tables) -> Iterator[str]:
 
 
 def head_map(tables: Tables) -> Verdict:
-    """The heads that matter each on its own, with what they look at."""
+    """Return the heads that are not prunable one at a time, with what they look at."""
     looks = tables["looks"]
     heads = looks[[*HEAD, "score", "name"]].assign(stays=~(looks["removed"] | looks["prunable"]))
     scorer = looks["scorer"].dropna().iloc[0]
@@ -152,7 +152,7 @@ def headline(tables: Tables) -> list[Number]:
 
 @needs("attention")
 def attention_maps(tables: Tables) -> Iterator[Plot]:
-    """A figure per example and site: a panel for every head, queries down, keys across."""
+    """Yield a figure per example and site: a panel for every head, queries down, keys across."""
     attention, examples = tables["attention"], tables["examples"].set_index("example")
     for (example, site), maps in attention.groupby(["example", "site"], sort=False):
         looks = tables["looks"].query("site == @site and layer in @maps.layer")
@@ -185,7 +185,7 @@ def _words(example: pd.Series, site: str) -> tuple[str, str]:
 
 
 def _draw_maps(attention: pd.DataFrame, lines: list[pd.DataFrame], columns: int, site: str) -> Figure:
-    """Draw a map for every head of a site, in these lines."""
+    """Draw an attention map for each head of a site; `lines` are the rows of panels."""
     counts = attention["query"].nunique(), attention["key"].nunique()
     height, width = (count * min(CELL, PANEL / counts[1]) for count in counts)
     height, width = max(height, 0.6), max(width, 1.85)
@@ -224,8 +224,8 @@ def _draw_maps(attention: pd.DataFrame, lines: list[pd.DataFrame], columns: int,
 
 
 def scale_of(attention: pd.DataFrame) -> dict[str, Any]:
-    """Colours of attention weights from 0 to the largest one where there is a choice. A query that can look at a single
-    key has a weight of 1 there, which says nothing; beside it all others would be pale."""
+    """Return a colour scale from 0 to the largest attention weight. A query with a single allowed key is left out: its
+    weight is always 1, and all others would be pale beside it."""
     weights = attention[attention["weight"] > 0]
     keys = weights.groupby(["example", *HEAD, "query"])["key"].transform("nunique")
     largest = weights.loc[keys > 1, "weight"].max()
@@ -262,7 +262,8 @@ def _name_tokens(axes: Axes, axis: Any, tokens: pd.Series, size: float, wanted: 
 
 @needs("patterns")
 def head_profiles(tables: Tables) -> Plot:
-    """Draw the share of attention beyond that of an even head, by patterns; the most important head first."""
+    """Draw, for each head and pattern, how much more attention the head pays to it than a head that looks at all places
+    equally; the most important head first."""
     there = tables["looks"].query("not removed").sort_values("rank")
     looks, patterns = there[:MOST_ROWS], tables["patterns"]
     beyond = patterns.assign(beyond=patterns["mass"] - patterns["chance"])
@@ -302,12 +303,12 @@ def head_profiles(tables: Tables) -> Plot:
 
 
 def _points(share: float) -> str:
-    """A share that is more or less than another one, in percentage points with its sign."""
+    """Return a difference of two shares in percentage points with its sign."""
     return f"{'+' if share > 0 else ''}{number(100 * share, 0)}"
 
 
 def _write_facts(words: Axes, looks: pd.DataFrame, tables: Tables) -> None:
-    """The columns of words beside the map: bold for heads that matter, grey for what has no name."""
+    """Write the columns of words beside the map: bold for heads that matter, grey for heads without a name."""
     scorer = looks["scorer"].iloc[0]
     unit = in_brackets(tables).replace(" ", "\n") if scorer == REFERENCE else ""
     places = looks["pattern"].map(lambda place: f" ({place})" if isinstance(place, str) and place else "")

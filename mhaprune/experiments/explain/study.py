@@ -1,6 +1,6 @@
-"""See inside the heads: what they look at, what they are worth, and what breaks without them.
+"""See inside the heads: what they look at, what they contribute, and what breaks without them.
 
-Dimensions: E = examples of a split, M = the open model and one with each head closed, N = all heads.
+Dimensions: E = examples of a split, M = the model with all heads open and with each head closed, N = all heads.
 """
 
 from collections.abc import Sequence
@@ -49,20 +49,19 @@ class Explain(Experiment):
     """A look at what the heads of one model do: tables `looks`, `wrong`, `patterns`, `heads`, `agreement`, `examples`,
     `attention`, `gates` and `training`.
 
-    Attention is shown while the model answers an example; a pretrained model shows it on a text of the report
-    split. A head is prunable if its ablation costs less than
-    `tolerance_nats`, at 95 % confidence for all such heads together.
+    Attention is shown while the model answers an example; for a pretrained model, on a text of the report split. A head
+    is prunable if its ablation costs less than `tolerance_nats`, at 95 % confidence for all such heads together.
     """
 
     examples: tuple[Annotated[int, Ge(0)], ...] = ()
-    """Numbers of the examples of the report split to show, counted from 0. Without any, the run's own `example` is
-    shown, or else the first of the split."""
+    """Numbers of the examples of the report split to show, counted from 0. If empty, the run's own `example` is shown,
+    or else the first of the split."""
     heads: tuple[str, ...] = ()
-    """The heads (`cross.1.2`) and layers (`cross.1`) to look at. Without any, all heads."""
+    """The heads (`cross.1.2`) and layers (`cross.1`) to look at. If empty, all heads."""
     shown: Annotated[int, Ge(0)] = 3
-    """Number of examples to list for each head, of those that turn wrong without it."""
+    """Number of examples to list for each head that become wrong without the head."""
     retrain: bool = False
-    """Whether to train the whole model again too, from gates with another start."""
+    """Whether to train the model a second time, from gates with another start."""
     tolerance_nats: Annotated[float, Ge(0)] = 0.01
     """The largest cost of a prunable head, in nats of mean loss."""
 
@@ -113,7 +112,8 @@ class Explain(Experiment):
             raise ValueError(f"experiment.{error}") from None
 
     def _check_texts(self, source: Source) -> None:
-        """Raise ValueError for a pretrained model that shows no attention, and for a text that is not there."""
+        """Raise ValueError for a pretrained model that returns no attention, and for a text that the report split does
+        not have."""
         texts = source.splits.report
         if max(self.examples, default=0) >= len(texts):
             raise ValueError(
@@ -160,7 +160,7 @@ class Explain(Experiment):
         return Findings(tables, {"max_difference_masked_removed": equivalence.worst} | proved)
 
     def _shown(self, study: Study, closed: Outcome, heads: Sequence[HeadId]) -> dict[str, pd.DataFrame]:
-        """Tables `examples` and `attention` and, for a model that answers, `wrong`."""
+        """Return tables `examples` and `attention` and, for a model that answers, `wrong`."""
         numbers = self.examples or (0,)
         if study.origin is None:
             return text_tables(study, numbers, heads)
@@ -173,8 +173,8 @@ class Explain(Experiment):
         }
 
     def _gates(self, study: Study, heads: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """Return table `gates`, for a model with gates: how their ranking agrees with that of their start and with
-        ablation. With `retrain` also for a second model, and its training in `retraining`."""
+        """Return table `gates`, for a model with gates: the rank correlations of the trained gates with the gates at
+        the start and with ablation. `retrain` adds a second model, and its training as `retraining`."""
         if study.subject.learned_gates() is None:
             return {}
         ablation = heads.loc[heads["scorer"] == REFERENCE, "score"].to_numpy()
@@ -190,7 +190,7 @@ class Explain(Experiment):
 
 
 def gate_ranking(name: str, subject: Subject, history: pd.DataFrame, ablation_N: np.ndarray) -> dict[str, Any]:
-    """Return the rank correlation of a model's gates with those before its training, and with ablation."""
+    """Return the rank correlations of a model's gates with the gates before its training, and with ablation."""
     gates_N = subject.learned_gates()
     assert gates_N is not None
     start_N = history.loc[0, [f"{GATE}{head}" for head in subject.grid]].to_numpy(float)
@@ -202,7 +202,7 @@ def gate_ranking(name: str, subject: Subject, history: pd.DataFrame, ablation_N:
 def looks_table(
     whole: HeadGrid, left: HeadGrid, looks: pd.DataFrame, heads: pd.DataFrame, closed: pd.DataFrame, tolerance: float
 ) -> pd.DataFrame:
-    """One row per head of the whole model: what it does, what it is worth, whether it is left at all."""
+    """Return one row per head of the dense model: what it looks at, its score and cost, and whether it was removed."""
     first = heads[(heads["scorer"] == heads["scorer"].iloc[0]) & (heads["draw"] == 0)]
     table = pd.DataFrame(map(head_columns, whole))
     table["removed"] = [HeadId(site, *rest) not in left for site, *rest in table[HEAD].to_numpy()]
@@ -214,21 +214,21 @@ def looks_table(
 
 
 def prunable_heads(grid: HeadGrid, looks: pd.DataFrame) -> HeadMask:
-    """The heads that are prunable one at a time, all of them closed."""
+    """Return a mask without all heads that are prunable one at a time."""
     there = looks[looks["prunable"] & ~looks["removed"]]
     return HeadMask(grid).without(*named(there))
 
 
 def close_each(subject: Subject, examples: Data) -> Outcome:
-    """(1 + N, E): the outcome with all heads open and then with one closed at a time."""
+    """Return the outcome with all heads open and then with one head closed at a time, (1 + N, E)."""
     gates_MN = all_open(subject, 1 + len(subject.grid))
     gates_MN[1:].fill_diagonal_(0.0)
     return measure_masks(subject, examples, gates_MN)
 
 
 def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
-    """One row per head: the quality without it with its interval, the numbers of examples that it gets worse and better
-    for, and the rise of the loss."""
+    """Return one row per head: the quality without it with its interval, the numbers of examples that turn wrong and
+    right, and the rise of the loss."""
     exact_ME, loss_ME = (x.double().cpu().numpy() for x in (closed.quality, closed.loss))
     rows = []
     for head, exact_E, loss_E in zip(heads, exact_ME[1:], loss_ME[1:], strict=True):
@@ -251,8 +251,8 @@ def turned_wrong(
     heads: Sequence[HeadId],
     shown: int,
 ) -> pd.DataFrame:
-    """For each of the `heads` what turns wrong when it is closed, with the model's answer: those that it was `asked`,
-    and then the first `shown` of the `examples`."""
+    """Return, for each of `heads`, examples that turn wrong when it is closed, with the model's answer: first the
+    examples that the user `asked` for, then up to `shown` of `examples`."""
     right_E = closed.quality[0] == 1
     rows: list[dict[str, Any]] = []
     for head in track(heads, "heads", name=str):

@@ -1,4 +1,4 @@
-"""The report of `experiment=interact`: which heads stand in for each other, pair by pair and removed together."""
+"""The report of `experiment=interact`: which heads stand in for each other, in pairs and when many are removed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,14 +18,14 @@ from mhaprune.tables import HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, Tables, in
 STAND_IN, TOGETHER, BROKEN, NEITHER = "stand in for each other", "work together", "one breaks the model", "neither"
 """The values of the column `kind`; `NEITHER` if the interaction is small or not sure."""
 LARGEST = 18.0
-"""Inches of the matrix. With more heads than fit, cells shrink and lose the numbers of their heads."""
+"""Largest size of the matrix in inches. With more heads than fit, cells shrink and lose the numbers of their heads."""
 SMALL = 0.01
-"""Nats up to which the colours of the matrix are in proportion; beyond, they follow the logarithm."""
+"""Nats up to which the colours of the matrix are linear; beyond, they are logarithmic."""
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Say which pairs stand in for each other most and work together most, how many pairs do either, and what heads
-    cost that go together."""
+    """Yield sentences: the strongest pairs of both kinds, the number of pairs of each kind, and the cost of removing
+    many heads together."""
     pairs, unit = tables["pairs"], in_unit(tables)
     alone = dict(zip(named(tables["alone"]), tables["alone"][LOSS_RISE], strict=True))
     for what, sign in ((STAND_IN, 1), (TOGETHER, -1)):
@@ -55,7 +55,7 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """The shares of pairs that stand in for each other and that work together."""
+    """Return the shares of pairs that stand in for each other and that work together."""
     kinds = tables["pairs"]["kind"]
     return [
         Number(f"% of pairs that {kind}", 100 * float((kinds == kind).mean()), least=0.0, most=100.0)
@@ -64,13 +64,13 @@ def headline(tables: Tables) -> list[Number]:
 
 
 def other_heads(pairs: pd.DataFrame) -> list[HeadId]:
-    """The second heads of the pairs."""
+    """Return the second heads of the pairs."""
     return named(pairs[OTHER_HEAD].set_axis(HEAD, axis=1))
 
 
 @needs("pairs")
 def interactions(tables: Tables) -> Plot:
-    """The matrix of second differences, head by head."""
+    """Draw the matrix of second differences, head by head."""
     pairs, heads = tables["pairs"], named(tables["alone"])
     values = _matrix(pairs, INTERACTION, heads)
     kinds = {kind: _matrix(pairs.assign(own=pairs["kind"] == kind), "own", heads) == 1 for kind in (NEITHER, BROKEN)}
@@ -102,7 +102,8 @@ def interactions(tables: Tables) -> Plot:
 
 @needs("together")
 def together(tables: Tables) -> Plot:
-    """The loss as heads go together, beside what their costs alone and in pairs make expect: a panel per scorer."""
+    """Draw the measured rise of the loss as heads are removed together, and the rise expected from single heads and
+    from pairs: a panel per scorer."""
     table = tables["together"]
     scorers = list(table["scorer"].unique())
     figure = Figure(figsize=(1.6 + 4.6 * min(2, len(scorers)), 0.6 + 3.3 * -(-len(scorers) // 2)))
@@ -129,7 +130,7 @@ def together(tables: Tables) -> Plot:
 
 
 def _matrix(pairs: pd.DataFrame, column: str, heads: list[HeadId]) -> np.ndarray:
-    """A column of the table of pairs as a symmetric matrix, NaN on the diagonal."""
+    """Return a column of the table of pairs as a symmetric matrix, NaN on the diagonal."""
     place = {head: i for i, head in enumerate(heads)}
     values = np.full((len(heads), len(heads)), np.nan)
     for first, second, value in zip(named(pairs), other_heads(pairs), pairs[column], strict=True):
@@ -138,7 +139,7 @@ def _matrix(pairs: pd.DataFrame, column: str, heads: list[HeadId]) -> np.ndarray
 
 
 def _name_blocks(axes: Axes, heads: list[HeadId]) -> None:
-    """A line between blocks, and the name of each at both axes."""
+    """Draw a line between blocks, and write the name of each block at both axes."""
     blocks = [(head.site, head.layer) for head in heads]
     starts = [i for i, block in enumerate(blocks) if i == 0 or blocks[i - 1] != block]
     for start, end in zip(starts, [*starts[1:], len(heads)], strict=True):

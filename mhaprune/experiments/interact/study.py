@@ -1,4 +1,4 @@
-"""Close the heads two at a time, and compare with what each of them costs alone.
+"""Close the heads two at a time, and compare the cost with the sum of closing each alone.
 
 Dimensions: E = examples of the report split, N = all heads, P = pairs of them, M = masks.
 """
@@ -35,17 +35,17 @@ class Interact(Experiment):
     """The cost of two heads together beyond what each costs alone: tables `alone`, `pairs` and `together`.
 
     The interaction of heads i and j is the second difference of the loss, ℓ(ij) − ℓ(i) − ℓ(j) + ℓ, where ℓ(S) is the
-    loss with the heads S closed. Above 0 they stand in for each other: closing one is cheap as long as the other is
-    there. Below 0 they work together: without the one, the other is worth less. A pair is counted if its interaction is
-    at least `tolerance_nats` and differs from 0 at 95 % confidence for all pairs together. If one head alone already
-    breaks the model, a smaller cost of the other says little, and the pair is told apart.
+    loss with the heads S closed. Above 0 they stand in for each other: closing one costs little while the other is
+    open. Below 0 they work together: without one, the other is worth less. A pair is counted if its interaction is at
+    least `tolerance_nats` in size and differs from 0 at 95 % confidence for all pairs together. If one head alone
+    breaks the model, a negative interaction is no sign of working together, so such a pair has its own kind.
 
-    `together` holds what heads cost that go together, in the order of each scorer, and what their costs alone and in
-    pairs make expect.
+    `together` has the cost of removing many heads at once, in the order of each scorer, and the cost expected from
+    single heads and from pairs.
     """
 
     tolerance_nats: Annotated[float, Ge(0)] = 0.01
-    """The smallest interaction that is counted, in nats of mean loss."""
+    """The smallest interaction (in size) that is counted, in nats of mean loss."""
 
     tables = ("alone", "pairs", "together")
     figures = (report.interactions, report.together)
@@ -100,8 +100,8 @@ class Interact(Experiment):
 
 
 def kinds_of_pairs(pairs: pd.DataFrame, alone: pd.DataFrame) -> list[str]:
-    """Return what each pair does: `STAND_IN`, `TOGETHER`, `BROKEN` or, for a small or unsure interaction, `NEITHER`.
-    A head alone breaks the model if closing it leaves at most half of the quality."""
+    """Return the kind of each pair: `STAND_IN`, `TOGETHER`, `BROKEN` or, for a small or unsure interaction, `NEITHER`.
+    A head breaks the model if closing it alone leaves at most half of the quality."""
     broken = set(named(alone[alone[QUALITY] <= alone["open_quality"] / 2]))
     kinds = []
     for first, second, row in zip(named(pairs), other_heads(pairs), pairs.to_dict("records"), strict=True):
@@ -130,8 +130,8 @@ def rises_and_quality(subject: Subject, examples: Data, masks: Sequence[HeadMask
 def together_table(
     plans: Sequence[Plan], planned_ME: np.ndarray, alone_N: np.ndarray, interaction_P: np.ndarray
 ) -> pd.DataFrame:
-    """A row per plan: what its heads cost together, the sum of what they cost alone, and that with the interactions of
-    all their pairs added."""
+    """Return a row per plan: the cost of its heads together, the sum of their costs alone, and this sum plus the
+    interactions of all their pairs."""
     interaction_NN = np.zeros((len(alone_N), len(alone_N)))
     interaction_NN[np.triu_indices(len(alone_N), 1)] = interaction_P
     rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The report of `experiment=learn`: when one run reaches its target, and what that takes in many."""
+"""The report of `experiment=learn`: when a run reaches its target, and the steps and seconds of many runs."""
 
 import math
 import textwrap
@@ -19,16 +19,17 @@ from mhaprune.tables import SETTING, VALID_QUALITY, Tables
 TIMES = ("steps", "seconds")
 LAST = f"last_{VALID_QUALITY}"
 UNEVEN = 1.25
-"""Ratio of the milliseconds of a step between runs of one setting, beyond which their seconds are doubted."""
+"""A warning is given if milliseconds per step differ by more than this ratio between runs of one setting."""
 REACHED: Any = {"marker": "o", "markersize": 5, "linestyle": "", "color": COLOURS[0], "label": "a run"}
 CENSORED: Any = REACHED | {"color": COLOURS[1], "markerfacecolor": "white", "label": "a run that does not get there"}
 MEAN: Any = {"marker": "|", "markersize": 13, "markeredgewidth": 2.5, "linestyle": "", "color": "black"}
 WIDEST = 38
-"""Letters of a setting in one line."""
+"""Largest number of letters of a setting in one line."""
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Say when the target was reached, how long the training took, and how good the model is at the end."""
+    """Yield sentences: when the target was reached, how long the training took, and how good the model is at the
+    end."""
     row, training = tables["reached"].iloc[0], tables["training"]
     target, seconds = f"{row['target']:g}", training["seconds"].iloc[-1]
     if row["reached"]:
@@ -50,15 +51,15 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """Return when the target is reached, which a run may never do, and what is reached at the end."""
+    """Return the steps to the target, which a run may never reach, and the quality at the end."""
     row = tables["reached"].iloc[0]
     steps = float(row["steps"]) if row["reached"] else math.nan
     return [Number("steps to the target", steps, least=0.0), share_number("exact match at the end", row[LAST])]
 
 
 def over_runs(tables: Tables) -> Iterator[str]:
-    """Task by task: how many runs of every setting reach the target and when, and what each setting needs beside the
-    first one."""
+    """Yield, for each task, how many runs of every setting reach the target and when, and how each setting compares
+    with the first."""
     reached = tables["reached"]
     for task, runs in by_task(reached):
         on = f"On {task}: " if reached["task"].nunique() > 1 else ""
@@ -79,19 +80,19 @@ def over_runs(tables: Tables) -> Iterator[str]:
 
 
 def by_task(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The runs of each task, with names of settings that do not repeat the task and are never empty."""
+    """Yield the runs of each task. Names of settings lose the part about the task, and are never empty."""
     for task, rows in runs.groupby("task", sort=False):
         parts = ([part for part in name.split(", ") if part != f"task={task}"] for name in rows[SETTING])
         yield str(task), rows.assign(**{SETTING: [", ".join(own) or "default" for own in parts]})
 
 
 def plain(value: float) -> str:
-    """Three digits, and all digits before the point."""
+    """Return a number with three digits, but with all digits before the point."""
     return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def _how_many(runs: pd.DataFrame) -> str:
-    """Say how many runs of a setting reach the target, and when; the mean is not known unless all of them do."""
+    """Return how many runs of a setting reach the target, and when, in words; the mean only if all of them do."""
     there, others = runs[runs["reached"]], runs[~runs["reached"]]
     counted = f"{len(there)} of {len(runs)} runs {'reaches' if len(there) == 1 else 'reach'} {runs['target'].iloc[0]:g}"
     if others.empty:
@@ -103,7 +104,7 @@ def _how_many(runs: pd.DataFrame) -> str:
 
 
 def _beside(name: str, runs: pd.DataFrame, first: str, others: pd.DataFrame) -> str:
-    """Compare a setting with the first one, by the seeds with which both reach the target."""
+    """Return a comparison with the first setting in words, over the seeds with which both reach the target."""
     steps, seconds = (paired_ratios(runs, others, time) for time in TIMES)
     if steps.empty:
         return f"{name} is not compared with {first}: no seed reaches the target with both."
@@ -115,20 +116,20 @@ def _beside(name: str, runs: pd.DataFrame, first: str, others: pd.DataFrame) -> 
 
 
 def paired_ratios(runs: pd.DataFrame, others: pd.DataFrame, time: str) -> pd.Series:
-    """By seed, what the runs need as a multiple of what the others need; only seeds with which all of them reach the
-    target."""
+    """Return, by seed, the ratio of the times of `runs` to those of `others`, for seeds with which all of them reach
+    the target."""
     mine, theirs = (_by_seed(rows, time) for rows in (runs, others))
     return (mine / theirs).dropna()
 
 
 def _by_seed(runs: pd.DataFrame, time: str) -> pd.Series:
-    """NaN for a seed with which a run does not reach the target; the geometric mean of runs that were repeated."""
+    """Return the time of each seed: the geometric mean of repeated runs; NaN if one of them misses the target."""
     times = runs[time].where(runs["reached"])
     return np.exp(np.log(times).groupby(runs["seed"]).agg(lambda own: own.mean(skipna=False)))
 
 
 def _mean(values: pd.Series, write: Callable[[float], str] = plain) -> str:
-    """The geometric mean with its interval; the values themselves, if they are few."""
+    """Return the geometric mean with its interval, in words; the values themselves, if they are few."""
     if len(values) < LEAST_RUNS:
         return _listed(values, write)
     mean, low, high = map(write, geometric_mean(values))
@@ -145,7 +146,7 @@ def _ratio(value: float) -> str:
 
 @needs("reached")
 def time_to_accuracy(tables: Tables) -> Plot:
-    """The steps and seconds to the target: a block per task, a row per setting, a circle per run."""
+    """Draw the steps and seconds to the target: a block per task, a row per setting, a circle per run."""
     blocks = [(task, runs, list(runs[SETTING].unique())) for task, runs in by_task(tables["reached"])]
     names = [[textwrap.fill(name, WIDEST, break_on_hyphens=False) for name in own] for _, _, own in blocks]
     heights = [0.3 + sum(0.34 + 0.15 * name.count("\n") for name in own) for own in names]
@@ -172,7 +173,7 @@ def time_to_accuracy(tables: Tables) -> Plot:
 
 
 def _draw_times(axes: Axes, runs: pd.DataFrame, time: str) -> None:
-    """A row per setting: a circle per run and, if all of them reach the target, their mean with its interval."""
+    """Draw a row per setting: a circle per run and, if all of them reach the target, their mean with its interval."""
     for row, (_, own) in enumerate(runs.groupby(SETTING, sort=False)):
         places = row + np.linspace(-0.22, 0.22, len(own) + 2)[1:-1]  # equal runs would hide each other
         for x, y, reached in zip(own[time], places, own["reached"], strict=True):

@@ -16,24 +16,24 @@ from mhaprune.studies.study import Study
 from mhaprune.tables import VALID_QUALITY
 
 ROUNDING = 1e-6
-"""450 of 500 examples are 0.9, but a mean in float32 is a little less."""
+"""450 of 500 correct examples are 0.9, but their mean in float32 is a little less."""
 
 
 @dataclass(frozen=True)
 class Learn(Experiment):
-    """After how many steps and seconds of training exact match on the valid split reaches a target and stays there:
-    tables `reached` and `training`.
+    """The steps and seconds of training until exact match on the valid split reaches a target and stays there: tables
+    `reached` and `training`.
 
-    The target is reached at the first evaluation from which on no evaluation is below it; the one before training does
-    not count. So the time is known as finely as `training.evaluate_every`. A run that does not get there is kept: its
-    steps and seconds are those of its whole training, a lower bound of what it would have needed.
+    The target is reached at the first evaluation after which no evaluation is below it. The evaluation before training
+    does not count. The time is known to within `training.evaluate_every` steps. A run that misses the target is kept
+    with the steps and seconds of its whole training, a lower bound of the time that it needs.
 
-    The seconds are those of the training steps alone, in the run that trained the model. A model from the cache or from
-    a file brings them with it, so they are comparable if the models were trained on one machine under the same load.
+    The seconds count only training steps, in the run that trained the model. They are stored with a model in the cache
+    or in a file, and are comparable between models that were trained on one machine under the same load.
     """
 
     target: Annotated[float | None, Within(0, 1)] = None
-    """The exact match to reach. None takes that of the task, from which on it counts as learnt."""
+    """The exact match to reach. None means the value at which the task counts as learnt."""
 
     needs_training = True
     tables = ("reached", "training")
@@ -64,8 +64,8 @@ class Learn(Experiment):
 
 
 def time_to(history: pd.DataFrame, target: float) -> dict[str, Any]:
-    """The steps and seconds to the first evaluation from which on none is below the target; those of the whole training
-    if there is no such evaluation."""
+    """Return the steps and seconds to the first evaluation after which no evaluation is below the target; those of the
+    whole training if the target is missed."""
     during = history[history["step"] > 0]
     below = during[VALID_QUALITY] < target - ROUNDING
     stays = during[~below[::-1].cummax()[::-1]]  # from the end back to the last evaluation that is below

@@ -1,1 +1,1 @@
-"""Prune by schedules and scores, recover what is left, and find how few heads are enough."""
+"""Prune by schedules and scores, recover the pruned models, and find how few heads are enough."""

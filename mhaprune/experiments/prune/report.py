@@ -1,4 +1,4 @@
-"""The report of `experiment=prune`: how few heads are enough, which, and what suffers first."""
+"""The report of `experiment=prune`: how few heads are enough, which heads, and which kinds of examples suffer first."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -32,11 +32,11 @@ from mhaprune.tables import (
 
 SIZES = "heads kept (fewer to the right)"
 CONTROL: Any = {"color": CONTROL_COLOUR, "linewidth": 8, "alpha": 0.45, "solid_capstyle": "round", "zorder": 1.5}
-"""Broad, below the curves: the control often coincides with them."""
+"""A broad line below the other curves, because the control often coincides with them."""
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Say how few heads are enough, which they are, what each recovery needs, and what went wrong."""
+    """Yield sentences: how few heads are enough, which heads, what each recovery needs, and what failed."""
     smallest, quality = tables["smallest"], quality_name(tables)
     best = fewest_heads(smallest[~smallest["control"]])
     kept, total, dense = int(best["heads_kept"]), int(best["heads_total"]), share(best["dense_quality"])
@@ -74,7 +74,7 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def head_map(tables: Tables) -> Verdict:
-    """The heads of the smallest model that is good enough."""
+    """Return the heads of the smallest model within the tolerance. Controls are left out."""
     smallest = tables["smallest"]
     best = fewest_heads(smallest[~smallest["control"]])
     stays = dict.fromkeys(head_names(best["removed"]), False) | dict.fromkeys(head_names(best["kept"]), True)
@@ -87,7 +87,8 @@ def head_map(tables: Tables) -> Verdict:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """Return how many heads can be removed after each recovery, and what that brings. Controls are left out."""
+    """Return, for each recovery, the number of heads that can be removed, the quality and the speed-up. Controls are
+    left out."""
     own = tables["smallest"][~tables["smallest"]["control"]]
     return [
         number
@@ -97,13 +98,13 @@ def headline(tables: Tables) -> list[Number]:
 
 
 def fewest_heads(smallest: pd.DataFrame) -> pd.Series:
-    """The smallest model. Ties go to the best on the choose split."""
+    """Return the row with the fewest heads. If several have as few, it is the best on the choose split."""
     order = smallest.sort_values(["heads_kept", CHOOSE_QUALITY], ascending=[True, False], kind="stable")
     return order.iloc[0]
 
 
 def _way(row: pd.Series) -> str:
-    """Return the schedule, with the scorer that it uses."""
+    """Return the name of the schedule, with its scorer if it uses one."""
     return str(row["schedule"]) + (f" with {row['scorer']}" if row["scorer"] != row["schedule"] else "")
 
 
@@ -115,7 +116,7 @@ def _after(row: pd.Series) -> str:
 
 @needs("recovery")
 def recovery_curves(tables: Tables) -> Plot:
-    """Exact match against heads kept: a panel per recovery, a line per schedule, the control in grey in each."""
+    """Draw exact match against heads kept: a panel per recovery, a line per schedule, the control in grey in each."""
     table = tables["recovery"].assign(way=tables["recovery"].apply(_way, axis=1))
     control, own = table[table["control"]], table[~table["control"]]
     names, ways, place = list(own["recovery"].unique()), list(own["way"].unique()), _places(table)
@@ -149,7 +150,7 @@ def recovery_curves(tables: Tables) -> Plot:
 
 @needs("recovery")
 def survivors(tables: Tables) -> Plot | None:
-    """Draw the number of heads left in each block, model by model: a panel per way to choose them."""
+    """Draw the number of heads left in each block at each model size: a panel per schedule and scorer."""
     own = tables["recovery"][~tables["recovery"]["control"]]
     choices = dict[str, pd.Series]()
     for (_, _, recovery), models in own.groupby(["schedule", "scorer", "recovery"], sort=False):
@@ -187,7 +188,7 @@ def survivors(tables: Tables) -> Plot | None:
 
 @needs("groups", "smallest")
 def accuracy_by_group(tables: Tables) -> Plot:
-    """Exact match on every kind of example × heads kept, before and after recovery, for the schedule that does best."""
+    """Draw exact match by kind of example and heads kept, a panel per recovery, for the best schedule."""
     own = tables["smallest"][~tables["smallest"]["control"]]
     best = fewest_heads(own)
     groups = tables["groups"]
@@ -219,5 +220,6 @@ def _title(recovery: str) -> str:
 
 
 def _places(table: pd.DataFrame) -> dict[int, int]:
-    """The place of each size on an axis: the largest first, at equal distances, because the small sizes matter."""
+    """Return the position of each size on an axis: the largest first, at equal distances, because the small sizes
+    matter."""
     return {int(kept): i for i, kept in enumerate(sorted(table["heads_kept"].unique(), reverse=True))}

@@ -1,4 +1,4 @@
-"""Prune by schedules and scores, recover what is left, and find how few heads are enough."""
+"""Prune by schedules and scores, recover the pruned models, and find how few heads are enough."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,19 +38,18 @@ from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_QUALITY, NOTHING, 
 @dataclass(frozen=True)
 class Prune(WithinTolerance):
     """Schedules × scorers × recoveries × budgets: tables `smallest`, `recovery`, `groups`, `latency`, `costs`,
-    `recovery_training` and `training`; and in `models/` the model of every line of `smallest` that has lost heads.
+    `recovery_training` and `training`. `models/` has the model of each row of `smallest` that has lost heads, except
+    controls.
 
-    For each way `smallest` names the smallest model that loses at most `tolerance` of the dense model's exact match on
-    the *choose* split, and its exact match on the *report* split. `heads_removed_sure` is how many heads can go surely,
-    at 95 % confidence (see `mhaprune.experiments.can_go`); a control has none, because it stands for several draws. A
-    control among the recoveries takes the shape of the
-    best model at each budget.
+    Each row of `smallest` is a schedule, scorer and recovery: the smallest model that loses at most `tolerance` of the
+    dense exact match on the *choose* split, and its exact match on the *report* split. `heads_removed_sure` heads can
+    be removed at 95 % confidence (see `can_go.py`). A control recovery trains the best shape of each number of heads
+    kept. It stands for several draws, so it has no `heads_removed_sure`.
     """
 
     budgets: tuple[int | float | str, ...] = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-    """How many heads to remove: shares of all heads (0.25) or numbers of heads (6). A text is an upper bound on what
-    the model costs: `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms`, the time of one decoding as for a
-    latency."""
+    """How many heads to remove: shares of all heads (0.25) or numbers of heads (6). A text is an upper bound on a cost
+    of the model: `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms` (the time of one greedy decoding)."""
 
     recovers = True
     tables = ("smallest", "recovery", "groups", "latency", "costs", "recovery_training", "training")
@@ -124,7 +123,7 @@ class Prune(WithinTolerance):
 
 
 def choose_next(study: Study, scorer: str, name: str, left: Subject, budget: Budget) -> Plan:
-    """The next heads to remove from a smaller model by the schedule of that name, scored again on that model."""
+    """Return the next heads to remove from a smaller model. The schedule of that name scores the smaller model anew."""
 
     def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
         return study.remember(kind, what | {"left": left_digest(left)}, make)
@@ -136,7 +135,7 @@ def choose_next(study: Study, scorer: str, name: str, left: Subject, budget: Bud
 
 
 def best_of_each_size(found: Sequence[Trial]) -> list[Trial]:
-    """The best model on the choose split for each number of heads kept, the dense model left out."""
+    """Return the best pruned model on the choose split for each number of heads kept."""
     best: dict[int, Trial] = {}
     for trial in found:
         kept = len(trial.plan.mask.kept)
@@ -146,7 +145,7 @@ def best_of_each_size(found: Sequence[Trial]) -> list[Trial]:
 
 
 def latency_table(subject: Subject, found: Sequence[Trial], batch: Data, rounds: int) -> pd.DataFrame:
-    """One row per set of removed heads, whatever the recovery, then the dense model twice."""
+    """Return one row per set of removed heads, timed without recovery, then two rows of the dense model."""
     plans = list({trial.plan.mask: trial.plan for trial in found}.values())
     rows = time_removed(subject, plans, batch, rounds)
     rows.insert(0, "model", [*(["removed"] * len(plans)), *rows["scorer"][len(plans) :]])
@@ -154,8 +153,8 @@ def latency_table(subject: Subject, found: Sequence[Trial], batch: Data, rounds:
 
 
 def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    """One row per way: the smallest model within `tolerance` of the dense exact match, and the control of its size. A
-    control has a row too, for the best shape of each size. Several draws count by their mean."""
+    """Return one row per schedule, scorer and recovery: the smallest model within `tolerance` of the dense exact match,
+    beside the control of its size. A control has a row too, with means over its draws."""
     speeds = latency.loc[latency["model"] == "removed", ["removed", *(f"speedup{q}" for q in QUARTILES)]]
     table = table.merge(speeds, how="left", on="removed")
     dense = table[(table["recovery"] == NOTHING) & (table["heads_removed"] == 0)].iloc[0]
@@ -185,7 +184,8 @@ def _choice(trial: Trial) -> tuple[float, float]:
 
 
 def _to_save(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[str, Subject, int]]:
-    """For every row that has lost heads: a file name, the model, and its number of training steps after pruning."""
+    """Yield a file name, the model, and its number of training steps after pruning, for each row that has lost heads.
+    Controls are left out."""
     models = {
         (*(trial.columns[name] for name in WAY), trial.plan.budget): trial
         for trial in found

@@ -1,4 +1,4 @@
-"""Models that lost heads and were recovered: at the end, between one budget and the next, or anew as a control."""
+"""Pruned models and their recovery: at the end, between one budget and the next, or trained anew as a control."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import nan
@@ -19,11 +19,11 @@ from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import NOTHING, join_names
 
 WAY = ["schedule", "scorer", "recovery"]
-"""The columns that say where a model comes from; of several draws of a control, `draw` does too."""
+"""The columns that identify a model at a budget; a control also needs `draw`."""
 
 
 class Trial(NamedTuple):
-    """A model without the heads of a plan, recovered or not, its row of the table, and its outcome on the report split.
+    """A model without the heads of a plan, recovered or not; its row of the table; and its outcome on the report split.
 
     `plan.mask` is a mask of the dense model. The column `steps` counts training after pruning; for a control trained
     from scratch, all of its training.
@@ -35,7 +35,7 @@ class Trial(NamedTuple):
     reported: Outcome
 
     def by_group(self, groups: Sequence[str]) -> pd.DataFrame:
-        """Return the exact match on every kind of example."""
+        """Return the exact match on each kind of example."""
         where = {name: self.columns[name] for name in (*WAY, "draw", "heads_kept")}
         return by_group(self.reported, groups).assign(**where)
 
@@ -55,7 +55,7 @@ class Trials:
         self._done: dict[tuple[str, HeadMask], Trial] = {}
 
     def after(self, plans: Sequence[Plan]) -> Iterator[Trial]:
-        """Every plan without recovery, then after each recovery at the end."""
+        """Yield the model of each plan without recovery, then after each recovery that acts once, at the end."""
         dense, equivalence = self.lesson.dense, EquivalenceCheck(self.lesson.dense, self.lesson.splits.report)
         ends = {
             name: recovery
@@ -100,7 +100,8 @@ class Trials:
             left = done.model
 
     def controls(self, name: str, best: Sequence[Trial]) -> Iterator[Trial]:
-        """The shapes of these models, trained by a control recovery, which keeps no weights."""
+        """Yield models with the same heads as the models `best`, trained by a control recovery without the old
+        weights."""
         steps = self.lesson.training.steps + self.lesson.extra_steps
         work = [(trial, draw) for trial in best for draw in range(self.recoveries[name].draws)]
         for trial, draw in track(work, name, name=lambda each: plan_words(each[0].plan)):

@@ -1,1 +1,1 @@
-"""Speed without some of the heads, by size, and where the time goes."""
+"""Speed without some of the heads, by size, and where the time is spent."""

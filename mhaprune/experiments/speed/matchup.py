@@ -1,4 +1,5 @@
-"""Models of one shape side by side: dense, with heads removed, and built without them; and the time of each part."""
+"""Models of one shape, timed in turn: dense, with heads removed, and built without these heads; and the time of each
+part."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -32,13 +33,13 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tables import DENSE, DENSE_AGAIN
 
 What = Literal["encoder", "decoder", "both"]
-"""One pass of the encoder; greedy decoding with a KV cache from the encoder's output; both in turn, which is what a
-user waits for."""
+"""The part of the model to time: one pass of the encoder; greedy decoding with a KV cache from the encoder's output; or
+both in turn, the time that a user waits."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The work of a model in one call. For the encoder alone the target length is 0."""
+    """The work of one timed call. For the encoder alone the target length is 0."""
 
     what: What
     batch_size: int
@@ -46,15 +47,15 @@ class Workload:
     target_length: int
 
     def shape(self, whole: Transformer) -> Transformer:
-        """The shape of a model that does only this.
+        """Return the shape of a model that does only this work.
 
-        A decoder alone has an encoder without layers: it reads the embedded source, which has the shape of an encoder's
-        output, at almost no cost.
+        A decoder alone has an encoder without layers. It reads the embedded source, which has the shape of an encoder's
+        output and costs almost nothing.
         """
         return replace(whole, num_encoder_layers=0) if self.what == "decoder" else whole
 
     def batch(self, vocabulary_size: int, device: torch.device) -> Examples:
-        """Random symbols, none of them special, so that nothing is padding."""
+        """Return random symbols without special ones, so that nothing is padding."""
         draw = torch.Generator().manual_seed(0)
         source, target = (
             torch.randint(len(SPECIAL), vocabulary_size, (self.batch_size, length), generator=draw)
@@ -66,12 +67,12 @@ class Workload:
         return partial(model.encode, batch.source) if self.what == "encoder" else partial(model.predict, batch)
 
     def grid(self, grid: HeadGrid) -> HeadGrid:
-        """The heads of a model that take part in it."""
+        """Return the heads of a model that take part in this work."""
         sites = {"encoder": [Site.ENCODER_SELF], "decoder": [Site.DECODER_SELF, Site.CROSS], "both": list(Site)}
         return only(grid, *sites[self.what])
 
     def count_flops(self, model: Seq2Seq, batch: Examples) -> int:
-        """Floating-point operations of one call, as torch counts them: two for each multiply-add of a matrix
+        """Return the floating-point operations of one call, as torch counts them: two for each multiply-add of a matrix
         product."""
         eager = torch.compiler.set_stance("force_eager")
         with torch.no_grad(), eager, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -80,19 +81,19 @@ class Workload:
 
 
 def only(grid: HeadGrid, *sites: Site) -> HeadGrid:
-    """The blocks of a grid at these sites, with their heads."""
+    """Return the blocks of a grid at these sites, with their heads."""
     blocks = tuple(block for block in grid.blocks if block.site in sites)
     return HeadGrid(blocks, tuple(head for head in grid if head.block in blocks))
 
 
 def scaled(shape: Transformer, d_model: int, max_length: int) -> Transformer:
-    """Return the shape with as many layers and heads at another width, the feed-forward in proportion."""
+    """Return the shape with another width and the same layers and heads. The feed-forward is scaled in proportion."""
     dim_feedforward = max(1, round(shape.dim_feedforward * d_model / shape.d_model))
     return replace(shape, d_model=d_model, dim_feedforward=dim_feedforward, max_length=max_length)
 
 
 def evenly(grid: HeadGrid, count: int) -> HeadMask:
-    """A mask with this number of heads removed, evenly from all blocks and the first ones of each."""
+    """Return a mask with `count` heads removed: the first heads of each block, evenly over the blocks."""
     blocks = len(grid.blocks)
     shares = [(i + 1) * count // blocks - i * count // blocks for i in range(blocks)]
     taken = [n for block, share in zip(grid.blocks, shares, strict=True) for n in grid.positions(block)[:share]]
@@ -103,9 +104,10 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Matchup:
-    """Times several copies of each model in turn. Their weights are random.
+    """Timing of a dense model, pruned models and models built small, in turn. Their weights are random, and each has
+    several copies.
 
-    `masks` are on the grid of the whole model, and the first removes nothing. `shape` may hold only a part of it.
+    `masks` are masks of the full model, and the first removes nothing. `shape` may be only a part of that model.
     """
 
     def __init__(
@@ -135,9 +137,10 @@ class Matchup:
         self.models = copies({name: partial(ready, make) for name, make in makers.items()})
 
     def speed(self, work: Workload, rounds: int) -> pd.DataFrame:
-        """A row per mask, with the columns of `speed_columns`. Other ratios are taken round by round too: `built_ratio`
-        is removed over built, `aa_ratio` dense over itself; `flop_ratio` is what `speedup` would be if time went by
-        operations. `peak_mb` is the most that a call holds on a GPU beside the weights."""
+        """Return a row per mask, with the columns of `speed_columns`. Other ratios are also taken round by round:
+        `built_ratio` is removed over built, `aa_ratio` dense over itself. `flop_ratio` is the ratio of operations, the
+        speed-up if time were proportional to them. `peak_mb` is the largest memory that a call allocates on a GPU
+        beside the weights."""
         batch = work.batch(self.vocabulary_size, self.device)
         calls = {name: [work.call(model, batch) for model in models] for name, models in self.models.items()}
         with many_programs() if self.compiled else nullcontext():
@@ -183,11 +186,11 @@ ATTENTION, FEED_FORWARD, REST = "attention", "feed_forward", "rest"
 def time_parts(
     model: Seq2Seq, run: Callable[[Seq2Seq], object], rounds: int, warmup: int = 2, device: Device = "cpu"
 ) -> pd.DataFrame:
-    """Milliseconds of each part (columns) in every round (rows) of `run` on a copy of the model.
+    """Return milliseconds of each part (columns) in every round (rows) of `run` on a copy of the model.
 
-    A part is all that its sublayer does: normalisation, the keys and values of the encoder's output, and the addition
-    to what flows by are attention's too. The rest is embedding, output, choice of a token, and what Python takes in
-    between; on a GPU, also the waiting for the end of each part.
+    The time of attention includes normalisation, the keys and values of the encoder's output, and the residual
+    addition. The rest is embedding, output, choice of a token, and Python between the parts; on a GPU, also the wait
+    for the end of each part.
     """
     watched, spent = copy.deepcopy(model), dict[str, float]()
 
@@ -220,7 +223,7 @@ def time_parts(
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> float:
-    """The most bytes that a GPU held at any moment of one call, beyond what it held before; NaN on a CPU."""
+    """Return the most bytes allocated on a GPU during one call, beyond the bytes allocated before it; NaN on a CPU."""
     if device.type != "cuda":
         return nan
     torch.cuda.reset_peak_memory_stats(device)

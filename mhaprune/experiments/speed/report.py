@@ -23,7 +23,7 @@ FRONT: Any = {"color": "black", "linewidth": 1, "marker": "o", "markersize": 10,
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Say what removal brings at which size, against which limits, and what the trained model can afford."""
+    """Yield sentences: the speed-up by removal at several sizes, its limits, and what the trained model can afford."""
     if "sizes" in tables:
         yield _at_best(tables["sizes"])
     if "speed" in tables:
@@ -38,19 +38,20 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """The largest speed-up with about half of the heads, of fresh models."""
+    """Return the largest speed-up of fresh models with about half of the heads."""
     largest = at_half(tables["sizes"])["speedup"].max() if "sizes" in tables else math.nan
     return [Number("times as fast with half of the heads", float(largest), 1.0, least=0.0)]
 
 
 def at_half(sizes: pd.DataFrame) -> pd.DataFrame:
-    """The rows with about half of the heads."""
+    """Return the rows with about half of the heads removed."""
     off_half = (sizes["model_heads_removed"] / sizes["model_heads"] - 0.5).abs()
     return sizes[off_half == off_half.min()]
 
 
 def _at_best(sizes: pd.DataFrame) -> str:
-    """Say the speed-up with about half of the heads, where it is largest and smallest, beside the floor."""
+    """Return the largest and smallest speed-up with about half of the heads in words, beside that of the dense model
+    against itself."""
     rows = at_half(sizes)
     best, least = rows.loc[rows["speedup"].idxmax()], rows.loc[rows["speedup"].idxmin()]
     line = (
@@ -63,22 +64,22 @@ def _at_best(sizes: pd.DataFrame) -> str:
 
 
 def _where(row: pd.Series) -> str:
-    """Name a size, with the quartiles of its speed-up and of the dense model against itself."""
+    """Return the name of a size, with the quartiles of its speed-up and of the dense model against itself."""
     lengths = " → ".join(str(int(row[name])) for name in ("source_length", "target_length"))
     size = f"d_model {int(row['timed_d_model'])}, batch {int(row['batch_size'])}, {lengths} tokens"
     return f"{size} ({_quartiles(row, 'speedup')}; the dense model against itself {_quartiles(row, 'aa_ratio')})"
 
 
 def judged(tradeoff: pd.DataFrame, tables: Tables) -> pd.DataFrame:
-    """The rows of scorers with one order of the heads; all rows if there is no such scorer. A single draw of a control
-    is noise."""
+    """Return the rows of scorers that order the heads in one way; all rows if there is no such scorer. A single draw of
+    a control is noise."""
     own = tradeoff[tradeoff["scorer"].isin(candidates(tables.get("pruning", tradeoff)))]
     return own if len(own) else tradeoff
 
 
 def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
-    """The fastest that costs at most a point on the choose split. It is taken by its lower quartile: the best of many
-    medians is the luckiest."""
+    """Return the fastest model that loses at most 0.01 of quality on the choose split, in words. The lower quartile of
+    its speed-up decides, because the largest of many medians is large by luck."""
     rows = judged(rows, tables)
     dense, quality = rows[rows["heads_removed"] == 0].iloc[0], quality_name(tables)
     good = rows[rows[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - 0.01]
@@ -103,7 +104,8 @@ def _quartiles(row: pd.Series, name: str) -> str:
 
 @needs("speed")
 def speedup_curves(tables: Tables) -> Plot:
-    """Speed-up against heads removed: a row of panels per part of the model, a column per width, a line per batch."""
+    """Draw speed-up against heads removed: a row of panels per part of the model, a column per width, a line per batch
+    size."""
     speed = tables["speed"]
     rows, columns = _whats(speed), list(speed["timed_d_model"].unique())
     figure = Figure(figsize=(1.2 + 2.9 * len(columns), 1.1 + 2.3 * len(rows)))
@@ -149,7 +151,7 @@ def speedup_curves(tables: Tables) -> Plot:
 
 @needs("tradeoff")
 def accuracy_milliseconds(tables: Tables) -> Plot:
-    """Exact match against milliseconds of a greedy decoding, with the Pareto front."""
+    """Draw exact match against milliseconds of a greedy decoding, with the Pareto front."""
     tradeoff = judged(tables["tradeoff"], tables)
     batches, names = list(tradeoff["batch_size"].unique()), list(tradeoff["scorer"].unique())
     columns = plots.columns_of(len(batches), 2)
@@ -181,7 +183,8 @@ def accuracy_milliseconds(tables: Tables) -> Plot:
 
 @needs("parts")
 def time_by_part(tables: Tables) -> Plot:
-    """The share of attention, feed-forward and the rest in the dense model's time, a panel per part of the model."""
+    """Draw the share of attention, feed-forward and the rest in the dense model's time: a panel per part of the
+    model."""
     parts = tables["parts"]
     whats, sizes = _whats(parts), ["timed_d_model", *SIZE]
     most = max(len(parts.loc[parts["what"] == what, sizes].drop_duplicates()) for what in whats)
@@ -216,7 +219,7 @@ def _whats(frame: pd.DataFrame) -> list[str]:
 
 
 def _size(size: Any, frame: pd.DataFrame) -> str:
-    """The batch size and, if they differ in the table, the lengths."""
+    """Return the batch size in words, with the lengths if they differ in the table."""
     label = f"batch {size.batch_size}"
     if len(frame.loc[frame["target_length"] > 0, SIZE[1:]].drop_duplicates()) > 1:
         label += f", {size.source_length}" + (f" → {size.target_length} tokens" if size.target_length else " tokens")

@@ -1,4 +1,4 @@
-"""Time models with and without heads, at several sizes, and find where the time goes."""
+"""Time models with and without heads, at several sizes, and find where the time is spent."""
 
 import copy
 import logging
@@ -30,16 +30,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Speed(HeadBudgets):
-    """Sizes × shares of the heads: tables `sizes`, `speed`, `parts`, `tradeoff`, `pruning` and
-    `training`.
+    """Sizes × shares of the heads: tables `sizes`, `speed`, `parts`, `tradeoff`, `pruning` and `training`.
 
-    Time does not depend on the values of the weights. So each size is timed on fresh models with random weights, which
-    have the layers and heads of the run's own model and its feed-forward in proportion. Four models take turns: a dense
-    model, the same again (A/A), one with heads removed, and one built without them.
+    Time does not depend on the values of the weights. So each size is timed on fresh models with random weights. They
+    have the layers and heads of the run's own model, and its feed-forward in proportion. Four models take turns: a
+    dense model, a second copy of it (A/A), one with heads removed, and one built without them.
 
-    The trained model shows what that is worth. Its heads go as the schedule and the scorers choose, and `tradeoff`
-    holds exact match beside the milliseconds of a greedy decoding, both in `dtype` and not compiled. Of a model that
-    others made there is only that: its quality beside the milliseconds of a forward pass.
+    The trained model shows the quality too. Its heads are removed as the schedule and the scorers choose, and
+    `tradeoff` has exact match beside the milliseconds of a greedy decoding, both in `dtype` and not compiled. A
+    pretrained model has only this table: its quality beside the milliseconds of a forward pass.
     """
 
     d_models: Sizes = (64, 256, 512)
@@ -57,7 +56,7 @@ class Speed(HeadBudgets):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The type of weights and activations."""
     compile: bool = False
-    """Whether the layers of the fresh models go through torch.compile."""
+    """Whether the layers of the fresh models are compiled by torch.compile."""
 
     tables = ("sizes", "speed", "parts", "tradeoff", "pruning", "training")
     figures = (report.speedup_curves, report.accuracy_milliseconds, report.time_by_part)
@@ -99,7 +98,7 @@ class Speed(HeadBudgets):
         return Findings(tables, checks)
 
     def sizes(self, trained: Trained, timed_on: Mapping[str, str]) -> dict[str, pd.DataFrame]:
-        """Tables `sizes`, `speed` and `parts`, of fresh models."""
+        """Return tables `sizes`, `speed` and `parts`, of fresh models."""
         config, device = trained.network.config, trained.network.device
         self._check_widths(config, config.num_heads)
         full = HeadGrid.full(config.blocks, config.num_heads)
@@ -125,7 +124,8 @@ class Speed(HeadBudgets):
         }
 
     def workloads(self, shape: Transformer) -> Iterator[Workload]:
-        """Encoder and decoder apart and both together; without encoder layers the decoder is all there is."""
+        """Yield the encoder and the decoder apart and both together; only the decoder if there are no encoder
+        layers."""
         for batch_size, source_length in product(self.batch_sizes, self.source_lengths):
             if shape.num_encoder_layers:
                 yield Workload("encoder", batch_size, source_length, 0)
@@ -135,8 +135,8 @@ class Speed(HeadBudgets):
                     yield Workload("both", batch_size, source_length, target_length)
 
     def trained(self, study: Study) -> tuple[pd.DataFrame, pd.DataFrame, float]:
-        """The accuracy of the trained model after every plan, the same beside its latency, and the largest difference
-        of the proof."""
+        """Return the accuracy of the trained model after every plan, the accuracy beside its latency, and the largest
+        difference of the proof."""
         subject = study.subject
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
         budgets = removing(heads_to_remove(self.budgets, len(subject.grid)), subject.grid)
@@ -158,7 +158,7 @@ class Speed(HeadBudgets):
 
 
 def half_and_sixth(speed: pd.DataFrame) -> pd.DataFrame:
-    """The time of a whole answer with about half and about a sixth of the heads kept, at every size."""
+    """Return the time of a whole answer with about half and about a sixth of the heads kept, at every size."""
     waited_for = speed[speed["what"] == ("both" if (speed["what"] == "both").any() else "decoder")]
     shares = waited_for["model_heads_removed"] / waited_for["model_heads"]
     nearest = {min(shares, key=lambda share: abs(share - wanted)) for wanted in (1 / 2, 5 / 6)}
@@ -169,7 +169,8 @@ def half_and_sixth(speed: pd.DataFrame) -> pd.DataFrame:
 
 
 def on_front(cost: pd.Series, quality: pd.Series) -> pd.Series:
-    """The Pareto front: the rows that no other row beats in one and equals or beats in the other."""
+    """Return which rows are on the Pareto front: no other row is better in cost or quality and at least as good in the
+    other."""
     dominated = [
         ((cost <= c) & (quality >= q) & ((cost < c) | (quality > q))).any() for c, q in zip(cost, quality, strict=True)
     ]
