@@ -1,1 +1,1 @@
-"""The doors: the command line, the same from Python, and mhaprune on a model of your own."""
+"""The user interfaces: the command line, the same from Python, and mhaprune for a model of your own."""

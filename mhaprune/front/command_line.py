@@ -1,6 +1,7 @@
-"""Hydra in, `Run` out: what `scripts/run.py`, `mhaprune` and `python -m mhaprune` do. The only module that knows Hydra.
+"""The command line of `scripts/run.py`, `mhaprune` and `python -m mhaprune`: Hydra reads the settings, a `Run` does the
+work. Only this module and `runs/from_hydra.py` know Hydra.
 
-Torch and pandas are imported only where a run begins: help and typing errors must be quick.
+Torch and pandas are imported only when a run begins: help and error messages must be quick.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ SHOW = ("--cfg", "-c")
 
 
 def job(config: DictConfig, start: int = 0) -> None:
-    """One run, or one job of the n-th start of a sweep, in the folder that Hydra has made for it."""
+    """Do one run, or one job of the n-th start of a sweep, in the folder that Hydra has made for it."""
     from mhaprune.runs.doing import do_alone, do_in_sweep
     from mhaprune.runs.run import sweep_settings
 
@@ -64,7 +65,7 @@ execute = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_
 
 
 def _texts(overrides: Any) -> list[str]:
-    """As they were typed: an override may name a setting that is not there."""
+    """Return overrides as they were typed, unresolved: an override may refer to a setting that does not exist."""
     texts = OmegaConf.to_container(overrides, resolve=False)
     assert isinstance(texts, list)
     return list(map(str, texts))
@@ -78,9 +79,9 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
 
 def described(*overrides: str) -> Run:
-    """The run that the command line would do with these arguments.
+    """Return the run that the command line would do with these arguments.
 
-    Raises ValueError, one line, for arguments that it would refuse.
+    Raises ValueError, one line, for arguments that the command line would refuse.
     """
     from mhaprune.settings.sweep import SWEEP_SETTINGS
 
@@ -92,13 +93,14 @@ def described(*overrides: str) -> Run:
         with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
             return _build(hydra.compose("config", overrides=list(overrides)), overrides)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(_said(error, overrides)) from None
+        raise ValueError(_error_text(error, overrides)) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code.
+    """Run the command line and return the exit code.
 
-    An error is one line on the terminal, with HYDRA_FULL_ERROR=1 a traceback; the log of the run always has it.
+    An error is one line on the terminal, or a traceback with HYDRA_FULL_ERROR=1. The log of the run always has the
+    traceback.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     traceback_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
@@ -129,12 +131,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if traceback_wanted:
         raise failure
-    print(f"error: {_said(failure, arguments)}", file=sys.stderr)
+    print(f"error: {_error_text(failure, arguments)}", file=sys.stderr)
     return 130 if isinstance(failure, KeyboardInterrupt) else 1
 
 
 def _show_settings(arguments: list[str]) -> None:
-    """Print the settings as --cfg does, with a comment on each."""
+    """Print the settings as --cfg does, with a comment above each."""
     from mhaprune.front.explained import explained
 
     shown = io.StringIO()
@@ -144,7 +146,8 @@ def _show_settings(arguments: list[str]) -> None:
 
 
 class SweepAsked(BaseException):
-    """Carries what Hydra knows of a sweep out of Hydra, which would start all of its jobs and stop at a failed one."""
+    """Raised to leave Hydra when a sweep is asked for, so that mhaprune runs the sweep: Hydra would start all jobs and
+    stop at the first that fails. Holds the settings and the loader that Hydra has read."""
 
     def __init__(self, config: DictConfig, loader: ConfigLoader) -> None:
         super().__init__()
@@ -152,7 +155,8 @@ class SweepAsked(BaseException):
 
 
 class HandingOver(Callback):
-    """Callbacks of Hydra: a sweep is handed over to `sweeps`, and a run is refused before Hydra writes anything."""
+    """Callbacks of Hydra: a sweep is handed over to mhaprune, and a folder that cannot be used is refused before Hydra
+    writes to it."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         from mhaprune.runs.from_hydra import files_of_hydra
@@ -184,12 +188,13 @@ def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
     values = _values(config, overrides)
     from mhaprune.runs.run import build
 
-    gc.freeze()  # what the imports have made stays: no collection need look through it again
+    gc.freeze()  # imported objects stay: the garbage collector need not look through them again
     return build(values)
 
 
 def _values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """Raises ConfigError where a setting is given that the model brings with it: it would not be used."""
+    """Return the config as plain values. Raises ConfigError for a setting that the model brings with it, because the
+    setting would have no effect."""
     values = plain(config)
     from mhaprune.runs.run import ONLY_TRAINED_HERE, is_pretrained
     from mhaprune.settings.options import ConfigError
@@ -208,7 +213,7 @@ def _values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
-    """Hydra reads `sys.argv` and the environment; afterwards they, and the log's handlers, are as they were."""
+    """Set `sys.argv` and the environment for Hydra; afterwards restore them and the log's handlers."""
     before, variables, handlers = sys.argv, dict(os.environ), list(logging.getLogger().handlers)
     flags = [argument for argument in arguments if argument in MULTIRUN]  # argparse wants them first
     rest = [argument for argument in arguments if argument not in flags]
@@ -229,7 +234,7 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
 
 
 def _register(arguments: Iterable[str]) -> None:
-    """Tell Hydra the options of plug-ins. Their classes fill in what their YAML files leave out."""
+    """Tell Hydra the options of plug-ins. Values that their YAML files leave out come from their classes."""
     from mhaprune.settings.plugins import from_folder, listed
 
     packages = from_folder(listed(each.partition("=")[2] for each in arguments if each.startswith("plugins=")))
@@ -243,7 +248,7 @@ def _register(arguments: Iterable[str]) -> None:
             ConfigStore.instance().store(name, settings, group, place, provider=package)
 
 
-def _said(error: BaseException, arguments: Sequence[str]) -> str:
+def _error_text(error: BaseException, arguments: Sequence[str]) -> str:
     if isinstance(error, HydraException | OmegaConfBaseException | ValueError):
         chain = [error, *filter(None, [error.__cause__, error.__context__])]
         text = "\n".join(str(part) for part in chain)
@@ -266,7 +271,8 @@ def _parses(argument: str) -> bool:
 
 
 def _composed(arguments: Sequence[str]) -> Mapping[str, Any]:
-    """The config with the options of the command line chosen, but none of its settings; of a sweep the default."""
+    """Return the config with the options of the command line chosen, but no other settings; the default config if that
+    fails, as for a sweep."""
     chosen = [argument for argument in arguments if (conf_folder() / argument.partition("=")[0]).is_dir()]
     with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
         try:

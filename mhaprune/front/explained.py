@@ -1,4 +1,4 @@
-"""Settings as YAML with a comment above each: what it means, in which unit, and which values it takes.
+"""Settings as YAML with a comment above each: its meaning, its unit, and the allowed values.
 
 The comments are the docstrings and the ranges of the dataclasses themselves.
 """
@@ -19,13 +19,13 @@ from mhaprune.settings.plugins import find_class
 from mhaprune.settings.ranges import expected
 
 WIDTH = 100
-"""Columns of a line of comment."""
+"""Largest width of a comment line, in columns."""
 RUN = ("mhaprune.runs.run.Run", "mhaprune.settings.sweep.SweepSettings")
-"""The classes that the settings at the top are fields of."""
+"""The classes whose fields are the top-level settings."""
 
 
 def explained(text: str) -> str:
-    """Return the YAML with comments, which loads to the same values."""
+    """Return the YAML with comments; it loads to the same values."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode):
         return text
@@ -42,7 +42,7 @@ def about(target: str) -> str:
 
 
 def about_fields(target: str) -> dict[str, str]:
-    """Return meaning and range of each field of a dataclass; nothing for a class that is not found."""
+    """Return meaning and range of each field of a dataclass; an empty dict for a class that is not found."""
     cls = find_class(object, target)
     if cls is None:
         return {}
@@ -66,7 +66,8 @@ def _field_docs(cls: type) -> dict[str, str]:
 
 
 def _range(kind: Any) -> str:
-    """Return which values a field takes; nothing for one that holds an option with settings of its own."""
+    """Return the allowed values of a field in words; empty for a field whose value is an option with its own
+    settings."""
     parts = typing.get_args(kind) if typing.get_origin(kind) is dict else [kind]
     return "" if any(dataclasses_in(part) for part in parts) else f"Allowed: {expected(kind)}."
 
@@ -77,7 +78,7 @@ def _wrapped(comment: str, line: str) -> list[str]:
 
 
 def _target(node: yaml.Node) -> str | None:
-    """The class that a mapping describes; None for settings of no class."""
+    """Return the name of the class that a mapping describes; None if there is none."""
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if key.value == "_target_":
             return str(value.value)
@@ -85,7 +86,7 @@ def _target(node: yaml.Node) -> str | None:
 
 
 def _comments(root: yaml.MappingNode, targets: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield the number of a line and the comment above it."""
+    """Yield line numbers, each with the comment above the line."""
     known = {name: text for target in targets for name, text in about_fields(target).items()}
     for key, value in root.value:
         target = _target(value)

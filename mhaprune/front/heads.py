@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from mhaprune.experiments.results import Results
 
 By = str | Scorer | Schedule
-"""What chooses heads: a scorer, or a schedule that uses no scores; by name or as an object."""
+"""A scorer, or a schedule that uses no scores: the method that chooses heads, by name or as an object."""
 Every = Annotated[int | None, Ge(1)]
-"""After how many heads the smaller model is scored again. None scores once."""
+"""The smaller model is scored again after this number of removed heads. None scores only once."""
 
 
 @checked
@@ -61,19 +61,18 @@ def wrap(
     call: Callable[[nn.Module, Any], Any] | None = None,
     seed: Annotated[int, Within(0, 2**32 - 1)] = 0,
 ) -> Heads:
-    """Find the heads of a model, and prove that they can be gated and removed. The model stays as it is.
+    """Find the heads of a model, and prove that they can be gated and removed. The model itself does not change.
 
-    `loss` takes what the model returns and a batch, and returns one number per example (see `mhaprune.losses`);
-    `quality` likewise, the higher the better. Each split is a list of batches: heads are scored on `score`, choices are
-    made on `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`; if there is none, they use
-    `score`.
+    `loss` takes the model's output and a batch, and returns one number per example (see `mhaprune.losses`); `quality`
+    does too, and higher is better. Each split is a list of batches: heads are scored on `score`, choices are made on
+    `choose`, numbers are reported on `report`. A refit and fine-tuning use `train`, or `score` if there is no `train`.
 
     Batches are dicts, tuples or tensors with a row per example. A tuple is (inputs ..., target), as torch loaders make
-    it. The model is called as `model(**batch)`, `model(*inputs)` or `model(batch)`, and never with the target;
-    `call(model, batch)` is another way to call it. No pass holds more examples than your largest batch.
+    it. The model is called as `model(**batch)`, `model(*inputs)` or `model(batch)`, and never with the target.
+    `call(model, batch)` replaces this. No pass has more examples than your largest batch.
 
-    `blocks` names the attention layers by hand, where tracing finds none. Raises `Unsupported`, one line, for a model
-    that cannot be understood.
+    `blocks` names the attention layers by hand, for a model in which they are not found. Raises `Unsupported`, one
+    line, for a model that cannot be understood.
 
     >>> heads = mhaprune.wrap(model, losses.classification, score=batches, choose=batches, report=batches)
     >>> heads
@@ -85,16 +84,16 @@ def wrap(
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Heads(ModelWithData):
-    """The attention heads of a model: what scores, removes and judges them. Made by `wrap`."""
+    """The attention heads of a model, with methods that score, choose, remove and time them. Made by `wrap`."""
 
     @checked
     @shown()
     def score(self, *scorers: str | Scorer) -> pd.DataFrame:
-        """The importance of every head by each scorer, on the *score* split, as a tidy table.
+        """Return the importance of every head by each scorer, on the *score* split, as a tidy table.
 
-        One row per scorer and head: `score` with its 95 % interval, which is empty where too few examples make the
-        score to say; `rank` (1 is the most important), and what it cost. A scorer is a name as in `scorer=[...]` of the
-        command line, or an object. Raises ValueError, one line, for one that needs what this model has not.
+        One row per scorer and head: `score` with its 95 % interval, which is empty if there are too few examples;
+        `rank` (1 is the most important), and the cost. A scorer is a name as in `scorer=[...]` of the command line, or
+        an object. Raises ValueError, one line, for a scorer that does not fit the model.
 
         >>> heads.score("ablation", "gate_output").groupby("scorer")["head"].count().to_dict()
         {'ablation': 8, 'gate_output': 8}
@@ -106,11 +105,12 @@ class Heads(ModelWithData):
 
     @checked
     def mask(self, keep: float | int = 0.5, by: By = "ablation", rescore_every: Every = None) -> HeadMask:
-        """Return which heads go if `keep` stay, a share of all heads (0.5) or a number (72); nothing is removed.
+        """Return a mask that keeps `keep` heads: a share of all heads (0.5) or a number (72). The model does not
+        change.
 
-        The heads with the lowest scores go. With `rescore_every=6` the smaller model is scored again after every six
-        heads. `by` may also name a search, which is a schedule that uses no scores: for example "greedy", or
-        "greedy_refit" for a model that is refitted afterwards.
+        The heads with the lowest scores are removed. With `rescore_every=6` the smaller model is scored again after
+        every six heads. `by` may also name a search, a schedule that uses no scores: for example "greedy", or
+        "greedy_refit" for a model that will be refitted.
 
         >>> len(heads.mask(keep=0.25, by="gate_output").removed)
         6
@@ -120,7 +120,7 @@ class Heads(ModelWithData):
     @checked
     @shown()
     def masks(self, keep: Sequence[float | int], by: By = "ablation", rescore_every: Every = None) -> list[HeadMask]:
-        """Return a mask for each of several sizes, on one way from the whole model to the smallest.
+        """Return a mask for each of several sizes; a smaller model has lost all heads that a larger one has lost.
 
         >>> [len(mask.kept) for mask in heads.masks([0.75, 2])]
         [6, 2]
@@ -157,13 +157,14 @@ class Heads(ModelWithData):
         refit: bool = False,
         fine_tune: Annotated[int, Ge(0)] = 0,
     ) -> nn.Module:
-        """A copy of the model with only these heads, see `mask`: smaller, faster, and proved equal to the model with
-        the others masked. The copy is an ordinary module, so users can train it themselves.
+        """Return a smaller and faster copy of the model that has only the heads that `mask` keeps.
 
-        With `refit` the maps behind the heads are fitted to the whole model. `fine_tune` is a number of training steps:
-        AdamW lowers the loss. Both use the *train* split; if there is none, they use *score*.
+        The copy is an ordinary module of the model's own class, so users can train it. Before any refit or training it
+        is proved equal to the model with the other heads masked.
 
-        The copy is of the user's own class. Raises ValueError where heads cannot be removed.
+        With `refit`, W_O of each attention and W_2 of each feed-forward are fitted so that the copy computes what the
+        dense model does. `fine_tune` is a number of training steps: AdamW lowers the loss. Both use the *train* split,
+        or *score* if there is none. Raises ValueError if heads cannot be removed.
 
         >>> small = heads.prune(keep=0.5, by="gate_output", refit=True)
         >>> type(small) is type(model), [layer.num_heads for layer in small.attention] != [4, 4]
@@ -176,7 +177,8 @@ class Heads(ModelWithData):
     @checked
     @shown()
     def without(self, mask: HeadMask, refit: bool = False, fine_tune: Annotated[int, Ge(0)] = 0) -> WrappedModel:
-        """Return the model without these heads as a subject, to be measured further. It is proved first.
+        """Return the model without these heads as a subject, for further measurements. Removal is proved equal to
+        masking first.
 
         >>> len(heads.without(heads.mask(keep=3)).grid)
         3
@@ -200,10 +202,11 @@ class Heads(ModelWithData):
         refit: bool = True,
         rounds: Annotated[int, Ge(1)] = 20,
     ) -> Results:
-        """Study how many heads can be removed, and what that costs and brings: `experiment=ablate`, as one page.
+        """Measure how many heads can be removed, and the cost and the speed-up: `experiment=ablate`, as one page.
 
-        Heads go in one shot by each of the scorers, shares of them or numbers. `tolerance` is the largest loss of the
-        quality, which decides on the *choose* split. With `refit` the models of the best scorer are refitted, too.
+        Heads are removed in one shot by each of the scorers. `budgets` are shares of the heads or numbers. `tolerance`
+        is the largest allowed loss of quality on the *choose* split. With `refit`, the models of the best scorer are
+        refitted, too.
 
         >>> found = heads.report("heads.html", budgets=[0.5], rounds=2)
         >>> found.tables["pruning"]["heads_removed"].unique().tolist()
@@ -241,12 +244,11 @@ class Heads(ModelWithData):
         new_tokens: Annotated[int | None, Ge(1)] = None,
         rounds: Annotated[int, Ge(1)] = 20,
     ) -> pd.DataFrame:
-        """Measure how much faster the model is with fewer heads, see `mask`, on the first examples of *report*.
+        """Measure how much faster the model is with fewer heads (see `mask`), on the first examples of *report*.
 
-        It times a forward pass, or with `new_tokens` the generation of that many tokens with a cache. One row per batch
-        size and model: milliseconds, and the speed-up over the whole model. That is the median of the rounds, in which
-        all take turns, with its quartiles.
-        The row `dense again` shows what is noise. A batch is never larger than the split.
+        A forward pass is timed, or with `new_tokens` the generation of that many tokens with a cache. One row per batch
+        size and model: milliseconds, and the speed-up over the dense model as median and quartiles over rounds in which
+        all models take turns. The row `dense again` shows the noise. A batch is never larger than the split.
 
         >>> heads.speed(keep=0.5, batch_sizes=1, rounds=2)["model"].tolist()
         ['removed', 'dense', 'dense again']
@@ -264,7 +266,7 @@ class Heads(ModelWithData):
 
     @cached_property
     def scoring(self) -> Scoring:
-        """Scores on the *score* split, each computed once."""
+        """The scores on the *score* split, each computed once."""
         return Scoring(self.subject, self.splits.score, self.seed)
 
     @cached_property
@@ -285,7 +287,7 @@ class Heads(ModelWithData):
 def speed_table(
     timed: WrappedModel, plans: Sequence[Plan], split: Batches, batch_sizes: Iterable[int], rounds: int
 ) -> pd.DataFrame:
-    """One row per batch size and model: the model of each plan, the whole one, and the whole one again."""
+    """Return one row per batch size and model: the model of each plan, the dense model, and the dense model again."""
     tables = []
     for size in sorted({min(size, len(split)) for size in batch_sizes}):
         batch = split[:size].converted(timed.device, timed.dtype)
@@ -297,8 +299,8 @@ def speed_table(
 
 
 def generating(subject: WrappedModel, new_tokens: int) -> WrappedModel:
-    """The subject with another `predict`: greedy generation of `new_tokens` tokens, never fewer, with a cache. It reads
-    the encoder's part of a batch, or the prompt. The user's own `call` is not used."""
+    """Return the subject with another `predict`: greedy generation of exactly `new_tokens` tokens with a cache. It
+    reads the encoder's part of a batch, or the prompt. The user's own `call` is not used."""
     if not (hasattr(subject.model, "can_generate") and subject.model.can_generate()):  # type: ignore[operator]
         name = type(subject.model).__name__
         raise ValueError(f"new_tokens={new_tokens}: {name} has no generate(), leave it out")

@@ -1,4 +1,4 @@
-"""The command line from Python: run an experiment, or take what it is given."""
+"""The command line from Python: run an experiment, or return the input of an experiment."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from mhaprune.studies.study import Study
 def run(*overrides: str, folder: str | Path | None = None) -> Results:
     """Do what `scripts/run.py` does with these arguments, for example `run("experiment=ablate", "task=sort")`.
 
-    Without a `folder` nothing is written but the cache. Raises ValueError, one line, for settings that cannot be.
+    Without a `folder` only the cache is written. Raises ValueError, one line, for settings that are not allowed.
 
     >>> found = mhaprune.run("experiment=train", "task=copy", "training.steps=20", "cache=my_cache")
     >>> sorted(found.tables)
@@ -33,7 +33,7 @@ def run(*overrides: str, folder: str | Path | None = None) -> Results:
 @shown()
 def study(*overrides: str) -> Study:
     """Return the input of the experiment of such a run: the trained model as `subject`, its `splits`, `scorers` by
-    name, and more. The model comes from the cache where it was trained before. Raises ValueError as `run` does.
+    name, and more. A model that was trained before comes from the cache. Raises ValueError as `run` does.
 
     >>> study = mhaprune.study("task=copy", "training.steps=20", "scorer=[ablation]", "cache=my_cache")
     >>> study.scorers["ablation"](study.subject, study.splits.score[:32], 0).values.shape  # (draws, heads)

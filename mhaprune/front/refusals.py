@@ -1,4 +1,5 @@
-"""Arguments that cannot be, and what a user reads about them: one line with the key, its value and what is allowed."""
+"""Arguments that are not allowed, and the error message for each: one line with the key, its value and what is
+allowed."""
 
 import difflib
 import glob
@@ -10,7 +11,7 @@ from mhaprune.settings.options import did_you_mean
 from mhaprune.settings.plugins import conf_folder
 
 FLAGS = ("cfg", "package", "shell-completion", "info")
-"""What may follow two dashes with a value, see --hydra-help."""
+"""Options of Hydra that take a value, see --hydra-help."""
 BARE = ("help", "hydra-help", "version", "resolve", "run", "multirun", *FLAGS)
 KNOWN = (*(f"--{name}" for name in BARE), "-h", "-c", "-p", "-sc", "-i", "-m")
 FOREIGN = {
@@ -19,22 +20,22 @@ FOREIGN = {
     r"--experimental-rerun\b": "a run is repeated by its command, see its report.html",
     r"hydra[./]callbacks\b|hydra\b.*_target_": "names code to run, which no setting may",
 }
-"""Arguments that could bring in code of others, and what is said about them."""
+"""Patterns of arguments that could run foreign code, each with the reason for the error message."""
 MEANT = {
     "to Integer": "must be a whole number",
     "to Float": "must be a number",
     "is not Optional": "must not be null",
     "with ListConfig": "must be a list in brackets",
 }
-"""Words of Hydra about a value that does not fit, and the words that replace them."""
+"""Parts of Hydra's messages about wrong values, and the words that replace them."""
 EXTENDED = ("scorer", "task", "schedule", "recovery", "experiment")
-"""The groups of options to which users add their own."""
+"""The groups to which users can add options of their own."""
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Raise ValueError for a setting that is written like an option of other programs, and for what is `FOREIGN`.
+    """Raise ValueError for an argument that looks like an option of another program, and for a `FOREIGN` argument.
 
-    Options are known by their whole names: Hydra would take an abbreviation too.
+    Options must be written in full: Hydra would also accept abbreviations.
     """
     for argument in arguments:
         for pattern, why in FOREIGN.items():
@@ -53,7 +54,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def unreadable(argument: str, before: str) -> str:
-    """Say why an argument cannot be parsed, and how it must read. `before` is the argument before it."""
+    """Return why an argument cannot be parsed, and how it must be written. `before` is the argument before it."""
     example = "must read KEY=VALUE, for example seed=1"
     if re.match(r"[\w./@+~]+==", argument):
         return f"{argument}: has one = too many, {example}"
@@ -71,9 +72,9 @@ def unreadable(argument: str, before: str) -> str:
 
 
 def composition_error(text: str, arguments: Sequence[str], composed: Callable[[], Mapping[str, Any]]) -> str | None:
-    """Return in one line what Hydra says about an argument in several; None for another error.
+    """Return Hydra's message of several lines about an argument as one line; None for another error.
 
-    `composed` returns the config with the options of the command line chosen, but none of its settings.
+    `composed` returns the config with the options of the command line chosen, but no other settings.
     """
     if "Config group override must be" in text:
         groups = [argument for argument in arguments if (conf_folder() / argument.partition("=")[0]).is_dir()]

@@ -1,4 +1,4 @@
-"""Saved models: write them, and bring them back."""
+"""Saved models: write and load them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from mhaprune.wrapping.saving import is_folder_of_transformers, load_folder, sav
 
 
 class Loaded(nn.Module):
-    """A saved model with the task that it was trained on. Called with source and prefix it returns logits."""
+    """A saved model with the task that it was trained on. Calling it with source and prefix returns logits."""
 
     def __init__(self, network: Seq2Seq, task: Task) -> None:
         super().__init__()
@@ -26,17 +26,17 @@ class Loaded(nn.Module):
 
     @property
     def grid(self) -> HeadGrid:
-        """The heads that are left."""
+        """The heads that the model still has."""
         return self.network.grid
 
     def forward(self, source_BS: Tensor, prefix_BT: Tensor, gates: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V) of what follows each position of the prefix; `gates` (N,) or (B, N), 1 is open."""
+        """Return logits (B, T, V) of the token after each position of the prefix; `gates` (N,) or (B, N), 1 is open."""
         with self.network.gated(len(source_BS), gates):
             return self.network(source_BS, prefix_BT)
 
     @checked
     def decode(self, *sources: str) -> str | list[str]:
-        """The model's answer to a source as a person types it (`"3 1 2"`); a list of answers for several sources.
+        """Return the model's answer to a source as a person types it (`"3 1 2"`); a list for several sources.
 
         Raises ValueError, one line, for a source that the task cannot read.
         """
@@ -52,10 +52,10 @@ class Loaded(nn.Module):
 
 @checked
 def load(path: str | Path, device: torch.device | str = "cpu", trust_remote_code: bool = False) -> nn.Module:
-    """A saved model: a file of `experiment=train` or `experiment=prune` as a `Loaded`, or a folder that `save` or the
-    `save_pretrained` of a pruned model of transformers wrote. Raises ValueError, one line, for anything else.
+    """Load a saved model: a file of `experiment=train` or `experiment=prune` as a `Loaded`, or the folder of a pruned
+    model of transformers, written by `save` or by `save_pretrained`. Raises ValueError, one line, for anything else.
 
-    `trust_remote_code` runs Python code that others laid into a folder. What `save` wrote needs it not.
+    `trust_remote_code` allows Python code in the folder to run. Folders written by `save` do not need it.
 
     >>> found = mhaprune.run("experiment=train", "task=copy", "training.steps=20", "cache=my_cache", folder="copy")
     >>> model = mhaprune.load("copy/model.pt")
@@ -71,8 +71,9 @@ def load(path: str | Path, device: torch.device | str = "cpu", trust_remote_code
 
 @checked
 def save(model: nn.Module, path: str | Path) -> None:
-    """Write a pruned model of transformers into a folder that is read by `load`, and where mhaprune is not installed by
-    `AutoModelFor....from_pretrained(path, trust_remote_code=True)`. Raises ValueError, one line, for other models.
+    """Write a pruned model of transformers into a folder. `load` reads it, and so does
+    `AutoModelFor....from_pretrained(path, trust_remote_code=True)` without mhaprune. Raises ValueError, one line, for
+    other models.
 
     >>> mhaprune.save(heads_of_bert.prune(keep=0.5), "small")
     >>> type(mhaprune.load("small")).__name__

@@ -1,1 +1,1 @@
-"""Heads that go for real: plans, removal and its proof, what heads cost, and the best subset there is."""
+"""Removal of heads from models: plans, removal with its proof, the costs of heads, and the best subset."""

@@ -1,4 +1,4 @@
-"""Costs of heads in a unit: counted or, for milliseconds, measured."""
+"""Costs of heads in a unit: counted, or measured for milliseconds."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,10 +16,10 @@ from mhaprune.subject import Subject
 
 
 class Costs:
-    """Costs of the heads of a subject, by unit: parameters, floating-point operations of an example of `batch`,
+    """Costs of the heads of a subject, by unit: parameters; floating-point operations of an example of `batch`;
     milliseconds of one `predict` of `timed`.
 
-    A measured cost is remembered, so that a run that continues chooses the same heads.
+    A measured cost is cached, so that a run that continues chooses the same heads.
     """
 
     def __init__(self, subject: Subject, batch: Data, timed: Data, rounds: int, remember: Remember) -> None:
@@ -33,7 +33,7 @@ class Costs:
         return self.known[unit]
 
     def table(self) -> pd.DataFrame:
-        """One row per unit and block."""
+        """Return one row per unit and block."""
         return pd.DataFrame(
             {"unit": unit, "floor": cost.floor, "block": str(block), "per_block": cost.block[block], "per_head": each}
             for unit, cost in self.known.items()
@@ -66,8 +66,8 @@ def _parameters(left: Subject) -> float:
 
 
 def counted(unit: str, subject: Subject, count: Callable[[Subject], float]) -> Cost:
-    """Count with one head of each block removed. All heads of a block cost the same, and the block itself costs
-    nothing."""
+    """Return the cost, counted with one head of each block removed. All heads of a block cost the same, and the block
+    itself costs nothing."""
     grid, everything = subject.grid, HeadMask(subject.grid)
     dense = count(subject.without(everything))
     per_head = {
@@ -80,12 +80,13 @@ def counted(unit: str, subject: Subject, count: Callable[[Subject], float]) -> C
 
 
 def measured(subject: Subject, batch: Data, rounds: int) -> Cost:
-    """The time of one `predict` of the batch as a sum: what each block costs, and what each of its heads costs.
+    """Measure the time of one `predict` of the batch, as a sum of what each block costs and what each of its heads
+    costs.
 
-    These models take turns: the whole model, the model without any head, and for each block the model without it and
-    the model with one head in it. The fastest round of each counts, because other processes can only add time. The cost
-    of all heads together is measured. It is shared out between the blocks in proportion to what the model saves without
-    each.
+    These models take turns: the dense model, the model without any head, and for each block the model without this
+    block and the model with one head in it. The fastest round of each counts, because other processes can only add
+    time. The cost of all heads together is measured. It is divided between the blocks in proportion to the time that
+    the model saves without each.
     """
     grid, everything = subject.grid, HeadMask(subject.grid)
     models = {"whole": subject.without(everything), "none": subject.without(everything.without(*grid))}

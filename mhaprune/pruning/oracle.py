@@ -1,4 +1,4 @@
-"""The best subset of heads: exactly where all subsets can be run, the best found by search where they cannot.
+"""The best subset of heads: exact if all subsets can be measured, otherwise the best that a search finds.
 
 Dimensions: M = masks, N = all heads, E = examples.
 """
@@ -18,26 +18,26 @@ from mhaprune.subject import Subject
 from mhaprune.tables import QUALITY
 
 MOST_HEADS = 16
-"""The largest number of heads for which all 2^N masks are run."""
+"""The largest number of heads for which all 2^N masks are measured."""
 MASKS_AT_ONCE = 256
 OBJECTIVES = ("loss", QUALITY)
 
 
 Removed = tuple[int, ...]
-"""The removed heads by their place on N, ascending."""
+"""The removed heads by their index on N, ascending."""
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """Every subset that was run, with its mean loss and its mean quality. `exact` if no subset was left out."""
+    """Every subset that was measured, with its mean loss and its mean quality. `exact` if no subset was left out."""
 
     subject: Subject
     outcomes: dict[Removed, tuple[float, float]]
     exact: bool
 
     def best(self, removed: int, objective: str) -> HeadMask:
-        """The best subset with that number of heads removed, by mean loss or by mean quality. Ties go to the better one
-        by the other measure."""
+        """Return the best mask with this number of removed heads, by mean loss or by mean quality. The other of the two
+        breaks ties."""
         others = [name for name in OBJECTIVES if name != objective]
 
         def badness(subset: Removed) -> tuple[float, ...]:
@@ -58,11 +58,11 @@ def find_best(
     also: Iterable[HeadMask] = (),
     remember: Remember | None = None,
 ) -> Oracle:
-    """The outcome of all subsets or, above `MOST_HEADS` heads, of the subsets that a beam search and swaps find.
+    """Return the outcomes of all subsets or, above `MOST_HEADS` heads, of the subsets that a beam search and swaps try.
 
     The search removes head by head from the `beam_width` best subsets so far. Then, at each budget, it exchanges a
-    removed head for a kept one while that lowers the loss. The subsets in `also` compete. Outcomes are saved during the
-    search. Raises ValueError if `method` is exact and there are more heads than that.
+    removed head for a kept one as long as that lowers the loss. The masks `also` are measured too. Outcomes are saved
+    during the search. Raises ValueError if `method` is exact and there are more than `MOST_HEADS` heads.
     """
     num_heads = len(subject.grid)
     most_heads_for(method, num_heads)
@@ -90,7 +90,7 @@ def find_best(
 
 
 def most_heads_for(method: str, num_heads: int) -> None:
-    """Raise ValueError if `method` is exact and the model has too many heads for all subsets."""
+    """Raise ValueError if `method` is exact and the model has too many heads to measure all subsets."""
     if method == "exact" and num_heads > MOST_HEADS:
         raise ValueError(
             f"oracle=exact: {num_heads} heads have {2**num_heads} subsets, exact takes up to {MOST_HEADS}"
@@ -99,7 +99,7 @@ def most_heads_for(method: str, num_heads: int) -> None:
 
 
 class _Runner:
-    """Runs each subset once and saves the outcomes."""
+    """Measures each subset once and saves the outcomes."""
 
     def __init__(self, subject: Subject, examples: Data, state: dict[str, Any] | None, save: Any) -> None:
         self.subject, self.examples, self.save = subject, examples, save
@@ -142,7 +142,7 @@ def _search(run: _Runner, num_heads: int, budgets: Sequence[int], beam_width: in
     def loss(subset: Removed) -> float:
         return run.outcomes[subset][0]
 
-    # From the beams alone: an interrupted search may have run subsets that lie further on its way.
+    # Only from the beams: an interrupted search may have measured later subsets.
     beam: list[Removed] = [()]
     run(beam, 1)
     best_of: list[Removed] = [()]

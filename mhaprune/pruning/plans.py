@@ -1,4 +1,4 @@
-"""Plans: the heads that go, by which scorer and schedule, at which budget. Nothing is removed yet."""
+"""Plans: the heads to remove, by scorer, schedule and budget. No head is removed here."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from mhaprune.subject import Subject
 from mhaprune.tables import join_names
 
 SEARCH = "search"
-"""The family of schedules that use no scores."""
+"""The family name of schedules that use no scores."""
 
 
 class Plan(NamedTuple):
-    """A mask, and the scorer, draw, schedule and budget that it comes from."""
+    """A mask, and the scorer, draw, schedule and budget that chose it."""
 
     scorer: str
     draw: int
@@ -40,10 +40,10 @@ class Plan(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """All plans of one scorer and schedule, or of a schedule that uses no scores, and what they took."""
+    """All plans of one scorer and schedule, or of a schedule that uses no scores, and their cost."""
 
     scorer: str
-    """The name of the scorer, or that of a schedule that uses none."""
+    """The name of the scorer, or of the schedule if it uses no scores."""
     schedule: str
     family: str
     settings: str
@@ -62,10 +62,11 @@ def choices(
     draws: int | None = None,
     whole: HeadGrid | None = None,
 ) -> Iterator[Choice]:
-    """One per scorer, each with a plan per draw and budget. A schedule that uses no scores makes one, in its own name.
+    """Yield a choice per scorer, with a plan per draw and budget. A schedule that uses no scores yields one choice,
+    under its own name.
 
-    `name` is that of the schedule, by default its option's. `draws` limits the draws of a random scorer, by default to
-    all. `whole` is the grid before any heads were removed, by default the subject's.
+    `name` is the name of the schedule, by default its option's. `draws` is the largest number of draws of a random
+    scorer, by default all. `whole` is the grid before any heads were removed, by default the subject's.
     """
     subject, how = scoring.subject, name or option_name(schedule)
 
@@ -95,15 +96,15 @@ def choices(
 
 
 def plans_of(made: Iterable[Choice]) -> list[Plan]:
-    """The plans of several choices, for experiments that do not need to know what they took."""
+    """Return the plans of several choices, without their costs."""
     return [plan for choice in made for plan in choice.plans]
 
 
 def scorers_for(scorer: Scorer, kept: Sequence[int], num_heads: int, again: bool = False) -> list[Scorer]:
-    """The scorer for each number of heads to keep: a `Budgeted` scorer is told that number.
+    """Return the scorer for each number of heads to keep. A `Budgeted` scorer is told that number.
 
-    Removing no head or every head needs no score, so any scorer serves. A schedule that scores `again` still needs one
-    down to the last head.
+    Removing no head or every head needs no score, so any scorer serves. A schedule that scores `again` still needs a
+    scorer down to the last head.
     """
     if not isinstance(scorer, Budgeted):
         return [scorer] * len(kept)
@@ -120,7 +121,7 @@ def plan_words(plan: Plan) -> str:
 
 
 def plan_columns(plan: Plan) -> dict[str, Any]:
-    """The columns that say which heads went and why."""
+    """Return the columns of a plan: its scorer, schedule and budget, and the removed heads."""
     total, removed = len(plan.mask.grid), len(plan.mask.removed)
     return {
         "scorer": plan.scorer,
@@ -136,35 +137,35 @@ def plan_columns(plan: Plan) -> dict[str, Any]:
 
 
 def removed_names(mask: HeadMask) -> str:
-    """The removed heads, in the order of the grid; empty for none."""
+    """Return the names of the removed heads, in the order of the grid; empty for none."""
     return join_names(head for head in mask.grid if head in mask.removed)
 
 
 COSTS = ("forward_passes", "backward_passes", "seconds")
-"""What a choice of heads takes: passes over the score split, and time."""
+"""The cost of a choice of heads: passes over the score split, and time."""
 
 
 @dataclass
 class Search:
-    """One call of a schedule, and what it takes beyond the score of the whole model.
+    """One call of a schedule, and its cost beyond the score of the dense model.
 
-    It exists so that a score and a search can be compared at equal cost: every mask that a schedule measures counts as
-    one forward pass over the score split, although shared prefixes make it faster than that.
+    It exists so that a score and a search can be compared at equal cost. Every mask that a schedule measures counts as
+    one forward pass over the score split, although shared prefixes make it faster.
     """
 
     scoring: Scoring
     name: str = ""
     scorer: Scorer | None = None
-    """None for a schedule that may read no score."""
+    """None for a schedule that uses no scores."""
     draw: int = 0
     whole: HeadGrid | None = None
     cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COSTS, 0.0))
-    """Passes and seconds."""
+    """Passes over the score split, and seconds."""
     refitting: list[Refits] = field(default_factory=list)
 
     def __call__(self, schedule: Schedule, budgets: Sequence[Budget]) -> list[HeadMask]:
         if self.scorer is not None:
-            self.scoring(self.name, self.scorer)  # now, so that its seconds are not those of the search
+            self.scoring(self.name, self.scorer)  # now, so that its time does not count as the search's
         start = time.perf_counter()
         shown = Evidence(self.scoring.subject, self._score, self._loss, self.whole, self._gradients, self._refits)
         masks = schedule(shown, budgets)
@@ -201,22 +202,22 @@ class Search:
 
 
 class Refits:
-    """Copies of a subject with fewer heads, refitted to it on one half of some examples and judged on the other. It
-    counts what it takes."""
+    """Pruned copies of a subject, refitted to it on one half of some examples and measured on the other half. The
+    passes are counted."""
 
     def __init__(self, subject: Subject, examples: Data) -> None:
         self.subject, self.fitted, self.judged = subject, examples[::2], examples[1::2]
         self.passes = 0.0
-        """Forward passes, over one half of the examples each."""
+        """Number of forward passes, each over one half of the examples."""
 
     def without(self, mask: HeadMask) -> Subject:
-        """The subject without these heads, refitted."""
+        """Return the subject without these heads, refitted."""
         shown = self._shown
         self.passes += 1
         return refit(self.subject.without(mask), shown, feed_forward=False)
 
     def loss(self, left: Subject) -> float:
-        """The mean loss in nats."""
+        """Return the mean loss of a model in nats."""
         self.passes += 1
         with torch.no_grad():
             return float(measure(left, self.judged).loss.double().mean())

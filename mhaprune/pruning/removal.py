@@ -1,4 +1,4 @@
-"""Remove heads for real, prove that it was done right, and measure what it costs and brings."""
+"""Remove heads from a model, prove the removal correct, and measure the smaller model."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,8 +26,8 @@ from mhaprune.tables import DENSE, DENSE_AGAIN
 
 
 class PruningResult(NamedTuple):
-    """One row per plan: its accuracy on the report split and for choosing, and its size. Then the outcomes of each
-    mask, and the largest difference of a logit between a removed model and the same heads masked."""
+    """A table with one row per plan (accuracy on the report and choose splits, size); the outcomes of each mask; and
+    the largest difference of a logit between removal and masking of the same heads."""
 
     table: pd.DataFrame
     reported: dict[HeadMask, Outcome]
@@ -35,10 +35,10 @@ class PruningResult(NamedTuple):
 
 
 def prune(subject: Subject, plans: Sequence[Plan], splits: Splits[Data]) -> PruningResult:
-    """Remove the heads of every plan for real and measure the smaller model; equal masks are measured once.
+    """Remove the heads of every plan and measure the smaller models. Equal masks are measured once.
 
-    The *choose* columns are filled for the first draw of each scorer. The other draws are a control, and nothing is
-    chosen among them. Raises `ProofFailed` if a removed model differs from the masked one.
+    The *choose* columns are filled only for the first draw of each scorer. The other draws are a control, and no model
+    is chosen from them. Raises `ProofFailed` if a pruned model differs from the masked one.
     """
     equivalence = EquivalenceCheck(subject, splits.report)
     dense = measure(subject.without(HeadMask(subject.grid)), splits.choose)
@@ -62,14 +62,14 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits[Data]) -> Prun
 
 
 class EquivalenceCheck:
-    """The proof that removing heads of a subject does what masking them does; `worst` is the largest difference of a
-    logit so far."""
+    """The proof that removing heads of a subject equals masking them. `worst` is the largest difference of a logit so
+    far."""
 
     def __init__(self, subject: Subject, report: Data) -> None:
         self.precise, self.batch, self.worst = subject.in_double(), report.few(), 0.0
 
     def prove(self, mask: HeadMask) -> None:
-        """Raises `ProofFailed`."""
+        """Raise `ProofFailed` if removal and masking of these heads differ."""
         gates_N = mask.gates(self.batch.device)
         difference = output_difference(self.precise, self.precise.without(mask), self.batch, gates_N)
         if not difference <= MAX_DIFFERENCE:
@@ -81,7 +81,7 @@ class EquivalenceCheck:
 
 
 def proofs(subject: Subject, report: Data) -> dict[str, float]:
-    """Return the proofs of every run that closes heads: the gates of each block have an effect and, for a model that
+    """Return the proofs of every run that closes heads: each block has a gate with an effect and, for a model that
     decodes, greedy decoding and exact match agree."""
     checks: dict[str, float] = {"smallest_gate_effect": smallest_effect(subject, report.few())}
     if isinstance(subject, DecodesGreedily):
@@ -90,10 +90,10 @@ def proofs(subject: Subject, report: Data) -> dict[str, float]:
 
 
 def smallest_effect(subject: Subject, batch: Data) -> float:
-    """For each block, the largest effect of a gate, see `gate_effects`. Return the smallest of these over all blocks.
+    """Return the largest effect of a gate (see `gate_effects`) in the block where this is smallest.
 
-    It is computed in float64, where even a gate that training has nearly closed leaves a trace. Raises `ProofFailed`
-    for a block whose gates all have no effect: its heads would look useless. Blocks that nothing reads do not count.
+    Effects are computed in float64, in which even a nearly closed gate changes the output. Raises `ProofFailed` for a
+    block whose gates all have no effect: its heads would look useless. Blocks whose output is not used do not count.
     """
     effects = subject.grid.split(gate_effects(subject.in_double(), batch).abs())
     largest = {block: float(effects_H.max()) for block, effects_H in effects.items() if len(effects_H)}
@@ -106,10 +106,11 @@ def smallest_effect(subject: Subject, batch: Data) -> float:
 
 
 def time_removed(subject: Subject, plans: Sequence[Plan], batch: Data, rounds: int) -> pd.DataFrame:
-    """Milliseconds of one `predict` of the batch: one row per plan, then the dense model and the same again (A/A).
+    """Return milliseconds of one `predict` of the batch: one row per plan, then two rows of the dense model (A/A).
 
-    All models take turns, and so do copies of each; the columns are those of `speed_columns` and `timed_examples`, the
-    size of the batch. The dense model also has its gates folded into the weights: they are not to count as a speed-up.
+    All models take turns, and so do several copies of each. The columns are those of `speed_columns` and
+    `timed_examples`, the size of the batch. The dense model has its gates folded into its weights too, because folding
+    must not count as a speed-up.
     """
     makers = {name: partial(subject.without, HeadMask(subject.grid)) for name in (DENSE, DENSE_AGAIN)}
     makers |= {removed_names(plan.mask): partial(subject.without, plan.mask) for plan in plans if plan.mask.removed}

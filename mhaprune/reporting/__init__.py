@@ -1,1 +1,1 @@
-"""Tables in, figures and words and one page out: what all experiments share of it."""
+"""Reports: the functions that make figures, sentences and a page from tables, shared by all experiments."""

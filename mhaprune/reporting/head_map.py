@@ -1,4 +1,4 @@
-"""The map of heads: which stay and which can be removed, as the tables of an experiment say it."""
+"""The map of heads: which heads stay and which can be removed, by the tables of an experiment."""
 
 import textwrap
 from math import isnan, nan
@@ -18,22 +18,23 @@ from mhaprune.reporting.sentences import share
 from mhaprune.tables import HEAD, REFERENCE, Tables, blocks_in, in_unit, loss_unit, named, quality_name
 
 REMOVED = "removed"
-"""The name of a head that was gone already, before the run."""
+"""The name of a head that was removed before the run."""
 
 
 class Verdict(NamedTuple):
-    """A row per head in the order of the model, and what the rows mean."""
+    """A decision for each head of the model, in the model's order, and the words that explain it."""
 
     heads: pd.DataFrame
-    """The head, whether it `stays`, its `score` (NaN without one) and its `name`: what it does, empty where unknown."""
+    """The head, whether it `stays`, its `score` (NaN without one) and its `name`: what it looks at, empty if
+    unknown."""
     scorer: str
-    """The scorer of the numbers; empty without scores."""
+    """The scorer of the column `score`; empty without scores."""
     title: str
-    """The sum of it in one line."""
+    """The result in one line."""
     meaning: str
-    """The meaning of staying and of going."""
+    """The sentence that explains what a tile of each kind means."""
     together: bool = True
-    """Whether the heads that can go were removed together; if not, each of them can go alone."""
+    """Whether the heads that can be removed were removed together; if not, each of them can be removed alone."""
     unit: str = "nats"
     """The unit of the loss; empty for a loss without one."""
 
@@ -42,9 +43,9 @@ class SmallMap(NamedTuple):
     """The map of heads without scores and names."""
 
     title: str
-    """The sum of it in one line."""
+    """The result in one line."""
     rows: list[str]
-    """A text per block: `1` for a head that stays, `0` for one that can go, a blank where there is no such head."""
+    """A text per block: `1` for a head that stays, `0` for one that can be removed, a blank for no head."""
 
 
 def in_small(verdict: Verdict) -> SmallMap:
@@ -56,7 +57,7 @@ def in_small(verdict: Verdict) -> SmallMap:
 
 
 def scored(heads: pd.DataFrame, scorer: str) -> pd.DataFrame:
-    """The heads of a table `heads` with the scores of one scorer, NaN where it scored none; no head has a name yet."""
+    """Return the heads of a table `heads` with the scores of one scorer (NaN without a score) and with empty names."""
     rows = heads[(heads["scorer"] == scorer) & (heads["draw"] == 0)]
     if rows.empty:  # a schedule that needs no scorer
         rows = heads[heads["draw"] == 0].drop_duplicates(HEAD).assign(score=nan)
@@ -66,8 +67,8 @@ def scored(heads: pd.DataFrame, scorer: str) -> pd.DataFrame:
 def prunable_alone(
     heads: pd.DataFrame, scorer: str, tolerance: float, tables: Tables, together: tuple[float, float] | None = None
 ) -> Verdict:
-    """Return the verdict that takes one head at a time. `together` is the quality with all heads open and with all
-    prunable heads closed, None where it was not measured; `tables` name the quality and the unit of the loss."""
+    """Return the verdict about each head alone. `together` is the quality with all heads open and with all prunable
+    heads closed, None if it was not measured; `tables` have the names of the quality and of the loss's unit."""
     count, total = int((~heads["stays"]).sum()), len(heads)
     meaning = (
         f"Empty tiles with a whole line are heads whose ablation costs less than {tolerance:g}{in_unit(tables)}, each"
@@ -90,18 +91,18 @@ def prunable_alone(
 
 
 LIGHTEST = 0.3
-"""The palest colour of a tile that stays, so that it never looks like a tile that can go."""
+"""The palest colour of a head that stays, so that it never looks like a head that can be removed."""
 TALLEST = 14.0
-"""Inches of all rows; beyond, they are lower."""
+"""Largest height of all rows in inches; with more rows, each is lower."""
 LETTER = 0.112
-"""Inches of a letter of the title."""
+"""Width of a letter of the title, in inches."""
 LONGEST = 8.0
-"""Inches of a line of the title; a figure may be wider for its tiles."""
+"""Width of the title in inches; a figure with many tiles may be wider."""
 
 
 def heads_that_matter(verdict: Verdict) -> Plot:
-    """A map of the model with a tile per head: dark what matters, empty what can go. The line around an empty tile is
-    dashed where all such heads were removed together, and whole where each can go alone."""
+    """Draw a map of the model with a tile per head: dark if the head matters, empty if it can be removed. The line
+    around an empty tile is dashed if all such heads were removed together, solid if each can be removed alone."""
     heads, scorer, title, meaning, together, unit = verdict
     heads = heads.assign(digits=["" if isnan(score) else number(score, 3) for score in heads["score"]])
     rows = blocks_in(heads)

@@ -1,4 +1,4 @@
-"""The scores of all heads, in colours that are the same for every scorer: by rank."""
+"""The scores of all heads; the colour is the rank, so that scorers can be compared."""
 
 from typing import Any
 
@@ -12,13 +12,14 @@ from mhaprune.reporting.plots import Plot, elided, short
 from mhaprune.tables import HEAD, Tables, candidates
 
 MOST_NUMBERS = 8
-"""Scorers whose scores are written into the cells."""
+"""Largest number of scorers with scores written into the cells."""
 TALLEST = 11.0
-"""Inches. With more heads than fit, rows shrink and lose their numbers."""
+"""Largest height in inches. With more heads than fit, rows shrink and lose their numbers."""
 
 
 def head_scores(tables: Tables) -> Plot | None:
-    """A row per head and a column per scorer: the rank as a colour and, where there is room, the score as a number."""
+    """Draw a row per head and a column per scorer: the rank as a colour and, if there is room, the score as a
+    number."""
     heads = tables.get("heads", pd.DataFrame(columns=["scorer", "draw"]))
     names = candidates(heads)
     if not names:

@@ -1,4 +1,4 @@
-"""Headline of a sweep: the first numbers of its runs against the settings that vary."""
+"""The headline of several runs: their first numbers against the settings that vary."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +17,11 @@ from mhaprune.statistics.intervals import LEAST_RUNS, prediction_interval, stude
 from mhaprune.tables import LABEL
 
 MOST_ROWS = 6
-"""Rows of panels of one figure."""
+"""Largest number of rows of panels in one figure."""
 MOST_COLOURS = 12
-"""Values of the setting that is told by colours."""
+"""Largest number of values of the setting that is shown by colours."""
 MOST_SAID = 12
-"""Means in one sentence."""
+"""Largest number of means in one sentence."""
 NOTE = (
     "The first interval is for the mean over runs, the second for one new run, both at 95 %. They suppose runs that"
     " scatter around one middle. If they form two groups, or a few fail, look at the single runs."
@@ -31,38 +31,38 @@ WHOLE: Any = {"color": CONTROL_COLOUR, "linewidth": 1.8}
 
 
 class Number(NamedTuple):
-    """A number by which the runs of an experiment are compared first."""
+    """A number that a comparison of runs shows first."""
 
     what: str
-    """Its name in figures and tables."""
+    """The name in figures and tables."""
     value: float
-    """NaN where the run has none."""
+    """NaN if the run has no such number."""
     whole: float = math.nan
-    """The value of the whole model, to compare with; NaN where there is none."""
+    """The value of the dense model, for comparison; NaN if there is none."""
     after: str = ""
-    """The recovery that was done first; empty for none."""
+    """The recovery before the measurement; empty for none."""
     least: float = -math.inf
-    """The number cannot be less than that."""
+    """The smallest possible value."""
     most: float = math.inf
-    """Nor more than that."""
+    """The largest possible value."""
 
     @property
     def name(self) -> str:
-        """Return its name in a table."""
+        """The name in a table."""
         return f"{self.what}, after {self.after}" if self.after else self.what
 
 
 def share_number(what: str, value: float, whole: float = math.nan, after: str = "") -> Number:
-    """A quality as a number. Not every quality is a share: one from 0 to 1 is taken for a share."""
+    """Return a quality as a number. A quality from 0 to 1 is taken for a share, but not every quality is one."""
     ends = (0.0, 1.0) if 0 <= value <= 1 else (-math.inf, math.inf)
     return Number(what, float(value), float(whole), after, *ends)
 
 
 def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot | None:
-    """A panel per number. The first setting is the x axis, the second one the colour, and any others make rows.
+    """Draw a panel per number. The first setting is the x axis, the second the colour, and the others make rows.
 
-    `numbers` has a row per run and `Number`, with its fields, the `label` of the run, and a column per setting.
-    None where nothing can be compared, or too much varies for one figure.
+    `numbers` has a row per run and `Number`, with its fields, the `label` of the run, and a column per setting. None if
+    there is nothing to compare, or too much varies for one figure.
     """
     numbers = _comparable(numbers[~_lacking(numbers)]).assign(**{ALL_RUNS.name: ALL_RUNS.values[0]})
     across, colours, *others = [*settings, ALL_RUNS, ALL_RUNS][: max(2, len(settings))]
@@ -89,12 +89,12 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
 
 
 def _lacking(numbers: pd.DataFrame) -> pd.Series:
-    """True for rows of a number that is missing in some runs. Its mean would be over the successful runs only."""
+    """Return True for rows of a number that is missing in some runs. Its mean would cover only the successful runs."""
     return numbers["value"].isna().groupby([numbers["what"], numbers["after"]]).transform("any")
 
 
 def _comparable(numbers: pd.DataFrame) -> pd.DataFrame:
-    """Turn counts out of different totals into shares: 48 of 96 heads are no more than 6 of 12."""
+    """Turn counts into shares where the runs have different totals: 48 of 96 heads and 6 of 12 are both 0.5."""
     counted = numbers["most"] == numbers["whole"]
     totals = numbers["whole"].groupby(numbers["what"])
     differ = counted.groupby(numbers["what"]).transform("all") & (totals.transform("nunique") > 1)
@@ -105,8 +105,8 @@ def _comparable(numbers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) -> list[float]:
-    """A small mark per run; where there are several, a large one for their mean, with its interval. Returns the
-    ends of the intervals."""
+    """Draw a small mark per run, and a large one for the mean of several runs, with its interval. Return the ends of
+    the intervals."""
     dodge = 0.7 / len(colours.values)
     ends: list[float] = []
     for i, colour in enumerate(colours.values):
@@ -126,8 +126,8 @@ def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) ->
 
 
 def _draw_runs(axes: Axes, runs: pd.DataFrame, place: float, width: float, style: dict[str, Any]) -> list[float]:
-    """Runs that differ only in their seed. Returns the ends of the interval of their mean; none for
-    fewer than `LEAST_RUNS`."""
+    """Draw runs that differ only in their seed. Return the ends of the interval of their mean; none for fewer than
+    `LEAST_RUNS`."""
     if len(runs) == 1:
         axes.scatter([place], runs["value"], s=34, linewidth=0, zorder=3, **style)
         return []
@@ -142,13 +142,14 @@ def _draw_runs(axes: Axes, runs: pd.DataFrame, place: float, width: float, style
 
 
 def _within(runs: pd.DataFrame, interval: Callable[[pd.Series], tuple[float, float]]) -> tuple[float, float]:
-    """Return an interval over runs, as far as the number can go."""
+    """Return an interval over runs, cut to the possible values of the number."""
     low, high = np.clip(interval(runs["value"]), runs["least"].min(), runs["most"].max())
     return float(low), float(high)
 
 
 def _scale(axes: Axes, numbers: pd.DataFrame, ends: Sequence[float]) -> None:
-    """Give the y axis room for all runs, and for intervals that are not far wider. Begin it at 0 where that is near."""
+    """Set the y axis so that it shows all runs, and intervals unless they are much wider. It begins at 0 if that is
+    near."""
     low, high = room_for(pd.concat([numbers["value"], numbers["whole"]]).dropna(), ends)
     if numbers["least"].min() == 0 and low < 0.5 * high:
         low = -0.06 * high
@@ -181,8 +182,8 @@ def _repeated(numbers: pd.DataFrame, settings: Sequence[Setting]) -> bool:
 
 
 def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterator[str]:
-    """A sentence per number for runs that differ only in their seed: their mean, or their values if they are few; none
-    where there are no such runs."""
+    """Yield a sentence per number for runs that differ only in their seed: their mean, or their values if they are few;
+    none without such runs."""
     numbers = _comparable(numbers[~_lacking(numbers)])
     if numbers.empty or not _repeated(numbers, settings):
         return
@@ -205,7 +206,7 @@ def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterat
 
 
 def _mean(runs: pd.DataFrame) -> str:
-    """Return the mean with its interval and that for one new run; of fewer than `LEAST_RUNS` the values."""
+    """Return the mean with its interval and the interval for a new run; the values, for fewer than `LEAST_RUNS`."""
     if len(runs) < LEAST_RUNS:
         texts = [f"{value:.3g}" for value in runs["value"]]
         return " and ".join(texts) if len(set(texts)) == len(texts) else f"{texts[0]} in both runs"

@@ -1,7 +1,7 @@
-"""A matrix of numbers as colours, with the numbers in the cells; and what colours mean in every figure.
+"""A matrix of numbers as colours, with the numbers in the cells; and the meaning of colours in every figure.
 
-Blue matters, red is lost, white is nothing of either. All maps grow darker from white, so a figure is read in grey
-print too. Signed ones differ by hue alone there: such a figure writes the sign, or says it at its colour bar.
+Blue means important, red means lost, white means neither. All maps grow darker from white, so they can be read in grey
+print. Signed maps differ only by hue there, so their figures also write the sign, or explain it at the colour bar.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,17 +12,18 @@ from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
 MATTERS = "Blues"
-"""The darker, the more: how much a head matters, or how much it attends."""
+"""Darker means more: how much a head matters, or how much it attends."""
 WEIGHTS: Any = {"cmap": MATTERS, "vmin": 0, "vmax": 1}
-"""Attention weights from 0 to 1, beside other numbers; maps of attention alone end at their largest weight."""
+"""Attention weights from 0 to 1, for figures with other numbers too. Maps of attention alone end at their largest
+weight."""
 LOST = "Reds"
-"""The darker, the more is lost: accuracy that a choice, a group or a mistake costs."""
+"""Darker means more loss of accuracy, by a choice, a group or a mistake."""
 EXTRA_COST = "RdBu_r"
-"""Signed: red costs more than it should, blue less."""
+"""Signed: red costs more than expected, blue less."""
 VALUES = "PuOr_r"
 """Signed numbers that are neither good nor bad: orange is positive, purple negative."""
 MISSING = "#d9d9d9"
-"""A cell without a number: a head that is gone, or nothing measured."""
+"""A cell without a number: a removed head, or no measurement."""
 
 
 def heat_map(
@@ -35,9 +36,9 @@ def heat_map(
     written: np.ndarray | None = None,
     **colours: Any,
 ) -> AxesImage:
-    """Draw `values` with a name for every row and column that has one and, with `write`, a number in every cell.
+    """Draw `values` with the names of rows and columns that are not empty and, with `write`, a number in every cell.
 
-    The numbers are those of `written`, by default the values. `colours` go to `imshow`. What is NaN is grey.
+    The cells show the numbers `written`, by default the values. `colours` are passed to `imshow`. NaN is grey.
     """
     image = axes.imshow(values, **{"cmap": MATTERS, "aspect": "auto", "interpolation": "nearest", **colours})
     if np.isnan(values).any():
@@ -54,7 +55,7 @@ def heat_map(
 def write_cells(
     axes: Axes, image: AxesImage, values: np.ndarray, write: Callable[[float], str], size: float = 9
 ) -> None:
-    """A number in every cell of a heat map, black on light and white on dark; what is NaN stays empty."""
+    """Write a number in every cell of a heat map, black on light and white on dark; NaN is left empty."""
     shades = np.asarray(image.to_rgba(np.ma.asarray(image.get_array())))[..., :3] @ (0.3, 0.59, 0.11)
     for (row, column), value in np.ndenumerate(values):
         if not np.isnan(value):
@@ -63,25 +64,25 @@ def write_cells(
 
 
 def write_inside(axes: Axes, x: float, y: float, words: str, **style: Any) -> None:
-    """Words in the middle of a cell. They take no part in the layout, which has more to measure than it can fast."""
+    """Write words in the middle of a cell. They are left out of the layout, which would be slow with so many texts."""
     axes.text(x, y, words, ha="center", va="center", **style).set_in_layout(False)
 
 
 def thinned(names: Sequence[object], most: int) -> list[str]:
-    """The names for the ticks of an axis on which `most` have room: where there are more, every second, third, ..."""
+    """Return the names for an axis with room for `most`: if there are more, only every second, third, ... is kept."""
     step = max(1, -(-len(names) // max(most, 1)))
     return [str(name) if i % step == 0 else "" for i, name in enumerate(names)]
 
 
 def frame(axes: Axes) -> None:
-    """A thin frame around a picture that has no ticks."""
+    """Draw a thin frame around a picture without ticks."""
     axes.set(xticks=[], yticks=[])
     axes.grid(visible=False)
     axes.spines[:].set(visible=True, color="#999999", linewidth=0.6)
 
 
 def bar_in_words(image: AxesImage, beside: Sequence[Axes], label: str, least: str, most: str) -> None:
-    """A colour bar whose two ends have names instead of numbers."""
+    """Draw a colour bar whose two ends have names instead of numbers."""
     figure = beside[0].figure
     low, high = image.get_clim()
     bar = figure.colorbar(image, ax=list(beside), fraction=0.03, pad=0.02, aspect=30)

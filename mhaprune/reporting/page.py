@@ -15,11 +15,11 @@ from mhaprune.reporting.plots import Plot
 from mhaprune.tables import Tables, varying
 
 LONGEST = 500
-"""Rows of a table that the page shows; its file has all of them."""
+"""Largest number of rows of a table on the page; the table's file has all rows."""
 
 
 def proof_sentences(checks: Mapping[str, float]) -> list[str]:
-    """The proofs of a run, in sentences."""
+    """Return the proofs of a run, in sentences."""
     lines = []
     if "max_difference_masked_removed" in checks:
         lines.append(
@@ -53,7 +53,8 @@ def render(
     facts: Mapping[str, Any],
     checks: Sequence[str] = (),
 ) -> str:
-    """The whole page. `facts` say what was run and where; long tables are folded, and cut after `LONGEST` rows."""
+    """Return the whole page. `facts` are the settings and versions of the run; long tables are folded, and cut after
+    `LONGEST` rows."""
     return fill(
         "report",
         title=title,
@@ -81,9 +82,9 @@ class Table(NamedTuple):
     name: str
     rows: int
     html: str
-    """Its first rows, without the columns that are the same in all rows."""
+    """The first rows, without the columns that are equal in all rows."""
     same: dict[str, Markup]
-    """The values of those."""
+    """The columns that are equal in all rows, with their value."""
 
 
 def _table(name: str, frame: pd.DataFrame) -> Table:
@@ -93,7 +94,7 @@ def _table(name: str, frame: pd.DataFrame) -> Table:
 
 
 def _html(frame: pd.DataFrame) -> str:
-    """The table as HTML. What pandas has for that takes ten times as long."""
+    """Return the table as HTML. The method of pandas takes ten times as long."""
     starts = {name: "" if is_numeric_dtype(frame[name]) else " class=t" for name in frame}
     names = "".join(f"<th{start}><button>{escape(name)}</button></th>" for name, start in starts.items())
     columns = [[f"<td{start}>{_text(value)}</td>" for value in frame[name]] for name, start in starts.items()]
@@ -102,7 +103,7 @@ def _html(frame: pd.DataFrame) -> str:
 
 
 def _text(value: object) -> Markup:
-    """Numbers with four digits; empty for what is not there."""
+    """Return a value as text: numbers with four digits, empty for a missing value."""
     if isinstance(value, float):
         return Markup("" if math.isnan(value) else f"{value:.4g}")
     return Markup("") if value is None or value is pd.NA else escape(value)
@@ -112,7 +113,7 @@ NO_FILTERS: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 
 
 def fill(template: str, filters: Mapping[str, Callable[..., Any]] = NO_FILTERS, **values: Any) -> str:
-    """The template of that name with these values, escaped; raises jinja2's UndefinedError for one that is missing."""
+    """Return the named template with these values, escaped. Raises jinja2's UndefinedError for a missing value."""
     loader = PackageLoader("mhaprune.reporting", ".")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     environment.filters |= filters

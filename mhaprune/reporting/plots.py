@@ -1,4 +1,5 @@
-"""The toolkit of figures: a file name, a caption, one look. No torch, no model, only tables that a run wrote."""
+"""The toolkit of figures: a file name, a caption, one style. It needs no torch and no model, only the tables of a
+run."""
 
 from __future__ import annotations
 
@@ -26,9 +27,10 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 CONTROL_COLOUR = "#888888"
 SIGNS = {"<eos>": "end", "<bos>": "begin"}
-"""Names of the marks of a sequence in figures."""
+"""Names of the special symbols of a sequence in figures."""
 MOST_RUNS = 100
-"""Runs that a figure shows one by one. More could not be told apart, and would take minutes to draw."""
+"""Largest number of runs that a figure shows one by one. More could not be told apart, and would take minutes to
+draw."""
 STYLE: Any = {
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -38,7 +40,7 @@ STYLE: Any = {
     "figure.constrained_layout.h_pad": 0.06,  # inches; letters are a little wider at another resolution
     "figure.constrained_layout.use": True,
     "figure.constrained_layout.w_pad": 0.06,
-    "figure.dpi": 150,  # that of a PNG: text is measured once
+    "figure.dpi": 150,  # the resolution of PNG files: text is measured once
     "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it; a list of others stood at each text of an SVG
     "font.size": 10,
     "grid.alpha": 0.3,
@@ -49,13 +51,12 @@ STYLE: Any = {
     "svg.hashsalt": "mhaprune",
 }
 LAID_OUT: Any = {**STYLE, "figure.constrained_layout.use": False}
-"""For a figure in which everything has its place: otherwise each file would be laid out anew."""
+"""The style for a figure whose layout is done: otherwise the layout would be computed again for each file."""
 
 
 @dataclass(frozen=True, repr=False)
 class Plot:
-    """A figure with its file name, its caption, and an `alt` text for readers who cannot see it; by default the
-    caption."""
+    """A figure with its file name, its caption, and an `alt` text for blind readers; by default the caption."""
 
     name: str
     caption: str
@@ -64,12 +65,12 @@ class Plot:
 
     @cached_property
     def png(self) -> bytes:
-        """The figure as a file, byte for byte the same for the same tables."""
+        """The figure as a PNG file, with the same bytes for the same tables."""
         return self._render("png", {"Software": None}, pil_kwargs={"compress_level": 3})  # 6 takes twice as long
 
     @cached_property
     def svg(self) -> bytes:
-        """The figure as a file, byte for byte the same for the same tables; its text is text."""
+        """The figure as an SVG file, with the same bytes for the same tables. Its text can be searched."""
         return self._render("svg", {"Date": None})
 
     def named(self, name: str) -> Plot:
@@ -93,11 +94,11 @@ class Plot:
 
 Drawn = Plot | Iterable[Plot] | None
 Figures = tuple[Callable[[Tables], Drawn], ...]
-"""Functions from tables to figures; None where the tables cannot fill one."""
+"""Functions that draw a figure from tables; None if a table is missing."""
 
 
 def needs(*names: str) -> Callable[[Callable[[Tables], Drawn]], Callable[[Tables], Drawn]]:
-    """Draw nothing where one of these tables is missing or empty."""
+    """Return a decorator that draws nothing if one of these tables is missing or empty."""
 
     def wrap(figure: Callable[[Tables], Drawn]) -> Callable[[Tables], Drawn]:
         @wraps(figure)
@@ -110,7 +111,7 @@ def needs(*names: str) -> Callable[[Callable[[Tables], Drawn]], Callable[[Tables
 
 
 def draw(figures: Figures, tables: Tables) -> Iterator[Plot]:
-    """Every figure that these tables can fill, in the project's style."""
+    """Yield every figure whose tables are there, in the project's style."""
     for figure in figures:
         with matplotlib.rc_context(STYLE):
             drawn = figure(tables)
@@ -119,9 +120,9 @@ def draw(figures: Figures, tables: Tables) -> Iterator[Plot]:
 
 
 def lay_out(figure: Figure) -> None:
-    """Put everything in its place, once: afterwards nothing moves.
+    """Compute the layout once, so that nothing moves afterwards.
 
-    The layout engine goes: as long as a figure has one, even one that does nothing, `savefig` draws twice.
+    The layout engine is removed: with any engine, `savefig` draws twice.
     """
     if (layout := figure.get_layout_engine()) is None:
         return
@@ -135,24 +136,24 @@ def lay_out(figure: Figure) -> None:
 
 
 def line_style(i: int) -> dict[str, Any]:
-    """The colour and marker of the i-th line of a figure. A colour that comes again has another marker."""
+    """Return the colour and marker of the i-th line of a figure. A repeated colour has another marker."""
     return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]}
 
 
 def errors(frame: pd.DataFrame, column: str) -> np.ndarray:
-    """The distances from a column down and up to the ends of its interval, as `errorbar` takes them."""
+    """Return the distances from a column down and up to the ends of its interval, as `errorbar` takes them."""
     return np.abs(np.stack([frame[column] - frame[f"{column}_low"], frame[f"{column}_high"] - frame[column]]))
 
 
 def ceiling(highest: pd.Series, families: pd.Series) -> float:
-    """The end of an axis that shows all scorers but the controls. A control far above would squeeze the others
-    together."""
+    """Return the end of an axis that shows all scorers except controls. A control far above would squeeze the
+    others."""
     return 1.15 * max(highest[families != UNINFORMED].max(), 1.0) if (families != UNINFORMED).any() else np.inf
 
 
 def room_for(values: pd.Series, ends: Iterable[float]) -> tuple[float, float]:
-    """Return the ends of an axis that shows all values, and the ends of intervals that are not far wider: of two or
-    three runs an interval may be so long that nothing else would be seen. Such a bar runs to the edge of its panel."""
+    """Return the ends of an axis that shows all values, and intervals unless they are much wider. With two or three
+    runs an interval may be so long that the values could not be told apart; it is then cut at the edge of the panel."""
     low, high = float(values.min()), float(values.max())
     span = max(high - low, 0.02 * max(abs(high), abs(low))) or 1.0
     ends = [end for end in ends if not np.isnan(end)]
@@ -162,7 +163,7 @@ def room_for(values: pd.Series, ends: Iterable[float]) -> tuple[float, float]:
 
 
 def draw_band(axes: Axes, curves: pd.DataFrame, x: str = "heads_removed") -> None:
-    """The exact match of a control: the mean of its draws in a band from least to most."""
+    """Draw the exact match of a control: the mean of its draws in a band from the lowest to the highest."""
     band = curves.groupby(x)[QUALITY].agg(["min", "mean", "max"])
     label = f"{curves['scorer'].iloc[0]} ({curves['draw'].nunique()} draws)"
     axes.fill_between(band.index, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.2, linewidth=0)
@@ -170,12 +171,13 @@ def draw_band(axes: Axes, curves: pd.DataFrame, x: str = "heads_removed") -> Non
 
 
 def columns_of(count: int, most: int) -> int:
-    """The number of panels in a row, at most `most`, so that rows are as equal as possible."""
+    """Return the number of panels in a row, at most `most`, so that rows are as equal as possible."""
     return -(-count // -(-count // most))
 
 
 def panels(figure: Figure, count: int, columns: int, xlabel: str, ylabel: str = "", **options: Any) -> list[Axes]:
-    """`count` axes in rows of `columns`, with ticks and labels only where no panel stands below or to the left."""
+    """Return `count` axes in rows of `columns`. Only the lowest and leftmost panels have tick labels and axis
+    labels."""
     grid = list(figure.subplots(-(-count // columns), columns, squeeze=False, **options).flat)
     for i, axes in enumerate(grid[:count]):
         lowest, first = i + columns >= count, i % columns == 0
@@ -187,7 +189,7 @@ def panels(figure: Figure, count: int, columns: int, xlabel: str, ylabel: str = 
 
 
 def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist], title: str | None = None) -> None:
-    """A legend above all panels, in as many columns as fit the width of the figure; the title is that of the figure."""
+    """Draw a legend above all panels, in as many columns as fit the figure; `title` is the figure's title."""
     handles = of.get_legend_handles_labels()[0] if isinstance(of, Axes) else list(of)
     if not handles:
         return
@@ -200,28 +202,28 @@ def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist], title:
 
 
 def number(value: float, decimals: int) -> str:
-    """The number with a real minus sign, and none before a zero; a dash for NaN."""
+    """Return a number as text, with a real minus sign but no “−0”; a dash for NaN."""
     return "–" if np.isnan(value) else f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")
 
 
 def correlation(rho: float) -> str:
-    """A rank correlation in two decimals, or in as many as tell it from 1: 0.996."""
+    """Return a rank correlation as text with two decimals, or with more if two would round it to 1 or −1: 0.996."""
     decimals = (d for d in range(2, 9) if abs(round(rho, d)) < 1)
     return number(rho, next(decimals, 2))
 
 
 def wrapped(words: str, inches: float) -> str:
-    """The words in lines that are no longer than that, at the size of a title; a word that is too long is cut."""
+    """Return the words in lines of at most this width, at the size of a title; a word that is too long is cut."""
     return textwrap.fill(words, max(int(inches / 0.085), 6), break_on_hyphens=False)
 
 
 def elided(name: str, most: int = 28) -> str:
-    """A name that is too long for its place, without its middle: the ends of long names tell them apart."""
+    """Return a long name without its middle, because the ends of long names distinguish them."""
     return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"
 
 
 def short(value: float) -> str:
-    """The number in at most six letters, for a cell: `2.88`, `0.03`, `4e−5`; a dash for NaN."""
+    """Return a number in at most six letters, for a cell: `2.88`, `0.03`, `4e−5`; a dash for NaN."""
     size = abs(value)
     if np.isnan(value) or value == 0 or 0.01 <= size < 1000:
         return "0" if value == 0 else number(value, 2 if size < 10 else 1 if size < 100 else 0)
@@ -232,8 +234,8 @@ def short(value: float) -> str:
 
 
 def scale_in_ratios(axis: XAxis | YAxis, low: float, high: float, apart: float = 0.12) -> None:
-    """Make an axis logarithmic from `low` to `high`, with a few plain numbers as ticks: `1.5`, not a power of ten.
-    Between two of them lies at least the share `apart` of the axis, or their numbers would touch."""
+    """Make an axis logarithmic from `low` to `high`, with a few plain numbers as ticks: `1.5`, not a power of ten. The
+    distance between two ticks is at least the share `apart` of the axis, so that their numbers do not touch."""
     (axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale)("log")
     if high / low < 12:
         ticks: Sequence[float] = MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)).tick_values(low, high)

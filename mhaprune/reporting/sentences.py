@@ -10,23 +10,24 @@ from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import DENSE_AGAIN, QUALITY, VALID_QUALITY, Tables, quality_name, timed_name
 
 POOR = 0.8
-"""A model that does less of its task than this is poor."""
+"""A model with a lower quality is called poor."""
 
 
 def points_over_runs(points: pd.Series) -> str:
-    """A mean over runs in percentage points, with its 95 % interval: `1.2 points (0.3 to 2.1)`."""
+    """Return a mean over runs in percentage points, with its 95 % interval: `1.2 points (0.3 to 2.1)`."""
     low, high = student_interval(points)
     return f"{number(points.mean(), 1)} points ({number(low, 1)} to {number(high, 1)})"
 
 
 def share(value: float) -> str:
-    """A share in three decimals, as all sentences write it: 0.992."""
+    """Return a share with three decimals, as all sentences write it: 0.992."""
     return f"{value:.3f}"
 
 
 def as_fast(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:
-    """Say what a removal brings: `With fewer heads greedy decoding of 32 examples is 1.21× as fast (quartiles
-    1.20–1.22).` There is no clear gain if the quartiles overlap those of the dense model timed against itself."""
+    """Return the speed-up in words: `With fewer heads greedy decoding of 32 examples is 1.21× as fast (quartiles
+    1.20–1.22).` If the quartiles overlap those of the dense model timed against itself, the sentence says that there is
+    no clear gain."""
     latency = tables.get("latency", pd.DataFrame())
     batch = f" of {latency['timed_examples'].iloc[0]} examples" if "timed_examples" in latency else ""
     line = (
@@ -41,7 +42,7 @@ def as_fast(row: Mapping[str, Any] | pd.Series, tables: Tables) -> str:
 
 
 def if_poor(tables: Tables) -> Iterator[str]:
-    """A warning, where the model was trained here and cannot do its task: what is said of its heads is noise."""
+    """Yield a warning if the model was trained here and is poor at its task: results about its heads are then noise."""
     if VALID_QUALITY in (training := tables.get("training", pd.DataFrame())):
         reached = float(training[VALID_QUALITY].iloc[-1])
         if reached < POOR:
@@ -52,7 +53,7 @@ def if_poor(tables: Tables) -> Iterator[str]:
 
 
 def say_accuracy(accuracy: pd.DataFrame) -> str:
-    """The table `accuracy` in a sentence."""
+    """Return the table `accuracy` as a sentence."""
     row = accuracy.iloc[0]
     return (
         f"{row[QUALITY]:.3f} exact match"

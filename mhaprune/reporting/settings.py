@@ -14,14 +14,14 @@ from mhaprune.reporting.heat_map import thinned
 from mhaprune.reporting.plots import MARKERS, line_style
 
 LIGHTEST = 0.82
-"""Where the ramp of colours begins; lighter ones would be lost on white."""
+"""The beginning of the colour ramp; lighter colours could not be seen on white."""
 MOST_LETTERS = 30
-"""Letters that fit side by side below a panel."""
+"""Number of letters that fit side by side below a panel."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting and the values that it has, in their order: see `setting`."""
+    """A setting and its values in order; made by `setting`."""
 
     name: str
     values: tuple[str, ...]
@@ -30,7 +30,7 @@ class Setting:
 
     @cached_property
     def styles(self) -> dict[str, dict[str, Any]]:
-        """A colour and a marker for each value: of numbers one ramp from light to dark, else the usual ones."""
+        """A colour and a marker for each value: for numbers a ramp from light to dark, otherwise the usual colours."""
         looks = [line_style(i) for i in range(len(self.values))]
         if self.numeric and len(self.values) > 1:
             shades = [LIGHTEST * (1 - i / (len(looks) - 1)) for i in range(len(looks))]
@@ -39,7 +39,7 @@ class Setting:
         return dict(zip(self.values, looks, strict=True))
 
     def draw_axis(self, axes: Axes) -> None:
-        """Make this setting the x axis: a tick per value, at equal distances, with its name where there is room."""
+        """Make this setting the x axis: a tick per value, at equal distances, with its name if there is room."""
         names, count = list(self.values), len(self.values)
         if self.numeric:
             names = thinned(names, MOST_LETTERS // (max(map(len, names)) + 1))
@@ -52,7 +52,7 @@ class Setting:
 
 
 def setting(name: str, values: Iterable[str]) -> Setting:
-    """Return the setting with each value once: numbers from the smallest on, anything else in the given order."""
+    """Return the setting with each value once: numbers ascending, other values in the given order."""
     once = list(dict.fromkeys(values))
     numbers = {value: _number(value) for value in once}
     if any(math.isnan(number) for number in numbers.values()):
@@ -61,17 +61,17 @@ def setting(name: str, values: Iterable[str]) -> Setting:
 
 
 ALL_RUNS = Setting("", ("all runs",), numeric=False)
-"""The axis where nothing varies but the seed."""
+"""The axis of a figure if only the seed varies."""
 
 
 def by_use(settings: Iterable[Setting]) -> list[Setting]:
-    """Sort settings into the order in which a figure uses them up: numbers before words, many values before few."""
+    """Return settings in the order in which a figure uses them: numbers before words, many values before few."""
     return sorted(settings, key=lambda each: (not each.numeric, -len(each.values)))
 
 
 def styles_of(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return a colour and a marker for each label of runs, such as `num_heads=2`, in the order of a legend: a ramp
-    where a single setting with numbers tells them apart."""
+    """Return a colour and a marker for each label of runs, such as `num_heads=2`, in the order of the legend: a ramp if
+    the labels differ in one setting with numbers."""
     pairs = {label: label.partition("=") for label in labels}
     names = {name for name, _, _ in pairs.values()}
     if len(names) != 1:
@@ -82,7 +82,7 @@ def styles_of(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def _number(value: str) -> float:
-    """Return NaN for what is no number."""
+    """Return a text as a finite number, or NaN."""
     try:
         number = float(value)
     except ValueError:

@@ -29,12 +29,12 @@ from mhaprune.tables import (
 )
 
 MOST_LINES = 12
-"""Lines of one panel."""
+"""Largest number of lines in one panel."""
 
 
 @needs("heads", "agreement")
 def agreement(tables: Tables) -> Plot | None:
-    """The cost of closing each head against its rank by every other scorer, with Spearman's rank correlation."""
+    """Draw the cost of closing each head against its rank by every other scorer, with Spearman's rank correlation."""
     heads, pairs = tables["heads"], tables["agreement"]
     others = [name for name in candidates(heads) if name != REFERENCE]
     reference = heads[heads["scorer"] == REFERENCE].set_index(HEAD)
@@ -72,8 +72,8 @@ def agreement(tables: Tables) -> Plot | None:
 
 @needs("pruning")
 def compare_curves(tables: Tables) -> Plot | None:
-    """Exact match against the share of heads removed: a panel per scorer, a line per setting for the mean of its runs.
-    None where more settings differ than can be told apart."""
+    """Draw exact match against the share of heads removed: a panel per scorer, and a line per setting, the mean of its
+    runs. None if there are too many settings to tell apart."""
     pruning = tables["pruning"].assign(**{SETTING: setting_names(tables["pruning"])})
     styles = styles_of(pruning[SETTING].unique())
     if len(styles) > MOST_LINES:
@@ -103,7 +103,8 @@ def compare_curves(tables: Tables) -> Plot | None:
 
 
 def _draw_mean_curve(axes: Axes, rows: pd.DataFrame, label: str, style: Mapping[str, Any]) -> None:
-    """The mean of runs with its interval; of a single run the mean of its draws, from the least to the most."""
+    """Draw the mean of runs with its interval; for a single run the mean of its draws, from the lowest to the
+    highest."""
     if rows.empty:
         return
     several = rows[LABEL].nunique() > 1
@@ -119,5 +120,5 @@ def _draw_mean_curve(axes: Axes, rows: pd.DataFrame, label: str, style: Mapping[
 
 
 def setting_names(frame: pd.DataFrame) -> pd.Series:
-    """Return the names of the runs of the rows without their seeds."""
+    """Return the name of each row's setting: the label of its run without the seed."""
     return frame[SETTING].fillna("").replace("", "all runs")

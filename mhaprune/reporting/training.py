@@ -1,4 +1,4 @@
-"""The course of training: a figure of loss, accuracy and gates, and the same for TensorBoard."""
+"""The course of training: a figure of loss, accuracy and gates, and event files for TensorBoard."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from mhaprune.reporting.plots import COLOURS, Plot, legend_above, needs, panels
 from mhaprune.tables import GATE, Tables
 
 MOST_NAMED = 12
-"""Gates of one block that a legend names. More lines cannot be told apart."""
+"""Largest number of gates in a legend. More lines cannot be told apart."""
 DASHES = ("-", "--", "-.", ":")
 
 
 @needs("training")
 def training_curve(tables: Tables) -> Plot:
-    """Loss and held-out accuracy over training and, if the model has gates, their values."""
+    """Draw loss and held-out accuracy during training and, if the model has gates, their values."""
     training = tables["training"]
     gates = {HeadId.parse(name.removeprefix(GATE)): name for name in training if name.startswith(GATE)}
     blocks = list(dict.fromkeys((head.site, head.layer) for head in gates))
@@ -42,7 +42,7 @@ def training_curve(tables: Tables) -> Plot:
 
 
 def _draw_progress(axes: Axes, training: pd.DataFrame, lines: Mapping[str, str]) -> None:
-    """Columns of the table as lines, with their names above the panel, where they cover nothing."""
+    """Draw columns of the table as lines, with a legend above the panel, where it covers no line."""
     for (column, label), dash in zip(lines.items(), ("-", "--"), strict=False):
         known = training.dropna(subset=column)  # there is no training loss before the first step
         marker = "o" if len(known) == 1 else ""
@@ -68,15 +68,16 @@ def _draw_gates(
 
 
 def check_tensorboard() -> None:
-    """Raise ValueError where TensorBoard is not installed."""
+    """Raise ValueError if TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise ValueError("tensorboard=true: is not installed: pip install -e '.[tensorboard]'")
 
 
 def event_files(history: pd.DataFrame) -> dict[str, bytes]:
-    """The table `training` as files of TensorBoard, by their names. Gates stand together, as `gate/encoder_self.0.0`.
+    """Return the table `training` as event files for TensorBoard, by name. Gates form a group, as
+    `gate/encoder_self.0.0`.
 
-    Numbers that are missing, such as the loss before the first step, are left out.
+    Missing numbers, such as the loss before the first step, are left out.
     """
     from torch.utils.tensorboard import SummaryWriter  # takes seconds
 

@@ -1,1 +1,1 @@
-"""One run and its settings; sweeps: the list of jobs, how each is done, and what all of them found together."""
+"""One run and its settings; sweeps: the list of jobs, how they are done, and their combined results."""

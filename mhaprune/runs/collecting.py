@@ -1,4 +1,4 @@
-"""Many run folders in, one set of tables, figures and a report out; works with whatever damaged runs are among them."""
+"""Combine many run folders into one set of tables, figures and a report; damaged runs are left out and reported."""
 
 import re
 import shlex
@@ -24,15 +24,15 @@ from mhaprune.storage.store import RunFolder, read_status, reason
 from mhaprune.tables import LABEL, SETTING, Tables, varying
 
 RESERVED = ("cache", "hydra", LABEL, SETTING, *SWEEP_SETTINGS)
-"""Settings that are no names of runs."""
+"""Settings that are not part of the name of a run."""
 NOT_SET = "not set"
 
 
 def collect(folders: Iterable[Path], out: Path) -> list[str]:
-    """Combine the runs found in `folders` into `out`; returns the findings in sentences, runs left out named last.
+    """Combine the runs found in `folders` into `out`. Return the findings in sentences; runs left out come last.
 
-    Every experiment says and draws what its own runs have in common. Raises ValueError where no run is found, and where
-    `out` is itself a run, whose files it would replace.
+    Each experiment compares its own runs in sentences and figures. Raises ValueError if no run is found, or if `out` is
+    itself a run, whose files would be replaced.
     """
     folders = list(folders)
     if read_status(out).get("kind", COLLECTION) != COLLECTION:
@@ -74,9 +74,9 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
 
 
 def named(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
-    """Return the runs with their names, and the settings that differ between them, the seed last.
+    """Return the runs with labels, and the settings that differ between them, the seed last.
 
-    A label tells a run apart: by these settings and, where that is not enough, by its folder.
+    A label lists the settings in which runs differ. If that is not unique, the folder is added.
     """
     settings = [_settings(run.status) for run in runs]
     if len({mine.get("experiment") for mine in settings}) == 1:
@@ -84,7 +84,7 @@ def named(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
             mine.pop("experiment", None)
     values: dict[str, set[str | None]] = {name: set() for mine in settings for name in mine}
     for mine, run in zip(settings, runs, strict=True):
-        for name in values if "identity" in run.status else mine:  # else only what was typed is known
+        for name in values if "identity" in run.status else mine:  # otherwise only the typed settings are known
             values[name].add(mine.get(name))
     differ = sorted((name for name in values if len(values[name]) > 1), key=lambda name: name == "seed")
     labels = [_joined(mine, differ) for mine in settings]
@@ -105,7 +105,7 @@ def _joined(settings: Mapping[str, str], names: Iterable[str]) -> str:
 
 
 def _settings(status: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of a run: its identity, and whatever else its command line set."""
+    """Return the settings of a run: its identity, and all other settings of its command line."""
     identity = status.get("identity", {})
     settings = {"experiment": status["experiment"].rpartition(".")[2].lower()} if "experiment" in status else {}
     settings |= {name: str(value) for name, value in identity.items() if name not in ("run", LABEL, SETTING)}
@@ -118,7 +118,7 @@ def _settings(status: Mapping[str, Any]) -> dict[str, str]:
 
 
 def compare(kind: type[Experiment], runs: Sequence[FoundRun], tables: Tables) -> tuple[list[str], list[Plot]]:
-    """Return the sentences and the figures of runs together. What they are compared by first comes first."""
+    """Return the sentences and the figures that compare runs; the most important numbers come first."""
     settings = settings_of(runs)
     numbers = numbers_of(runs, settings)
     plots: list[Plot] = []
@@ -135,7 +135,7 @@ def compare(kind: type[Experiment], runs: Sequence[FoundRun], tables: Tables) ->
 def settings_of(runs: Sequence[FoundRun]) -> list[Setting]:
     """Return the settings that differ between runs, the seed left out, in the order in which figures use them.
 
-    Of settings that always change together the first stands for all.
+    If several settings always change together, only the first is returned.
     """
     found: dict[tuple[int, ...], Setting] = {}
     for name in dict.fromkeys(name for run in runs for name in run.settings):
@@ -147,7 +147,7 @@ def settings_of(runs: Sequence[FoundRun]) -> list[Setting]:
 
 
 def numbers_of(runs: Sequence[FoundRun], settings: Sequence[Setting]) -> pd.DataFrame:
-    """Return a row per run and number by which it is compared first, with the values of these settings."""
+    """Return a row per run and headline number, with the values of these settings."""
     rows = [
         number._asdict() | {LABEL: run.label} | {each.name: run.settings.get(each.name, NOT_SET) for each in settings}
         for run in runs
@@ -157,7 +157,8 @@ def numbers_of(runs: Sequence[FoundRun], settings: Sequence[Setting]) -> pd.Data
 
 
 def title_of(runs: Sequence[FoundRun], differ: Sequence[str]) -> str:
-    """Say what was run on which task, and what differs: `ablate on sort, by num_heads, 3 seeds`."""
+    """Return a title with the experiments, the tasks and the settings that differ: `ablate on sort, by num_heads, 3
+    seeds`."""
     whole = [run for run in runs if run.why_not is None]
     done = ", ".join(kind.__name__.lower() for kind in dict.fromkeys(run.experiment for run in whole) if kind)
     tasks = dict.fromkeys(run.settings.get("task", "no task") for run in whole)
@@ -170,14 +171,14 @@ def title_of(runs: Sequence[FoundRun], differ: Sequence[str]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Write `a, b and c`."""
+    """Return the names as text: `a, b and c`."""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def table_of(runs: Sequence[FoundRun], differ: Sequence[str]) -> pd.DataFrame:
-    """Return a row per run: its settings, its first numbers, how it ended, what trained its model, and where it is.
+    """Return a row per run: its settings, its headline numbers, how it ended, what trained its model, and its folder.
 
-    Runs of one `start` were timed side by side.
+    Runs with the same `start` were timed side by side.
     """
     rows = []
     for run in runs:
@@ -189,7 +190,7 @@ def table_of(runs: Sequence[FoundRun], differ: Sequence[str]) -> pd.DataFrame:
 
 
 def in_common(runs: Sequence[FoundRun]) -> dict[str, pd.DataFrame]:
-    """Put the tables of all runs below each other, by name; columns in which no two runs differ come last."""
+    """Return the tables of all runs by name, one run below the other; columns that never vary come last."""
     combined = {}
     for name in dict.fromkeys(name for run in runs for name in run.tables):
         having = [run for run in runs if name in run.tables]
@@ -200,13 +201,13 @@ def in_common(runs: Sequence[FoundRun]) -> dict[str, pd.DataFrame]:
 
 
 def varying_first(frame: pd.DataFrame) -> pd.DataFrame:
-    """Order the columns: first what a row is called, then the columns that vary, then those that never do."""
+    """Return the columns in order: the label, then the columns that vary, then the others."""
     varies = [name for name in varying(frame) if name != LABEL]
     return frame[[LABEL, *varies, *(name for name in frame if name not in (LABEL, *varies))]]
 
 
 def _how_to_repeat(folders: Sequence[Path], out: Path) -> dict[str, str]:
-    """Return the commands: those of the sweeps that are collected, and the one that collects them elsewhere."""
+    """Return the commands of the sweeps that are collected, and the command that collects them, if it is another."""
     sweeps = []
     for top in folders:
         with suppress(ValueError):  # a list of jobs that is damaged
@@ -217,11 +218,11 @@ def _how_to_repeat(folders: Sequence[Path], out: Path) -> dict[str, str]:
 
 
 FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$)")
-"""The beginning of a text that is no number and that a spreadsheet computes."""
+"""The beginning of a text (not a number) that a spreadsheet would compute as a formula."""
 
 
 def no_formulas(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table without a text that a spreadsheet would take for a formula: a quote stands before it."""
+    """Return the table with a quote before each text that a spreadsheet would take for a formula."""
 
     def plain(value: Any) -> Any:
         return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value

@@ -1,6 +1,6 @@
-"""Runs as the command line does them: alone in this process, or as one job of a sweep in a process of its own.
+"""Runs of the command line: one alone in this process, or a job of a sweep in a process of its own.
 
-Whatever becomes of the process of a job, the next job starts, and it is known how this one ended.
+However the process of a job ends, its end is recorded and the next job starts.
 """
 
 import ctypes
@@ -33,17 +33,17 @@ from mhaprune.storage.locks import holder, locked, whose
 log = logging.getLogger(__name__)
 
 Build = Callable[[], Run]
-"""Makes a run from its settings; raises ValueError for settings that cannot be."""
+"""A function that makes a run from its settings; raises ValueError for settings that are not allowed."""
 ReadSettings = Callable[[], SweepSettings]
-"""Reads from the same settings how the run is to be done; raises ValueError too."""
+"""A function that reads the settings of the sweep from the same settings; raises ValueError too."""
 GRACE = 20.0
-"""Seconds for work that should stop to save its state."""
+"""Seconds that a stopped process has to save its state."""
 PAUSE = 0.5
-"""Seconds between two looks whether the work is still wanted."""
+"""Seconds between two checks whether the work is still wanted."""
 
 
 def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings: ReadSettings) -> None:
-    """Do one run. Raises RunFailed; a run that is refused leaves no folder."""
+    """Do one run. Raises RunFailed. A refused run leaves no folder."""
     refused = True
     try:
         settings = read_settings()
@@ -65,9 +65,9 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings
 
 
 def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], read_settings: ReadSettings, start: int) -> None:
-    """Do one job. It never raises for what goes wrong in it: its status says that, and so does the log, at once.
+    """Do one job. It does not raise if the job fails: the job's status and the log have the failure at once.
 
-    Where its sweep is gone it does nothing and ends its process, which may have waited since an earlier `start`.
+    If its sweep is no longer running, do nothing and end this process, which may have waited since an earlier `start`.
     """
     root, settings = output.parent, read_settings()
     sweep, owner = Sweep.read(root), whose(root / LOCK)
@@ -121,15 +121,15 @@ def _say(results: Results, output: Path) -> None:
 
 
 def _log_traceback() -> None:
-    """Hydra's launchers lose a job's traceback, so its own log must have it; the terminal gets a line."""
+    """Write the traceback to the log file of the run: Hydra's launchers lose it. The terminal gets one line."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
             handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "failed", (), sys.exc_info()))
 
 
 def _forget(output: Path) -> None:
-    """Remove the folder that Hydra made for a run that was refused. Inside the folder of all results, empty folders
-    above it go too; anywhere else these may be the user's, and stay."""
+    """Remove the folder that Hydra made for a refused run. Empty folders above it are removed too, but only inside the
+    folder of all results: elsewhere they may be the user's."""
     for handler in logging.getLogger().handlers:
         handler.close()
     shutil.rmtree(output / ".hydra", ignore_errors=True)
@@ -144,18 +144,18 @@ def _forget(output: Path) -> None:
 def isolated(
     work: Callable[[], None], time_limit: float | None = None, wanted: Callable[[], bool] = lambda: True
 ) -> str | None:
-    """Do the work in a copy of this process. Returns how the copy was killed, or None if it came to its end.
+    """Do the work in a fork of this process. Return how the fork was killed, or None if it ended by itself.
 
-    A copy starts at once with all that is imported here. What it imports itself is imported here too, afterwards, so
-    that the next copy need not. It ends with this process, and soon after it is not wanted any more. A signal that asks
-    this process to stop lets the copy save first. `time_limit` is the work's own to keep; if it does not, the copy is
-    killed a while later.
+    The fork starts fast, because everything is imported already. Modules that it imports are imported here afterwards,
+    for the next fork. It ends with this process, and soon after `wanted` returns False. A signal that asks this process
+    to stop lets the fork save first. The work itself must keep `time_limit`; otherwise the fork is killed a while
+    later.
     """
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
     process = fork.Process(target=_child, args=(work, theirs))
     with warnings.catch_warnings():
-        # Python 3.12 warns of threads, which a copy lacks. This process only waits; the threads of torch start later.
+        # Python 3.12 warns that a fork has no threads. This process only waits; torch starts its threads later.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     theirs.close()
@@ -184,9 +184,9 @@ def isolated(
 
 
 def _ended(process: ForkProcess, imported: Connection, seconds: float | None, wanted: Callable[[], bool]) -> bool:
-    """Wait until the process ends or the time is over. Returns False, earlier, when the work is not wanted any more.
+    """Wait until the process ends or the time is over, and return True. Return False as soon as the work is not wanted.
 
-    Before it ends, the process says what it has imported.
+    At its end the process sends the names of the modules that it has imported.
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     while not imported.poll(min(PAUSE, max(0.0, deadline - time.monotonic()))):
@@ -215,8 +215,8 @@ def _child(work: Callable[[], None], imported: Connection) -> None:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Let this process be killed when its parent ends, also if that is killed itself. Linux only. It ends at once if
-    `parent` is given and is not the parent any more."""
+    """Ask Linux to kill this process when its parent ends, even if the parent is killed. Linux only. If `parent` is
+    given and is no longer the parent, this process ends at once."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if parent is not None and os.getppid() != parent:

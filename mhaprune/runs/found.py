@@ -1,4 +1,4 @@
-"""Run folders as they are found: each is read with care, as it may be damaged, unfinished or somebody else's."""
+"""Run folders found on disk. They are read with care: a folder may be damaged, unfinished or from another source."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from mhaprune.tables import Tables
 RUN, COLLECTION = "run", "collection"
 """What a folder's `status.json` says under `kind`."""
 MOST = 1000
-"""Settings of a run, or columns of a table: more would take minutes, and no run has them."""
+"""Largest number of settings of a run, or columns of a table: more would take minutes to read, and no real run has
+more."""
 LARGEST = 10**12
-"""The largest number of a status."""
+"""Largest size of a number in a status."""
 PLAIN = dict[str, str | int | float | bool | None]
 FIELDS: dict[str, Any] = {
     "status": str,
@@ -51,36 +52,36 @@ FIELDS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run folder and what its status says; a job that died before it could write one has none."""
+    """A run folder and its status; the status is empty for a job that died before it was written."""
 
     folder: Path
     status: Mapping[str, Any]
     damage: str | None = None
-    """What is wrong with it."""
+    """Description of the damage; None for an undamaged run."""
     label: str = ""
-    """The settings that tell it apart from the other runs."""
+    """The settings that distinguish the run from the other runs."""
     setting: str = ""
     """The label without seed and folder."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """All that is known of its settings, by name."""
+    """All known settings of the run, by name."""
     tables: Tables = field(default_factory=dict)
-    """Its tables as it wrote them."""
+    """The tables of the run as they were written."""
     headline: Sequence[Number] = ()
-    """The numbers by which runs are compared first."""
+    """The numbers that a comparison of runs shows first."""
 
     @property
     def place(self) -> str:
-        """Its folder as a text; bytes that are no UTF-8 are replaced."""
+        """The folder as text; bytes that are not UTF-8 are replaced."""
         return os.fsencode(self.folder).decode(errors="replace")
 
     @cached_property
     def experiment(self) -> type[Experiment] | None:
-        """The experiment that was run; None for one that this mhaprune does not know."""
+        """The class of the experiment; None if it is unknown here."""
         return find_class(Experiment, self.status["experiment"]) if "experiment" in self.status else None
 
     @property
     def why_not(self) -> str | None:
-        """Why the run is not among those compared; None for one that is."""
+        """The reason why the run is left out of a comparison; None for a run that can be compared."""
         if self.damage is not None:
             return f"damaged: {self.damage}"
         if (state := self.status.get("status", "no status")) != "done":
@@ -98,22 +99,22 @@ class FoundRun:
 
     @property
     def small_map(self) -> SmallMap | None:
-        """The map of its heads; None for a run without one."""
+        """The map of the heads; None for a run without one."""
         noted = self.status.get("head_map")
         return None if noted is None or self.why_not is not None else SmallMap(**noted)
 
     @property
     def trained_with(self) -> dict[str, Any]:
-        """Facts of the training of its model, as columns; none where they are not known."""
+        """Facts of the model's training as columns; empty if they are not known."""
         return {f"trained with {name}": value for name, value in self.status.get("trained_with", {}).items()}
 
     def check(self) -> None:
-        """Raises Damaged if a file of the run is missing or not as the run wrote it."""
+        """Raise Damaged if a file of the run is missing or has changed since the run wrote it."""
         for name in self.status.get("files", ()):
             self._read(name)
 
     def read(self) -> FoundRun:
-        """Return the run with its tables and first numbers. One that nothing can be read from is damaged."""
+        """Return the run with its tables and headline numbers, or with `damage` if they cannot be read."""
         if self.why_not is not None or self.experiment is None:
             return self
         try:
@@ -142,7 +143,7 @@ class FoundRun:
 
 
 def read_run(folder: Path) -> FoundRun:
-    """Return what is found in a run folder."""
+    """Return the run in a folder; a status that does not fit `FIELDS` counts as damage."""
     path = folder / "status.json"
     if not os.path.lexists(path):
         return FoundRun(folder, {})
@@ -167,9 +168,9 @@ def read_run(folder: Path) -> FoundRun:
 
 
 def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
-    """Return all runs in and below the folders, in the order of their names, numbers by their value.
+    """Return all runs in and below the folders, sorted by folder name; numbers are sorted by value.
 
-    The runs of a sweep are those in its list of jobs, in that order.
+    The runs of a sweep are the jobs of its list, in the order of the list.
     """
     found: dict[Path, FoundRun] = {}
     for top in folders:
@@ -180,7 +181,7 @@ def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
 
 
 def _below(top: Path) -> Iterator[FoundRun]:
-    """Yield the runs; a folder without a status is one, too, if Hydra has begun a run there."""
+    """Yield the runs below a folder. A folder without a status is a run too if Hydra has begun one there."""
     for place, folders, files in os.walk(top):
         folder = Path(place)
         folders.sort(key=lambda name: (name.isdigit(), name.zfill(8)))
@@ -194,7 +195,7 @@ def _below(top: Path) -> Iterator[FoundRun]:
                 for job in sweep.jobs:
                     if inside(folder, job.name) is None:
                         yield FoundRun(folder / job.name, {}, "its folder leads out of the sweep")
-                    else:  # what a job was to do that says nothing of itself is known from the list
+                    else:  # for a job without a status, the list has its settings
                         run = read_run(folder / job.name)
                         yield replace(run, status={"status": "not started", "overrides": job.overrides, **run.status})
                 folders.clear()

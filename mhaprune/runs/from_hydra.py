@@ -1,4 +1,4 @@
-"""The part of a sweep that Hydra does: it composes the settings of the jobs, and its launchers start them."""
+"""The part of a sweep that needs Hydra: it composes the settings of jobs, and its launchers start them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 Values = Callable[[DictConfig, Sequence[str]], dict[str, Any]]
-"""Makes the plain values that `config.build` reads of a config and of the overrides that it was made with."""
+"""A function that returns the plain values of a config, given the overrides that made the config."""
 
 
 class HydraLauncher:
-    """Composes the settings of jobs and starts the jobs, by the launcher that Hydra was told to use."""
+    """Composes the settings of jobs and starts the jobs, with the launcher that Hydra's settings name."""
 
     def __init__(
         self, config: DictConfig, loader: ConfigLoader, task: Callable[..., None], values: Values, root: Path
@@ -48,7 +48,7 @@ class HydraLauncher:
         self.config, self.loader, self.task, self.values, self.root = config, loader, task, values, root
         self.parser = OverridesParser.create(config_loader=loader)
         self.seen: list[list[str]] = []
-        """The settings of the models that jobs have had so far."""
+        """The model settings of the jobs that were checked so far."""
         self.is_group = functools.cache(lambda key: bool(loader.get_group_options(key)))
         self.with_options = functools.cache(self._with_options)
 
@@ -60,7 +60,8 @@ class HydraLauncher:
         self.fits(job.overrides)
 
     def fits(self, overrides: Sequence[str]) -> Run | None:
-        """Raise ValueError for settings that a job would refuse. A pretrained model is read once."""
+        """Raise ValueError for settings that a job would refuse; otherwise return the run. None for a pretrained model
+        that was read before: each is read only once."""
         groups = ("model", "data", "objective", "plugins")
         model = [one for one in overrides if re.split(r"[.=@]", one.lstrip("+~"))[0] in groups]
         again = model in self.seen
@@ -72,7 +73,7 @@ class HydraLauncher:
         if "ray" in settings:
             from hydra_plugins.hydra_ray_launcher._launcher_util import start_ray
 
-            with handling():  # its launcher would handle SIGTERM for itself, and end the sweep before the jobs saved
+            with handling():  # else Ray would handle SIGTERM and end the sweep before the jobs have saved
                 start_ray(settings.ray.init)
         if "n_jobs" in settings:
             _end_workers_of_joblib_with_this_process()
@@ -82,7 +83,8 @@ class HydraLauncher:
         does.launch([[*job.overrides, place, f"hydra.sweep.subdir={_quoted(job.name)}"] for job in jobs], 0)
 
     def _composed(self, overrides: Sequence[str]) -> DictConfig:
-        """Compose settings as Hydra does, but read the files, which takes longest, once for each choice of options."""
+        """Compose settings as Hydra does, but read the YAML files only once for each choice of options: reading takes
+        longest."""
         given = self.parser.parse_overrides(list(overrides))
         options = [one for one in given if self.is_group(one.key_or_group) and not isinstance(one.value(), dict)]
         own = copy.deepcopy(self.with_options(*(str(one.input_line) for one in options)))
@@ -97,7 +99,8 @@ class HydraLauncher:
 def launch(
     config: DictConfig, loader: ConfigLoader, task: Callable[..., None], how: SweepSettings, values: Values
 ) -> None:
-    """Do the sweep that the config of a multirun asks for: `task` with the settings of each job and its `start`."""
+    """Do the sweep of a multirun's config: `task` is called with the settings of each job and the number of the
+    `start`."""
     if config.hydra.launcher.get("n_jobs") == 0:
         raise ValueError("hydra.launcher.n_jobs=0: must be 1 or more, or -1 for a job on each core")
     root = _root(config, how)
@@ -124,13 +127,14 @@ def launch(
 
 
 def files_of_hydra(config: DictConfig) -> list[str]:
-    """Return the files that Hydra itself writes into the folder of a run, by their names below it, and the lock."""
+    """Return the files that Hydra writes into the folder of a run, relative to the folder, and the lock file."""
     folder, yamls = config.hydra.output_subdir, ("config.yaml", "hydra.yaml", "overrides.yaml")
     return [LOCK, f"{config.hydra.job.name}.log", *(str(Path(folder, name)) for name in yamls if folder is not None)]
 
 
 def _end_workers_of_joblib_with_this_process() -> None:
-    """Else a worker that starts just when this process is killed waits for the rest of its first job for ever."""
+    """End joblib's workers when this process ends. Otherwise a worker that starts while this process is killed would
+    wait forever for its first job."""
     from joblib import register_parallel_backend
     from joblib.parallel import BACKENDS
 
@@ -147,7 +151,8 @@ def _root(config: DictConfig, how: SweepSettings) -> Path:
 
 
 def check_counts(overrides: Sequence[Override], how: SweepSettings) -> None:
-    """Raise ValueError for a sweep over no values, or over more than `max_jobs`. No range is expanded for it."""
+    """Raise ValueError for a sweep over no values, or over more than `max_jobs`. At most `max_jobs` + 1 values of a
+    setting are counted."""
     counts = {}
     for one in overrides:
         if one.is_sweep_override() and not one.is_interval_sweep():
@@ -160,7 +165,7 @@ def check_counts(overrides: Sequence[Override], how: SweepSettings) -> None:
 
 
 def _overrides(config: DictConfig, parser: OverridesParser) -> list[Override]:
-    """Return what was typed, after what `hydra.sweeper.params` says."""
+    """Return the overrides of `hydra.sweeper.params`, then the typed overrides."""
     typed = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     assert isinstance(typed, list)
     params = [f"{name}={value}" for name, value in (config.hydra.sweeper.get("params") or {}).items()]
@@ -168,7 +173,7 @@ def _overrides(config: DictConfig, parser: OverridesParser) -> list[Override]:
 
 
 def all_settings(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return the settings of every job; of an override that comes twice the last one counts."""
+    """Return the settings of every job. If a setting is given twice, the last one counts."""
     values: dict[str, list[str]] = {}
     for one in overrides:
         if one.is_interval_sweep():
@@ -179,7 +184,7 @@ def all_settings(overrides: Sequence[Override]) -> list[list[str]]:
 
 
 def to_choose(overrides: Sequence[Override]) -> tuple[list[str], dict[str, BaseDistribution]]:
-    """Return the settings that are typed for every job, and what the others may be."""
+    """Return the settings that are fixed for every job, and the allowed values of the others."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     space: dict[str, BaseDistribution] = {}
@@ -200,7 +205,7 @@ def to_choose(overrides: Sequence[Override]) -> tuple[list[str], dict[str, BaseD
 
 
 def _sources(config: DictConfig) -> list[str]:
-    """Return what decides settings beside those that were typed: the YAMLs, and the version of torch."""
+    """Return everything else that decides the settings: the version of torch and the text of all YAML files."""
     sources = config.hydra.runtime.config_sources
     folders = [conf_folder(), *(Path(source.path) for source in sources if source.schema == "file")]
     files = sorted({path.resolve() for folder in folders for path in folder.rglob("*.yaml")})

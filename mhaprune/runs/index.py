@@ -1,4 +1,4 @@
-"""A page that lists runs: sorted by a click, filtered by words, in one file without server or network."""
+"""A page with a table of runs that can be sorted and filtered: one file without server or network."""
 
 import itertools
 import math
@@ -19,28 +19,28 @@ from mhaprune.runs.found import FoundRun
 from mhaprune.storage.store import inside
 
 TILE = 7
-"""Pixels of the side of a head in a thumbnail."""
+"""Side length of a head in a thumbnail, in pixels."""
 KINDS = {"1": "s", "0": "g"}
-"""The classes of its squares."""
+"""The CSS classes of squares in a thumbnail: heads that stay and heads that are removed."""
 
 
 class Column(NamedTuple):
-    """A column of the table of runs, with its cells as they are shown."""
+    """A column of the table of runs, with the texts of its cells."""
 
     name: str
     cells: list[str]
     kind: str = ""
-    """The class of the cells: `n` for numbers."""
+    """The CSS class of the cells: `n` for numbers."""
 
     @property
     def varies(self) -> bool:
-        """True if runs differ in it. A run that failed has no numbers, which is no difference."""
+        """True if runs differ in this column. A failed run has no numbers, and is not counted as different."""
         return len(set(self.cells) - ({""} if self.kind else set())) > 1
 
 
 def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts: Mapping[str, str], out: Path) -> str:
-    """Return the page: each run's state, the settings that vary, its first numbers, its map of heads, a link to its
-    report. `facts` say how to repeat this.
+    """Return the page: for each run its state, the settings that vary, its headline numbers, its map of heads, and a
+    link to its report. `facts` has the commands that repeat the runs.
 
     Columns in which no two runs differ come last.
     """
@@ -75,13 +75,14 @@ def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts:
 
 
 def _report(folder: Path, out: Path) -> str | None:
-    """Return the path from the page to the report of a run; None for a run that has none."""
+    """Return the path from the page to the report of a run; None if there is no report."""
     there = inside(folder, "report.html") is not None and (folder / "report.html").is_file()
     return os.path.relpath(folder / "report.html", out) if there else None
 
 
 def thumbnail(small: SmallMap | None) -> str:
-    """Draw the map of heads as a small picture of plain squares: full where a head stays, hollow where it can go."""
+    """Return the map of heads as a small SVG picture: a full square for a head that stays, a hollow one for a head that
+    can be removed."""
     if small is None or not any(small.rows):
         return ""
     side = TILE - 2

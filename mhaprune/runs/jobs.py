@@ -1,4 +1,4 @@
-"""The list of jobs of a sweep: a file in its folder, written before the first job starts; and how far the jobs are."""
+"""The list of jobs of a sweep, a file in its folder that is written before the first job starts; and their progress."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from mhaprune.storage.store import fingerprint, make_folder, read_status, write_
 FILE = "sweep.json"
 """The list of the jobs in the folder of a sweep."""
 LOCK = ".sweep.lock"
-"""The file that is locked by the process that starts the jobs."""
+"""The file that is locked by the process that runs the sweep."""
 STOP = ".stop"
-"""The file that says to later jobs that they should not start."""
+"""The file whose presence tells later jobs not to start."""
 PAUSE = 2.0
-"""Seconds between two looks at a sweep that is followed."""
+"""Seconds between two looks at a sweep with --watch."""
 
 
 @dataclass(frozen=True)
@@ -32,30 +32,30 @@ class Job:
     """One run of a sweep."""
 
     name: str
-    """The name of its folder: the settings that tell it apart from the other jobs, cut, and a fingerprint of them."""
+    """The name of the job's folder: the settings that differ between jobs, shortened, and a fingerprint of them."""
     label: str
-    """The settings that tell it apart, in full."""
+    """The settings that differ between jobs, in full."""
     overrides: list[str]
-    """All its settings as they were typed."""
+    """All settings of the job as they were typed."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The content of the list of jobs."""
+    """The content of the list of jobs, `sweep.json`."""
 
     varies: list[str]
     """The settings in which jobs differ."""
     given: str
-    """A fingerprint of all other settings, and of the files that settings come from."""
+    """A fingerprint of all other settings, and of the files that decide settings."""
     starts: int
-    """How often the sweep was started. Jobs of one start were timed beside each other."""
+    """Number of times that the sweep was started. Jobs of the same start were timed side by side."""
     command: str
-    """The command that started it."""
+    """The command line that started the sweep."""
     jobs: list[Job]
 
     @classmethod
     def read(cls, folder: Path) -> Sweep | None:
-        """Return the sweep in a folder, or None. Raises ValueError for a file that holds something else."""
+        """Return the sweep in a folder, or None if there is no list of jobs. Raises ValueError for a damaged list."""
         try:
             content = json.loads(read_bytes(folder / FILE))
             sweep = cls(**content | {"jobs": [Job(**job) for job in content["jobs"]]})
@@ -74,10 +74,10 @@ class Sweep:
     def begin(
         cls, folder: Path, place: str, settings: Sequence[Sequence[str]], sources: object, varying: Sequence[str] = ()
     ) -> tuple[Sweep, Sweep | None]:
-        """Return the sweep of jobs with these settings, and the one that the folder held before.
+        """Return a sweep of jobs with these settings, and the sweep that the folder had before, if any.
 
-        `sources` are what else decides the settings, `varying` those that later jobs may change. Raises ValueError for
-        a folder that holds something else; `place` is the setting that names the folder.
+        `sources` is everything else that decides the settings; `varying` are settings that later jobs may change.
+        Raises ValueError if the folder has other content; `place` is the setting that names the folder.
         """
         before = cls.read(folder)
         if before is None and folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
@@ -100,7 +100,7 @@ class Sweep:
         write_json(make_folder("hydra.sweep.dir", folder) / FILE, asdict(self))
 
     def and_jobs(self, settings: Sequence[Sequence[str]]) -> Sweep:
-        """Return the sweep with further jobs; two with the same settings are one."""
+        """Return the sweep with further jobs. Jobs with the same settings are one job."""
         jobs = {job.name: job for job in (*self.jobs, *map(self._job, settings))}
         return replace(self, jobs=list(jobs.values()))
 
@@ -123,9 +123,9 @@ def _key(override: str) -> str:
 
 
 def watch(folder: Path, pause: Callable[[float], None] = time.sleep) -> Iterator[str]:
-    """Yield a line each time that something has changed, until no process does jobs of the sweep any more.
+    """Yield the progress each time that it changes, until no process runs the sweep.
 
-    Raises ValueError for a folder that holds no sweep.
+    Raises ValueError for a folder without a sweep.
     """
     before = None
     while True:
@@ -139,16 +139,16 @@ def watch(folder: Path, pause: Callable[[float], None] = time.sleep) -> Iterator
 
 
 def progress(folder: Path, idle: int = 0) -> str:
-    """Say how many jobs are done, run, have failed and are to go, and about how long that takes.
+    """Return in words how many jobs are done, running, failed and waiting, and the estimated time left.
 
-    Only the folder is read, so a sweep can be followed from anywhere. `idle` is how many jobs can start now, beside
-    those that run.
+    Only the folder is read, so a sweep can be watched from anywhere. `idle` is the number of jobs that can start now
+    beside the running ones.
     """
     sweep = Sweep.read(folder)
     if sweep is None:
         raise ValueError(f"folder={folder}: holds no sweep, --watch follows one that was started with -m")
     statuses = [read_status(folder / job.name) for job in sweep.jobs]
-    # What failed at an earlier start is to be done at this one.
+    # A job that failed at an earlier start is done again at this one.
     current = [each for each in statuses if each.get("start") == sweep.starts or each.get("status") == "done"]
     states = Counter(str(each.get("status")) for each in current)
     done, running, failed = states["done"], states["running"], states["failed"] + states["died"]
@@ -157,7 +157,7 @@ def progress(folder: Path, idle: int = 0) -> str:
     done_in = [each.get("seconds") for each in statuses if each.get("status") == "done"]
     seconds = [float(each) for each in done_in if isinstance(each, int | float) and 0 < each < 1e12]
     if seconds and running + idle and running + to_go:
-        # Half of what runs is done, on average.
+        # A running job is half done, on average.
         left = sum(seconds) / len(seconds) * (running / 2 + to_go) / (running + idle)
         line += f", about {duration(left)} left"
     return line

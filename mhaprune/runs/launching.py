@@ -1,4 +1,5 @@
-"""A sweep from start to end: which jobs are left, starting them, failures, signals, and what all of them found."""
+"""A sweep from start to end: it finds unfinished jobs, starts them, handles failures and signals, and combines the
+results."""
 
 import functools
 import logging
@@ -28,24 +29,24 @@ log = logging.getLogger(__name__)
 
 DONE, CHANGED, OPEN = "done", "changed", "open"
 More = Callable[[Sequence[Job]], Sequence[Sequence[str]]]
-"""The settings of further jobs, by what the jobs so far have found; none at the end."""
+"""A function that returns the settings of further jobs from the jobs so far; none at the end."""
 
 
 class JobsFailed(ValueError):
-    """Some jobs of a sweep are not done; the message says which and why."""
+    """Raised if some jobs of a sweep are not done; the message lists them with the reasons."""
 
 
 class Launcher(Protocol):
-    """The part that composes the settings of jobs and starts jobs."""
+    """An object that composes the settings of jobs and starts jobs."""
 
     def identity(self, job: Job) -> str:
-        """Return the fingerprint of the run that a job would be now."""
+        """Return the fingerprint that the run of a job would have now."""
 
     def check(self, job: Job) -> object:
         """Raise ValueError for a job that would be refused."""
 
     def start(self, jobs: Sequence[Job], starts: int) -> object:
-        """Do jobs for the n-th start of the sweep, one after the other or several at once. A job does not raise."""
+        """Do jobs for the n-th start of the sweep, one by one or in parallel. A failed job does not raise."""
 
 
 def do_sweep(
@@ -57,10 +58,10 @@ def do_sweep(
     varying: Sequence[str] = (),
     more: More = lambda jobs: (),
 ) -> None:
-    """Do the jobs with these settings that are not done yet, and `more`, then combine all of them into `root`.
+    """Do the unfinished jobs with these settings, then the jobs that `more` returns, and combine all jobs into `root`.
 
-    `sources` is what decides settings beside what was typed, `varying` are settings that further jobs may change.
-    Raises JobsFailed at the end, and ValueError before anything is started for a sweep that cannot be.
+    `sources` is everything else that decides the settings; `varying` are settings that further jobs may change. Raises
+    ValueError, before any job starts, for a sweep that is not allowed, and JobsFailed at the end.
     """
     place = f"hydra.sweep.dir={root}" if how.sweep is None else f"sweep={how.sweep}"
     root.mkdir(parents=True, exist_ok=True)
@@ -109,7 +110,7 @@ def do_sweep(
 
 @contextmanager
 def _held(root: Path, place: str) -> Iterator[None]:
-    """Keep other processes from the same sweep meanwhile. A sweep that is refused leaves nothing behind."""
+    """Lock the sweep, so that other processes cannot run it. A refused sweep leaves no files."""
     new = not (root / LOCK).exists()
     try:
         with locked(root / LOCK, f"{place}: in use by {{holder}}, which does this sweep"):
@@ -122,11 +123,11 @@ def _held(root: Path, place: str) -> Iterator[None]:
 
 
 def standing(root: Path, job: Job, identity: Callable[[Job], str] | None) -> str:
-    """Return DONE for a job that is done, whole, and would be the same if it were done now; CHANGED for one that would
-    not, OPEN for any other.
+    """Return DONE for a finished, undamaged job that would be the same if it were done now; CHANGED for a finished job
+    that would differ; OPEN for any other.
 
-    `identity` returns the fingerprint that the run would have now. It takes long, and is None where nothing that
-    decides it has changed.
+    `identity` returns the fingerprint that the run would have now. This takes long, so `identity` is None if nothing
+    that decides the fingerprint has changed.
     """
     run = read_run(root / job.name)
     if run.why_not is not None:
@@ -151,16 +152,17 @@ def _some(labels: Sequence[str]) -> str:
 
 
 def _do(todo: Sequence[Job], root: Path, retries: int, start: Callable[[Sequence[Job]], object]) -> None:
-    """Start jobs until each is done or has failed often enough; a launcher may lose some that it never started."""
+    """Start jobs until each is done or has failed more than `retries` times. Jobs that a launcher never started are
+    started again."""
     tries: Counter[str] = Counter()
     left = list(todo)
     while left:
         before = {job.name: _mark(root / job.name) for job in left}
         try:
             start(left)
-        except Exception as error:  # of whatever does the jobs; what they say themselves stands in their folders
+        except Exception as error:  # of the launcher; errors of the jobs are in their folders
             log.error("jobs were lost: %s", store.reason(error))
-        while any(is_held(root / job.name / store.LOCK) for job in left):  # it may have lost one, and wait for none
+        while any(is_held(root / job.name / store.LOCK) for job in left):  # a lost job may still run
             time.sleep(PAUSE)
         tried = [job for job in left if _mark(root / job.name) != before[job.name]]
         tries.update(job.name for job in tried)
@@ -176,7 +178,7 @@ def _do(todo: Sequence[Job], root: Path, retries: int, start: Callable[[Sequence
 
 
 def _mark(folder: Path) -> tuple[int, int] | None:
-    """Return another value each time that the status of a job was written."""
+    """Return a value that changes each time the status of a job is written."""
     try:
         found = (folder / "status.json").stat()
     except OSError:
@@ -185,7 +187,7 @@ def _mark(folder: Path) -> tuple[int, int] | None:
 
 
 def _stop(locks: Sequence[Path]) -> None:
-    """Ask the jobs that run to stop, wherever a launcher has put them, and wait until they have saved."""
+    """Ask running jobs to stop, also those in other processes of a launcher, and wait until they have saved."""
     running = {lock: process for lock in locks if (process := holder(lock)) not in (None, os.getpid())}
     for process in running.values():
         assert process is not None

@@ -1,4 +1,4 @@
-"""One run: the whole configuration as plain values, checked; called with a folder it does what they say."""
+"""One run: all its settings as plain values, checked. Calling it with a folder runs the experiment."""
 
 import logging
 from collections.abc import Mapping
@@ -36,51 +36,51 @@ from mhaprune.tasks.base import Task
 log = logging.getLogger(__name__)
 
 MODEL, SHOW = "model", "figures and page"
-"""The first stage of every run and the last."""
+"""The first and the last stage of every run."""
 SECONDS_A_STEP = 0.05
-"""What a training step usually takes; for the time left, which soon goes by what this machine takes."""
+"""The usual time of a training step, for the first estimate of the time left; measured times soon replace it."""
 
 
 @dataclass(frozen=True)
 class Run(Checked):
-    """Everything that decides a run. Construction checks it all; nothing is trained until the call."""
+    """All settings of a run. The constructor checks them; nothing is trained before the call."""
 
     task: Task | None
     """What the model learns. A pretrained model has none."""
     model: Transformer | Pretrained
     """The sizes of a model to train, or a pretrained model."""
     training: Training | None
-    """How the model is trained. A pretrained model is trained already."""
+    """The settings of the training. A pretrained model has none."""
     experiment: Experiment
-    """What is done with the model."""
+    """The study of the model."""
     schedule: dict[str, Schedule] = field(default_factory=dict)
-    """The ways to choose which heads go, by name."""
+    """The methods that choose heads to remove, by name."""
     scorer: dict[str, Scorer] = field(default_factory=dict)
-    """The ways to score heads, by name."""
+    """The methods that score heads, by name."""
     recovery: dict[str, Recovery] = field(default_factory=dict)
-    """The ways to bring back what a removal cost, by name."""
+    """The methods that recover a model after a removal, by name."""
     gate: GateConfig | None = None
-    """The learned gates of the heads. None trains a model without gates."""
+    """The learned gates of the heads. None means a model without gates."""
     seed: Annotated[int, Within(0, 2**32 - 1)] = 0
-    """Fixes the weights at the start of training and all later random draws. The task has its own seed."""
+    """The seed of the weights at the start of training and of all later random draws. The task has its own seed."""
     device: str = "cpu"
-    """Where tensors are: `cpu`, `cuda` or, for example, `cuda:1`."""
+    """The device of the tensors: `cpu`, `cuda` or, for example, `cuda:1`."""
     num_threads: Annotated[int, Within(1, 1024)] = 1
     """Number of processor threads for tensor operations."""
     cache: str = field(default_factory=lambda: str(results_folder() / "cache"))
-    """The folder of what was computed before."""
+    """The folder of the cache: models and scores that were computed before."""
     model_file: str | None = None
-    """A trained model to load. `task`, `model`, `gate` and `training` then describe that model."""
+    """A trained model to load. It brings its own `task`, `model`, `gate` and `training`."""
     plugins: tuple[str, ...] = ()
-    """Packages whose plug-ins the settings may name, beside mhaprune's own."""
+    """Packages of plug-ins that the settings may name, beside mhaprune's own."""
     data: str | None = None
     """The file of texts that a pretrained model reads: `.txt` with a text in each line, `.csv` or `.jsonl`."""
     objective: str | None = None
-    """What a pretrained model is judged by: see its option. None is what its kind of model is usually judged by."""
+    """The loss and quality of a pretrained model, see its option. None means the usual ones for its kind of model."""
     example: str | int | None = None
-    """A source of the user's own, for the experiment to look at. A number is read as a text of digits."""
+    """A source sequence of the user's own, for the experiment to look at. A number is read as a text of digits."""
     tensorboard: bool = False
-    """Whether the run leaves its training for TensorBoard, too. It changes nothing that the run finds."""
+    """Whether the run also writes its training for TensorBoard. The results do not change."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,7 +113,7 @@ class Run(Checked):
             )
         scorers, recoveries = self.usable
         self.experiment.check(Setup(self.source, scorers, self.schedule, recoveries, self._symbols))
-        # What is left of a model has its gates folded into its weights.
+        # A pruned model has its gates folded into its weights.
         again = any(schedule.scoring == "repeated" for schedule in self.schedule.values())
         again |= any(recovery.between for recovery in recoveries.values())
         gated = self.gate is not None and not again
@@ -124,13 +124,13 @@ class Run(Checked):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The first columns of every table: a fingerprint of the whole run, and what tells runs apart."""
+        """The first columns of every table: a fingerprint of the whole run, and the settings that identify runs."""
         settings = {name: value for name, value in describe(self, short_target).items() if name != "tensorboard"}
         return {"run": fingerprint(settings | self.source.decisive), **self.source.identity}
 
     @property
     def packages(self) -> list[str]:
-        """The packages whose code decides what the run finds: this one, and those of plug-ins."""
+        """The packages whose code decides the results: this one, and those of plug-ins."""
         return sorted({module.split(".")[0] for module in modules_of(self)})
 
     def __call__(self, folder: RunFolder) -> Results:
@@ -164,16 +164,16 @@ class Run(Checked):
         return results
 
     def prepare(self) -> None:
-        """Raise ValueError, before anything is trained or written, for data and folders that do not fit."""
+        """Raise ValueError, before anything is trained or written, for data and folders that are not allowed."""
         self.source.prepare()
 
     def results(self) -> Results:
-        """Train or load the model and run the experiment; writes nothing but the cache."""
+        """Train or load the model and run the experiment. Only the cache is written."""
         with self._whole():
             return self._results()
 
     def _whole(self) -> AbstractContextManager[Step]:
-        """The run as a step with its stages, for the progress line."""
+        """Return a step with the stages of the run, for the progress line."""
         stages = self.experiment.stages or {option_name(self.experiment): 5}
         model = 30.0 if self.training is None else SECONDS_A_STEP * self.training.steps
         return doing(self._title, stages={MODEL: model, **stages, SHOW: 3})
@@ -191,14 +191,14 @@ class Run(Checked):
         return f"{option_name(self.experiment)} on {self.source.name}"
 
     def study(self) -> Study:
-        """The trained model and all that an experiment may do with it."""
+        """Return the trained model and everything else that an experiment may use."""
         scorers, recoveries = self.usable
         study = self.source.study(self.identity)
         return replace(study, scorers=scorers, schedules=self.schedule, recoveries=recoveries)
 
     @cached_property
     def usable(self) -> tuple[dict[str, Scorer], dict[str, Recovery]]:
-        """The scorers and recoveries that can be had for this model."""
+        """The scorers and recoveries that this model supports."""
         return self.source.usable(self.scorer, self.recovery)
 
     @cached_property
@@ -246,11 +246,10 @@ def _listed(facts: Mapping[str, Any]) -> str:
 
 
 def build(config: Mapping[str, Any]) -> Run:
-    """Return the `Run` that a config of plain values describes; raises `ConfigError` for anything else.
+    """Return the `Run` that a config of plain values describes. Raises `ConfigError` for an invalid config.
 
-    A `model_file` says itself what task it was trained on, and how; what the config says about that is not used. The
-    dataclasses are constructed here, in the same recursion that checks them. So a config can name nothing outside this
-    package and its plug-ins.
+    A `model_file` brings its own task and training, and the config's are ignored. Dataclasses are constructed during
+    the check, so a config can name only classes of this package and its plug-ins.
     """
     plugins = config.get("plugins", ())
     if isinstance(plugins, list | tuple) and all(isinstance(name, str) for name in plugins):
@@ -264,8 +263,8 @@ def build(config: Mapping[str, Any]) -> Run:
 
 
 def check(config: Mapping[str, Any], again: bool) -> Run | None:
-    """Raise `ConfigError` for settings that `build` would refuse, else return its run. A pretrained model is not
-    read `again`, which takes seconds."""
+    """Return the run of these settings. Raises `ConfigError` for settings that `build` would refuse. With `again`, a
+    pretrained model is not read, which takes seconds, and the result is None."""
     if not again or not is_pretrained(config):
         return build(config)
     given = {name: value for name, value in config.items() if name not in (*SWEEP_SETTINGS, *ONLY_TRAINED_HERE)}
@@ -275,12 +274,12 @@ def check(config: Mapping[str, Any], again: bool) -> Run | None:
 
 
 def sweep_settings(config: Mapping[str, Any]) -> SweepSettings:
-    """Return the settings of a config that say how its runs are done."""
+    """Return the settings of a config that concern a sweep, not the result of a run."""
     return options.construct(SweepSettings, {name: value for name, value in config.items() if name in SWEEP_SETTINGS})
 
 
 ONLY_TRAINED_HERE = ("task", "training", "gate")
-"""The settings of our own model that a pretrained model does not have."""
+"""The settings of mhaprune's own model that a pretrained model does not have."""
 
 
 def is_pretrained(config: Mapping[str, Any]) -> bool:
@@ -289,7 +288,7 @@ def is_pretrained(config: Mapping[str, Any]) -> bool:
 
 
 def _class_in(settings: Any, base: type) -> Any:
-    """Return the class that settings name; None where they name none of this kind."""
+    """Return the class that settings name; None if they name no class of this kind."""
     target = settings.get("_target_") if isinstance(settings, Mapping) else None
     return find_class(base, target) if isinstance(target, str) else None
 
@@ -304,13 +303,14 @@ GROUPS: dict[str, type] = {
     "recovery": Recovery,
     "experiment": Experiment,
 }
-"""The groups of options to which plug-ins add, with the class that their options are made from."""
+"""The groups of options that plug-ins can extend, with the base class of their options."""
 SEVERAL = ("scorer", "schedule", "recovery")
-"""The groups of which a run may have several options."""
+"""The groups from which a run may have several options."""
 
 
 def _with_what_a_file_brings(config: Mapping[str, Any], saved: SavedModel) -> dict[str, Any]:
-    """The config with the file's task and model, without scorers that need the gates which a pruned model has lost."""
+    """Return the config with the file's task and model. If the saved model has lost its gates, scorers that need gates
+    are left out."""
     parts_of(saved)
     scorers = config.get("scorer", {})
     if saved.settings["gate"] is None and isinstance(scorers, Mapping):

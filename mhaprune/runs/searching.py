@@ -1,4 +1,4 @@
-"""Settings that are chosen by what earlier jobs have found, by Optuna. The jobs of the sweep are its only memory."""
+"""Search by Optuna: the results of earlier jobs decide the settings of the next. The jobs are its only memory."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 TRIES = 20
-"""Proposals that are asked for, at most, where one was made before."""
+"""Largest number of proposals to ask for per wanted job, because a proposal may repeat an earlier one."""
 
 
 def check_optuna() -> None:
-    """Raise ValueError where Optuna is not installed."""
+    """Raise ValueError if Optuna is not installed."""
     if importlib.util.find_spec("optuna") is None:
         raise ValueError("search=optuna: is not installed: pip install -e '.[search]'")
 
 
 class OptunaSearch:
-    """Proposes the settings of further jobs. Raises ValueError where there is nothing to search in."""
+    """Proposes the settings of further jobs. Raises ValueError if no setting can be chosen."""
 
     def __init__(
         self, search: SearchSettings, fixed: Sequence[str], space: Mapping[str, BaseDistribution], root: Path
     ) -> None:
-        """`fixed` are the settings of every job, `space` those to choose, in the folder `root` of the sweep."""
+        """`fixed` are the settings of every job, `space` the settings to choose, `root` the folder of the sweep."""
         self.search, self.fixed, self.space, self.root = search, fixed, space, root
         if not self.space:
             raise ValueError(
@@ -45,9 +45,9 @@ class OptunaSearch:
             )
 
     def more(self, jobs: Sequence[Job]) -> list[list[str]]:
-        """Return the settings of the next jobs; none when enough are done, or no others were found.
+        """Return the settings of the next jobs; none if enough jobs are done, or no new settings were found.
 
-        The draws depend on the jobs alone, so a search that was interrupted goes on as if it had not been.
+        Random draws depend only on the jobs, so an interrupted search continues as if it had not stopped.
         """
         import optuna
 
@@ -68,13 +68,13 @@ class OptunaSearch:
         return proposals
 
     def check_table(self, tables: Sequence[str]) -> None:
-        """Raise ValueError if none of the tables that a job leaves is searched."""
+        """Raise ValueError if the searched table is not among these tables."""
         table = self.search.column.partition(".")[0]
         if table not in tables:
             raise ValueError(f"{self._key}: there is no table {table}, allowed are {', '.join(tables)}")
 
     def each_value(self) -> list[list[str]]:
-        """Return settings in which every choice, and both ends of every range, stand once."""
+        """Return settings that contain every choice, and both ends of every range, at least once."""
         ends: dict[str, Sequence[Any]] = {
             key: getattr(each, "choices", None) or (each.low, each.high)  # type: ignore[attr-defined]
             for key, each in self.space.items()
@@ -83,11 +83,11 @@ class OptunaSearch:
         return [self._settings({key: own[min(i, len(own) - 1)] for key, own in ends.items()}) for i in range(longest)]
 
     def again(self, before: Sweep) -> list[list[str]]:
-        """Return the settings of the jobs that were proposed before, beside those that are typed for every job now."""
+        """Return the settings of the earlier proposed jobs, with the fixed settings of now."""
         return [[*self.fixed, *filter(before.tells, job.overrides)] for job in before.jobs]
 
     def best(self, jobs: Sequence[Job]) -> str:
-        """Say what the search has found."""
+        """Return the best job and its value, in words."""
         values = {job.label: value for job in jobs if (value := self._value(job)) is not None}
         if not values:
             return "no job of the search is done"
@@ -111,7 +111,7 @@ class OptunaSearch:
         )
 
     def _value(self, job: Job) -> float | None:
-        """Return what is searched for; None for a job that failed."""
+        """Return the searched value of a job; None for a job that is not done."""
         folder, (table, _, column) = self.root / job.name, self.search.column.partition(".")
         if read_status(folder).get("status") != "done":
             return None
@@ -130,7 +130,7 @@ class OptunaSearch:
 
 
 def _text(value: Any, distribution: BaseDistribution) -> str:
-    """Write a value with six digits, unless they lead out of the range."""
+    """Return a value as text with six digits, or with all digits if rounding would leave the range."""
     if not isinstance(value, float):
         return str(value)
     short = f"{value:.6g}"
@@ -138,7 +138,7 @@ def _text(value: Any, distribution: BaseDistribution) -> str:
 
 
 def _read(key: str, text: str, distribution: BaseDistribution) -> Any:
-    """Return the value of an earlier job. Raises ValueError where it could not be chosen now."""
+    """Return the value of a setting in an earlier job. Raises ValueError if the value could not be chosen now."""
     with suppress(ValueError):  # a text that is no number, or none of the choices
         kind: Any = type(getattr(distribution, "low", text))
         value = kind(text)

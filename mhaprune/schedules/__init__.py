@@ -1,1 +1,1 @@
-"""Schedules: which heads go next, one file each."""
+"""Schedules, which choose the heads to remove; one file each."""

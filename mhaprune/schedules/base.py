@@ -26,14 +26,14 @@ def not_given(*_: object) -> Any:
 class Evidence:
     """The facts about a subject that a schedule may read.
 
-    It exists so that a schedule cannot choose heads on any split but *score*: it sees scores, losses and gradients, but
+    It exists so that a schedule can choose heads only by the *score* split: it sees scores, losses and gradients, but
     no examples.
     """
 
     subject: Subject
     """The model that heads are chosen from."""
     score: Callable[[Subject], Tensor]
-    """Returns the score of every head, (N,), of the subject or of a copy of it with heads removed."""
+    """Returns the score of every head, (N,), of the subject or of a pruned copy of it."""
     loss: Callable[[Sequence[HeadMask]], Tensor]
     """Returns the mean loss in nats under each mask, (M,)."""
     whole: HeadGrid | None = None
@@ -41,34 +41,35 @@ class Evidence:
     gradients: Callable[[], Tensor] = not_given
     """Returns the derivative of the loss of every example with respect to every gate, (E, N)."""
     refits: Callable[[int], Any] = not_given
-    """Returns what refits on so many examples, see `pruning.plans.Refits`."""
+    """Returns a `pruning.plans.Refits` for this number of examples."""
 
 
 @dataclass(frozen=True)
 class Schedule(Checked, ABC):
-    """A way to choose which heads go."""
+    """A method that chooses heads to remove."""
 
     @property
     @abstractmethod
     def scoring(self) -> Literal["once", "repeated", "none"]:
-        """The scores that it uses: of the whole model, of every smaller model on its way as well, or none."""
+        """The scores that the schedule uses: of the dense model (`once`), also of every smaller model (`repeated`), or
+        none."""
 
     @property
     def removes(self) -> bool:
-        """True if it measures models with heads removed. Otherwise masked models are enough."""
+        """True if the schedule measures models with heads removed. Otherwise masked models are enough."""
         return self.scoring == "repeated"
 
     @abstractmethod
     def smallest(self, grid: HeadGrid) -> HeadMask:
-        """The mask with the most heads removed that the schedule allows."""
+        """Return the mask with the most heads removed that the schedule allows."""
 
     @abstractmethod
     def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
-        """One mask per budget. Heads are removed until the budget is met."""
+        """Return one mask per budget. Heads are removed until the budget is met."""
 
 
 def all_but(keep_at_least: int, grid: HeadGrid) -> HeadMask:
-    """The mask that leaves this number of heads in every block, or all heads of a block that has fewer."""
+    """Return the mask that keeps this number of heads in every block, or all heads of a block that has fewer."""
     left = Counter(head.block for head in grid)
     removed = set()
     for head in grid:
@@ -83,19 +84,21 @@ class Stepwise(Schedule):
     """A schedule that removes one head after the other."""
 
     scope: Literal["global", "per_block"] = "global"
-    """Which heads compete: all of the model, or those of the blocks that have the largest share of their heads left."""
+    """Which heads compete for removal: all heads of the model, or only heads of the blocks with the largest share of
+    heads left."""
     keep_at_least: Annotated[int, Ge(0)] = 0
     """Number of heads that stay in every block."""
 
     @abstractmethod
     def path(self, evidence: Evidence) -> Iterator[HeadMask]:
-        """Masks from none removed on, each with one head more than the one before, until no head may go."""
+        """Yield masks, each with one more removed head than the one before, from none until no more head may be
+        removed."""
 
     def smallest(self, grid: HeadGrid) -> HeadMask:
         return all_but(self.keep_at_least, grid)
 
     def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
-        """Raises ValueError for a budget that it cannot meet."""
+        """Return a mask for each budget. Raises ValueError for a budget that cannot be met."""
         masks: dict[int, HeadMask] = {}
         most = len(self.smallest(evidence.subject.grid).removed)
         for mask in track(self.path(evidence), "choosing heads", most + 1):
@@ -108,7 +111,7 @@ class Stepwise(Schedule):
         return [masks[i] for i in range(len(budgets))]
 
     def removable(self, evidence: Evidence, mask: HeadMask) -> list[HeadId]:
-        """The heads that may go next, in the order of the grid."""
+        """Return the heads that may be removed next, in the order of the grid."""
         kept = Counter(head.block for head in mask.kept)
         spare = {block for block, count in kept.items() if count > self.keep_at_least}
         if self.scope == "per_block" and spare:

@@ -1,4 +1,4 @@
-"""Budgets: limits in heads, or in what heads cost, and the masks that keep within them."""
+"""Budgets: limits on the number of heads or on their cost, and the masks that meet them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Cost:
     floor: float
     """The cost of the model without heads."""
     block: Mapping[Block, float]
-    """The cost of each block that has heads left, whatever their number."""
+    """The cost of each block that has any heads left, without its heads."""
     head: Mapping[Block, float]
     """The cost of one head of each block."""
 
@@ -33,55 +33,55 @@ class Cost:
         return self.floor + sum(self.of_block(block, count) for block, count in kept.items())
 
     def of_block(self, block: Block, count: int) -> float:
-        """The cost of a block that keeps this number of heads."""
+        """Return the cost of a block that keeps this number of heads."""
         return self.block[block] + count * self.head[block] if count else 0.0
 
     @classmethod
     def heads(cls, grid: HeadGrid) -> Cost:
-        """Every head costs one."""
+        """Return the cost in heads: every head costs one."""
         return cls("heads", 0, dict.fromkeys(grid.blocks, 0), dict.fromkeys(grid.blocks, 1))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The largest cost of a model."""
+    """A limit on the cost of a model."""
 
     name: str
     """The number of heads to remove, or the text that the budget was read from."""
     limit: float
-    """The highest cost, in the unit of `cost`."""
+    """The largest cost, in the unit of `cost`."""
     cost: Cost
-    """How the cost of a model is counted."""
+    """The function that returns the cost of a model."""
 
     @property
     def most(self) -> float:
-        """The limit with room for rounding."""
+        """The limit plus a small margin, so that rounding errors do not decide whether a model meets the budget."""
         return self.limit + 1e-9 * abs(self.limit)
 
     def met_by(self, mask: HeadMask) -> bool:
         return self.cost(mask) <= self.most
 
     def heads_kept(self, grid: HeadGrid) -> int:
-        """The number of heads of average cost within the budget, each with its share of what blocks cost; exact if all
+        """Return about how many heads the budget allows, if a head costs the average (blocks included); exact if all
         heads cost the same and blocks nothing."""
         whole = self.cost(HeadMask(grid))
         if whole <= self.most:
             return len(grid)
         average = (whole - self.cost.floor) / len(grid) if len(grid) else 0.0
-        if average <= 0:  # as measured, so that the time of a head was lost in noise
+        if average <= 0:  # if the measured time of a head is below the noise
             return 0
         return max(0, len(grid) - math.ceil((whole - self.limit) / average - 1e-9))
 
 
 def removing(counts: Iterable[int], grid: HeadGrid) -> list[Budget]:
-    """A budget for each number of heads to remove."""
+    """Return a budget for each number of heads to remove."""
     return [Budget(str(count), len(grid) - count, Cost.heads(grid)) for count in counts]
 
 
 def check_budgets(budgets: Sequence[int | float | str]) -> None:
-    """Raise ValueError unless there is a budget and every one is a fraction from 0.0 to 1.0, a whole number of heads to
-    remove, or a text such as `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms`, the most that the smaller model
-    may cost."""
+    """Raise ValueError unless there is a budget and every one is valid: a fraction from 0.0 to 1.0, a whole number of
+    heads to remove, or a text with the largest cost, such as `12 heads`, `40000 parameters`, `1e6 flops` or `2.5
+    ms`."""
     if not len(budgets):
         raise ValueError("budgets=[]: must name at least one, for example budgets=[0.25,0.5]")
     for budget in budgets:
@@ -92,9 +92,9 @@ def check_budgets(budgets: Sequence[int | float | str]) -> None:
 
 
 def heads_to_remove(budgets: Sequence[int | float], num_heads: int, most: int | None = None) -> list[int]:
-    """Budgets as numbers of heads to remove, ascending, without duplicates; 0 is always among them.
+    """Return budgets as numbers of heads to remove, ascending, without duplicates, and always with 0.
 
-    A fraction becomes the nearest whole number of heads. Raises ValueError for more heads than there are, or more than
+    A fraction becomes the nearest whole number of heads. Raises ValueError for more heads than the model has, or than
     `most`.
     """
     counts = {round(budget * num_heads) if isinstance(budget, float) else budget for budget in budgets}
@@ -111,7 +111,7 @@ def heads_to_remove(budgets: Sequence[int | float], num_heads: int, most: int | 
 
 
 def with_a_choice(budgets: Sequence[int | float], num_heads: int) -> list[int]:
-    """The budgets at which some heads go and some stay, as numbers of heads to remove, ascending.
+    """Return the budgets that remove some heads and keep some, as numbers of heads to remove, ascending.
 
     Raises ValueError if there are none.
     """
@@ -122,9 +122,9 @@ def with_a_choice(budgets: Sequence[int | float], num_heads: int) -> list[int]:
 
 
 def in_heads(budgets: Sequence[int | float | str], num_heads: int) -> tuple[list[int | float], list[str]]:
-    """Numbers and shares of heads to remove, and the texts in other units than heads.
+    """Return the budgets in numbers and shares of heads to remove, and the texts in other units.
 
-    Raises ValueError for a text that would keep more heads than there are.
+    Raises ValueError for a text that would keep more heads than the model has.
     """
     counts: list[int | float] = [budget for budget in budgets if not isinstance(budget, str)]
     texts = []
@@ -142,10 +142,10 @@ def in_heads(budgets: Sequence[int | float | str], num_heads: int) -> tuple[list
 
 
 def resolve(budgets: Sequence[int | float | str], smallest: HeadMask, cost: Callable[[str], Cost]) -> list[Budget]:
-    """Budgets of every kind, from the largest model to the `smallest` that may be left.
+    """Return budgets of every kind, from the largest model to the `smallest` that is allowed.
 
-    `cost` returns what heads cost in a unit. Raises ValueError for a budget that the smallest model exceeds, or that
-    the whole model meets already.
+    `cost` returns the cost of heads in a unit. Raises ValueError for a budget that the smallest model exceeds, or that
+    the dense model meets already.
     """
     grid, most = smallest.grid, len(smallest.removed)
     counts, texts = in_heads(budgets, len(grid))

@@ -1,4 +1,4 @@
-"""Remove the head whose removal costs least now."""
+"""Remove the head whose removal raises the loss least, one head at a time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from mhaprune.schedules.base import Evidence, Stepwise
 
 @dataclass(frozen=True)
 class Greedy(Stepwise):
-    """At each step the head goes whose removal raises the loss least, measured without all heads that are gone already
+    """Each step removes the head whose removal raises the loss least, measured without all heads removed before
     (backward elimination, Marill & Green 1963). It uses no scores."""
 
     scoring = "none"

@@ -1,4 +1,4 @@
-"""Remove the head whose removal costs least after a refit."""
+"""Remove the head whose removal raises the loss least after a refit."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ class GreedyRefit(Stepwise):
     """Greedy backward elimination, with a refit before every measurement.
 
     At each step every block proposes a head: the one that the other heads of the block can best replace, by
-    `refit_error` on the smaller model. For each proposal the model without that head is refitted, and its loss is
-    measured. The head with the lowest loss goes. The refit is that of `recoveries.refitting`, of W_O only. One half of
-    the examples serves the refits, the other half the losses.
+    `refit_error` on the smaller model. For each proposal the model without that head is refitted and its loss is
+    measured. The head with the lowest loss is removed. The refit (`recoveries.refitting`) changes only W_O. One half of
+    the examples is for the refits, the other half for the losses.
 
-    Use it with `recovery=[refit]`. The masks are chosen for models that are refitted afterwards. Without a refit such
-    models often answer worse than those of other schedules.
+    Use it with `recovery=[refit]`: the masks are chosen for models that are refitted afterwards. Without a refit such
+    models are often worse than those of other schedules.
     """
 
     examples: Annotated[int, Ge(4)] = 512
@@ -28,8 +28,8 @@ class GreedyRefit(Stepwise):
     proposed: Annotated[int, Ge(1)] = 1
     """Number of heads that every block proposes at each step."""
     every: Annotated[int, Ge(1)] = 1
-    """Number of heads to remove at each step, the best ones of those that were tried: at most half of them. If all
-    went, every block would lose a head, and nothing would choose between blocks."""
+    """Number of heads to remove at each step: the best of the proposals, and at most half of them. If all were removed,
+    every block would lose a head, and blocks would not compete."""
 
     scoring, removes = "none", True
 

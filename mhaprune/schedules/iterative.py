@@ -1,4 +1,4 @@
-"""Score, remove a few heads, score the smaller model."""
+"""Score the heads, remove a few, and score the smaller model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,9 +11,11 @@ from mhaprune.settings.ranges import Ge
 
 @dataclass(frozen=True)
 class Iterative(Stepwise):
-    """The heads of lowest score go, then the model without them is scored again (Molchanov et al. 2017, figure 1).
+    """The heads with the lowest scores are removed, then the smaller model is scored again (Molchanov et al. 2017,
+    figure 1).
 
-    A single scoring can take two heads for idle that replace each other. The second scoring sees that one is gone.
+    If two heads can replace each other, a single scoring may rate both as useless. A second scoring rates the remaining
+    one without the other.
     """
 
     every: Annotated[int, Ge(1)] = 1

@@ -1,4 +1,4 @@
-"""Keep the heads that are worth most for what the budget pays.
+"""Keep the heads with the largest sum of scores within the budget.
 
 Dimensions: P = points on the front of the blocks so far, C = choices of the next block, L = blocks so far.
 """
@@ -17,16 +17,16 @@ from mhaprune.settings.ranges import Ge
 
 @dataclass(frozen=True)
 class Knapsack(Schedule):
-    """Of all sets of heads that the budget pays for, the one with the largest sum of scores stays.
+    """Of all sets of heads within the budget, the one with the largest sum of scores is kept.
 
-    Other schedules remove what scores least, whatever it costs. This one knows that the last head of a block takes the
-    cost of the block with it. The heads of a block cost the same, so a choice is how many of the best of each block
-    stay: a multiple-choice knapsack (Kellerer et al. 2004, chapter 11; for blocks of a language model Bercovich et al.
-    2024). It is solved exactly, block by block, on the front of choices that no cheaper one equals.
+    Other schedules remove the heads with the lowest scores, whatever their cost. This one uses that a block without
+    heads saves the cost of the block, too. The heads of a block cost the same, so the choice is how many of the best
+    heads of each block to keep: a multiple-choice knapsack (Kellerer et al. 2004, chapter 11; for blocks of a language
+    model Bercovich et al. 2024). It is solved exactly, block by block, on the Pareto front of cost and score.
 
-    A sum of scores means something where a score is a rise of the loss, as by ablation. A head whose score is below
-    zero then goes even if the budget would pay for it, so scores that are never above zero, such as `entropy`, empty
-    the model. A budget in heads is met exactly, whatever the scores: there the choice is that of `one_shot`.
+    A sum of scores has a meaning if a score is a rise of the loss, as by ablation. A head with a score below zero is
+    removed even if the budget allows it, so scores that are never above zero, such as `entropy`, empty the model. A
+    budget in heads is met exactly, whatever the scores: then the choice is that of `one_shot`.
     """
 
     keep_at_least: Annotated[int, Ge(0)] = 0
@@ -38,7 +38,7 @@ class Knapsack(Schedule):
         return all_but(self.keep_at_least, grid)
 
     def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
-        """Raises ValueError for a budget that it cannot meet."""
+        """Return a mask for each budget. Raises ValueError for a budget that it cannot meet."""
         grid = evidence.subject.grid
         score = dict(zip(grid, evidence.score(evidence.subject).tolist(), strict=True))
         return [self._choose(grid, score, budget) for budget in budgets]
@@ -66,8 +66,8 @@ class Knapsack(Schedule):
 
 
 def _front(costs: np.ndarray, values: np.ndarray, every_cost: bool) -> np.ndarray:
-    """The places of the points to go on from, by ascending cost: those worth more than every cheaper one, or the best
-    point of every cost."""
+    """Return the indices of the points to keep, by ascending cost: those with more value than every cheaper point, or
+    with `every_cost` the best point of each cost."""
     order = np.lexsort((-values, costs))
     if every_cost:
         return order[np.diff(costs[order], prepend=-np.inf) > 0]

@@ -1,4 +1,4 @@
-"""Score once, remove the lowest."""
+"""Score the heads once, and remove those with the lowest scores."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from mhaprune.schedules.base import Evidence, Stepwise
 
 @dataclass(frozen=True)
 class OneShot(Stepwise):
-    """The heads of lowest score in the whole model go. Ties go in the order of the heads (Michel et al. 2019, section
-    4)."""
+    """The heads with the lowest scores in the dense model are removed (Michel et al. 2019, section 4). Of equal scores
+    the first head in the grid is removed first."""
 
     scoring = "once"
 

@@ -1,4 +1,4 @@
-"""Choose by the diagonal of the Fisher information, then exchange heads within each block by all of it.
+"""Choose heads by the diagonal of the Fisher information, then exchange heads within each block by the full matrix.
 
 Dimensions: E = examples, N = all heads.
 """
@@ -19,10 +19,10 @@ class Rearrangement(Stepwise):
 
     With m the gates of the mask, 1 for a kept head, the loss rises by about half of Σ_b (1 − m_b)ᵀ F_b (1 − m_b). F_b
     is the empirical Fisher information of the gates of block b: the mean over examples of the outer product of the
-    gradient with itself. The first mask reads the diagonal of F_b alone. Then a removed head is exchanged for a kept
-    one of its block, each time the exchange that lowers the sum most, until none lowers it. So every block keeps as
-    many heads as the diagonal gave it. Two heads whose gradients are alike cost more together than the sum of both; the
-    diagonal cannot see that.
+    gradient with itself. The first mask uses only the diagonal of F_b. Then a removed head is exchanged for a kept head
+    of its block: always the exchange that lowers the sum most, until none lowers it. So each block keeps the number of
+    heads of the first mask. Two heads with similar gradients cost more together than the sum of both, which the
+    diagonal does not show.
     """
 
     scoring = "none"
@@ -45,7 +45,7 @@ def _rearranged(mask: HeadMask, fisher_NN: Tensor) -> HeadMask:
 
 
 def _exchanged(removed: set[int], block: range, fisher_NN: Tensor) -> list[int]:
-    """The removed heads of the block, ascending, after the exchanges."""
+    """Return the removed heads of the block after the exchanges, ascending."""
 
     def rise(heads: list[int]) -> float:
         return float(fisher_NN[heads][:, heads].sum())

@@ -1,4 +1,4 @@
-"""Exchange a kept head for a removed one while that helps."""
+"""Exchange a kept head for a removed one as long as that lowers the loss."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Swap(Schedule):
     """
 
     start: Stepwise
-    """The schedule that makes the first choice. Its `scope` and `keep_at_least` hold for the exchanges too."""
+    """The schedule of the first choice. Its `scope` and `keep_at_least` apply to the exchanges too."""
 
     @property
     def scoring(self) -> Literal["once", "repeated", "none"]:

@@ -1,1 +1,1 @@
-"""Settings: their meaning, their allowed values, where their options come from, and what is said of wrong ones."""
+"""Settings: their meaning, their allowed values, the sources of options, and the errors for wrong values."""
