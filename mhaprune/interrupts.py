@@ -1,6 +1,6 @@
-"""Signals and a time limit, which ask a run to stop. What can go on later saves its state before it stops.
+"""Signals and a time limit that ask a run to stop. Work that can continue later saves its state first.
 
-Signals are Python's main thread's, so in another thread nothing is handled; and a signal that is ignored stays ignored.
+Python handles signals only in the main thread, so nothing is done in another thread. An ignored signal stays ignored.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""From a terminal, from a scheduler or `kill`, and two that schedulers send shortly before the time is over."""
+"""The signals of a terminal, of a scheduler or `kill`, and two that schedulers send shortly before the time is over."""
 Handler = Callable[[int, FrameType | None], None]
 
 
 class TimeLimit(ValueError):
-    """The time for a run is over."""
+    """Raised when the time for a run is over."""
 
 
 def _handlers(*more: int) -> dict[int, Any]:
@@ -36,10 +36,10 @@ def _set(handlers: Mapping[int, Any]) -> None:
 
 
 class HeldSignals:
-    """Holds signals back while a loop is in the middle of a step, where its state is worth nothing.
+    """Delays signals while a loop is in the middle of a step, when its state cannot be saved.
 
-    The loop looks at `asked` at the end of each step. If a signal has come it saves and calls `stop`: there the signal
-    does what it would have done at once.
+    The loop checks `asked` at the end of each step. If a signal has come, it saves and calls `stop`, which has the
+    effect that the signal would have had at once.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class HeldSignals:
         return bool(self.came)
 
     def stop(self) -> None:
-        """Let the first signal that came do what it does; returns if that does not raise."""
+        """Let the first delayed signal take effect. Returns if the signal does not raise."""
         self.__exit__(None, None, None)
         self.__enter__()
 
@@ -71,8 +71,8 @@ class HeldSignals:
 
 @contextmanager
 def handling(handler: Handler | None = None, before: Mapping[int, Any] | None = None) -> Iterator[None]:
-    """Handle the signals that ask to stop by `handler`, if any, while the body runs. The handlers of `before`, by
-    default those of now, are put back at the end, also where the body replaces them."""
+    """Use `handler`, if any, for the signals that ask to stop while the body runs. At the end the handlers `before`, by
+    default the present ones, are restored, even if the body has replaced them."""
     before = _handlers() if before is None else before
     if handler is not None:
         _set(dict.fromkeys(before, handler))
@@ -90,7 +90,7 @@ def interruptible() -> AbstractContextManager[None]:
 def interruptible_once() -> AbstractContextManager[None]:
     """Raise KeyboardInterrupt on the first signal that asks to stop while the body runs; later ones do nothing.
 
-    A terminal signals all processes of a job, and the one that waits for the others passes the signal on.
+    A terminal signals all processes of a job, and the process that waits for the others passes the signal on.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -101,9 +101,9 @@ def interruptible_once() -> AbstractContextManager[None]:
 
 
 def before_stopping(first: Callable[[], None]) -> AbstractContextManager[None]:
-    """Do something first on a signal that asks to stop, and then what the signal would have done.
+    """Call `first` on a signal that asks to stop, then let the signal take its usual effect.
 
-    A second signal does not wait for it. Copies of this process have nothing to do first.
+    A second signal does not wait for `first`. Forks of this process do not call it.
     """
     process, before = os.getpid(), _handlers()
 
@@ -118,7 +118,7 @@ def before_stopping(first: Callable[[], None]) -> AbstractContextManager[None]:
 
 @contextmanager
 def limited(seconds: float | None) -> Iterator[None]:
-    """Raise `TimeLimit` in the body after so many seconds; None is no limit."""
+    """Raise `TimeLimit` in the body after this number of seconds; None means no limit."""
 
     def over(number: int, frame: FrameType | None) -> None:
         raise TimeLimit(f"time_limit={seconds:g}: stopped after {seconds:g} s; the same command goes on from there")

@@ -1,7 +1,7 @@
-"""Steps that a run is doing, one within another, and the one line that shows them.
+"""The steps of a run, one within another, and the line that shows them.
 
-A step says how far it is without knowing of terminals, or of the run that it is part of. The line is a bar at a
-terminal; where stderr is none, a line every few seconds.
+A step counts its items and does not know the terminal or the steps around it. The line is a bar at a terminal;
+otherwise a new line every few seconds.
 """
 
 import sys
@@ -18,54 +18,54 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 Item = TypeVar("Item")
 Stages = Mapping[str, float]
-"""The steps that a step consists of, in their order, with the seconds that each usually takes."""
+"""The parts of a step in their order, each with the seconds that it usually takes."""
 NO_STAGES: Stages = MappingProxyType({})
 
 EVERY = 9.0
-"""Seconds between two lines. A reader who sees nothing for 10 s begins to doubt."""
+"""Seconds between two lines. After 10 s without one a reader begins to doubt."""
 REDRAWN = 0.5
-"""Seconds between two looks of a bar."""
+"""Seconds between two updates of a bar."""
 BAR = "{percentage:3.0f}%|{bar:16}| {desc}"
 SLOWEST = 0.2
-"""No machine is taken for more than 1 / this times as fast as the one on which stages were timed."""
+"""No machine is assumed to be more than 1 / this times as fast as the machine on which stages were timed."""
 
 
 @dataclass(eq=False)
 class Step:
-    """Something that is being done."""
+    """Work in progress."""
 
     what: str
     total: int | None = None
-    """The number of items; None where it is not known."""
+    """The number of items; None if it is not known."""
     done: int = 0
     on: Callable[[], str] | None = None
-    """Returns what the present item is called. It is called only by a reader."""
+    """Returns the name of the present item. It is called only when the line is written."""
     note: str = ""
-    """How it goes."""
+    """A remark on the progress."""
     stages: Stages = field(default_factory=dict)
     spent: dict[str, float] = field(default_factory=dict)
-    """The seconds of the stages that are over."""
+    """The seconds of the finished stages."""
     begun: float = field(default_factory=lambda: time.monotonic())
     before: int = 0
-    """The items that were done when it began, by an earlier run for example."""
+    """Number of items that were done before the step began, for example by an earlier run."""
 
     def advance(self, items: int = 1) -> None:
-        """Say that so many more items are done."""
+        """Count this number of further items as done."""
         self.done += items
 
     @property
     def seconds(self) -> float:
-        """The time that it has been going on."""
+        """The time since the step began."""
         return time.monotonic() - self.begun
 
 
 under_way: list[Step] = []
-"""The steps that are being done, the outermost first."""
+"""The steps in progress, the outermost first."""
 
 
 @contextmanager
 def doing(what: str, total: int | None = None, stages: Stages = NO_STAGES, done: int = 0) -> Iterator[Step]:
-    """Make a step of the body: part of the step around it, if there is one."""
+    """Make the body a step, within the present step if there is one."""
     around = under_way[-1] if under_way else None
     step = Step(what, total, done, stages=stages, before=done)
     under_way.append(step)
@@ -85,7 +85,7 @@ def track(
     done: int = 0,
     name: Callable[[Item], str] | None = None,
 ) -> Iterator[Item]:
-    """Yield the items; what is done with each is an item of the step `what`. `name` names an item."""
+    """Yield the items, and count them in a step `what`. `name` returns the name of an item."""
     if total is None and isinstance(items, Sized):
         total = done + len(items)
     with doing(what, total, done=done) as step:
@@ -97,24 +97,24 @@ def track(
 
 
 def duration(seconds: float) -> str:
-    """Write a time to wait, no more exactly than a reader needs."""
+    """Return a remaining time in words, rounded as a reader needs it."""
     if seconds < 90:
         return f"{max(10, round(seconds, -1)):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 _at_work = threading.Lock()
-"""Held while a line is shown."""
+"""Locked while a line is shown."""
 
 
 @contextmanager
 def shown(label: str = "", stream: TextIO | None = None, lines: bool = False) -> Iterator[None]:
-    """Say on the stream, stderr by default, what the body is doing. A job of a sweep has its label before each line.
-    `lines` says it in lines at a terminal too: the bars of jobs that run side by side would overwrite each other.
+    """Show the progress of the body on the stream, stderr by default. A job of a sweep has its label before each line.
+    With `lines` a terminal gets lines too, because the bars of parallel jobs would overwrite each other.
 
-    A thread looks and writes, so no loop pauses for it. Looking from the loops alone would not do: torch.compile, a
-    call into another library and the wait for a process that trains the same model come by no loop for minutes.
-    Within another body of this kind, which shows all, and without a stderr nothing more is shown.
+    A thread writes, so loops do not pause. Writing from the loops would not be enough: torch.compile, a call of another
+    library and the wait for another process can take minutes without a loop. A `shown` within another one, or without a
+    stderr, shows nothing.
     """
     to: TextIO | None = stream or sys.stderr
     if to is None or not _at_work.acquire(blocking=False):
@@ -150,7 +150,7 @@ def _show(steps: Sequence[Step], label: str, to: TextIO, bar: tqdm | None) -> No
 
 
 def line(steps: Sequence[Step], label: str = "") -> str:
-    """Write for example `ablate on sort, about 20 s left: recover 4 of 9, 12 of 24 heads: refit 3 of 8`."""
+    """Return the line, for example `ablate on sort, about 20 s left: recover 4 of 9, 12 of 24 heads: refit 3 of 8`."""
     left = seconds_left(steps)
     words = [_words(step) for step in steps]
     if left is not None:
@@ -164,11 +164,11 @@ def _words(step: Step) -> str:
 
 
 def seconds_left(steps: Sequence[Step]) -> float | None:
-    """Return how long the outermost step will still take; None where that is not known: it has no stages, or the
-    present one takes longer than usual and does not say how far it is.
+    """Return the seconds until the outermost step ends; None if they are not known: it has no stages, or the present
+    stage takes longer than usual and has no count of items.
 
-    The stages to come take what they usually take, on a machine as fast as this one has been in those that are over.
-    A stage that took next to nothing does not tell: the model has come from the cache.
+    The remaining stages are assumed to take their usual time, at the speed of the finished stages on this machine. A
+    stage that took almost no time is not used for the speed: the model came from the cache.
     """
     whole, stages, spent = steps[0], list(steps[0].stages), dict(steps[0].spent)  # a copy: the run goes on meanwhile
     if not stages:
@@ -189,8 +189,7 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
 
 
 def _share(steps: Sequence[Step]) -> float:
-    """Return how much of the first step is done of what it had to do, by its items; 0 where their number is not
-    known."""
+    """Return the share of the first step that is done, by its items; 0 if their number is not known."""
     if not steps or not steps[0].total:
         return 0.0
     step, to_do = steps[0], steps[0].total - steps[0].before

@@ -1,7 +1,7 @@
-"""Options as objects: from the settings of an option, plain values, to an instance of its class; or one clear line.
+"""Options as objects: an instance of the option's class from plain values, or an error message of one line.
 
-An option is a frozen dataclass that knows its own defaults. A YAML of `conf/` names the class under `_target_`, and
-may set some of its fields. It may instead start from another option of its group, as the scorer `taylor_batch` does.
+An option is a frozen dataclass with its own defaults. A YAML file of `conf/` names the class under `_target_`, and may
+set some of its fields. It can also start from another option of its group, as the scorer `taylor_batch` does.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ Made = TypeVar("Made", bound=Checked)
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be: the message names its key, its value and what is allowed."""
+    """A setting that is not allowed: the message names its key, its value and what is allowed."""
 
 
 def option(name: str, groups: Mapping[str, type]) -> Any:
-    """Return the option of that name in one of these groups, each given with the class of its options.
+    """Return the named option of one of these groups. `groups` maps each group to the class of its options.
 
-    Raises ValueError for a name that there is not, with the nearest one.
+    Raises ValueError for an unknown name, with the nearest known one.
     """
     files = {path.stem: path for group in groups for path in sorted((conf_folder() / group).glob("*.yaml"))}
     if name not in files:
@@ -45,7 +45,7 @@ def option(name: str, groups: Mapping[str, type]) -> Any:
 
 
 def settings_of(group: str, name: str) -> Settings:
-    """Return what the YAML of an option says of it, with what it takes from the option that it starts from."""
+    """Return the settings in the YAML of an option, with those of the option that it starts from."""
     content = yaml.safe_load((conf_folder() / group / f"{name}.yaml").read_text()) or {}
     settings = dict(content.get(group, content))
     inherited: Settings = {}
@@ -60,9 +60,9 @@ def options_of(
 ) -> Iterator[tuple[str, str, str | None, Settings]]:
     """Find the options of a plug-in: a YAML for each in its folder `conf`, or a class alone.
 
-    Yield the group, the name, where the settings stand in the config (None for the name of the group), and the settings
-    with the default of every field that a YAML leaves out. `groups` holds the class of the options of each group; of
-    those in `several` a run may have more than one.
+    Yield the group, the name, the place of the settings in the config (None for the name of the group), and the
+    settings, with defaults for the fields that a YAML leaves out. `groups` maps each group to the class of its options;
+    a run may have more than one option of the groups `several`.
     """
     with_yaml = set()
     for folder in getattr(importlib.import_module(package), "__path__", ()):
@@ -87,14 +87,14 @@ def options_of(
 
 
 def _group_of(cls: object, module: str, groups: Mapping[str, type]) -> str | None:
-    """Return the group of which a class of this module is an option; None for what is none."""
+    """Return the group for which a class of this module is an option; None if there is none."""
     if not (isinstance(cls, type) and cls.__module__ == module and is_dataclass(cls)) or inspect.isabstract(cls):
         return None
     return next((group for group, base in groups.items() if issubclass(cls, base)), None)
 
 
 def build(kind: Any, value: Any, key: str) -> Any:
-    """Return `value` as an instance of the type annotation `kind`, checked all the way down."""
+    """Return `value` as an instance of the type annotation `kind`, with everything in it checked."""
     origin, arguments, bases = get_origin(kind), get_args(kind), dataclasses_in(kind)
     if bases and (isinstance(value, Mapping) or bases == [kind]):
         return construct(class_of(bases, value, key), _without_target(value), key)
@@ -128,7 +128,7 @@ def construct(cls: type[Made], values: Mapping[str, Any], key: str = "") -> Made
 
 
 def class_of(bases: Sequence[type], value: Any, key: str) -> Any:
-    """Return the class that settings name under `_target_`: one of `bases`, or one that is made from it."""
+    """Return the class that settings name under `_target_`: one of `bases`, or a subclass."""
     if key.endswith("._target_"):
         group = key.removesuffix("._target_")
         raise ConfigError(
@@ -147,7 +147,7 @@ def class_of(bases: Sequence[type], value: Any, key: str) -> Any:
 
 
 def fields_of(cls: type, values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the fields of a dataclass and their types. Raises `ConfigError` for a value that is none of them."""
+    """Return the fields of a dataclass with their types. Raises `ConfigError` if a name in `values` is not a field."""
     kinds = _types(cls)
     for name in values:
         if name not in kinds:
@@ -186,9 +186,9 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def describe(value: Any, named: Callable[[object], str] | None = None) -> Any:
-    """Return a configured object as plain values, with its class under `_target_`: what `build` reads back.
+    """Return a configured object as plain values, with its class under `_target_`, so that `build` can read it.
 
-    `named` gives classes another name there.
+    `named` returns another text for `_target_`.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: describe(getattr(value, field.name), named) for field in dataclasses.fields(value)}
@@ -199,22 +199,22 @@ def describe(value: Any, named: Callable[[object], str] | None = None) -> Any:
 
 
 def target(value: object) -> str:
-    """Return MODULE.CLASS of a configured object: what a config has under `_target_`."""
+    """Return MODULE.CLASS of a configured object: the text under `_target_` in a config."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def short_target(value: object) -> str:
-    """Return PACKAGE.CLASS: it stays the same if the class moves to another module."""
+    """Return PACKAGE.CLASS, which does not change if the class moves to another module."""
     return f"{type(value).__module__.partition('.')[0]}.{type(value).__qualname__}"
 
 
 def modules_of(value: object) -> list[str]:
-    """Return the modules of the classes of a configured object and of those that it holds."""
+    """Return the modules of the classes of a configured object and of the objects in it."""
     return sorted(set(re.findall(r'"_target_": "([^"]+)\.\w+"', json.dumps(describe(value)))))
 
 
 def option_name(value: object) -> str:
-    """Return the name under which a configured object is chosen: `RunningSum` is `running_sum`; `none` for None."""
+    """Return the name of the option of a configured object: `RunningSum` is `running_sum`; `none` for None."""
     return "none" if value is None else _snake(type(value).__name__)
 
 
@@ -223,7 +223,7 @@ def _snake(name: str) -> str:
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """Return what is allowed and, if one of it is close to what was given, that first."""
+    """Return the allowed names in words, after the name that is closest to the given one, if any is close."""
     names = list(allowed)
     close = [name for name in names if given and name.startswith(given)] or difflib.get_close_matches(given, names, n=1)
     return f"{f'did you mean {close[0]}? ' if close else ''}allowed are {', '.join(names) or 'none'}"

@@ -1,4 +1,4 @@
-"""Plug-ins: the packages whose classes a config or a run folder may name, beside mhaprune."""
+"""Plug-ins: the packages, beside mhaprune, whose classes a config or a run folder may name."""
 
 import importlib
 import inspect
@@ -13,13 +13,13 @@ from types import ModuleType
 from typing import Any
 
 ENTRY_POINTS = "mhaprune.plugins"
-"""The group under which an installed package names itself, so that its plug-ins need not be listed."""
+"""The entry point group in which an installed package registers itself, so that users need not list it."""
 
 _allowed = {"mhaprune"}
 
 
 def allow(packages: Iterable[str]) -> None:
-    """Let configs name classes of these packages too; raises ValueError for one that cannot be imported."""
+    """Allow configs to name classes of these packages too. Raises ValueError for a package that cannot be imported."""
     for package in packages:
         try:
             importlib.import_module(package)
@@ -32,13 +32,13 @@ def allow(packages: Iterable[str]) -> None:
 
 
 def listed(typed: Iterable[str]) -> list[str]:
-    """The names of packages in what was typed for `plugins=`."""
+    """Return the names of packages in the texts typed for `plugins=`."""
     return [name.strip() for text in typed for name in text.strip("[]\"'").split(",") if name.strip()]
 
 
 def from_folder(packages: Iterable[str]) -> list[str]:
-    """Return the packages with those that are installed as plug-ins. A listed one is looked for in the working folder
-    too; raises ValueError for one that cannot be found."""
+    """Return these packages and all installed plug-ins. These packages may also be in the working folder. Raises
+    ValueError for a package that cannot be imported."""
     names = list(packages)
     if names and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
@@ -47,7 +47,8 @@ def from_folder(packages: Iterable[str]) -> list[str]:
 
 
 def modules(package: str) -> Iterator[ModuleType]:
-    """Import a package and every module in it. Raises ValueError, one line, for one that cannot be imported."""
+    """Import a package and every module in it, and yield them. Raises ValueError, one line, for a module that cannot be
+    imported."""
     top = importlib.import_module(package)
     yield top
     for found in pkgutil.walk_packages(getattr(top, "__path__", ()), f"{package}."):
@@ -63,18 +64,19 @@ def modules(package: str) -> Iterator[ModuleType]:
 
 
 def allowed() -> list[str]:
-    """The packages whose classes may be named: mhaprune, those that were listed, and those installed as plug-ins."""
+    """Return the packages whose classes may be named: mhaprune, the listed ones, and all installed plug-ins."""
     return sorted(_allowed.union(installed()))
 
 
 @cache
 def installed() -> tuple[str, ...]:
-    """The packages that are installed as plug-ins. To find them takes long: every installed package is looked at."""
+    """Return the packages that are installed as plug-ins. This is slow, because every installed package is examined."""
     return tuple(point.value.split(":")[0] for point in entry_points(group=ENTRY_POINTS))
 
 
 def find_class(base: type, target: str) -> Any:
-    """The concrete subclass of `base` at MODULE.CLASS in an allowed package, else None. Nothing else is imported."""
+    """Return the concrete subclass of `base` at MODULE.CLASS in an allowed package, else None. No other package is
+    imported."""
     module, _, name = target.rpartition(".")
     if not any(module == package or module.startswith(f"{package}.") for package in allowed()):
         return None
@@ -91,7 +93,7 @@ CHECKOUT = PACKAGE.parent
 
 
 def conf_folder() -> Path:
-    """The YAML files: beside the package in a checkout, inside the package where it was installed from a wheel."""
+    """Return the folder of the YAML files: beside the package in a checkout, inside the package if it was installed."""
     beside, inside = CHECKOUT / "conf", PACKAGE / "conf"
     return beside if _in_checkout() else inside
 
@@ -99,8 +101,8 @@ def conf_folder() -> Path:
 def results_folder() -> Path:
     """Return the folder of runs, sweeps and the cache.
 
-    The rule: `results/` of the checkout that the package runs from; for an installed package `results/` of the working
-    folder. The path is relative where that is the same.
+    This is `results/` of the checkout that the package runs from; for an installed package, `results/` of the working
+    folder. The path is relative if it is in the working folder.
     """
     if _in_checkout() and Path.cwd() != CHECKOUT:
         return CHECKOUT / "results"

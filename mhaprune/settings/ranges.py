@@ -1,6 +1,6 @@
-"""Ranges as data: `steps: Annotated[int, Ge(1)]` says what a field takes, and `Checked` refuses everything else.
+"""Ranges as data: `steps: Annotated[int, Ge(1)]` gives the allowed values of a field, and `Checked` refuses others.
 
-A range is anything that answers `value in range` and whose text completes the sentence "must be ...".
+A range is any object that supports `value in range` and whose text completes the sentence "must be ...".
 """
 
 import functools
@@ -46,7 +46,7 @@ class Lt(Bound):
 
 @dataclass(frozen=True)
 class Within:
-    """Both ends are allowed."""
+    """A range with two ends, both allowed."""
 
     least: float
     most: float
@@ -60,7 +60,7 @@ class Within:
 
 @dataclass(frozen=True)
 class Distinct:
-    """For a list as a whole."""
+    """A range for a list: at least one value, and all values different."""
 
     def __contains__(self, values: tuple[object, ...]) -> bool:
         return 0 < len(values) == len(set(values))
@@ -70,7 +70,7 @@ class Distinct:
 
 
 Sizes = Annotated[tuple[Annotated[int, Within(1, 2**16)], ...], Distinct()]
-"""The sizes at which something is measured. The bound is far above any useful size: more would only fill the memory."""
+"""Sizes at which something is measured. The upper bound is far above any useful size, and protects the memory."""
 
 
 @cache
@@ -80,10 +80,11 @@ def _hints(cls: type) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Checked:
-    """A dataclass that checks its ranges at construction, so that a wrong setting stops a run before it starts.
+    """A dataclass that checks the ranges of its fields at construction, so that a wrong setting stops a run before it
+    starts.
 
-    Raises ValueError with the field, its value and what is allowed. A subclass that compares fields with each other
-    does so in its own `__post_init__`, after this one.
+    Raises ValueError with the field, its value and what is allowed. A subclass compares fields with each other in its
+    own `__post_init__`, after this one.
     """
 
     def __post_init__(self) -> None:
@@ -94,9 +95,9 @@ class Checked:
 
 
 def check(name: str, value: Any, hint: Any) -> None:
-    """Raise ValueError unless `value` is in the ranges of `hint`, and each item of a tuple in those of the items.
+    """Raise ValueError unless `value`, and each item of a tuple, is in the ranges of its type hint.
 
-    None has no range: it is a setting that was left out, where the type allows it.
+    None is always accepted here: it is a setting that was left out. `fits` checks if the type allows it.
     """
     if value is None:
         return
@@ -117,8 +118,8 @@ def check(name: str, value: Any, hint: Any) -> None:
 
 
 def fits(kind: Any, value: Any) -> bool:
-    """Return whether a value is of a type. A bool is no number, a text is no list, and NaN and infinity fit no type of
-    numbers."""
+    """Return whether a value is of a type. A bool is not a number, a text is not a list, and NaN and infinity fit no
+    type of numbers."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return True
@@ -144,7 +145,7 @@ def fits(kind: Any, value: Any) -> bool:
 
 
 def expected(kind: Any) -> str:
-    """Return which values fit a type, to complete the sentence "must be ..."."""
+    """Return the allowed values of a type in words, to complete the sentence "must be ..."."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Callable:
         return "a function"
@@ -179,7 +180,8 @@ R = TypeVar("R")
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function raise ValueError, one line that names the argument, its value and what is allowed."""
+    """Make a function check its arguments: a wrong one raises ValueError, one line with its name, value and what is
+    allowed."""
     signature = inspect.signature(function)
 
     @functools.cache
@@ -205,6 +207,6 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _short(value: object) -> str:
-    """A value in one short line; the name of its type where that is not possible."""
+    """Return a value in one short line; if that is not possible, the name of its type."""
     text = repr(value)
     return text if len(text) <= 100 and "\n" not in text else f"<{type(value).__name__}>"

@@ -1,4 +1,4 @@
-"""Errors as a user should read them: one line with the key, its value and what is allowed."""
+"""Error messages for users: one line with the key, its value and what is allowed."""
 
 import errno
 import pickle
@@ -11,15 +11,15 @@ from pathlib import Path
 from mhaprune.settings.plugins import PACKAGE
 
 BROUGHT = ("task", "model", "gate", "training")
-"""The settings of a run that a saved model brings with it."""
+"""The settings of a run that come with a saved model."""
 
 
 class RunFailed(BaseException):
-    """Carries the failure of a run past Hydra, which reports every `Exception` in its own words."""
+    """Carries the error of a run past Hydra, which would print every `Exception` in its own way."""
 
 
 def one_line(error: BaseException) -> str:
-    """Any error in one line."""
+    """Return the message of any error in one line."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; what was trained is kept, the same command goes on from there"
     if isinstance(error, OSError) and (error.filename or error.errno == errno.ENOSPC):
@@ -33,9 +33,9 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def foreign(where: str, code: str = "") -> Iterator[None]:
-    """Turn any error into a ValueError, one line that begins with `where`: what others made may raise anything.
+    """Turn any exception of code or files from outside into a ValueError of one line that begins with `where`.
 
-    `code` is the setting that lets transformers run Python code of a folder.
+    `code` names the setting that allows transformers to run Python code from a folder; the message mentions it.
     """
     try:
         yield
@@ -51,7 +51,7 @@ def foreign(where: str, code: str = "") -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Return the line that raised an error, or that called the library that did: `, in my_heads/loud.py line 17`."""
+    """Return the line of an error in mhaprune or the user's code, not in a library: `, in my_heads/loud.py line 17`."""
     libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)

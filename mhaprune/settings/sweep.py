@@ -1,4 +1,4 @@
-"""The settings of a sweep: how its jobs are done, and how they are searched. None of them changes what a job finds."""
+"""The settings of a sweep: how its jobs are done and searched. They do not change the result of a job."""
 
 import re
 from dataclasses import dataclass, fields
@@ -7,43 +7,46 @@ from typing import Annotated, Literal
 from mhaprune.settings.ranges import Checked, Gt, Within
 
 LONGEST = 100
-"""Characters of a name, of which file systems allow 255 bytes."""
+"""Largest number of characters in a name; file systems allow 255 bytes."""
 
 
 @dataclass(frozen=True)
 class SearchSettings(Checked):
-    """A sweep whose jobs are chosen by what earlier ones found."""
+    """A sweep in which the results of earlier jobs decide the settings of the next."""
 
     column: str = "training.valid_quality"
-    """What is searched for, as `TABLE.COLUMN`: a column of numbers of a table that every run leaves."""
+    """The number to optimise, as `TABLE.COLUMN`: a column of numbers of a table that every run writes."""
     row: Literal["last", "max", "min", "mean"] = "last"
-    """Which row of that column counts: the last one, or that with the largest or smallest number; or their mean."""
+    """Which row of the column counts: the last one, or the one with the largest or smallest number; or the mean of
+    all."""
     goal: Literal["maximize", "minimize"] = "maximize"
-    """Which end is better."""
+    """Whether larger or smaller numbers are better."""
     trials: Annotated[int, Within(1, 100_000)] = 20
-    """How many jobs there are."""
+    """Number of jobs in all."""
     at_once: Annotated[int, Within(1, 1000)] = 1
-    """How many jobs are proposed together, before any of them is done."""
+    """Number of jobs that are proposed together, before any of them is done."""
 
 
 @dataclass(frozen=True)
 class SweepSettings(Checked):
-    """The settings that say how jobs are done; `time_limit` also holds for a single run."""
+    """The settings of how jobs are done; `time_limit` also applies to a single run."""
 
     sweep: str | None = None
-    """The name of a sweep, with -m. Its folder is `results/sweeps/NAME`. Started again it does what is left to do."""
+    """The name of a sweep, with -m. Its folder is `results/sweeps/NAME`. If started again, it does the jobs that are
+    not done."""
     on_change: Literal["refuse", "redo"] = "refuse"
-    """What happens to jobs that were done with other settings or other code."""
+    """Whether jobs that were done with other settings or other code are done again, or the sweep is refused."""
     on_failure: Literal["continue", "stop"] = "continue"
     """Whether the jobs after a failed one are started."""
     retries: Annotated[int, Within(0, 100)] = 0
-    """How often a failed job is tried again at once."""
+    """How many times a failed job is tried again at once."""
     max_jobs: Annotated[int, Within(1, 1_000_000)] = 10_000
-    """The most jobs that a sweep may have, so that a slip of the hand does not fill the memory."""
+    """The largest number of jobs in a sweep, so that a typing error does not fill the memory."""
     time_limit: Annotated[float | None, Gt(0)] = None
-    """The seconds after which a job is stopped. It counts as failed, and goes on from there when it is tried again."""
+    """The seconds after which a job is stopped. It counts as failed, and continues from there when it is tried
+    again."""
     search: SearchSettings | None = None
-    """Whether the settings of a sweep are searched, and for what. None does all of them."""
+    """The settings of a search. None means no search: all combinations of settings are done."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,4 +59,4 @@ class SweepSettings(Checked):
 
 
 SWEEP_SETTINGS = tuple(field.name for field in fields(SweepSettings))
-"""The names of these settings."""
+"""The names of the settings of a sweep."""

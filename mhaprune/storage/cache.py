@@ -1,4 +1,5 @@
-"""The cache of what took long, trained models first of all: looked up by content, so that no recipe is done twice."""
+"""The cache of slow results, such as trained models. Files are found by their recipe, so no recipe is computed
+twice."""
 
 import importlib.util
 import logging
@@ -20,15 +21,18 @@ from mhaprune.storage.store import fingerprint, make_folder, write_bytes
 log = logging.getLogger(__name__)
 
 Make = Callable[[dict[str, Any] | None, Callable[[dict[str, Any]], None]], dict[str, Any]]
-"""Computes a content from the state of an interrupted call, or None, and a function that saves such a state."""
+"""A function that computes a content, from the state of an interrupted call (or None) and a function that saves such a
+state."""
 Remember = Callable[[str, dict[str, Any], Make], dict[str, Any]]
-"""Returns what was computed before for one model: its kind, what decides it beside the model, and how it is made."""
+"""A function that returns a cached result about one model, from its kind, the facts that decide it beside the model,
+and a `Make`."""
 
 
 class Cache:
-    """Files named after the recipe they were made by; each holds that recipe too, so that a foreign file is noticed.
+    """Files named after the recipe that made them. Each file also contains the recipe, so that a foreign file is
+    noticed.
 
-    A folder that cannot be written serves as long as it holds what is wanted.
+    A folder that cannot be written can still be read.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -44,8 +48,8 @@ class Cache:
     ) -> dict[str, Any]:
         """Return the result of `make`, from the file if there is one.
 
-        `make(state, save)` is called otherwise: `state` is what an interrupted call last gave to `save`, or None.
-        Content is plain containers and tensors. A second process that wants the same recipe waits for the first.
+        Otherwise `make(state, save)` is called: `state` is the last one that an interrupted call passed to `save`, or
+        None. Content is plain containers and tensors. A second process that wants the same recipe waits for the first.
         """
         path = self.folder / f"{kind}-{fingerprint(recipe)}.pt"
         partial = path.with_suffix(".partial.pt")
@@ -70,7 +74,7 @@ class Cache:
             return content
 
     def about(self, model: dict[str, Any]) -> Remember:
-        """Remembers what was computed for one model. These facts describe the model."""
+        """Return a function that caches results about one model. `model` has the facts that identify it."""
 
         def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
             return self.get(kind, model | what, make)
@@ -79,34 +83,34 @@ class Cache:
 
 
 def no_memory(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
-    """Compute it, and keep nothing."""
+    """Compute a result without a cache."""
     return make(None, lambda state: None)
 
 
 def data_digest(examples: Data) -> str:
-    """A fingerprint of what a model is trained on: the package that brings the data may change it."""
+    """Return a fingerprint of training data: a new version of the package that makes the data may change them."""
     every = examples.tensors().values()
     return fingerprint([[list(each.shape), sha256(each.cpu().numpy().tobytes()).hexdigest()] for each in every])
 
 
 def weights_digest(model: nn.Module) -> str:
-    """A fingerprint of a trained model: the same recipe may end in other bits on another machine."""
+    """Return a fingerprint of a trained model: the same recipe may produce other bits on another machine."""
     return fingerprint([sha256(value.cpu().numpy().tobytes()).hexdigest() for value in model.state_dict().values()])
 
 
 def sources(*modules: str) -> dict[str, str]:
-    """Return the digests of the source files that decide a result: for each module those of its room.
+    """Return the digests of the source files that decide a result: for each module, the files of its room.
 
-    A room is a part of this package, such as `mhaprune.model`; the modules of a plug-in are all in the room of its
-    package. Files are read once per process: the digest is that of the code that runs, also when it is edited then.
+    A room is a part of this package, such as `mhaprune.model`; all modules of a plug-in are in the room of its package.
+    Files are read once per process, so later edits do not change the digest of the running code.
     """
     rooms = {".".join(module.split(".")[: 2 if module.startswith("mhaprune.") else 1]) for module in modules}
     return {room: _digest(room) for room in sorted(rooms)}
 
 
 def code_of(packages: Sequence[str]) -> dict[str, Any]:
-    """Return what identifies the code of whole packages, as a status notes it. Raises ImportError for one that is not
-    there."""
+    """Return the facts that identify the code of whole packages, for a status. Raises ImportError for a missing
+    package."""
     return {"modules": list(packages), "digest": fingerprint([_digest(package) for package in packages])}
 
 
@@ -118,9 +122,9 @@ def _digest(room: str) -> str:
 
 @cache
 def _files(package: str) -> list[tuple[str, str]]:
-    """Return every source file of a package or of a single module, by its path there, and its sha256.
+    """Return the path in the package and the sha256 of every source file of a package or of a single module.
 
-    The YAML files in a package, which are the options of a plug-in, count too.
+    YAML files in a package count too: they are the options of a plug-in.
     """
     spec = importlib.util.find_spec(package)
     if spec is None:
@@ -143,7 +147,8 @@ def _taken(kind: str, path: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keep(path: Path, recipe: dict[str, Any], content: dict[str, Any]) -> bool:
-    """Write the file. Where there is no room for it the work that was done is not lost with it."""
+    """Write the file, and return whether that worked. If the disk is full, only a warning is logged, so that the result
+    is not lost."""
     try:
         write_bytes(path, sealed({"recipe": recipe, "content": content}))
     except OSError as error:
@@ -153,7 +158,7 @@ def _keep(path: Path, recipe: dict[str, Any], content: dict[str, Any]) -> bool:
 
 
 def _load(path: Path, recipe: dict[str, Any]) -> dict[str, Any]:
-    """The content of a file; raises Damaged unless it is whole and made by this recipe."""
+    """Return the content of a file. Raises Damaged if the file has changed or was made by another recipe."""
     stored = opened(read_bytes(path))
     if not isinstance(stored, dict) or set(stored) != {"recipe", "content"} or stored["recipe"] != recipe:
         raise Damaged("made by another recipe")
@@ -162,7 +167,7 @@ def _load(path: Path, recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mended(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
-    """The content, or None where it is to be made: a damaged file is set aside, and said."""
+    """Return the content; None if there is none. A damaged file is renamed, with a warning, and counts as none."""
     try:
         return _load(path, recipe)
     except FileNotFoundError:

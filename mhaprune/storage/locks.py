@@ -1,4 +1,4 @@
-"""Locks that end with the process that holds them, however it ends, and that say whose they are."""
+"""Locks that end with the process that has them, however it ends, and that name this process."""
 
 import errno
 import fcntl
@@ -17,14 +17,14 @@ from typing import IO, Any
 log = logging.getLogger(__name__)
 
 PATIENCE = 1.0
-"""Seconds of waiting after which it is said who is waited for."""
+"""Seconds of waiting before a warning names the process that has the lock."""
 PAUSE = 0.05
 """Seconds between two tries."""
 
 
 def regular(path: str, flags: int) -> int:
-    """Open a regular file, for `open(path, opener=regular)`. A pipe is refused, so it never blocks, and nothing is
-    written through a link."""
+    """Open a regular file, for `open(path, opener=regular)`. Pipes are refused, because they would block, and so is
+    writing through a link."""
     links = 0 if flags & os.O_ACCMODE == os.O_RDONLY else os.O_NOFOLLOW
     try:
         file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | links, 0o666)
@@ -46,10 +46,10 @@ def read_bytes(path: Path) -> bytes:
 
 @contextmanager
 def locked(path: Path, refusal: str | None = None) -> Iterator[None]:
-    """Hold the lock file `path` while the body runs. Where another process holds it: wait, or raise ValueError with the
-    `refusal`, in which {holder} is that process.
+    """Lock the file `path` while the body runs. If another process has locked it: wait, or raise ValueError with the
+    `refusal`, in which {holder} is replaced by that process.
 
-    The file stays when the lock is gone: to remove it would let two processes hold locks of one name.
+    The file is not removed afterwards: otherwise two processes could have locks of the same name.
     """
     with _lockable(path) as file:
         start, said = time.monotonic(), False
@@ -80,13 +80,13 @@ def _lockable(path: Path) -> IO[bytes]:
 
 
 def whose(path: Path) -> str | None:
-    """Return a text that belongs to the process that holds this lock, and to no other; None if no process holds it."""
+    """Return a text that identifies the process that has this lock; None if no process has it."""
     said = _holder(path)
     return said if is_held(path) else None
 
 
 def is_held(path: Path) -> bool:
-    """Return whether some process holds this lock."""
+    """Return whether any process has this lock."""
     try:
         with open(path, opener=regular) as file:
             return not _taken(file, fcntl.LOCK_SH)
@@ -95,7 +95,7 @@ def is_held(path: Path) -> bool:
 
 
 def refuse_held(path: Path, refusal: str) -> None:
-    """Raise ValueError where another process holds the lock; {holder} in the `refusal` is that process."""
+    """Raise ValueError if another process has the lock. {holder} in the `refusal` is replaced by that process."""
     if is_held(path):
         raise ValueError(refusal.replace("{holder}", _holder(path)))
 
@@ -109,7 +109,7 @@ def _taken(file: IO[Any], how: int) -> bool:
 
 
 def holder(path: Path) -> int | None:
-    """Return the process of this machine that holds a lock; None if none does."""
+    """Return the id of the process that has a lock; None if there is none, or if it is on another machine."""
     found = re.match(rf"process (\d+) on {re.escape(socket.gethostname())} since", _holder(path))
     return int(found[1]) if found and is_held(path) else None
 

@@ -1,6 +1,6 @@
-"""Files that know whether they are whole: plain content, with a checksum over every byte of it at the end.
+"""Files with plain content and a checksum of all bytes at the end, so that damage is noticed.
 
-Such a file is still one that `torch.load(path, weights_only=True)` reads, but only `opened` notices a changed bit.
+`torch.load(path, weights_only=True)` can read such a file too, but only `opened` notices a changed bit.
 """
 
 import hashlib
@@ -14,11 +14,11 @@ LENGTH = len(MARK) + 64
 
 
 class Damaged(ValueError):
-    """A file that is not what was written; the message says in a few words how it shows."""
+    """Raised for a file that has changed since it was written; the message is a short reason."""
 
 
 def sealed(content: Any) -> bytes:
-    """Return the bytes of a file that holds `content`: plain containers, numbers, texts and tensors."""
+    """Return the bytes of a file with this content: plain containers, numbers, texts and tensors."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     data = buffer.getvalue()
@@ -26,7 +26,8 @@ def sealed(content: Any) -> bytes:
 
 
 def opened(data: bytes) -> Any:
-    """Return what was given to `sealed`. Raises Damaged for any other bytes; runs no code that they may hold."""
+    """Return the content that was given to `sealed`. Raises Damaged for any other bytes. No code in the bytes is
+    run."""
     body, seal = data[:-LENGTH], data[-LENGTH:]
     if not seal.startswith(MARK):
         raise Damaged("no checksum at its end, so truncated, foreign or written by an older mhaprune")
@@ -43,5 +44,5 @@ def _seal(body: bytes) -> bytes:
 
 
 def checksum(data: bytes) -> str:
-    """Return a text that changes when the bytes do."""
+    """Return a text that changes when the bytes change."""
     return hashlib.sha256(data).hexdigest()

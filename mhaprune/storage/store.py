@@ -1,4 +1,4 @@
-"""Run folders: what a run leaves behind, written so that nothing half-written is ever taken for whole."""
+"""Run folders: the files of a run, written so that a half-written file is never taken for a complete one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mhaprune.storage.seals import checksum
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write to a temporary name beside `path`, then rename: a reader sees the old file or the new one, whole."""
+    """Write to a temporary name beside `path`, then rename, so that a reader sees the old or the new file, complete."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb", opener=regular) as file:
@@ -41,7 +41,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def make_folder(key: str, path: Path) -> Path:
-    """Make `path` if need be; raises ValueError naming the setting `key` where nothing can be written there."""
+    """Make the folder `path` if it does not exist. Raises ValueError that names the setting `key` if it cannot be
+    written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -58,7 +59,7 @@ def fingerprint(description: Any) -> str:
 
 
 def inside(folder: Path, name: str) -> Path | None:
-    """Return the path of a file by its name below a folder; None where that is not within it, by `..` or by a link."""
+    """Return the path of a file by its name below a folder; None if it is outside the folder, by `..` or by a link."""
     try:
         home = folder.resolve()
         path = (home / name).resolve()
@@ -68,7 +69,8 @@ def inside(folder: Path, name: str) -> Path | None:
 
 
 def refuse_links(key: str, folder: Path, names: Iterable[str]) -> None:
-    """Raise ValueError if a file to be written below the folder lies elsewhere, by a link or `..`, or is a pipe."""
+    """Raise ValueError if a file to be written below the folder is really elsewhere, by a link or `..`, or is a
+    pipe."""
     home = folder.resolve()
     for name in names:
         path = home / name
@@ -77,10 +79,10 @@ def refuse_links(key: str, folder: Path, names: Iterable[str]) -> None:
 
 
 class RunFolder:
-    """The folder of one run. `status.json` says running, done or failed, and lists what the run wrote.
+    """The folder of one run. `status.json` says running, done or failed, and lists the files of the run.
 
-    It is locked while the run is recorded. So two runs never share a folder, and what a killed run left behind is
-    known: its status says running, and nobody holds the lock.
+    It is locked while the run is recorded. So two runs never share a folder, and a killed run is recognised: its status
+    says running, but no process has the lock.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -91,9 +93,9 @@ class RunFolder:
 
     @contextmanager
     def recorded(self, wait: bool = False) -> Iterator[RunFolder]:
-        """Keep `status.json` true while the body runs; what an earlier run left here is removed first.
+        """Keep `status.json` up to date while the body runs. The files of an earlier run are removed first.
 
-        If another run is in the folder: wait until it ends, or raise ValueError and touch nothing.
+        If another run uses the folder: wait until it ends, or raise ValueError and change nothing.
         """
         with locked(self.path / LOCK, None if wait else _refusal(self.path)):
             self._clear()
@@ -117,7 +119,7 @@ class RunFolder:
         self._write_status()
 
     def write(self, name: str, data: bytes) -> None:
-        """Write one file, by its name below the folder; a later run into the same folder removes it."""
+        """Write one file, by its name below the folder. A later run in the same folder removes it."""
         path = inside(self.path, name)
         if path is None:
             raise ValueError(f"hydra.run.dir={self.path}: {name} leads out of this folder, by a link")
@@ -129,7 +131,7 @@ class RunFolder:
         self.write(f"{name}.csv", frame.to_csv(index=False, float_format="%.9g").encode())
 
     def write_figures(self, plots: Iterable[Any]) -> None:
-        """Write every figure, by its `name`, as `png` and `svg` below `figures/`."""
+        """Write every figure under its `name`, as `png` and `svg`, in `figures/`."""
         for plot in plots:
             self.write(f"figures/{plot.name}.png", plot.png)
             self.write(f"figures/{plot.name}.svg", plot.svg)
@@ -154,11 +156,11 @@ class RunFolder:
 
 
 LOCK = ".lock"
-"""The file in a run folder that its run holds."""
+"""The file in a run folder that the run locks."""
 
 
 def refuse_busy(folder: Path) -> None:
-    """Raise ValueError for a folder that another run is in."""
+    """Raise ValueError if another run uses the folder."""
     refuse_held(folder / LOCK, _refusal(folder))
 
 
@@ -167,16 +169,16 @@ def _refusal(folder: Path) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return in one line what a status says about an error."""
+    """Return an error in one line, for a status."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """Return the `status.json` of a folder; empty where there is none that can be read.
+    """Return the `status.json` of a folder; empty if it does not exist or cannot be read.
 
-    A run that says running and whose process is gone reads as died.
+    A run is `died` if its status says running but its process has ended.
     """
     try:
         status = json.loads(read_bytes(folder / "status.json"))
@@ -190,7 +192,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def set_failed(folder: Path, why: str) -> None:
-    """Say in the status of a killed run how it ended, which it could not say itself."""
+    """Write into the status of a killed run how it ended."""
     status = read_status(folder)
     if status.get("status") not in ("done", "failed") and not is_held(folder / LOCK):  # or it is another's
         files = status.pop("files", {})

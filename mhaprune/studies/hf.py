@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def probabilities(output: Any, batch: Any) -> Tensor:
-    """(B, C): of the classes."""
+    """Return the probabilities of the classes, (B, C)."""
     return output["logits"].softmax(dim=-1)
 
 
@@ -37,28 +37,28 @@ OBJECTIVES: dict[str, dict[str, Objective]] = {
     "causal-lm": {LIKELIHOOD: Objective(losses.language_model, losses.next_token_accuracy)},
     "seq2seq-lm": {LIKELIHOOD: Objective(losses.seq2seq, losses.token_accuracy)},
 }
-"""What a model for each task can be judged by, the usual one first."""
+"""The possible objectives of each task, the usual one first."""
 
 
 @dataclass(frozen=True)
 class Hf(Pretrained):
     """A model of transformers. `data` is a file of texts, see `study.texts`.
 
-    The objective `drift` needs nothing but texts: one minus the cosine between what the model says and what it said
-    with all its heads, of a classifier between the probabilities of the classes. `likelihood` is the cross-entropy of
-    the next token or, of an encoder-decoder, of the column `target`; `classification` that of the column `label`.
+    The objective `drift` needs only texts: one minus the cosine between the outputs now and with all heads; for a
+    classifier between the probabilities of the classes. `likelihood` is the cross-entropy of the next token or, for an
+    encoder-decoder, of the column `target`. `classification` is the cross-entropy of the column `label`.
     """
 
     path: str | None = None
     """The folder of the model and its tokenizer, as `save_pretrained` or `mhaprune.save` writes it."""
     task: Literal["feature-extraction", "sequence-classification", "causal-lm", "seq2seq-lm"] | None = None
-    """What the model is for. None is what its folder says."""
+    """The task of the model. None means the task for which its weights were saved."""
     hub: bool = False
     """Whether `path` is the name of a model to download. Otherwise nothing is downloaded."""
 
     trust_remote_code: bool = False
-    """Whether Python code in the folder is run, as a model that transformers does not know needs it. It may do anything
-    that you may do on this machine."""
+    """Whether Python code in the folder is run; a model that transformers does not know needs it. The code may do
+    anything that you may do on this machine."""
 
     @property
     def title(self) -> str:
@@ -77,7 +77,7 @@ class Hf(Pretrained):
 
 
 def needed(task: str, objective: str) -> list[str]:
-    """The columns that a file must have beside the text."""
+    """Return the columns that a file must have beside the text."""
     if objective == CLASSIFICATION:
         return [LABEL]
     return [TARGET] if task == "seq2seq-lm" else []
@@ -92,7 +92,7 @@ def model_with_texts(
     model: Pretrained,
     packages: Sequence[str] = (),
 ) -> PretrainedModel:
-    """A model of transformers with texts in batches."""
+    """Return a model of transformers with texts in batches."""
     network, tokenizer = folder.model(task), folder.tokenizer()
     classes = getattr(folder.config, "num_labels", 0)
     if name == DRIFT and task == "sequence-classification" and classes < 2:
@@ -125,7 +125,8 @@ def model_with_texts(
 
 
 def label_of(row: Row, config: Any) -> int:
-    """The number of a class, which a file may call by its name or number. Raises ValueError for any other label."""
+    """Return the number of a row's class. A file may name a class or give its number. Raises ValueError for any other
+    label."""
     named = {str(name): int(number) for name, number in (getattr(config, "label2id", None) or {}).items()}
     if row.label in named:
         return named[row.label]
@@ -143,13 +144,13 @@ CLASSES = {
     "causal-lm": "AutoModelForCausalLM",
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
 }
-"""What a model is for, and the class of transformers that reads one."""
+"""The tasks, each with the class of transformers that loads a model for it."""
 INSTALL = "pip install -e '.[hf]'"
 
 
 class Folder:
-    """A folder of transformers or, with `hub`, the name of one to download. Its Python code runs only if it is trusted.
-    Raises ValueError for anything else."""
+    """A folder of transformers or, with `hub`, the name of a model to download. Its Python code runs only with
+    `trust_remote_code`. Raises ValueError for anything else."""
 
     def __init__(self, path: str, hub: bool = False, trust_remote_code: bool = False) -> None:
         try:
@@ -174,11 +175,11 @@ class Folder:
 
     @property
     def tasks(self) -> list[str]:
-        """Return the tasks that a model of this kind can be made for."""
+        """The tasks that a model of this kind can be loaded for."""
         return [task for task in CLASSES if self._kind(task) is not None]
 
     def task(self, wanted: str | None) -> str:
-        """Return the task of the model: the one that is wanted, else the one that its weights were saved for."""
+        """Return the task of the model: the wanted one, or else the one for which its weights were saved."""
         if wanted is None:
             saved = (getattr(self.config, "architectures", None) or [""])[0]
             named = [task for task in self.tasks if getattr(self._kind(task), "__name__", "") == saved]
@@ -191,7 +192,8 @@ class Folder:
         return wanted
 
     def model(self, task: str) -> nn.Module:
-        """The model with all of its weights. A part that no folder has, and that is not read, is left out."""
+        """Return the model with all of its weights. A pooler without weights is left out. Raises ValueError if other
+        weights are missing."""
         kind = self._kind(task)
         more: dict[str, Any] = {}
         with shrinking(kind):
@@ -209,7 +211,7 @@ class Folder:
         return model
 
     def tokenizer(self) -> Any:
-        """Its tokenizer, which can fill up texts to one length."""
+        """Return the tokenizer, with a token to pad texts to one length."""
         tokenizer = self._read("tokenizer", self.library.AutoTokenizer.from_pretrained)
         if tokenizer.pad_token is None:
             if tokenizer.eos_token is None:

@@ -1,4 +1,4 @@
-"""MiniLM, a sentence encoder that comes as a package."""
+"""MiniLM, a sentence encoder that is installed as a package."""
 
 import ast
 import random
@@ -25,8 +25,8 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 @dataclass(frozen=True)
 class Minilm(Pretrained):
     """all-MiniLM-L6-v2: six layers of twelve heads (Wang et al. 2020). Its texts are English sentences from the
-    documentation of Python's standard library, or those of the file `data`. It is judged by drift: one minus the cosine
-    between where a sentence was with all heads and where it is now."""
+    documentation of Python's standard library, or the texts of the file `data`. Its objective is drift: one minus the
+    cosine between a sentence's embedding with all heads and now."""
 
     def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
         try:
@@ -42,10 +42,10 @@ class Minilm(Pretrained):
 
 
 def sentences() -> list[str]:
-    """Return English sentences that every Python has, in an order that is always the same.
+    """Return English sentences that come with every Python, always in the same order.
 
-    They are from the documentation of its standard library. Its sources are read, because other packages change what
-    is imported.
+    They are from the docstrings of the standard library. Source files are read, because other packages may change
+    imported modules.
     """
     found: dict[str, None] = {}
     for text in documentation():
@@ -59,7 +59,8 @@ def sentences() -> list[str]:
 
 
 def documentation() -> Iterator[str]:
-    """Yield the docstring of every module, class and function."""
+    """Yield the docstrings of the modules `MODULES` of Python's standard library, read from their source files; an
+    empty text for a missing docstring."""
     library = Path(sysconfig.get_path("stdlib"))
     for name in MODULES:
         path = library.joinpath(*name.split("."))

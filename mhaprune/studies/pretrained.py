@@ -1,4 +1,4 @@
-"""A pretrained model with its examples: an option of the group `model`, and the source of a run."""
+"""A pretrained model with its examples: an option of the group `model`, and a source of the model of a run."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from mhaprune.wrapping.wrapped import WrappedModel
 log = logging.getLogger(__name__)
 
 BATCH = 32
-"""Number of texts that are filled up to the same length, and of examples in a batch."""
+"""Number of examples in a batch. The texts of a batch are padded to the same length."""
 
 
 @dataclass(frozen=True)
 class Pretrained(Checked, ABC):
-    """A model that is trained already, with examples to study it on."""
+    """A model that was trained elsewhere, with examples to study it on."""
 
     score: SplitSize = 256
     """Number of texts that heads are scored on."""
@@ -50,16 +50,16 @@ class Pretrained(Checked, ABC):
     report: SplitSize = 256
     """Number of texts that results are reported on."""
     train: Annotated[int, Ge(0)] = 0
-    """Number of texts that a recovery learns from: fine-tuning reads all, a refit the first. 0 takes those that heads
-    are scored on; they are few, and fine-tuning soon knows them by heart."""
+    """Number of texts for recoveries: fine-tuning reads all, a refit the first. 0 means the texts that heads are scored
+    on; they are few, so fine-tuning soon overfits them."""
     max_length: Annotated[int, Ge(1)] = 128
-    """The largest number of tokens of a text; what is beyond is cut off."""
+    """The largest number of tokens of a text; longer texts are cut."""
     save: bool = False
     """Whether `experiment=prune` saves the pruned models, each as a folder that `mhaprune.load` reads."""
 
     @abstractmethod
     def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
-        """Read the model and its examples. Raises ValueError, one line, for what cannot be had."""
+        """Read the model and its examples. Raises ValueError, one line, if they cannot be read."""
 
     @property
     def title(self) -> str:
@@ -78,29 +78,29 @@ class Objective(NamedTuple):
 
     loss: Judge
     quality: Judge | None = None
-    """None is what goes with the loss."""
+    """None means the usual quality for this loss."""
 
 
 class PretrainedModel(NamedTuple):
-    """A model, its examples, and what judges it."""
+    """A model, its examples, and its objective."""
 
     model: nn.Module
     splits: Mapping[str, Sequence[Any]]
-    """The batches of `score`, `choose`, `report` and, if a recovery has texts of its own, `train`."""
+    """The batches of `score`, `choose`, `report` and, if recoveries have texts of their own, `train`."""
     objective: Objective
     facts: Mapping[str, str]
-    """What tells its runs apart from those of other models, tasks and objectives."""
+    """The names of the task and the objective, as columns that identify runs."""
     packages: Sequence[str]
-    """What the model needs, for the environment of the run."""
+    """The packages that the model needs, whose versions the run records."""
     call: Callable[[nn.Module, Any], Any] | None = None
-    """How the model is called, if not in the usual way."""
+    """The function that calls the model, if it is not called in the usual way."""
     tokens: Callable[[Any], list[list[str]]] | None = None
-    """Returns the tokens of each example of a batch, as a person reads them."""
+    """A function that returns the tokens of each example of a batch as texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedSource(Source):
-    """A pretrained model, with its examples. It is read and proved when it is first asked for."""
+    """A pretrained model with its examples. It is read and its heads are proved at first use."""
 
     key: ClassVar[str] = "model"
 
@@ -119,7 +119,7 @@ class PretrainedSource(Source):
 
     @cached_property
     def heads(self) -> ModelWithData:
-        """The wrapped model, proved."""
+        """The wrapped model, whose heads are proved."""
         read = self.loaded
         model, (loss, quality) = read.model.to(self.device).eval(), read.objective
         found = understand(model, loss, read.splits, quality, call=read.call, seed=self.seed)
@@ -154,7 +154,7 @@ class PretrainedSource(Source):
         return self.heads.splits
 
     def sketch(self) -> WrappedModel:
-        """The model itself."""
+        """Return the model itself."""
         return self.heads.subject
 
     def check(self) -> None:
@@ -178,8 +178,8 @@ class PretrainedSource(Source):
         return usable, {name: recovery for name, recovery in recoveries.items() if name not in trains}
 
     def _why_not(self, scorer: Scorer) -> str:
-        """Return what a scorer needs and this model lacks; empty if it can be scored. What cannot be seen from
-        outside is tried on two examples."""
+        """Return why a scorer cannot be used for this model; empty if it can. Some scorers are tried on two examples to
+        find out."""
         subject, few = self.heads.subject, self.splits.score[:2]
         if scorer.needs_gates and subject.learned_gates() is None:
             return "needs learned gates"
@@ -196,7 +196,7 @@ class PretrainedSource(Source):
 
     @cached_property
     def _content(self) -> dict[str, Any]:
-        """The weights, the data and what judges them, as digests: what is studied, wherever it lies."""
+        """Digests of the weights, the data and the objective. They identify a study, wherever its files are."""
         subject = self.heads.subject
         config: Any = getattr(subject.model, "config", None)
         settings = config.to_json_string() if hasattr(config, "to_json_string") else type(subject.model).__name__
@@ -227,7 +227,7 @@ class PretrainedSource(Source):
 
 
 def study_of(model: ModelWithData, remember: Remember = no_memory) -> Study:
-    """Return what an experiment is given of a wrapped model; nothing is kept in a cache by default."""
+    """Return the input of an experiment for a wrapped model. By default nothing is cached."""
     return Study(
         subject=model.subject,
         whole_grid=model.grid,
@@ -241,7 +241,8 @@ def study_of(model: ModelWithData, remember: Remember = no_memory) -> Study:
 
 
 def files_of(name: str, model: WrappedModel, steps: int = 0) -> dict[str, bytes]:
-    """The files of a folder that `mhaprune.load` reads; none, with a notice, for a model that no folder can hold."""
+    """Return the files of a folder that `mhaprune.load` reads; none, with a warning, for a model that cannot be
+    saved."""
     plain = copy.deepcopy(model.model)
     make_plain(plain)
     with tempfile.TemporaryDirectory() as folder:
@@ -255,17 +256,17 @@ def files_of(name: str, model: WrappedModel, steps: int = 0) -> dict[str, bytes]
 
 
 def no_files(name: str, model: WrappedModel, steps: int = 0) -> dict[str, bytes]:
-    """Pruned pretrained models are large, so they are saved only where that is asked for."""
+    """Return no files: pruned pretrained models are large, so they are saved only on request."""
     return {}
 
 
 def batched(rows: Sequence[Any]) -> list[Sequence[Any]]:
-    """The rows in batches."""
+    """Return the rows in batches."""
     return [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
 
 
 def chosen(objective: str | None, known: Mapping[str, Objective], whose: str) -> tuple[str, Objective]:
-    """The objective of that name; without a name the first one. Raises ValueError for a name that is not known."""
+    """Return the named objective, or the first one without a name. Raises ValueError for an unknown name."""
     name = objective or next(iter(known))
     if name not in known:
         raise ValueError(f"objective={name}: {whose} is judged by {' or '.join(known)}")

@@ -34,60 +34,61 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """The parts of a study that only a model trained here has: experiments that need them set `needs_training`."""
+    """The parts of a study that only a model trained by mhaprune has. Experiments that need them set
+    `needs_training`."""
 
     network: Seq2Seq
     task: Task
     splits: Splits[Examples]
     training: Training
     gate: GateConfig | None
-    """What the gates of the model were made from."""
+    """The settings from which the gates of the model were made."""
     save: Callable[..., bytes]
-    """Returns the content of a file from which `model_file` reads a model back; takes the model and the number of steps
-    that it was trained after the study's own."""
+    """Returns the content of a file that `model_file` loads. Takes the model and the number of its training steps after
+    the study's own training."""
     retrain: Callable[[GateConfig], tuple[Seq2Seq, pd.DataFrame]]
-    """Returns the model that the same training makes with another gate, and its history."""
+    """Returns the model and the history of the same training with another gate."""
     example: Sequence[str] | None = None
-    """The symbols of a source that the user brought."""
+    """The symbols of the user's own source sequence; None without one."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """The input of an experiment: a model, its data, its settings, the same for models of every source."""
+    """The input of an experiment: a model, its data and its settings, in one form for models of every source."""
 
     subject: Subject
     whole_grid: HeadGrid
-    """The heads of the unpruned model; of a pretrained one those that are there."""
+    """The heads of the unpruned model; for a pretrained model, the heads that it has."""
     splits: Splits[Data]
     training: Descent
-    """How the model was trained or, for a pretrained model, how it is trained on."""
+    """The settings of the model's training or, for a pretrained model, of fine-tuning."""
     seed: int
     remember: Remember
-    """The cache of what was computed for this very model."""
+    """The cache of results for exactly this model."""
     saved: Callable[..., dict[str, bytes]]
-    """Returns the files, by name, from which a model is read back; none for one that is not saved. Takes a name, the
-    model and the number of steps that it was trained after the study's own."""
+    """Returns the files of a saved model by name; none for a model that is not saved. Takes a name, the model and the
+    number of its training steps after the study's own training."""
     scorers: Mapping[str, Scorer] = field(default_factory=dict)
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
     recoveries: Mapping[str, Recovery] = field(default_factory=dict)
     history: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """The table that the training of the model left; empty for a model that was not trained here."""
+    """The table of the model's training; empty for a pretrained model."""
     words: Mapping[str, str] = field(default_factory=dict)
-    """What tables call the quality, the loss and the call that is timed, by column; without any, as our tasks do."""
+    """The names of the quality, the loss and the timed call in tables, by column; empty for mhaprune's own tasks."""
     tokens: Callable[[Any], list[list[str]]] | None = None
-    """Returns the tokens of each example of a batch as a person reads them; None where they are not known."""
+    """Returns the tokens of each example of a batch as texts; None if they are not known."""
     trained_with: Mapping[str, Any] = field(default_factory=dict)
-    """The threads, device and version of torch that trained the model; empty where that is not known."""
+    """The threads, device and version of torch that trained the model; empty if they are not known."""
     groups: Sequence[str] = ()
-    """The group of each example of the report split; empty for a model without a task of ours."""
+    """The group of each example of the report split; empty for a model without a task of mhaprune."""
     origin: Trained | None = None
     """None for a pretrained model."""
     steps_since: int = 0
-    """How many steps the model was trained after `training`, by recoveries."""
+    """Number of training steps by recoveries, after `training`."""
 
     @property
     def trained(self) -> Trained:
-        """The parts that only a model trained here has, for an experiment with `needs_training`."""
+        """The parts that only a model trained by mhaprune has, for an experiment with `needs_training`."""
         assert self.origin is not None, "the experiment says that it needs no training"
         return self.origin
 
@@ -97,16 +98,16 @@ class Study:
 
     @property
     def training_table(self) -> dict[str, pd.DataFrame]:
-        """The history as the table `training`; no table for a model that was not trained here."""
+        """The history as the table `training`; empty for a pretrained model."""
         return {"training": self.history} if len(self.history) else {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source(ABC):
-    """The source of the model of a run, with its examples. It is known before anything long is computed."""
+    """The source of a run's model and examples. It can be examined before anything slow is computed."""
 
     key: ClassVar[str]
-    """The settings that say how many examples there are, `task` or `model`."""
+    """The group of settings that contains the numbers of examples, `task` or `model`."""
 
     seed: int
     device: str
@@ -121,7 +122,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """The columns that tell its runs from those of others, in every table."""
+        """The columns that distinguish its runs from others, in every table."""
 
     @property
     @abstractmethod
@@ -144,27 +145,29 @@ class Source(ABC):
     @property
     @abstractmethod
     def splits(self) -> Splits[Data]:
-        """The examples, where the model computes."""
+        """The examples, on the device of the model."""
 
     @abstractmethod
     def sketch(self) -> Subject:
-        """A model of the same heads and sizes, whatever its weights: what it costs is known before it is trained."""
+        """Return a model with the same heads and sizes, with any weights, to compute costs before training."""
 
     @abstractmethod
     def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
-        """Return those that this model can use, and log the others; raises ValueError if none is left."""
+        """Return the scorers and recoveries that this model supports, and log the others. Raises ValueError if none is
+        left."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raise ValueError for what cannot be, in short time."""
+        """Raise ValueError for settings that are not possible; fast."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Raise ValueError for data and folders that do not fit."""
+        """Raise ValueError for data and folders that are not allowed."""
 
     @abstractmethod
     def study(self, facts: Mapping[str, Any]) -> Study:
-        """The model with all that an experiment may do with it. `facts` go into the files of models that it saves."""
+        """Return the model with everything else that an experiment may use. `facts` are stored in the files of saved
+        models."""
 
     @property
     def packages(self) -> Sequence[str]:
@@ -188,14 +191,14 @@ PACKAGES = ("mhaprune", "torch", "hydra-core", "pandas", "numpy", "matplotlib")
 
 
 def trained_with(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an environment that may change a trained model, and how long training takes."""
+    """Return the part of an environment that may change a trained model or the duration of its training."""
     found = {name: environment.get(name) for name in ("num_threads", "device")}
     return found | {"torch": environment.get("versions", {}).get("torch")}
 
 
 def _git_commit() -> str | None:
-    """The commit of the working copy that this package is imported from, with `+` where it has changes; None outside
-    git."""
+    """Return the commit of the working copy that this package is imported from, with `+` if it has changes; None
+    outside git."""
     git = ["git", "-C", str(Path(__file__).parents[1])]
     try:
         commit = subprocess.check_output([*git, "rev-parse", "HEAD"], stderr=subprocess.DEVNULL, text=True)

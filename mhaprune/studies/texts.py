@@ -1,4 +1,4 @@
-"""Texts from a file of the user, and three disjoint splits of them."""
+"""Texts from a file of the user, divided into disjoint splits."""
 
 import csv
 import json
@@ -11,26 +11,25 @@ from typing import Any
 from mhaprune.storage.locks import regular
 
 COLUMNS = TEXT, LABEL, TARGET = "text", "label", "target"
-"""The columns of a file: what a model reads, its class, and what an encoder-decoder should write."""
+"""The columns of a file: the text for the model, its class, and the text that an encoder-decoder should write."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """An example. What a file does not say is empty."""
+    """An example. A missing column is an empty text."""
 
     text: str
     label: str = ""
     target: str = ""
     place: str = field(default="data", compare=False)
-    """The file and line that it was read from."""
+    """The file and line of the example."""
 
 
 def read_rows(path: str, *needed: str) -> list[Row]:
-    """The rows of a file, in an order that is always the same and not that of the file.
+    """Return the rows of a file, always in the same random order.
 
     In `.txt` every line that is not empty is a text; `.csv` and `.jsonl` have the columns `text` and `label` or
-    `target`. Raises ValueError, one line, for a file that cannot be read, and where a column that is `needed` is
-    missing or empty.
+    `target`. Raises ValueError, one line, for a file that cannot be read, and if a `needed` column is missing or empty.
     """
     readers = {".txt": _lines, ".csv": _csv, ".jsonl": _jsonl}
     kind = Path(path).suffix
@@ -65,8 +64,8 @@ def read_rows(path: str, *needed: str) -> list[Row]:
 
 
 def in_splits(rows: Sequence[Row], sizes: Mapping[str, int], where: str) -> dict[str, list[Row]]:
-    """So many rows for each split, in order. A text that is there twice is taken once, so that no split shares it with
-    another. Raises ValueError if there are too few."""
+    """Return `sizes` rows for each split, in order. A repeated text is used once, so that no two splits share it.
+    Raises ValueError if there are too few texts."""
     distinct = list({row.text: row for row in reversed(rows)}.values())[::-1]
     if len(distinct) < sum(sizes.values()):
         wanted = " ".join(f"model.{name}={size}" for name, size in sizes.items())
@@ -78,11 +77,11 @@ def in_splits(rows: Sequence[Row], sizes: Mapping[str, int], where: str) -> dict
 
 
 Numbered = Iterator[tuple[int, Mapping[str, str]]]
-"""The number of a line and what it says, by column."""
+"""Line numbers, each with the texts of the line by column."""
 
 
 class Unreadable(ValueError):
-    """Return the fault of a line."""
+    """An error in a line of a file; the message names the line."""
 
 
 def _lines(file: Iterable[str]) -> Numbered:

@@ -1,4 +1,4 @@
-"""A trained model with all that an experiment may do with it: trained, taken from the cache, or read from a file."""
+"""The study of a model of mhaprune: the model is trained, taken from the cache, or read from a file."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ from mhaprune.tasks.base import Task
 log = logging.getLogger(__name__)
 
 TRAINED_WITH = "trained_with"
-"""What the file of a model calls that."""
+"""The key of these facts in the file of a model."""
 LARGE = (
     *("d_model", "num_heads", "head_dim", "num_encoder_layers", "num_decoder_layers", "dim_feedforward"),
     *("max_length", "train"),
@@ -39,12 +39,12 @@ LARGE = (
 """The settings that decide how much memory a model and its examples take."""
 
 COMPUTES = tuple(f"mhaprune.{room}" for room in ("heads", "data", "subject", "attention", "wrapping", "model"))
-"""The rooms whose code decides what a training ends in."""
+"""The rooms whose code decides the weights after training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Source):
-    """All that decides which model is studied: how to train it, or the file that holds it. Nothing is computed yet."""
+    """All settings that decide the model: how to train it, or the file to load it from. Nothing is computed yet."""
 
     key: ClassVar[str] = "task"
 
@@ -54,7 +54,7 @@ class Recipe(Source):
     gate: GateConfig | None
     model_file: str | None = None
     example: Sequence[str] | None = None
-    """The symbols of a source that the user brought."""
+    """The symbols of the user's own source sequence; None without one."""
 
     @cached_property
     def saved(self) -> SavedModel | None:
@@ -86,15 +86,16 @@ class Recipe(Source):
 
     @property
     def trained_seed(self) -> int:
-        """The seed of the training; for a model from a file not that of this run."""
+        """The seed of the training; a model from a file has its own."""
         return self.seed if self.saved is None else int(self.saved.facts.get("seed", self.seed))
 
     def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
-        """All of them: what a scorer needs of our own model is checked with the settings."""
+        """Return all scorers and recoveries: the settings are checked elsewhere for those that need a feature of the
+        model."""
         return scorers, recoveries
 
     def check(self) -> None:
-        """Raise ValueError for a model or examples that this machine cannot hold, by an estimate."""
+        """Raise ValueError for a model or examples that need more than this machine's memory, by an estimate."""
         have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         model = self.model.bytes_to_train(len(self.task.vocabulary))
         for key, needed in (("model", model), ("task", self.task.bytes_of_examples())):
@@ -112,7 +113,7 @@ class Recipe(Source):
         Cache(self.cache)
 
     def study(self, facts: Mapping[str, Any]) -> Study:
-        """The trained model, from the cache where it is there."""
+        """Return the study of the trained model. The model comes from the cache if it was trained before."""
         torch.set_num_threads(self.num_threads)
         if self.device != "cpu":
             torch.cuda.set_device(self.device if ":" in self.device else "cuda:0")
@@ -157,7 +158,7 @@ class Recipe(Source):
 
     @cached_property
     def splits(self) -> Splits[Examples]:
-        """The examples of the task, where the model computes."""
+        """The examples of the task, on the device of the model."""
         splits = self.task.splits()
         longest = max(ids.shape[1] for _, examples in splits.items() for ids in (examples.source, examples.target))
         if longest > self.model.max_length:
@@ -168,17 +169,17 @@ class Recipe(Source):
         return Splits(**{name: examples.to(self.device) for name, examples in splits.items()})
 
     def sketch(self) -> Seq2Seq:
-        """With random weights."""
+        """Return the model with random weights."""
         with torch.random.fork_rng(devices=[]):
             return Seq2Seq(self.model, len(self.task.vocabulary), None, self.grid)
 
     def untrained(self) -> Seq2Seq:
-        """The whole model that training starts from. It seeds torch, as training does."""
+        """Return the unpruned model before training. The random seed of torch is set, as training does."""
         torch.manual_seed(self.trained_seed)
         return Seq2Seq(self.model, len(self.task.vocabulary), self.gate).to(self.device)
 
     def trained(self, splits: Splits[Examples]) -> tuple[Seq2Seq, pd.DataFrame, dict[str, Any]]:
-        """The model that training ends in, its history, and what trained it; the same recipe is trained once."""
+        """Return the model after training, its history, and its environment. The same recipe is trained only once."""
         model = self.untrained()
 
         def make(state: dict[str, Any] | None, save: Any) -> dict[str, Any]:
@@ -201,7 +202,8 @@ class Recipe(Source):
         return model, pd.DataFrame(saved.history), saved.facts.get(TRAINED_WITH, {})
 
     def _recipe(self, splits: Splits[Examples]) -> dict[str, Any]:
-        """All that decides which weights a training ends in: settings, code, data, and what computes them."""
+        """Return everything that decides the weights after training: settings, code, data, machine and version of
+        torch."""
         return {
             **{name: describe(getattr(self, name)) for name in ("model", "gate", "training", "seed")},
             "vocabulary_size": len(self.task.vocabulary),
@@ -224,13 +226,13 @@ def restored(saved: SavedModel, device: torch.device | str = "cpu") -> tuple[Seq
 
 
 def parts_of(saved: SavedModel) -> dict[str, Any]:
-    """Build what a file was saved with. Raises ValueError that names the file."""
+    """Build the settings that a file was saved with. Raises ValueError that names the file."""
     with foreign(f"model_file={saved.path}: damaged"):
         return {name: options.build(kind, saved.settings[name], name) for name, kind in BUILT_FROM.items()}
 
 
 def nothing_learnt(training: Training, history: pd.DataFrame, valid: Examples) -> str | None:
-    """One line if a trained model predicts worse than the frequency of each symbol alone does; else None.
+    """Return a warning if a trained model predicts worse than the frequency of each symbol alone does; else None.
 
     The loss of such a guess is the entropy of the symbols in the targets of the valid split.
     """
