@@ -75,8 +75,8 @@ def what_is_sure(tolerance: float, quality: str = "exact match") -> str:
 
 
 def if_too_few(tables: Tables, tolerance: float) -> Iterator[str]:
-    """Yield a sentence if the choose split is too small to show any removal as safe: even the interval of the dense
-    model against itself, without any different answer, is wider than the tolerance."""
+    """Yield a sentence if the choose split is too small to show any removal as safe. In that case the interval of the
+    dense model against itself is already wider than the tolerance."""
     whole = tables.get("pruning", pd.DataFrame(columns=["heads_removed", f"{CHOOSE_DROP}_high"]))
     widest = whole.loc[whole["heads_removed"] == 0, f"{CHOOSE_DROP}_high"].min()
     if widest > tolerance:

@@ -120,7 +120,7 @@ class Heads(ModelWithData):
     @checked
     @shown()
     def masks(self, keep: Sequence[float | int], by: By = "ablation", rescore_every: Every = None) -> list[HeadMask]:
-        """Return a mask for each of several sizes; a smaller model has lost all heads that a larger one has lost.
+        """Return a mask for each of several sizes, all chosen in one call of the schedule.
 
         >>> [len(mask.kept) for mask in heads.masks([0.75, 2])]
         [6, 2]

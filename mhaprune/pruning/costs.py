@@ -99,7 +99,7 @@ def measured(subject: Subject, batch: Data, rounds: int) -> Cost:
     times = in_turn(calls, rounds, device=batch.device).min()
 
     def saved(name: str) -> float:
-        """Never below zero: noise must not make a negative cost."""
+        """Return the saved time, at least zero: noise must not make a negative cost."""
         return max(0.0, float(times["whole"] - times[name]))
 
     blocks = {block: saved(f"{block} 0") for block in sizes}

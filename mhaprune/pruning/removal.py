@@ -90,7 +90,8 @@ def proofs(subject: Subject, report: Data) -> dict[str, float]:
 
 
 def smallest_effect(subject: Subject, batch: Data) -> float:
-    """Return the largest effect of a gate (see `gate_effects`) in the block where this is smallest.
+    """Compute, for each block, the largest effect of a gate (see `gate_effects`). Return the smallest of these over all
+    blocks.
 
     Effects are computed in float64, in which even a nearly closed gate changes the output. Raises `ProofFailed` for a
     block whose gates all have no effect: its heads would look useless. Blocks whose output is not used do not count.

@@ -64,7 +64,7 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
     `numbers` has a row per run and `Number`, with its fields, the `label` of the run, and a column per setting. None if
     there is nothing to compare, or too much varies for one figure.
     """
-    numbers = _comparable(numbers[~_lacking(numbers)]).assign(**{ALL_RUNS.name: ALL_RUNS.values[0]})
+    numbers = _comparable(numbers[~_missing_somewhere(numbers)]).assign(**{ALL_RUNS.name: ALL_RUNS.values[0]})
     across, colours, *others = [*settings, ALL_RUNS, ALL_RUNS][: max(2, len(settings))]
     rows = list(numbers.groupby(["after", *(each.name for each in others)], sort=False))
     if numbers[LABEL].nunique() < 2 or len(rows) > MOST_ROWS or len(colours.values) > MOST_COLOURS:
@@ -88,7 +88,7 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
     return Plot("headline", _caption(numbers, settings), figure)
 
 
-def _lacking(numbers: pd.DataFrame) -> pd.Series:
+def _missing_somewhere(numbers: pd.DataFrame) -> pd.Series:
     """Return True for rows of a number that is missing in some runs. Its mean would cover only the successful runs."""
     return numbers["value"].isna().groupby([numbers["what"], numbers["after"]]).transform("any")
 
@@ -184,7 +184,7 @@ def _repeated(numbers: pd.DataFrame, settings: Sequence[Setting]) -> bool:
 def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterator[str]:
     """Yield a sentence per number for runs that differ only in their seed: their mean, or their values if they are few;
     none without such runs."""
-    numbers = _comparable(numbers[~_lacking(numbers)])
+    numbers = _comparable(numbers[~_missing_somewhere(numbers)])
     if numbers.empty or not _repeated(numbers, settings):
         return
     means = False

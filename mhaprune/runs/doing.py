@@ -59,13 +59,13 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings
     except BaseException as error:
         _log_traceback()
         if refused and not store.read_status(output):
-            _forget(output)
+            _remove_refused(output)
         raise RunFailed(error) from error
     _say(results, output)
 
 
 def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], read_settings: ReadSettings, start: int) -> None:
-    """Do one job. It does not raise if the job fails: the job's status and the log have the failure at once.
+    """Do one job. A failed job does not raise: its status and the log have the failure at once.
 
     If its sweep is no longer running, do nothing and end this process, which may have waited since an earlier `start`.
     """
@@ -127,7 +127,7 @@ def _log_traceback() -> None:
             handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "failed", (), sys.exc_info()))
 
 
-def _forget(output: Path) -> None:
+def _remove_refused(output: Path) -> None:
     """Remove the folder that Hydra made for a refused run. Empty folders above it are removed too, but only inside the
     folder of all results: elsewhere they may be the user's."""
     for handler in logging.getLogger().handlers:

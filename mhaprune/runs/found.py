@@ -25,7 +25,7 @@ from mhaprune.storage.store import inside, read_status, reason
 from mhaprune.tables import Tables
 
 RUN, COLLECTION = "run", "collection"
-"""What a folder's `status.json` says under `kind`."""
+"""The two values of `kind` in a folder's `status.json`."""
 MOST = 1000
 """Largest number of settings of a run, or columns of a table: more would take minutes to read, and no real run has
 more."""

@@ -65,7 +65,7 @@ def do_sweep(
     """
     place = f"hydra.sweep.dir={root}" if how.sweep is None else f"sweep={how.sweep}"
     root.mkdir(parents=True, exist_ok=True)
-    with _held(root, place):
+    with _locked_sweep(root, place):
         sweep, before = Sweep.begin(root, place, settings, sources, varying)
         # Settings are composed again only if anything that decides them has changed.
         identity = None if before is not None and before.given == sweep.given else launcher.identity
@@ -73,14 +73,14 @@ def do_sweep(
         changed, done = ([label for label in found if found[label] == state] for state in (CHANGED, DONE))
         if changed and how.on_change == "refuse":
             raise ValueError(
-                f"{place}: {len(changed)} of its jobs were done with other settings or other code ({_some(changed)});"
+                f"{place}: {len(changed)} of its jobs were done with other settings or other code ({_first_labels(changed)});"
                 " on_change=redo does them again, another name keeps them"
             )
         todo = [job for job in sweep.jobs if found[job.label] != DONE]
         for job in todo:
             launcher.check(job)
         if done:
-            print(f"{len(done)} of {len(found)} jobs are done and skipped: {_some(done)}")
+            print(f"{len(done)} of {len(found)} jobs are done and skipped: {_first_labels(done)}")
         sweep.write(root)
         start = functools.partial(launcher.start, starts=sweep.starts)
         (root / STOP).unlink(missing_ok=True)
@@ -109,7 +109,7 @@ def do_sweep(
 
 
 @contextmanager
-def _held(root: Path, place: str) -> Iterator[None]:
+def _locked_sweep(root: Path, place: str) -> Iterator[None]:
     """Lock the sweep, so that other processes cannot run it. A refused sweep leaves no files."""
     new = not (root / LOCK).exists()
     try:
@@ -147,7 +147,7 @@ def _same_code(noted: Mapping[str, Any]) -> bool:
     return False
 
 
-def _some(labels: Sequence[str]) -> str:
+def _first_labels(labels: Sequence[str]) -> str:
     return "; ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
 
 
@@ -157,14 +157,14 @@ def _do(todo: Sequence[Job], root: Path, retries: int, start: Callable[[Sequence
     tries: Counter[str] = Counter()
     left = list(todo)
     while left:
-        before = {job.name: _mark(root / job.name) for job in left}
+        before = {job.name: _status_version(root / job.name) for job in left}
         try:
             start(left)
         except Exception as error:  # of the launcher; errors of the jobs are in their folders
             log.error("jobs were lost: %s", store.reason(error))
         while any(is_held(root / job.name / store.LOCK) for job in left):  # a lost job may still run
             time.sleep(PAUSE)
-        tried = [job for job in left if _mark(root / job.name) != before[job.name]]
+        tried = [job for job in left if _status_version(root / job.name) != before[job.name]]
         tries.update(job.name for job in tried)
         if not tried or (root / STOP).exists():
             return
@@ -177,7 +177,7 @@ def _do(todo: Sequence[Job], root: Path, retries: int, start: Callable[[Sequence
         left = [job for job in left if job not in tried or job in again]
 
 
-def _mark(folder: Path) -> tuple[int, int] | None:
+def _status_version(folder: Path) -> tuple[int, int] | None:
     """Return a value that changes each time the status of a job is written."""
     try:
         found = (folder / "status.json").stat()

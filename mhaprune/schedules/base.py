@@ -37,7 +37,7 @@ class Evidence:
     loss: Callable[[Sequence[HeadMask]], Tensor]
     """Returns the mean loss in nats under each mask, (M,)."""
     whole: HeadGrid | None = None
-    """The heads before any were removed. None means those of the subject."""
+    """The heads before any were removed. None means the heads of the subject."""
     gradients: Callable[[], Tensor] = not_given
     """Returns the derivative of the loss of every example with respect to every gate, (E, N)."""
     refits: Callable[[int], Any] = not_given

@@ -34,9 +34,9 @@ class Swap(Schedule):
 
     def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
         masks = self.start(evidence, budgets)
-        return [self._bettered(evidence, mask, budget) for mask, budget in zip(masks, budgets, strict=True)]
+        return [self._improved(evidence, mask, budget) for mask, budget in zip(masks, budgets, strict=True)]
 
-    def _bettered(self, evidence: Evidence, mask: HeadMask, budget: Budget) -> HeadMask:
+    def _improved(self, evidence: Evidence, mask: HeadMask, budget: Budget) -> HeadMask:
         loss = float(evidence.loss([mask]))
         while exchanges := [exchanged for exchanged in self._exchanges(mask) if budget.met_by(exchanged)]:
             losses = evidence.loss(exchanges)

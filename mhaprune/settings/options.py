@@ -45,7 +45,7 @@ def option(name: str, groups: Mapping[str, type]) -> Any:
 
 
 def settings_of(group: str, name: str) -> Settings:
-    """Return the settings in the YAML of an option, with those of the option that it starts from."""
+    """Return the settings in the YAML of an option, together with the settings of the option that it starts from."""
     content = yaml.safe_load((conf_folder() / group / f"{name}.yaml").read_text()) or {}
     settings = dict(content.get(group, content))
     inherited: Settings = {}

@@ -17,8 +17,8 @@ class SearchSettings(Checked):
     column: str = "training.valid_quality"
     """The number to optimise, as `TABLE.COLUMN`: a column of numbers of a table that every run writes."""
     row: Literal["last", "max", "min", "mean"] = "last"
-    """Which row of the column counts: the last one, or the one with the largest or smallest number; or the mean of
-    all."""
+    """Which row of the column counts: the last row, or the row with the largest or smallest number; or the mean of all
+    rows."""
     goal: Literal["maximize", "minimize"] = "maximize"
     """Whether larger or smaller numbers are better."""
     trials: Annotated[int, Within(1, 100_000)] = 20

@@ -54,12 +54,12 @@ class Cache:
         path = self.folder / f"{kind}-{fingerprint(recipe)}.pt"
         partial = path.with_suffix(".partial.pt")
         with suppress(OSError, Damaged):  # what is wrong with it is said below, where it can be mended
-            return _taken(kind, path, _load(path, recipe))
+            return _from_cache(kind, path, _load(path, recipe))
         make_folder("cache", self.folder)
         with locked(path.with_suffix(".lock")):
-            if (already := _mended(path, recipe)) is not None:
-                return _taken(kind, path, already)
-            state = _mended(partial, recipe)
+            if (already := _load_or_set_aside(path, recipe)) is not None:
+                return _from_cache(kind, path, already)
+            state = _load_or_set_aside(partial, recipe)
             if state is not None:
                 log.info("%s: goes on from the interrupted one, %s", kind, partial)
 
@@ -141,7 +141,7 @@ def _files(package: str) -> list[tuple[str, str]]:
     return sorted((name.as_posix(), sha256(path.read_bytes()).hexdigest()) for name, path in paths)
 
 
-def _taken(kind: str, path: Path, content: dict[str, Any]) -> dict[str, Any]:
+def _from_cache(kind: str, path: Path, content: dict[str, Any]) -> dict[str, Any]:
     log.info("%s: taken from the cache, %s", kind, path)
     return content
 
@@ -166,7 +166,7 @@ def _load(path: Path, recipe: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _mended(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
+def _load_or_set_aside(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
     """Return the content; None if there is none. A damaged file is renamed, with a warning, and counts as none."""
     try:
         return _load(path, recipe)

@@ -53,7 +53,7 @@ def locked(path: Path, refusal: str | None = None) -> Iterator[None]:
     """
     with _lockable(path) as file:
         start, said = time.monotonic(), False
-        while not _taken(file, fcntl.LOCK_EX):
+        while not _try_lock(file, fcntl.LOCK_EX):
             waited = time.monotonic() - start
             if refusal is not None and waited > 4 * PAUSE:  # a process that only looks holds it for a moment
                 raise ValueError(refusal.replace("{holder}", _holder(path)))
@@ -89,7 +89,7 @@ def is_held(path: Path) -> bool:
     """Return whether any process has this lock."""
     try:
         with open(path, opener=regular) as file:
-            return not _taken(file, fcntl.LOCK_SH)
+            return not _try_lock(file, fcntl.LOCK_SH)
     except OSError:
         return False
 
@@ -100,7 +100,7 @@ def refuse_held(path: Path, refusal: str) -> None:
         raise ValueError(refusal.replace("{holder}", _holder(path)))
 
 
-def _taken(file: IO[Any], how: int) -> bool:
+def _try_lock(file: IO[Any], how: int) -> bool:
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -179,7 +179,7 @@ class Folder:
         return [task for task in CLASSES if self._kind(task) is not None]
 
     def task(self, wanted: str | None) -> str:
-        """Return the task of the model: the wanted one, or else the one for which its weights were saved."""
+        """Return the task of the model: `wanted`, or by default the task for which its weights were saved."""
         if wanted is None:
             saved = (getattr(self.config, "architectures", None) or [""])[0]
             named = [task for task in self.tasks if getattr(self._kind(task), "__name__", "") == saved]
@@ -193,7 +193,7 @@ class Folder:
 
     def model(self, task: str) -> nn.Module:
         """Return the model with all of its weights. A pooler without weights is left out. Raises ValueError if other
-        weights are missing."""
+        weights are missing or have another shape."""
         kind = self._kind(task)
         more: dict[str, Any] = {}
         with shrinking(kind):

@@ -90,8 +90,8 @@ class Recipe(Source):
         return self.seed if self.saved is None else int(self.saved.facts.get("seed", self.seed))
 
     def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
-        """Return all scorers and recoveries: the settings are checked elsewhere for those that need a feature of the
-        model."""
+        """Return all scorers and recoveries. A scorer that does not fit the model is refused when the settings are
+        checked."""
         return scorers, recoveries
 
     def check(self) -> None:

@@ -31,7 +31,8 @@ by very little is enough."""
 APPLIES = 0.5
 """The smallest share of queries for which a pattern must point to a place."""
 EVERYWHERE = 0.05
-"""A head is named "everywhere" if moving less than this share of its attention makes it even."""
+"""A head is named "everywhere" if it is nearly even: moving less than this share of its attention spreads it equally
+over all keys."""
 
 
 @dataclass(frozen=True)

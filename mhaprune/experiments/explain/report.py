@@ -30,14 +30,14 @@ PANEL = 2.2
 CELL, LABEL = 0.21, 0.135
 """Inches: the largest size of a token's cell, and the size that the token's name needs."""
 LEAST_TOP = 0.3
-"""The smallest maximum of a colour scale: small differences between even weights should not look like large ones."""
+"""The smallest maximum of a colour scale, so that small differences between nearly equal weights do not look large."""
 NO_PATTERN = "no clear pattern"
 WRITING = ("decoder_self", "cross")
 """The sites of mhaprune's own model at which a token is written."""
 MOST_ROWS = 72
 """Largest number of heads in one figure; the most important heads are shown."""
 CLEAR = 0.05
-"""The smallest difference from even attention, as a share, that is written in a cell."""
+"""The smallest difference from a head that looks everywhere equally, as a share, that is written in a cell."""
 COLUMNS = ("i−2", "i−1", "i", "i+1", "i+2", "n−i−1", "n−i", "n−i+1", "first", "last", "end", "=read", "=write")
 """The patterns of all sites, in the order of the figure."""
 PLACES = (0.4, 1.2, 2.0, 2.9)

@@ -68,7 +68,7 @@ def over_runs(tables: Tables) -> Iterator[str]:
             yield f"{on}{name}: {_how_many(rows)}"
         first, *others = settings
         for name in others:
-            yield f"{on}{_beside(name, settings[name], first, settings[first])}"
+            yield f"{on}{_compared_with_first(name, settings[name], first, settings[first])}"
     yield "Means are geometric, with 95 % intervals over runs; fewer than three runs have neither."
     steps = reached.groupby(["task", SETTING], sort=False)["ms_per_step"].agg(["min", "max"])
     worst = steps.loc[(steps["max"] / steps["min"]).idxmax()]
@@ -103,7 +103,7 @@ def _how_many(runs: pd.DataFrame) -> str:
     return f"{counted}; after {_listed(others['steps'].unique())} steps {who} at {end}."
 
 
-def _beside(name: str, runs: pd.DataFrame, first: str, others: pd.DataFrame) -> str:
+def _compared_with_first(name: str, runs: pd.DataFrame, first: str, others: pd.DataFrame) -> str:
     """Return a comparison with the first setting in words, over the seeds with which both reach the target."""
     steps, seconds = (paired_ratios(runs, others, time) for time in TIMES)
     if steps.empty:

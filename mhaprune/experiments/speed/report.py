@@ -1,4 +1,5 @@
-"""The report of `experiment=speed`: speed-up against heads removed, accuracy against time, where the time goes."""
+"""The report of `experiment=speed`: speed-up against heads removed, accuracy against time, and the time of each
+part."""
 
 import math
 from collections.abc import Iterator
@@ -71,8 +72,8 @@ def _where(row: pd.Series) -> str:
 
 
 def judged(tradeoff: pd.DataFrame, tables: Tables) -> pd.DataFrame:
-    """Return the rows of scorers that order the heads in one way; all rows if there is no such scorer. A single draw of
-    a control is noise."""
+    """Return the rows of scorers that do not draw at random; all rows if there is no such scorer. A single draw is
+    noise."""
     own = tradeoff[tradeoff["scorer"].isin(candidates(tables.get("pruning", tradeoff)))]
     return own if len(own) else tradeoff
 
