@@ -1,4 +1,4 @@
-"""Examples to look at: the answers of the model, and the attention of each head on them or on a text."""
+"""Examples for the user to look at: the model's answers, and the attention of each head."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple

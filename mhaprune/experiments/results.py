@@ -30,7 +30,7 @@ class Results:
     files: dict[str, bytes]
     """Contents of the other files of the run folder by path, for example saved models."""
     found: dict[str, pd.DataFrame]
-    """The tables without the columns that name the run."""
+    """The tables without the columns that identify the run."""
     small_map: SmallMap | None = None
     """Which heads stay; None for an experiment that does not decide this."""
     trained_with: Mapping[str, Any] = field(default_factory=dict)

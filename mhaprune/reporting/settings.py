@@ -1,4 +1,4 @@
-"""Settings that vary between runs as axes and colours: numbers in their order, all else as it comes."""
+"""Settings that vary between runs, as axes and colours: numbers in ascending order, other values in the given order."""
 
 import math
 from collections.abc import Iterable

@@ -46,7 +46,7 @@ class Run(Checked):
     """All settings of a run. The constructor checks them; nothing is trained before the call."""
 
     task: Task | None
-    """What the model learns. A pretrained model has none."""
+    """The task that the model learns. None for a pretrained model."""
     model: Transformer | Pretrained
     """The sizes of a model to train, or a pretrained model."""
     training: Training | None

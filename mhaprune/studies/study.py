@@ -82,7 +82,7 @@ class Study:
     groups: Sequence[str] = ()
     """The group of each example of the report split; empty for a model without a task of mhaprune."""
     origin: Trained | None = None
-    """None for a pretrained model."""
+    """The parts that only a model trained by mhaprune has; None for a pretrained model."""
     steps_since: int = 0
     """Number of training steps by recoveries, after `training`."""
 

@@ -1,4 +1,4 @@
-"""One call of the attention layer, tensor by tensor, and what dividing by √d_head is for.
+"""One call of the attention layer, tensor by tensor, and the effect of dividing scores by √d_head.
 
 Dimensions: R = draws, U = keys, K = head_dim.
 """

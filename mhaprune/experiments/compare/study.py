@@ -52,7 +52,7 @@ class Compare(HeadBudgets):
     `training`.
 
     A schedule that uses no scores is a search, and competes with the scorers under its own name. The oracle is the best
-    subset of heads on the *choose* split. Regret is what a chosen subset loses against the oracle's on the *report*
+    subset of heads on the *choose* split. Regret is how much worse a chosen subset is than the oracle on the *report*
     split. A head is prunable if its ablation costs less than `tolerance_nats`, at 95 % confidence for all such heads
     together.
     """

@@ -1,4 +1,5 @@
-"""Attention patterns: the share of a head's attention on the places that a pattern points to, and its name.
+"""Attention patterns: the share of a head's attention that falls on the places of a pattern, and the pattern that names
+the head.
 
 Dimensions: B = batch, H = heads of a block, T = queries, U = keys.
 """

@@ -116,8 +116,8 @@ def kinds_of_pairs(pairs: pd.DataFrame, alone: pd.DataFrame) -> list[str]:
 
 
 def rises_and_quality(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the loss of every example with the heads of each mask closed minus that with all open, (M, E), and the
-    mean quality with all open and then with each mask closed, (1 + M,)."""
+    """Return the rise of each example's loss when the heads of each mask are closed, (M, E), and the mean quality with
+    all heads open and then under each mask, (1 + M,)."""
     masks = [HeadMask(subject.grid), *masks]
     parts = [measure_removed(subject, part, masks) for part in track(list(examples.batches(BATCH_SIZE)), "pairs")]
     loss_ME, quality_ME = (

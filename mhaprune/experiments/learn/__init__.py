@@ -1,1 +1,1 @@
-"""Training itself: how long a model takes to learn its task, and what makes it shorter."""
+"""Training itself: how long a model takes to learn its task, and which settings shorten this time."""

@@ -76,8 +76,8 @@ class Trials:
     def between(
         self, name: str, choose: Callable[[Subject, Budget], Plan], budgets: Sequence[Budget]
     ) -> Iterator[Trial]:
-        """Prune budget by budget: `choose` returns the next heads to remove from the current model, which then
-        recovers."""
+        """Yield the model at each budget: `choose` returns the next heads to remove from the current model, and the
+        smaller model is recovered before the next budget."""
         dense, steps = self.lesson.dense, 0
         left: Subject = dense
         last: Trial | None = None
