@@ -73,14 +73,14 @@ def do_sweep(
         changed, done = ([label for label in found if found[label] == state] for state in (CHANGED, DONE))
         if changed and how.on_change == "refuse":
             raise ValueError(
-                f"{place}: {len(changed)} of its jobs were done with other settings or other code ({_some_labels(changed)});"
+                f"{place}: {len(changed)} of its jobs were done with other settings or other code ({_listed(changed)});"
                 " on_change=redo does them again, another name keeps them"
             )
         todo = [job for job in sweep.jobs if found[job.label] != DONE]
         for job in todo:
             launcher.check(job)
         if done:
-            print(f"{len(done)} of {len(found)} jobs are done and skipped: {_some_labels(done)}")
+            print(f"{len(done)} of {len(found)} jobs are done and skipped: {_listed(done)}")
         sweep.write(root)
         start = functools.partial(launcher.start, starts=sweep.starts)
         (root / STOP).unlink(missing_ok=True)
@@ -147,7 +147,7 @@ def _same_code(noted: Mapping[str, Any]) -> bool:
     return False
 
 
-def _some_labels(labels: Sequence[str]) -> str:
+def _listed(labels: Sequence[str]) -> str:
     return "; ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
 
 
