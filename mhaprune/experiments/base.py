@@ -72,8 +72,7 @@ class Experiment(Checked, ABC):
     figures: ClassVar[Figures] = ()
     """The figures of one run, in the order of the report."""
     tables: ClassVar[tuple[str, ...]] = ()
-    """The names of the tables that the experiment may return, for a search in them; empty if they are not known
-    beforehand."""
+    """The names of the tables that the experiment may return, for a search; empty if unknown beforehand."""
     figures_over_runs: ClassVar[Figures] = ()
     """The figures that compare several runs. Their tables have the columns `label` and `setting`."""
     stages: ClassVar[Stages] = NO_STAGES
@@ -96,8 +95,7 @@ class Experiment(Checked, ABC):
 
     @staticmethod
     def say_in_common(tables: Tables) -> Iterator[str]:
-        """Yield sentences about the findings of several runs together; none if the experiment does not compare runs in
-        words."""
+        """Yield sentences about several runs together; none if the experiment does not compare runs in words."""
         return iter(())
 
     @staticmethod

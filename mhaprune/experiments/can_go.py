@@ -47,8 +47,7 @@ def surely(curve: pd.DataFrame, tolerance: float) -> float:
 
 
 def surely_words(row: Mapping[str, Any] | pd.Series, kept: bool = False) -> str:
-    """Return how many heads can be removed at 95 % confidence, in words, or with `kept` how many must stay; empty for a
-    control."""
+    """Return in words how many heads can be removed at 95 % confidence, or must be `kept`; empty for a control."""
     sure = row.get(SURE, nan)
     if isnan(sure):
         return ""
@@ -56,8 +55,7 @@ def surely_words(row: Mapping[str, Any] | pd.Series, kept: bool = False) -> str:
 
 
 def what_can_go(row: pd.Series, recovery: str, tables: Tables) -> list[Number]:
-    """Return the first numbers of a row of a summary: the heads that can be removed after a recovery, the quality and
-    the speed-up."""
+    """Return the first numbers of a summary's row: heads that can be removed after a recovery, quality, speed-up."""
     total, after = float(row["heads_total"]), "" if recovery == NOTHING else recovery
     return [
         Number("heads that can go", float(row["heads_removed"]), total, after, 0.0, total),

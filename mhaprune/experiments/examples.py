@@ -116,8 +116,8 @@ def check_examples(field: str, numbers: Sequence[int], task: Task) -> None:
 
 
 def sources(trained: Trained, numbers: Sequence[int]) -> Iterator[tuple[Sequence[str], Sequence[str] | None]]:
-    """Yield the sources to show, each with its right answer (None if unknown): the user's own, or else examples of the
-    report split."""
+    """Yield the sources to show and their right answers (None if unknown): the user's own, else from the report
+    split."""
     if trained.example is not None:
         yield trained.example, trained.task.answer(trained.example)
         return
@@ -127,7 +127,7 @@ def sources(trained: Trained, numbers: Sequence[int]) -> Iterator[tuple[Sequence
 
 
 def heads_named(name: str, grid: HeadGrid) -> list[HeadId]:
-    """Return the head of a name (`cross.1.2`) or all heads of a layer (`cross.1`). Raises ValueError with the allowed
+    """Return a head by its name (`cross.1.2`) or all of a layer (`cross.1`). Raises ValueError with the allowed
     names."""
     if len(name.split(".")) not in (2, 3):
         raise ValueError(f"heads={name}: must read SITE.LAYER or SITE.LAYER.HEAD, for example {next(iter(grid))}")
@@ -161,7 +161,6 @@ def text_tables(study: Study, numbers: Sequence[int], heads: Collection[HeadId])
 
 
 def _named(real_T: Tensor, words: Sequence[str]) -> list[str]:
-    """Return the words at the real (unpadded) positions if there is one word for each; else the numbers of the
-    positions."""
+    """Return the words at the real (unpadded) positions if there is one word for each; else position numbers."""
     count = int(real_T.sum())
     return list(words) if count == len(words) else [str(i) for i in range(count)]

@@ -1,5 +1,4 @@
-"""The command line of `scripts/run.py`, `mhaprune` and `python -m mhaprune`: Hydra reads the settings, a `Run` does the
-work. Only this module and `runs/from_hydra.py` know Hydra.
+"""The command line (`scripts/run.py`, `mhaprune`, `python -m mhaprune`). Only it and `runs/from_hydra.py` know Hydra.
 
 Torch and pandas are imported only when a run begins: help and error messages must be quick.
 """
@@ -99,8 +98,7 @@ def described(*overrides: str) -> Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
-    An error is one line on the terminal, or a traceback with HYDRA_FULL_ERROR=1. The log of the run always has the
-    traceback.
+    An error is one line, or with HYDRA_FULL_ERROR=1 a traceback. The log of the run always has the traceback.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     traceback_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
@@ -155,8 +153,7 @@ class SweepAsked(BaseException):
 
 
 class HandingOver(Callback):
-    """Callbacks of Hydra: a sweep is handed over to mhaprune, and a folder that cannot be used is refused before Hydra
-    writes to it."""
+    """Callbacks of Hydra: mhaprune does sweeps, and a folder that cannot be used is refused before Hydra writes."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         from mhaprune.runs.from_hydra import files_of_hydra
@@ -193,8 +190,7 @@ def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
 
 
 def _values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the config as plain values. Raises ConfigError for a setting that the model brings with it, because the
-    setting would have no effect."""
+    """Return the config as plain values. Raises ConfigError for a setting that the model replaces."""
     values = plain(config)
     from mhaprune.runs.run import ONLY_TRAINED_HERE, is_pretrained
     from mhaprune.settings.options import ConfigError
@@ -271,8 +267,7 @@ def _parses(argument: str) -> bool:
 
 
 def _composed(arguments: Sequence[str]) -> Mapping[str, Any]:
-    """Return the config with the options of the command line chosen, but no other settings; the default config if that
-    fails, as for a sweep."""
+    """Return the config with the chosen options but no other settings; the default config if that fails."""
     chosen = [argument for argument in arguments if (conf_folder() / argument.partition("=")[0]).is_dir()]
     with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
         try:

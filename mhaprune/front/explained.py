@@ -66,8 +66,7 @@ def _field_docs(cls: type) -> dict[str, str]:
 
 
 def _range(kind: Any) -> str:
-    """Return the allowed values of a field in words; empty for a field whose value is an option with its own
-    settings."""
+    """Return the allowed values of a field in words; empty if its value is an option with its own settings."""
     parts = typing.get_args(kind) if typing.get_origin(kind) is dict else [kind]
     return "" if any(dataclasses_in(part) for part in parts) else f"Allowed: {expected(kind)}."
 

@@ -105,8 +105,7 @@ class Heads(ModelWithData):
 
     @checked
     def mask(self, keep: float | int = 0.5, by: By = "ablation", rescore_every: Every = None) -> HeadMask:
-        """Return a mask that keeps `keep` heads: a share of all heads (0.5) or a number (72). The model does not
-        change.
+        """Return a mask that keeps `keep` heads, a share (0.5) or a number (72). The model does not change.
 
         The heads with the lowest scores are removed. With `rescore_every=6` the smaller model is scored again after
         every six heads. `by` may also name a search, a schedule that uses no scores: for example "greedy", or
@@ -177,8 +176,7 @@ class Heads(ModelWithData):
     @checked
     @shown()
     def without(self, mask: HeadMask, refit: bool = False, fine_tune: Annotated[int, Ge(0)] = 0) -> WrappedModel:
-        """Return the model without these heads as a subject, for further measurements. Removal is proved equal to
-        masking first.
+        """Return the model without these heads as a subject. The removal is proved equal to masking first.
 
         >>> len(heads.without(heads.mask(keep=3)).grid)
         3
@@ -204,9 +202,8 @@ class Heads(ModelWithData):
     ) -> Results:
         """Measure how many heads can be removed, and the cost and the speed-up: `experiment=ablate`, as one page.
 
-        Heads are removed in one shot by each of the scorers. `budgets` are shares of the heads or numbers. `tolerance`
-        is the largest allowed loss of quality on the *choose* split. With `refit`, the models of the best scorer are
-        refitted, too.
+        Heads are removed in one shot by each scorer. `budgets` are shares or numbers of heads. `tolerance` is the
+        largest loss of quality on the *choose* split. With `refit`, the models of the best scorer are refitted, too.
 
         >>> found = heads.report("heads.html", budgets=[0.5], rounds=2)
         >>> found.tables["pruning"]["heads_removed"].unique().tolist()

@@ -1,5 +1,4 @@
-"""Arguments that are not allowed, and the error message for each: one line with the key, its value and what is
-allowed."""
+"""Arguments that are not allowed, and their error messages: one line with key, value and what is allowed."""
 
 import difflib
 import glob

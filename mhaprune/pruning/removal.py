@@ -93,8 +93,8 @@ def smallest_effect(subject: Subject, batch: Data) -> float:
     """Compute, for each block, the largest effect of a gate (see `gate_effects`). Return the smallest of these over all
     blocks.
 
-    Effects are computed in float64, in which even a nearly closed gate changes the output. Raises `ProofFailed` for a
-    block whose gates all have no effect: its heads would look useless. Blocks whose output is not used do not count.
+    In float64 a nearly closed gate changes the output, too. Raises `ProofFailed` for a block whose gates all have no
+    effect: its heads would look useless. Blocks whose output is not used do not count.
     """
     effects = subject.grid.split(gate_effects(subject.in_double(), batch).abs())
     largest = {block: float(effects_H.max()) for block, effects_H in effects.items() if len(effects_H)}

@@ -25,8 +25,7 @@ class Verdict(NamedTuple):
     """A decision for each head of the model, in the model's order, and the words that explain it."""
 
     heads: pd.DataFrame
-    """The head, whether it `stays`, its `score` (NaN without one) and its `name`: what it looks at, empty if
-    unknown."""
+    """The head, whether it `stays`, its `score` (or NaN) and its `name`: what it looks at, empty if unknown."""
     scorer: str
     """The scorer of the column `score`; empty without scores."""
     title: str

@@ -18,8 +18,7 @@ TALLEST = 11.0
 
 
 def head_scores(tables: Tables) -> Plot | None:
-    """Draw a row per head and a column per scorer: the rank as a colour and, if there is room, the score as a
-    number."""
+    """Draw a row per head and a column per scorer: the rank as a colour and, with enough room, the score."""
     heads = tables.get("heads", pd.DataFrame(columns=["scorer", "draw"]))
     names = candidates(heads)
     if not names:

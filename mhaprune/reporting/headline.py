@@ -148,8 +148,7 @@ def _within(runs: pd.DataFrame, interval: Callable[[pd.Series], tuple[float, flo
 
 
 def _scale(axes: Axes, numbers: pd.DataFrame, ends: Sequence[float]) -> None:
-    """Set the y axis so that it shows all runs, and intervals unless they are much wider. It begins at 0 if that is
-    near."""
+    """Fit the y axis to all runs, and to intervals unless they are much wider. It begins at 0 if that is near."""
     low, high = room_for(pd.concat([numbers["value"], numbers["whole"]]).dropna(), ends)
     if numbers["least"].min() == 0 and low < 0.5 * high:
         low = -0.06 * high

@@ -14,8 +14,7 @@ from matplotlib.image import AxesImage
 MATTERS = "Blues"
 """Darker means more: how much a head matters, or how much it attends."""
 WEIGHTS: Any = {"cmap": MATTERS, "vmin": 0, "vmax": 1}
-"""Attention weights from 0 to 1, for figures with other numbers too. Maps of attention alone end at their largest
-weight."""
+"""Attention weights from 0 to 1, beside other numbers. Maps of attention alone end at their largest weight."""
 LOST = "Reds"
 """Darker means more loss of accuracy, by a choice, a group or a mistake."""
 EXTRA_COST = "RdBu_r"

@@ -53,8 +53,7 @@ def render(
     facts: Mapping[str, Any],
     checks: Sequence[str] = (),
 ) -> str:
-    """Return the whole page. `facts` are the settings and versions of the run; long tables are folded, and cut after
-    `LONGEST` rows."""
+    """Return the whole page. `facts` describe the run. Long tables are folded, and cut after `LONGEST` rows."""
     return fill(
         "report",
         title=title,

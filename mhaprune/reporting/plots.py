@@ -1,5 +1,4 @@
-"""The toolkit of figures: a file name, a caption, one style. It needs no torch and no model, only the tables of a
-run."""
+"""The toolkit of figures: a file name, a caption, one style. It needs only the tables of a run, not torch."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ CONTROL_COLOUR = "#888888"
 SIGNS = {"<eos>": "end", "<bos>": "begin"}
 """Names of the special symbols of a sequence in figures."""
 MOST_RUNS = 100
-"""Largest number of runs that a figure shows one by one. More could not be told apart, and would take minutes to
-draw."""
+"""Largest number of runs that a figure shows one by one. More could not be told apart, and take minutes."""
 STYLE: Any = {
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -176,8 +174,7 @@ def columns_of(count: int, most: int) -> int:
 
 
 def panels(figure: Figure, count: int, columns: int, xlabel: str, ylabel: str = "", **options: Any) -> list[Axes]:
-    """Return `count` axes in rows of `columns`. Only the lowest and leftmost panels have tick labels and axis
-    labels."""
+    """Return `count` axes in rows of `columns`. Only the lowest and leftmost panels have tick and axis labels."""
     grid = list(figure.subplots(-(-count // columns), columns, squeeze=False, **options).flat)
     for i, axes in enumerate(grid[:count]):
         lowest, first = i + columns >= count, i % columns == 0

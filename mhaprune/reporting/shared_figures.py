@@ -103,8 +103,7 @@ def compare_curves(tables: Tables) -> Plot | None:
 
 
 def _draw_mean_curve(axes: Axes, rows: pd.DataFrame, label: str, style: Mapping[str, Any]) -> None:
-    """Draw the mean of runs with its interval; for a single run the mean of its draws, from the lowest to the
-    highest."""
+    """Draw the mean of runs with its interval; for a single run the mean and the range of its draws."""
     if rows.empty:
         return
     several = rows[LABEL].nunique() > 1

@@ -157,8 +157,7 @@ def numbers_of(runs: Sequence[FoundRun], settings: Sequence[Setting]) -> pd.Data
 
 
 def title_of(runs: Sequence[FoundRun], differ: Sequence[str]) -> str:
-    """Return a title with the experiments, the tasks and the settings that differ: `ablate on sort, by num_heads, 3
-    seeds`."""
+    """Return a title with experiments, tasks and differing settings: `ablate on sort, by num_heads, 3 seeds`."""
     whole = [run for run in runs if run.why_not is None]
     done = ", ".join(kind.__name__.lower() for kind in dict.fromkeys(run.experiment for run in whole) if kind)
     tasks = dict.fromkeys(run.settings.get("task", "no task") for run in whole)

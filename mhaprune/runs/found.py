@@ -27,8 +27,7 @@ from mhaprune.tables import Tables
 RUN, COLLECTION = "run", "collection"
 """The two values of `kind` in a folder's `status.json`."""
 MOST = 1000
-"""Largest number of settings of a run, or columns of a table: more would take minutes to read, and no real run has
-more."""
+"""Largest number of settings of a run, or columns of a table. More would take minutes, and no real run has more."""
 LARGEST = 10**12
 """Largest size of a number in a status."""
 PLAIN = dict[str, str | int | float | bool | None]

@@ -60,8 +60,7 @@ class HydraLauncher:
         self.fits(job.overrides)
 
     def fits(self, overrides: Sequence[str]) -> Run | None:
-        """Raise ValueError for settings that a job would refuse; otherwise return the run. None for a pretrained model
-        that was read before: each is read only once."""
+        """Raise ValueError for settings that a job would refuse. A pretrained model is read only once."""
         groups = ("model", "data", "objective", "plugins")
         model = [one for one in overrides if re.split(r"[.=@]", one.lstrip("+~"))[0] in groups]
         again = model in self.seen
@@ -83,8 +82,7 @@ class HydraLauncher:
         does.launch([[*job.overrides, place, f"hydra.sweep.subdir={_quoted(job.name)}"] for job in jobs], 0)
 
     def _composed(self, overrides: Sequence[str]) -> DictConfig:
-        """Compose settings as Hydra does, but read the YAML files only once for each choice of options: reading takes
-        longest."""
+        """Compose settings as Hydra does, but read YAML files, which is slow, once per choice of options."""
         given = self.parser.parse_overrides(list(overrides))
         options = [one for one in given if self.is_group(one.key_or_group) and not isinstance(one.value(), dict)]
         own = copy.deepcopy(self.with_options(*(str(one.input_line) for one in options)))
@@ -99,8 +97,7 @@ class HydraLauncher:
 def launch(
     config: DictConfig, loader: ConfigLoader, task: Callable[..., None], how: SweepSettings, values: Values
 ) -> None:
-    """Do the sweep of a multirun's config: `task` is called with the settings of each job and the number of the
-    `start`."""
+    """Do the sweep of a multirun's config: `task` is called with the settings of each job and its `start`."""
     if config.hydra.launcher.get("n_jobs") == 0:
         raise ValueError("hydra.launcher.n_jobs=0: must be 1 or more, or -1 for a job on each core")
     root = _root(config, how)
@@ -133,8 +130,7 @@ def files_of_hydra(config: DictConfig) -> list[str]:
 
 
 def _end_workers_of_joblib_with_this_process() -> None:
-    """End joblib's workers when this process ends. Otherwise a worker that starts while this process is killed would
-    wait forever for its first job."""
+    """End joblib's workers with this process. A worker that starts while it is killed would wait forever."""
     from joblib import register_parallel_backend
     from joblib.parallel import BACKENDS
 
@@ -151,8 +147,7 @@ def _root(config: DictConfig, how: SweepSettings) -> Path:
 
 
 def check_counts(overrides: Sequence[Override], how: SweepSettings) -> None:
-    """Raise ValueError for a sweep over no values, or over more than `max_jobs`. At most `max_jobs` + 1 values of a
-    setting are counted."""
+    """Raise ValueError for a sweep over no values, or over more than `max_jobs`. Long ranges are not expanded."""
     counts = {}
     for one in overrides:
         if one.is_sweep_override() and not one.is_interval_sweep():

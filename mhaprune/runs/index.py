@@ -81,8 +81,7 @@ def _report(folder: Path, out: Path) -> str | None:
 
 
 def thumbnail(small: SmallMap | None) -> str:
-    """Return the map of heads as a small SVG picture: a full square for a head that stays, a hollow one for a head that
-    can be removed."""
+    """Return the map of heads as a small SVG picture: full squares for heads that stay, hollow for the others."""
     if small is None or not any(small.rows):
         return ""
     side = TILE - 2

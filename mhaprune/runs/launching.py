@@ -1,5 +1,4 @@
-"""A sweep from start to end: it finds unfinished jobs, starts them, handles failures and signals, and combines the
-results."""
+"""A sweep from start to end: unfinished jobs, their start, failures and signals, and the combined results."""
 
 import functools
 import logging
@@ -152,8 +151,7 @@ def _listed(labels: Sequence[str]) -> str:
 
 
 def _do(todo: Sequence[Job], root: Path, retries: int, start: Callable[[Sequence[Job]], object]) -> None:
-    """Start jobs until each is done or has failed more than `retries` times. Jobs that a launcher never started are
-    started again."""
+    """Start jobs until each is done or has failed more than `retries` times; jobs that a launcher lost, too."""
     tries: Counter[str] = Counter()
     left = list(todo)
     while left:

@@ -309,8 +309,7 @@ SEVERAL = ("scorer", "schedule", "recovery")
 
 
 def _with_what_a_file_brings(config: Mapping[str, Any], saved: SavedModel) -> dict[str, Any]:
-    """Return the config with the file's task and model. If the saved model has lost its gates, scorers that need gates
-    are left out."""
+    """Return the config with the file's task and model, without scorers that need gates if the model has none."""
     parts_of(saved)
     scorers = config.get("scorer", {})
     if saved.settings["gate"] is None and isinstance(scorers, Mapping):

@@ -51,8 +51,7 @@ class Schedule(Checked, ABC):
     @property
     @abstractmethod
     def scoring(self) -> Literal["once", "repeated", "none"]:
-        """The scores that the schedule uses: of the dense model (`once`), also of every smaller model (`repeated`), or
-        none."""
+        """The scores that the schedule uses: of the dense model, also of each smaller model, or none."""
 
     @property
     def removes(self) -> bool:
@@ -84,15 +83,13 @@ class Stepwise(Schedule):
     """A schedule that removes one head after the other."""
 
     scope: Literal["global", "per_block"] = "global"
-    """Which heads compete for removal: all heads of the model, or only heads of the blocks with the largest share of
-    heads left."""
+    """Which heads compete: all heads of the model, or those of the blocks with the largest share of heads left."""
     keep_at_least: Annotated[int, Ge(0)] = 0
     """Number of heads that stay in every block."""
 
     @abstractmethod
     def path(self, evidence: Evidence) -> Iterator[HeadMask]:
-        """Yield masks, each with one more removed head than the one before, from none until no more head may be
-        removed."""
+        """Yield masks, each with one more removed head than the mask before, from none to the most allowed."""
 
     def smallest(self, grid: HeadGrid) -> HeadMask:
         return all_but(self.keep_at_least, grid)

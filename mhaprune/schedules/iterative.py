@@ -14,8 +14,7 @@ class Iterative(Stepwise):
     """The heads with the lowest scores are removed, then the smaller model is scored again (Molchanov et al. 2017,
     figure 1).
 
-    If two heads can replace each other, a single scoring may rate both as useless. A second scoring rates the remaining
-    one without the other.
+    A single scoring may rate two heads as useless that replace each other. The second scoring does not.
     """
 
     every: Annotated[int, Ge(1)] = 1

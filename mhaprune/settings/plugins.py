@@ -47,8 +47,7 @@ def from_folder(packages: Iterable[str]) -> list[str]:
 
 
 def modules(package: str) -> Iterator[ModuleType]:
-    """Import a package and every module in it, and yield them. Raises ValueError, one line, for a module that cannot be
-    imported."""
+    """Import a package with all its modules and yield them. Raises ValueError, one line, if an import fails."""
     top = importlib.import_module(package)
     yield top
     for found in pkgutil.walk_packages(getattr(top, "__path__", ()), f"{package}."):
@@ -75,8 +74,8 @@ def installed() -> tuple[str, ...]:
 
 
 def find_class(base: type, target: str) -> Any:
-    """Return the concrete subclass of `base` at MODULE.CLASS in an allowed package, else None. No other package is
-    imported."""
+    """Return the concrete subclass of `base` at MODULE.CLASS in an allowed package (others are not imported), else
+    None."""
     module, _, name = target.rpartition(".")
     if not any(module == package or module.startswith(f"{package}.") for package in allowed()):
         return None

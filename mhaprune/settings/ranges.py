@@ -80,8 +80,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Checked:
-    """A dataclass that checks the ranges of its fields at construction, so that a wrong setting stops a run before it
-    starts.
+    """A dataclass that checks the ranges of its fields at construction, so that errors stop a run before it starts.
 
     Raises ValueError with the field, its value and what is allowed. A subclass compares fields with each other in its
     own `__post_init__`, after this one.
@@ -180,8 +179,7 @@ R = TypeVar("R")
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function check its arguments: a wrong one raises ValueError, one line with its name, value and what is
-    allowed."""
+    """Make a function check its arguments. A wrong one raises ValueError: name, value and what is allowed."""
     signature = inspect.signature(function)
 
     @functools.cache

@@ -17,8 +17,7 @@ class SearchSettings(Checked):
     column: str = "training.valid_quality"
     """The number to optimise, as `TABLE.COLUMN`: a column of numbers of a table that every run writes."""
     row: Literal["last", "max", "min", "mean"] = "last"
-    """Which row of the column counts: the last row, or the row with the largest or smallest number; or the mean of all
-    rows."""
+    """Which row of the column counts: the last row, the row with the largest or smallest number, or the mean."""
     goal: Literal["maximize", "minimize"] = "maximize"
     """Whether larger or smaller numbers are better."""
     trials: Annotated[int, Within(1, 100_000)] = 20
@@ -32,8 +31,7 @@ class SweepSettings(Checked):
     """The settings of how jobs are done; `time_limit` also applies to a single run."""
 
     sweep: str | None = None
-    """The name of a sweep, with -m. Its folder is `results/sweeps/NAME`. If started again, it does the jobs that are
-    not done."""
+    """The name of a sweep, with -m. Its folder is `results/sweeps/NAME`. A restart does only the unfinished jobs."""
     on_change: Literal["refuse", "redo"] = "refuse"
     """Whether jobs that were done with other settings or other code are done again, or the sweep is refused."""
     on_failure: Literal["continue", "stop"] = "continue"
@@ -43,8 +41,7 @@ class SweepSettings(Checked):
     max_jobs: Annotated[int, Within(1, 1_000_000)] = 10_000
     """The largest number of jobs in a sweep, so that a typing error does not fill the memory."""
     time_limit: Annotated[float | None, Gt(0)] = None
-    """The seconds after which a job is stopped. It counts as failed, and continues from there when it is tried
-    again."""
+    """The seconds after which a job is stopped. It counts as failed; another try continues from there."""
     search: SearchSettings | None = None
     """The settings of a search. None means no search: all combinations of settings are done."""
 

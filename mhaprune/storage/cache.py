@@ -1,5 +1,4 @@
-"""The cache of slow results, such as trained models. Files are found by their recipe, so no recipe is computed
-twice."""
+"""The cache of slow results, such as trained models. A recipe is the key, so none is computed twice."""
 
 import importlib.util
 import logging
@@ -21,16 +20,15 @@ from mhaprune.storage.store import fingerprint, make_folder, write_bytes
 log = logging.getLogger(__name__)
 
 Make = Callable[[dict[str, Any] | None, Callable[[dict[str, Any]], None]], dict[str, Any]]
-"""A function that computes a content, from the state of an interrupted call (or None) and a function that saves such a
+"""A function that computes a content from the state of an interrupted call, or None. Its second argument saves a
 state."""
 Remember = Callable[[str, dict[str, Any], Make], dict[str, Any]]
-"""A function that returns a cached result about one model, from its kind, the facts that decide it beside the model,
-and a `Make`."""
+"""A function that returns a cached result about one model, from its kind, the other facts that decide it, and a
+`Make`."""
 
 
 class Cache:
-    """Files named after the recipe that made them. Each file also contains the recipe, so that a foreign file is
-    noticed.
+    """Files named after the recipe that made them. They contain the recipe too, so that a foreign file is noticed.
 
     A folder that cannot be written can still be read.
     """
@@ -147,8 +145,7 @@ def _from_cache(kind: str, path: Path, content: dict[str, Any]) -> dict[str, Any
 
 
 def _keep(path: Path, recipe: dict[str, Any], content: dict[str, Any]) -> bool:
-    """Write the file, and return whether that worked. If the disk is full, only a warning is logged, so that the result
-    is not lost."""
+    """Write the file; return False, with a warning, if that fails (full disk), because the result is not lost."""
     try:
         write_bytes(path, sealed({"recipe": recipe, "content": content}))
     except OSError as error:

@@ -41,8 +41,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def make_folder(key: str, path: Path) -> Path:
-    """Make the folder `path` if it does not exist. Raises ValueError that names the setting `key` if it cannot be
-    written."""
+    """Make the folder `path` if necessary. Raises ValueError that names the setting `key` if it cannot be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -69,8 +68,7 @@ def inside(folder: Path, name: str) -> Path | None:
 
 
 def refuse_links(key: str, folder: Path, names: Iterable[str]) -> None:
-    """Raise ValueError if a file to be written below the folder is really elsewhere, by a link or `..`, or is a
-    pipe."""
+    """Raise ValueError if a file to be written below the folder is elsewhere, by a link or `..`, or is a pipe."""
     home = folder.resolve()
     for name in names:
         path = home / name

@@ -125,8 +125,7 @@ def model_with_texts(
 
 
 def label_of(row: Row, config: Any) -> int:
-    """Return the number of a row's class. A file may name a class or give its number. Raises ValueError for any other
-    label."""
+    """Return the number of a row's class, which may be given by name or number. Raises ValueError for other labels."""
     named = {str(name): int(number) for name, number in (getattr(config, "label2id", None) or {}).items()}
     if row.label in named:
         return named[row.label]

@@ -241,8 +241,7 @@ def study_of(model: ModelWithData, remember: Remember = no_memory) -> Study:
 
 
 def files_of(name: str, model: WrappedModel, steps: int = 0) -> dict[str, bytes]:
-    """Return the files of a folder that `mhaprune.load` reads; none, with a warning, for a model that cannot be
-    saved."""
+    """Return the files of a folder that `mhaprune.load` reads; none, with a warning, if the model cannot be saved."""
     plain = copy.deepcopy(model.model)
     make_plain(plain)
     with tempfile.TemporaryDirectory() as folder:

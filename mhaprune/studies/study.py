@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """The parts of a study that only a model trained by mhaprune has. Experiments that need them set
-    `needs_training`."""
+    """The parts of a study that only a model of mhaprune has. Experiments that need them set `needs_training`."""
 
     network: Seq2Seq
     task: Task
@@ -153,8 +152,7 @@ class Source(ABC):
 
     @abstractmethod
     def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
-        """Return the scorers and recoveries that this model supports, and log the others. Raises ValueError if none is
-        left."""
+        """Return the supported scorers and recoveries, and log the others. Raises ValueError if none is left."""
 
     @abstractmethod
     def check(self) -> None:
@@ -166,8 +164,7 @@ class Source(ABC):
 
     @abstractmethod
     def study(self, facts: Mapping[str, Any]) -> Study:
-        """Return the model with everything else that an experiment may use. `facts` are stored in the files of saved
-        models."""
+        """Return the model with all that an experiment may use. `facts` are stored in files of saved models."""
 
     @property
     def packages(self) -> Sequence[str]:

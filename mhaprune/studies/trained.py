@@ -90,8 +90,7 @@ class Recipe(Source):
         return self.seed if self.saved is None else int(self.saved.facts.get("seed", self.seed))
 
     def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
-        """Return all scorers and recoveries. A scorer that does not fit the model is refused when the settings are
-        checked."""
+        """Return all scorers and recoveries. The check of the settings refuses scorers that do not fit."""
         return scorers, recoveries
 
     def check(self) -> None:
@@ -202,8 +201,7 @@ class Recipe(Source):
         return model, pd.DataFrame(saved.history), saved.facts.get(TRAINED_WITH, {})
 
     def _recipe(self, splits: Splits[Examples]) -> dict[str, Any]:
-        """Return everything that decides the weights after training: settings, code, data, machine and version of
-        torch."""
+        """Return everything that decides the weights after training: settings, code, data, device, torch."""
         return {
             **{name: describe(getattr(self, name)) for name in ("model", "gate", "training", "seed")},
             "vocabulary_size": len(self.task.vocabulary),

@@ -33,8 +33,7 @@ from mhaprune.tables import (
 )
 
 Recover = Callable[[HeadMask], tuple[Subject, str]]
-"""A function that returns the model without these heads after a recovery, and a note; the note is empty unless the
-recovery failed."""
+"""A function that returns the model without these heads after a recovery, and a note if the recovery failed."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +144,7 @@ def recovered_table(
 
 
 def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    """Return one row per scorer: the largest budget within `tolerance` of the dense exact match. Only first draws
-    count."""
+    """Return a row per scorer: the largest budget within `tolerance` of the dense quality. Only first draws count."""
     rows = []
     for name, curve in pruning[pruning["draw"] == 0].groupby("scorer", sort=False):
         dense = curve[curve["heads_removed"] == 0].iloc[0]

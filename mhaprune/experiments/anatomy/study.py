@@ -40,11 +40,9 @@ class Anatomy(Experiment):
     """
 
     head: str | None = None
-    """The head to follow, for example `cross.1.2`; by default the first remaining head, in cross-attention if there is
-    one."""
+    """The head to follow, for example `cross.1.2`; by default the first one, in cross-attention if possible."""
     example: Annotated[int, Ge(0)] = 0
-    """The example of the report split to answer, counted from 0. If the run has its own `example`, that is used
-    instead."""
+    """The example of the report split to answer, counted from 0. The run's own `example` replaces it."""
     head_dims: Sizes = (2, 4, 8, 16, 32, 64, 128, 256, 512)
     """The sizes of a head at which scores are compared with and without the division by √d_head."""
 
@@ -80,8 +78,7 @@ class Anatomy(Experiment):
         return Findings(tables, proved | proofs(subject, splits.report))
 
     def _followed(self, grid: HeadGrid) -> HeadId:
-        """Return the head to follow. Raises ValueError for a head that does not exist and for a layer of several
-        heads."""
+        """Return the head to follow. Raises ValueError for a missing head and for a layer of several heads."""
         if self.head is None:
             if not len(grid):
                 raise ValueError("model_file: has no heads left to follow, anatomy needs one")
@@ -96,8 +93,7 @@ class Anatomy(Experiment):
 
 
 def proved_equal(*calls: LayerCall) -> float:
-    """Return the largest difference between a layer's output and the sum of its separate heads. Raises `ProofFailed` if
-    it is too large."""
+    """Return the largest difference of a layer from its separate heads. Raises `ProofFailed` if it is too large."""
     difference = float(np.max([largest_difference(call) for call in calls]))
     if not difference <= MAX_DIFFERENCE:
         raise ProofFailed(
@@ -127,8 +123,7 @@ def call_in(subject: Seq2Seq, head: HeadId, example: Examples, some: Examples) -
 
 
 def call_of_other_sizes(subject: Seq2Seq) -> LayerCall:
-    """Return a call of a layer with fresh weights whose queries, keys and values differ in size; the same at each
-    call."""
+    """Return a call with queries, keys and values of different sizes, always with the same fresh weights."""
     width, heads = subject.config.d_model, subject.config.num_heads
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -145,8 +140,7 @@ def place_in_block(subject: Subject, head: HeadId) -> int:
 
 
 def softmax_gradient(weights: Tensor) -> Tensor:
-    """Return the Frobenius norm of softmax's derivative, diag(a) − a aᵀ, at weights a (..., U): 0 if one weight is
-    1."""
+    """Return the Frobenius norm of softmax's derivative, diag(a) − a aᵀ, at weights a (..., U): 0 for a weight of 1."""
     second, third = weights.square().sum(dim=-1), weights.pow(3).sum(dim=-1)
     return (second - 2 * third + second.square()).clamp(min=0).sqrt()
 

@@ -128,8 +128,7 @@ def steps_table(name: str, steps: Sequence[Step]) -> pd.DataFrame:
 
 
 def values_table(steps: Sequence[Step], head: int) -> pd.DataFrame:
-    """Return one row per number of the first example of the batch. For a tensor with an axis of heads, only one head is
-    shown."""
+    """Return one row per number of the first example. A tensor with an axis of heads shows only one head."""
     parts = []
     for number, step in enumerate(steps, 1):
         value = step.value[0]

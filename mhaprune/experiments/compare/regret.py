@@ -28,8 +28,7 @@ class Regrets:
         return [plan for plan in plans if 0 < len(plan.mask.removed) < len(plan.mask.grid)]
 
     def outcome(self, mask: HeadMask, name: str) -> np.ndarray:
-        """Return the loss ("loss") or the quality ("quality") of each example of the report split under a mask,
-        (E,)."""
+        """Return the loss ("loss") or quality ("quality") of each example of the report split under a mask, (E,)."""
         outcome = self.reported[mask]
         values: np.ndarray = (outcome.loss if name == "loss" else outcome.quality).double().cpu().numpy()
         return values
@@ -45,8 +44,7 @@ class Regrets:
         return sign * np.mean(differences, axis=0)
 
     def columns(self, plans: Sequence[Plan]) -> dict[str, float]:
-        """Return `regret_quality` and `regret_loss` with their intervals. The best subset has regret 0 without
-        uncertainty."""
+        """Return `regret_quality` and `regret_loss` with intervals. The best subset has regret 0 for certain."""
         columns: dict[str, float] = {}
         for name in reversed(OBJECTIVES):
             regret_E = self.regret(plans, name)

@@ -31,8 +31,7 @@ BEST: Any = {"color": "#F0E442", "linewidth": 8, "solid_capstyle": "butt", "zord
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Yield sentences: the best method at any cost and at few passes, and how much higher exact match would seem with a
-    single split."""
+    """Yield sentences: the best methods at any cost and at few passes, and the optimism of a single split."""
     winners, quality = tables["winner"], quality_name(tables)
     for _, row in winners.drop_duplicates("choice").iterrows():
         yield from _best(row, quality)
@@ -46,8 +45,7 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def _best(row: pd.Series, quality: str) -> Iterator[str]:
-    """Yield which method is first, which tie with it, which are better at 95 % confidence, and the cheapest of the
-    tied."""
+    """Yield the first method, those that tie with it, those better at 95 % confidence, and the cheapest of the tied."""
     limit, first = limit_words(row["most_passes"]), row["first"]
     tied, better = (_names(row[column]) for column in ("tied", "better"))
     if tied:

@@ -240,8 +240,7 @@ def methods_table(
 
 
 def winner_table(methods: pd.DataFrame, regrets: Regrets, few_passes: float) -> pd.DataFrame:
-    """Return the best methods: one row at any cost, and one at a cost of at most `few_passes` if a method is that
-    cheap."""
+    """Return the best methods: a row at any cost, and a row at a cost of at most `few_passes`, if possible."""
     informed = methods[methods["family"] != UNINFORMED]
     within = {limit: best_first(informed[passes(informed) <= limit]) for limit in (inf, few_passes)}
     return pd.DataFrame(

@@ -1,5 +1,4 @@
-"""Attention patterns: the share of a head's attention that falls on the places of a pattern, and the pattern that names
-the head.
+"""Attention patterns: the share of a head's attention on the places of a pattern, and the naming of heads.
 
 Dimensions: B = batch, H = heads of a block, T = queries, U = keys.
 """
@@ -32,15 +31,13 @@ by very little is enough."""
 APPLIES = 0.5
 """The smallest share of queries for which a pattern must point to a place."""
 EVERYWHERE = 0.05
-"""A head is named "everywhere" if it is nearly even: moving less than this share of its attention spreads it equally
-over all keys."""
+"""A head is named "everywhere" if moving less than this share of its attention spreads it equally over all keys."""
 
 
 @dataclass(frozen=True)
 class View:
-    """The tokens that the heads of one site may look at in a batch: `reads` (B, T) are the tokens at the queries,
-    `writes` (B, T) the tokens that the decoder predicts there (PAD in the encoder), `keys` (B, U) the tokens looked
-    at."""
+    """The tokens that the heads of one site may look at in a batch: `reads` (B, T) at the queries, `writes` (B, T)
+    predicted there by the decoder (PAD in the encoder), and `keys` (B, U)."""
 
     reads: Tensor
     writes: Tensor
@@ -222,8 +219,8 @@ def observe(subject: Subject, examples: Data) -> Observed:
 
 
 def _masses(seen: AttentionMap, view: View, there: Tensor) -> np.ndarray:
-    """Return sums over a batch, (5, H): mass, queries with the largest weight there, chance, queries that have a place,
-    all queries."""
+    """Return sums, (5, H): mass, queries with the largest weight there, chance, queries that have a place, all
+    queries."""
     there_BTU = there & view.allowed
     largest_BHT1 = seen.weights.argmax(dim=3, keepdim=True)
     hits_H = there_BTU[:, None].expand_as(seen.weights).gather(3, largest_BHT1).sum(dim=(0, 2, 3))

@@ -112,8 +112,7 @@ class Explain(Experiment):
             raise ValueError(f"experiment.{error}") from None
 
     def _check_texts(self, source: Source) -> None:
-        """Raise ValueError for a pretrained model that returns no attention, and for a text that the report split does
-        not have."""
+        """Raise ValueError for a pretrained model that returns no attention, and for a missing text."""
         texts = source.splits.report
         if max(self.examples, default=0) >= len(texts):
             raise ValueError(

@@ -102,8 +102,7 @@ def interactions(tables: Tables) -> Plot:
 
 @needs("together")
 def together(tables: Tables) -> Plot:
-    """Draw the measured rise of the loss as heads are removed together, and the rise expected from single heads and
-    from pairs: a panel per scorer."""
+    """Draw the measured rise of the loss when heads are removed together, and the expected rise: a panel per scorer."""
     table = tables["together"]
     scorers = list(table["scorer"].unique())
     figure = Figure(figsize=(1.6 + 4.6 * min(2, len(scorers)), 0.6 + 3.3 * -(-len(scorers) // 2)))

@@ -28,8 +28,7 @@ WIDEST = 38
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Yield sentences: when the target was reached, how long the training took, and how good the model is at the
-    end."""
+    """Yield sentences: when the target was reached, how long training took, and how good the model is at the end."""
     row, training = tables["reached"].iloc[0], tables["training"]
     target, seconds = f"{row['target']:g}", training["seconds"].iloc[-1]
     if row["reached"]:

@@ -87,8 +87,7 @@ def head_map(tables: Tables) -> Verdict:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """Return, for each recovery, the number of heads that can be removed, the quality and the speed-up. Controls are
-    left out."""
+    """Return the number of heads that can be removed after each recovery, quality and speed-up; without controls."""
     own = tables["smallest"][~tables["smallest"]["control"]]
     return [
         number
@@ -220,6 +219,5 @@ def _title(recovery: str) -> str:
 
 
 def _places(table: pd.DataFrame) -> dict[int, int]:
-    """Return the position of each size on an axis: the largest first, at equal distances, because the small sizes
-    matter."""
+    """Return the position of each size on an axis: the largest first, equally spaced, because small sizes matter."""
     return {int(kept): i for i, kept in enumerate(sorted(table["heads_kept"].unique(), reverse=True))}

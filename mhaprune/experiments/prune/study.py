@@ -184,8 +184,7 @@ def _choice(trial: Trial) -> tuple[float, float]:
 
 
 def _to_save(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[str, Subject, int]]:
-    """Yield a file name, the model, and its number of training steps after pruning, for each row that has lost heads.
-    Controls are left out."""
+    """Yield file name, model and training steps after pruning, for each row that has lost heads; not for controls."""
     models = {
         (*(trial.columns[name] for name in WAY), trial.plan.budget): trial
         for trial in found

@@ -100,8 +100,7 @@ class Trials:
             left = done.model
 
     def controls(self, name: str, best: Sequence[Trial]) -> Iterator[Trial]:
-        """Yield models with the same heads as the models `best`, trained by a control recovery without the old
-        weights."""
+        """Yield models with the heads of the models `best`, trained by a control recovery without old weights."""
         steps = self.lesson.training.steps + self.lesson.extra_steps
         work = [(trial, draw) for trial in best for draw in range(self.recoveries[name].draws)]
         for trial, draw in track(work, name, name=lambda each: plan_words(each[0].plan)):

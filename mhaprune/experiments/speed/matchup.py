@@ -1,5 +1,4 @@
-"""Models of one shape, timed in turn: dense, with heads removed, and built without these heads; and the time of each
-part."""
+"""Models of one shape, timed in turn: dense, with heads removed, built without these heads; and times of parts."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -104,8 +103,7 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Matchup:
-    """Timing of a dense model, pruned models and models built small, in turn. Their weights are random, and each has
-    several copies.
+    """Timing of dense models, pruned models and models built small, in turn, with several copies and random weights.
 
     `masks` are masks of the full model, and the first removes nothing. `shape` may be only a part of that model.
     """
@@ -139,8 +137,7 @@ class Matchup:
     def speed(self, work: Workload, rounds: int) -> pd.DataFrame:
         """Return a row per mask, with the columns of `speed_columns`. Other ratios are also taken round by round:
         `built_ratio` is removed over built, `aa_ratio` dense over itself. `flop_ratio` is the ratio of operations, the
-        speed-up if time were proportional to them. `peak_mb` is the largest memory that a call allocates on a GPU
-        beside the weights."""
+        ideal speed-up. `peak_mb` is the largest memory of a call on a GPU beside the weights."""
         batch = work.batch(self.vocabulary_size, self.device)
         calls = {name: [work.call(model, batch) for model in models] for name, models in self.models.items()}
         with many_programs() if self.compiled else nullcontext():

@@ -1,5 +1,4 @@
-"""The report of `experiment=speed`: speed-up against heads removed, accuracy against time, and the time of each
-part."""
+"""The report of `experiment=speed`: speed-up by heads removed, accuracy against time, and time by part."""
 
 import math
 from collections.abc import Iterator
@@ -51,8 +50,7 @@ def at_half(sizes: pd.DataFrame) -> pd.DataFrame:
 
 
 def _at_best(sizes: pd.DataFrame) -> str:
-    """Return the largest and smallest speed-up with about half of the heads in words, beside that of the dense model
-    against itself."""
+    """Return in words the largest and smallest speed-up with half of the heads, beside dense against itself."""
     rows = at_half(sizes)
     best, least = rows.loc[rows["speedup"].idxmax()], rows.loc[rows["speedup"].idxmin()]
     line = (
@@ -105,8 +103,7 @@ def _quartiles(row: pd.Series, name: str) -> str:
 
 @needs("speed")
 def speedup_curves(tables: Tables) -> Plot:
-    """Draw speed-up against heads removed: a row of panels per part of the model, a column per width, a line per batch
-    size."""
+    """Draw speed-up against heads removed: a row of panels per part, a column per width, a line per batch size."""
     speed = tables["speed"]
     rows, columns = _whats(speed), list(speed["timed_d_model"].unique())
     figure = Figure(figsize=(1.2 + 2.9 * len(columns), 1.1 + 2.3 * len(rows)))
@@ -184,8 +181,7 @@ def accuracy_milliseconds(tables: Tables) -> Plot:
 
 @needs("parts")
 def time_by_part(tables: Tables) -> Plot:
-    """Draw the share of attention, feed-forward and the rest in the dense model's time: a panel per part of the
-    model."""
+    """Draw the share of attention, feed-forward and the rest in the dense model's time: a panel per model part."""
     parts = tables["parts"]
     whats, sizes = _whats(parts), ["timed_d_model", *SIZE]
     most = max(len(parts.loc[parts["what"] == what, sizes].drop_duplicates()) for what in whats)

@@ -124,8 +124,7 @@ class Speed(HeadBudgets):
         }
 
     def workloads(self, shape: Transformer) -> Iterator[Workload]:
-        """Yield the encoder and the decoder apart and both together; only the decoder if there are no encoder
-        layers."""
+        """Yield encoder and decoder apart and both together; only the decoder without encoder layers."""
         for batch_size, source_length in product(self.batch_sizes, self.source_lengths):
             if shape.num_encoder_layers:
                 yield Workload("encoder", batch_size, source_length, 0)
@@ -169,7 +168,7 @@ def half_and_sixth(speed: pd.DataFrame) -> pd.DataFrame:
 
 
 def on_front(cost: pd.Series, quality: pd.Series) -> pd.Series:
-    """Return which rows are on the Pareto front: no other row is better in cost or quality and at least as good in the
+    """Return which rows are on the Pareto front: no other is better in one respect and at least as good in the
     other."""
     dominated = [
         ((cost <= c) & (quality >= q) & ((cost < c) | (quality > q))).any() for c, q in zip(cost, quality, strict=True)
