@@ -62,7 +62,7 @@ class HeldSignals:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        handlers, self.handlers = self.handlers, {}  # once: a handler may have set others since
+        handlers, self.handlers = self.handlers, {}  # only once: a handler may have set others since
         came, self.came = self.came, []
         _set(handlers)
         if came and kind is None:

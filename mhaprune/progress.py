@@ -145,7 +145,7 @@ def _show(steps: Sequence[Step], label: str, to: TextIO, bar: tqdm | None) -> No
         return
     left, gone = seconds_left(steps), steps[0].seconds
     if left is not None:
-        bar.n = max(bar.n, min(1.0, gone / (gone + left)))  # a bar that went back would be no comfort
+        bar.n = max(bar.n, min(1.0, gone / (gone + left)))  # the bar never goes back
     bar.set_description_str(line(steps, label))
 
 
@@ -170,7 +170,7 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
     The remaining stages are assumed to take their usual time, at the speed of the finished stages on this machine. A
     stage that took almost no time is not used for the speed: the model came from the cache.
     """
-    whole, stages, spent = steps[0], list(steps[0].stages), dict(steps[0].spent)  # a copy: the run goes on meanwhile
+    whole, stages, spent = steps[0], list(steps[0].stages), dict(steps[0].spent)  # a copy: the run may change it
     if not stages:
         return None
     now = steps[1].what if len(steps) > 1 and steps[1].what in stages else None

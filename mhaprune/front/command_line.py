@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     traceback_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
     failure: BaseException | None = None
-    if any(each in HELP for each in arguments):  # it is the same for all settings; Hydra refuses those of a sweep
+    if any(each in HELP for each in arguments):  # help is the same for all settings; Hydra would refuse some
         arguments = [each for each in arguments if each in HELP or each.startswith("plugins=")]
     try:
         check_arguments(arguments)
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failure = error
     if failure is None or any(
         each in COMPLETION for each in arguments
-    ):  # a shell wants no error in the middle of a line
+    ):  # an error would disturb the completion of a command line
         return 0
     if traceback_wanted:
         raise failure
@@ -159,7 +159,7 @@ class HandingOver(Callback):
         from mhaprune.runs.from_hydra import files_of_hydra
         from mhaprune.storage.store import refuse_busy, refuse_links
 
-        typed = any(text.startswith("hydra.run.dir=") for text in config.hydra.overrides.hydra)  # else it is fresh
+        typed = any(text.startswith("hydra.run.dir=") for text in config.hydra.overrides.hydra)  # else a new folder
         try:
             if typed and not config.hydra.run.dir:
                 raise ValueError("hydra.run.dir='': must name a folder")
@@ -215,7 +215,7 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
     rest = [argument for argument in arguments if argument not in flags]
     _register(arguments)
     sys.argv = [before[0], *flags, *rest]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra hand its exceptions on instead of printing them
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its exceptions instead of printing them
     try:
         with interruptible():
             yield

@@ -307,7 +307,7 @@ def generating(subject: WrappedModel, new_tokens: int) -> WrappedModel:
     def generate(model: Any, arguments: Any) -> Any:
         if not isinstance(arguments, Mapping):
             raise ValueError("new_tokens: batches must be dicts, as generate() takes them by name")
-        named = inspect.signature(model.forward).parameters  # others are read by the loss alone
+        named = inspect.signature(model.forward).parameters  # only the loss reads the others
         given = {key: value for key, value in arguments.items() if key in named and key != "labels"}
         return model.generate(**{key: value for key, value in given.items() if not key.startswith("decoder_")}, **how)
 

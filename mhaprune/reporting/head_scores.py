@@ -35,7 +35,7 @@ def head_scores(tables: Tables) -> Plot | None:
     figure = Figure(figsize=(3.2 + wide * len(names), 1.5 + height + 0.085 * max(0, max(map(len, shown)) - 18)))
     axes = figure.add_subplot()
     cells: Any = {"columns": shown, "write": short if fits else None, "written": scores.to_numpy(float)}
-    cells |= {"vmin": -0.12, "vmax": 1}  # the least of all heads still has a colour, unlike one that is not there
+    cells |= {"vmin": -0.12, "vmax": 1}  # the lowest head still has a colour, unlike a missing one
     image = heat_map(axes, depths.to_numpy(float), **cells)
     axes.tick_params(axis="x", rotation=90)
     blocks = [block_label(site, layer) for site, layer, _ in scores.index]

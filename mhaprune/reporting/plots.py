@@ -39,7 +39,7 @@ STYLE: Any = {
     "figure.constrained_layout.use": True,
     "figure.constrained_layout.w_pad": 0.06,
     "figure.dpi": 150,  # the resolution of PNG files: text is measured once
-    "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it; a list of others stood at each text of an SVG
+    "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib; a longer list would be repeated at each text of an SVG
     "font.size": 10,
     "grid.alpha": 0.3,
     "legend.fontsize": 9,
@@ -126,7 +126,7 @@ def lay_out(figure: Figure) -> None:
         return
     FigureCanvasAgg(figure)  # its renderer remembers how large texts are
     for axes in figure.axes:
-        for spine in axes.spines.values():  # they end where the axes end
+        for spine in axes.spines.values():  # spines never reach beyond the axes
             spine.set_in_layout(False)
     with matplotlib.rc_context(LAID_OUT):
         layout.execute(figure)

@@ -41,7 +41,7 @@ def agreement(tables: Tables) -> Plot | None:
     costs = reference["score"].dropna()
     if not others or costs.empty:
         return None
-    sites = list(dict.fromkeys([*SITES, *heads["site"]]))  # ours keep their colours
+    sites = list(dict.fromkeys([*SITES, *heads["site"]]))  # mhaprune's own sites keep their colours
     columns = plots.columns_of(len(others), 4)
     figure = Figure(figsize=(1.2 + 3.4 * columns, 0.3 + 3.6 * -(-len(others) // columns)))
     label = f"ablation: rise of the loss{in_brackets(tables)}"
@@ -112,7 +112,7 @@ def _draw_mean_curve(axes: Axes, rows: pd.DataFrame, label: str, style: Mapping[
     means = values.mean()
     low, high = np.array([student_interval(each) if several else (each.min(), each.max()) for _, each in values]).T
     axes.plot(means.index, means, label=label, markersize=4, **style)
-    if rows[QUALITY].between(0, 1).all():  # a share stays one
+    if rows[QUALITY].between(0, 1).all():  # a share stays between 0 and 1
         low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
     shade = {"color": style["color"], "alpha": 0.12, "linewidth": 0}
     axes.fill_between(means.index, low, high, **shade)

@@ -111,7 +111,7 @@ def _settings(status: Mapping[str, Any]) -> dict[str, str]:
     settings |= {name: str(value) for name, value in identity.items() if name not in ("run", LABEL, SETTING)}
     for override in status.get("overrides", []):
         key, _, value = override.partition("=")
-        short = key.removeprefix("model.")  # as the identity calls it
+        short = key.removeprefix("model.")  # the name in the identity
         if short not in identity and key != "experiment" and key.split(".")[0] not in RESERVED:
             settings[key if identity else short] = value
     return settings
@@ -209,7 +209,7 @@ def _how_to_repeat(folders: Sequence[Path], out: Path) -> dict[str, str]:
     """Return the commands of the sweeps that are collected, and the command that collects them, if it is another."""
     sweeps = []
     for top in folders:
-        with suppress(ValueError):  # a list of jobs that is damaged
+        with suppress(ValueError):  # a damaged list of jobs
             sweeps += [sweep.command] if (sweep := Sweep.read(top)) is not None else []
     collecting = shlex.join(["python", "scripts/collect.py", *map(str, folders), "--out", str(out)])
     commands = {"command": "; ".join(sweeps)} if sweeps else {}

@@ -162,7 +162,7 @@ def isolated(
 
     def stop() -> None:
         process.terminate()
-        process.join(GRACE)  # it saves
+        process.join(GRACE)  # time to save
 
     try:
         with before_stopping(stop):
@@ -208,7 +208,7 @@ def _child(work: Callable[[], None], imported: Connection) -> None:
     with interruptible_once():
         try:
             work()
-        except BaseException:  # the work has said what it was
+        except BaseException:  # the work has logged the error
             sys.exit(1)
         finally:
             imported.send([name for name in sys.modules if name not in before])

@@ -162,7 +162,7 @@ def read_run(folder: Path) -> FoundRun:
     head_map = status.get("head_map") or {"title": "", "rows": []}
     if head_map.keys() != {"title", "rows"} or not set("".join(head_map["rows"])) <= set("01 "):
         return FoundRun(folder, {}, f"head_map in {path.name} must be a title and rows of 0, 1 and blanks")
-    whole = json.dumps(status, ensure_ascii=False).encode(errors="replace")  # half characters can be written nowhere
+    whole = json.dumps(status, ensure_ascii=False).encode(errors="replace")  # lone surrogates cannot be written
     return FoundRun(folder, json.loads(whole))
 
 

@@ -85,7 +85,7 @@ def thumbnail(small: SmallMap | None) -> str:
     if small is None or not any(small.rows):
         return ""
     side = TILE - 2
-    paths = []  # one for all squares of a kind: a page of many runs opens faster than with an element for each
+    paths = []  # one path for all squares of a kind: the page opens faster than with an element for each
     for tile, kind in KINDS.items():
         corners = [(x, y) for y, row in enumerate(small.rows) for x, each in enumerate(row) if each == tile]
         squares = "".join(f"M{x * TILE + 1} {y * TILE + 1}h{side}v{side}h-{side}z" for x, y in corners)

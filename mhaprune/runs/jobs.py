@@ -61,7 +61,7 @@ class Sweep:
             sweep = cls(**content | {"jobs": [Job(**job) for job in content["jobs"]]})
             names = [job.name for job in sweep.jobs]
             texts = [*sweep.varies, sweep.given, sweep.command, *names, *(job.label for job in sweep.jobs)]
-            "".join([*texts, *(text for job in sweep.jobs for text in job.overrides)]).encode()  # TypeError: no text
+            "".join([*texts, *(text for job in sweep.jobs for text in job.overrides)]).encode()  # TypeError: not a text
             if not isinstance(sweep.starts, int) or any("\0" in name or len(name.encode()) > 255 for name in names):
                 raise TypeError
             return sweep

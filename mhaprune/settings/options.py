@@ -1,4 +1,4 @@
-"""Options as objects: an instance of the option's class from plain values, or an error message of one line.
+"""Options: make an instance of an option's class from plain values, or raise an error of one line.
 
 An option is a frozen dataclass with its own defaults. A YAML file of `conf/` names the class under `_target_`, and may
 set some of its fields. It can also start from another option of its group, as the scorer `taylor_batch` does.

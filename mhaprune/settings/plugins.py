@@ -51,11 +51,11 @@ def modules(package: str) -> Iterator[ModuleType]:
     top = importlib.import_module(package)
     yield top
     for found in pkgutil.walk_packages(getattr(top, "__path__", ()), f"{package}."):
-        if found.name.endswith(".__main__"):  # a program, which would run
+        if found.name.endswith(".__main__"):  # importing it would run a program
             continue
         try:
             yield importlib.import_module(found.name)
-        except Exception as error:  # of a module that may be anybody's
+        except Exception as error:  # a module of a plug-in may raise anything
             text = " ".join(str(error).split())
             raise ValueError(
                 f"plugins={package}: {found.name} cannot be imported ({type(error).__name__}: {text})"

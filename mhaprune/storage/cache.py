@@ -51,7 +51,7 @@ class Cache:
         """
         path = self.folder / f"{kind}-{fingerprint(recipe)}.pt"
         partial = path.with_suffix(".partial.pt")
-        with suppress(OSError, Damaged):  # what is wrong with it is said below, where it can be mended
+        with suppress(OSError, Damaged):  # a damaged file is handled below, under the lock
             return _from_cache(kind, path, _load(path, recipe))
         make_folder("cache", self.folder)
         with locked(path.with_suffix(".lock")):
@@ -171,7 +171,7 @@ def _load_or_set_aside(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | N
         return None
     except (OSError, Damaged) as error:
         aside = path.with_suffix(".damaged")
-        with suppress(OSError):  # a folder of that name: the new file takes the place of this one
+        with suppress(OSError):  # if `aside` is a folder: the new file replaces this one
             path.replace(aside)
         log.warning("cache file %s is damaged or foreign (%s): set aside as %s, made anew", path, error, aside.name)
         return None

@@ -55,7 +55,7 @@ def locked(path: Path, refusal: str | None = None) -> Iterator[None]:
         start, said = time.monotonic(), False
         while not _try_lock(file, fcntl.LOCK_EX):
             waited = time.monotonic() - start
-            if refusal is not None and waited > 4 * PAUSE:  # a process that only looks holds it for a moment
+            if refusal is not None and waited > 4 * PAUSE:  # is_held() locks it for a moment
                 raise ValueError(refusal.replace("{holder}", _holder(path)))
             if waited > PATIENCE and not said:
                 log.warning("waits for %s, which holds %s", _holder(path), path)

@@ -140,7 +140,7 @@ class RunFolder:
     def _write_last_status(self) -> None:
         try:
             self._write_status()
-        except OSError:  # a full disk: how the run ended is worth more than its tables, which are not whole
+        except OSError:  # a full disk: the status is worth more than the incomplete tables
             self._clear()
             self.files.clear()
             self._write_status()
@@ -192,7 +192,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 def set_failed(folder: Path, why: str) -> None:
     """Write into the status of a killed run how it ended."""
     status = read_status(folder)
-    if status.get("status") not in ("done", "failed") and not is_held(folder / LOCK):  # or it is another's
+    if status.get("status") not in ("done", "failed") and not is_held(folder / LOCK):  # or another run uses the folder
         files = status.pop("files", {})
         status = {**status, "status": "failed", "reason": why, "finished": _now(), "files": files}
         write_json(folder / "status.json", status)

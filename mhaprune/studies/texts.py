@@ -37,7 +37,7 @@ def read_rows(path: str, *needed: str) -> list[Row]:
         raise ValueError(f"data={path}: must be a file that ends in {', '.join(readers)}")
     rows = []
     try:
-        # A byte order mark is no text, and only \n, \r\n and \r end a line.
+        # A byte order mark is skipped, and only \n, \r\n and \r end a line.
         with open(path, encoding="utf-8-sig", newline="" if kind == ".csv" else None, opener=regular) as file:
             for number, values in readers[kind](file):
                 place = f"data={path}: line {number}"

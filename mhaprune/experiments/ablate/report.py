@@ -155,7 +155,7 @@ def latency_curves(tables: Tables) -> Plot | None:
         curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
         speedup = curve["speedup"]
         bars = np.abs(np.stack([speedup - curve["speedup_q1"], curve["speedup_q3"] - speedup]))
-        place = curve["heads_removed"] + 0.012 * total * (i - (len(names) - 1) / 2)  # equal ones stay apart
+        place = curve["heads_removed"] + 0.012 * total * (i - (len(names) - 1) / 2)  # keeps equal points apart
         axes.errorbar(place, speedup, bars, label=name, capsize=2, elinewidth=1, **plots.line_style(i))
     axes.set(xlabel=f"heads removed, of {total}", ylabel=f"speed-up of {timed_name(tables)}")
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))

@@ -92,7 +92,7 @@ class Ablate(HeadBudgets, WithinTolerance):
             for name in study.recoveries:
                 ways[name] = partial(recover_without, study, lesson, name)
                 if study.origin is not None:
-                    ways[name] = cache(ways[name])  # asked again for the answers
+                    ways[name] = cache(ways[name])  # called again for the answers
                 mine = [plan for plan in first if plan.scorer == furthest]
                 recovered.append(with_times(recovered_table(subject, splits, name, ways[name], mine), latency))
                 summaries.append(summary_table(recovered[-1], alike, self.tolerance))

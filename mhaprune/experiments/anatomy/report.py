@@ -96,7 +96,7 @@ def _draw_numbers(axes: Axes, matrix: np.ndarray, colours: dict[str, Any]) -> No
 def around_zero(matrix: np.ndarray) -> dict[str, Any]:
     """Return a colour scale with 0 in the middle, so that the colour shows the sign of a number."""
     largest = float(np.abs(matrix[np.isfinite(matrix)]).max(initial=0.0)) or 1.0
-    largest *= 3 if matrix.size == 1 else 1  # a number alone is read, not seen
+    largest *= 3 if matrix.size == 1 else 1  # paler, so that a written number can be read
     return {"cmap": VALUES, "vmin": -largest, "vmax": largest}
 
 

@@ -251,7 +251,7 @@ def compare_methods(tables: Tables) -> Plot:
             runs.mean().reindex(names),
             np.array([student_interval(runs.get_group(name)) for name in names]),
         )
-        apart = 0.5 * ((runs.cumcount() + 0.5) / runs.transform("size") - 0.5)  # equal runs would hide each other
+        apart = 0.5 * ((runs.cumcount() + 0.5) / runs.transform("size") - 0.5)  # equal runs would cover each other
         places = own["scorer"].map(names.index) + apart
         axes.scatter(own["points"], places, s=24, linewidth=0, zorder=3, color=CONTROL_COLOUR, label="one run")
         axes.scatter(means, row_of, marker="|", s=220, linewidth=2.5, color="black", label="mean, 95 % interval")

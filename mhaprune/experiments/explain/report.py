@@ -141,7 +141,7 @@ def head_map(tables: Tables) -> Verdict:
     there = ~looks["removed"]
     together = looks.loc[there, "open_quality"].iloc[0], looks["without_prunable"].iloc[0]
     verdict = prunable_alone(heads[there], scorer, looks["tolerance"].iloc[0], tables, together)
-    return verdict._replace(heads=heads)  # with the tiles of heads that are gone already
+    return verdict._replace(heads=heads)  # also the heads removed before the run, as tiles
 
 
 def headline(tables: Tables) -> list[Number]:
@@ -251,7 +251,7 @@ def _name_tokens(axes: Axes, axis: Any, tokens: pd.Series, size: float, wanted: 
     """Name every token, or every second, third, ... token if there is no room for all."""
     words = [SIGNS.get(name, name) for name in tokens.astype(str)]
     step, last = ceil(LABEL * len(words) / size), len(words) - 1
-    ticks = [*range(0, last - step + 1, step), last]  # the end always has its name
+    ticks = [*range(0, last - step + 1, step), last]  # the last token always has its name
     labels = [words[i] if wanted else "" for i in ticks]
     axes.tick_params(axis=axis, length=0)
     if axis == "y":

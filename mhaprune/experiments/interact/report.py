@@ -30,7 +30,7 @@ def say(tables: Tables) -> Iterator[str]:
     alone = dict(zip(named(tables["alone"]), tables["alone"][LOSS_RISE], strict=True))
     for what, sign in ((STAND_IN, 1), (TOGETHER, -1)):
         helped = [min(alone[a], alone[b]) < 0 for a, b in zip(named(pairs), other_heads(pairs), strict=True)]
-        rows = pairs[(pairs["kind"] == what) & ~np.array(helped, dtype=bool)]  # closing a head that harms is no loss
+        rows = pairs[(pairs["kind"] == what) & ~np.array(helped, dtype=bool)]  # closing a harmful head is no loss
         rows = rows.loc[(sign * rows[INTERACTION]).nlargest(1).index]
         for first, second, both in zip(named(rows), other_heads(rows), rows[LOSS_RISE], strict=True):
             yield (

@@ -174,7 +174,7 @@ def time_to_accuracy(tables: Tables) -> Plot:
 def _draw_times(axes: Axes, runs: pd.DataFrame, time: str) -> None:
     """Draw a row per setting: a circle per run and, if all of them reach the target, their mean with its interval."""
     for row, (_, own) in enumerate(runs.groupby(SETTING, sort=False)):
-        places = row + np.linspace(-0.22, 0.22, len(own) + 2)[1:-1]  # equal runs would hide each other
+        places = row + np.linspace(-0.22, 0.22, len(own) + 2)[1:-1]  # equal runs would cover each other
         for x, y, reached in zip(own[time], places, own["reached"], strict=True):
             axes.plot([x], [y], zorder=3, **(REACHED if reached else CENSORED))
         if own["reached"].all() and len(own) > 1:

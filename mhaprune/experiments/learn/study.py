@@ -68,7 +68,7 @@ def time_to(history: pd.DataFrame, target: float) -> dict[str, Any]:
     whole training if the target is missed."""
     during = history[history["step"] > 0]
     below = during[VALID_QUALITY] < target - ROUNDING
-    stays = during[~below[::-1].cummax()[::-1]]  # from the end back to the last evaluation that is below
+    stays = during[~below[::-1].cummax()[::-1]]  # the evaluations after the last one below the target
     last = during.iloc[-1]
     found = last if stays.empty else stays.iloc[0]
     return {

@@ -131,7 +131,7 @@ def recovery_curves(tables: Tables) -> Plot:
             axes.plot(where, band["mean"], label=label, **CONTROL)
         for way, curve in own[own["recovery"] == name].groupby("way", sort=False):
             i = ways.index(way)
-            # Curves that coincide stay apart by their place and the size of their marks.
+            # A shift along x keeps coinciding curves apart.
             x = curve["heads_kept"].map(place) + 0.08 * (i - (len(ways) - 1) / 2)
             bars = plots.errors(curve, QUALITY)
             axes.errorbar(x, curve[QUALITY], bars, label=way, capsize=2, elinewidth=1, **plots.line_style(i))
@@ -156,13 +156,13 @@ def survivors(tables: Tables) -> Plot | None:
         way, kept = _way(models.iloc[0]), models.set_index("heads_kept")["kept"]
         if way not in choices:
             choices[way] = kept
-        elif kept.to_dict() != choices[way].to_dict():  # a recovery between the budgets
+        elif kept.to_dict() != choices[way].to_dict():  # a recovery between the budgets changes the choice
             choices[f"{way},\n{recovery}"] = kept
     place = _places(own)
     blocks = {(head.site, head.layer) for kept in own["kept"] for head in head_names(kept)}
     if not blocks:
         return None
-    sites = list(dict.fromkeys([*SITES, *sorted(site for site, _ in blocks)]))  # ours keep their colours
+    sites = list(dict.fromkeys([*SITES, *sorted(site for site, _ in blocks)]))  # mhaprune's sites keep their colours
     columns = plots.columns_of(len(choices), 4)
     figure = Figure(figsize=(1.2 + 2.9 * columns, 1.0 + 2.6 * -(-len(choices) // columns)))
     grid = plots.panels(figure, len(choices), columns, SIZES, "heads in each block", sharex=True, sharey=True)

@@ -174,7 +174,7 @@ def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
     for recovery, rows in table[table["control"]].groupby("recovery", sort=False):
         exact = [f"{split}quality" for split in ("", "choose_")]
         means = rows.groupby("heads_kept", sort=False)[[*exact, CHOOSE_DROP]].transform("mean")
-        # The interval of one draw is not that of the mean.
+        # The interval of one draw is not valid for the mean.
         blank = {f"{name}{end}": nan for name in (QUALITY, CHOOSE_DROP) for end in ("_low", "_high")}
         yield (BEST_OF_SIZE, BEST_OF_SIZE, recovery), rows.assign(**means, **blank).drop_duplicates("heads_kept")
 

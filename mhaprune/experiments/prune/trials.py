@@ -118,7 +118,7 @@ class Trials:
         columns = identity | {"control": control, "steps": steps, **accuracy_columns(reported)}
         columns |= choose_columns(measure(left, splits.choose), self._dense)
         columns |= size_columns(left, splits.report) | {"note": note}
-        if control and note:  # a model that kept its weights is no control
+        if control and note:  # if the control failed, the model kept its old weights
             columns |= {name: nan for name, value in columns.items() if isinstance(value, float)}
         return Trial(plan, left, columns, reported)
 
