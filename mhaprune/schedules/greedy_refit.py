@@ -28,8 +28,8 @@ class GreedyRefit(Stepwise):
     proposed: Annotated[int, Ge(1)] = 1
     """Number of heads that every block proposes at each step."""
     every: Annotated[int, Ge(1)] = 1
-    """Number of heads to remove at each step: the best of the proposals, and at most half of them. If all were removed,
-    every block would lose a head, and blocks would not compete."""
+    """Number of heads to remove at each step: the best of the proposals, at most half of them. Otherwise every block
+    would lose a head at each step, and blocks would not compete."""
 
     scoring, removes = "none", True
 

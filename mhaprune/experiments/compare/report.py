@@ -93,7 +93,7 @@ def over_runs(tables: Tables) -> Iterator[str]:
 
 
 def _best_over_runs(points: pd.DataFrame, limit: str, quality: str) -> str:
-    """Compare the choices over runs. `points` has a row per run and a column per choice, the best choice first."""
+    """Compare choices over runs, in words. `points` has a row per run and a column per choice, the best first."""
     first, *others = points
     line = (
         f"{first} is first on the choose splits {limit}: its heads lose {points_over_runs(points[first])} of {quality}"

@@ -36,8 +36,8 @@ from mhaprune.tables import CHOOSE_QUALITY, MOMENTS, QUALITY, REFERENCE, UNINFOR
 def contestants(
     scoring: Scoring, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule], budgets: Sequence[Budget]
 ) -> dict[str, Choice]:
-    """Return the choices of heads by name, which their plans bear too: the scorer alone for the first schedule that
-    uses it, `scorer + schedule` for each other one."""
+    """Return the choices of heads by name; their plans have the same name. The name is the scorer for the first
+    schedule that uses it, and `scorer + schedule` for each later schedule."""
     found: dict[str, Choice] = {}
     for how, schedule in track(schedules.items(), "schedule"):
         for choice in choices(scoring, scorers, schedule, budgets, how):

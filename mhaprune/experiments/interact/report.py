@@ -20,7 +20,7 @@ STAND_IN, TOGETHER, BROKEN, NEITHER = "stand in for each other", "work together"
 LARGEST = 18.0
 """Largest size of the matrix in inches. With more heads than fit, cells shrink and lose the numbers of their heads."""
 SMALL = 0.01
-"""Nats up to which the colours of the matrix are linear; beyond, they are logarithmic."""
+"""Colours of the matrix are linear up to this number of nats, and logarithmic beyond."""
 
 
 def say(tables: Tables) -> Iterator[str]:
