@@ -94,7 +94,7 @@ class Data(ABC):
             yield self[start : start + rows]
 
     def rows(self, wanted: int) -> int:
-        """Return how many examples a pass may hold where `wanted` would be usual."""
+        """Return how many examples to compute at once: `wanted`, or fewer if the data sets a limit."""
         return wanted
 
     def shuffled_batches(

@@ -43,12 +43,13 @@ def attention_step(
     memory: tuple[Tensor, Tensor] | None = None,
     bias: Tensor | None = None,
 ) -> Step:
-    """Return the sublayer as a step over one position: step by step it equals the sublayer on a whole text.
+    """Return a function that computes the sublayer for one new position. Called for each position in turn, it returns
+    what the sublayer returns for the whole text.
 
-    It attends to keys and values (B, H, S, K) of a `memory` with a `bias`, or else to the positions so far. Everything
-    that is the same for all tokens is computed here: with few tokens in a call, what decoding takes is the number of
-    calls. So queries, keys and values are made by one matrix, and the gates, the same for all examples, are multiplied
-    into W_O. Nothing is dropped out.
+    With a `memory` it attends to its keys and values, (B, H, S, K), with a `bias`; else to all positions so far. What
+    is the same for all tokens is computed here, once: with few tokens in a call, decoding takes as long as the number
+    of operations. One matrix makes queries, keys and values, and the gates, the same for all examples, are multiplied
+    into W_O. There is no dropout.
     """
     attention, norm = sublayer.attention, sublayer.norm
     heads, output_bias = attention.num_heads, attention.out_proj.bias

@@ -157,8 +157,11 @@ def _closed(
     gates_CH: np.ndarray,
     fallback: Tensor | None,
 ) -> Tensor:
-    """The states (C, B, T, D) with heads closed, each computed from the row `origin_C` of the states with all heads
-    open."""
+    """Compute the states after a block, (C, B, T, D), where some of its heads are closed, wholly or in part.
+
+    State c starts as row `origin_C[c]` of `open_PBTD`, where all heads are open. The share that each closed head adds
+    is subtracted; with a `fallback`, the head puts that out instead of nothing.
+    """
     child_X, head_X = (gates_CH != 1).nonzero()
     if len(child_X) == 0:
         return _take(open_PBTD, origin_C)

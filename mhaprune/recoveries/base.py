@@ -128,5 +128,5 @@ def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, 
 
 
 def left_digest(left: Left) -> list[Any]:
-    """The heads and the weights of what is left."""
+    """Identify a pruned model, for the cache: the names of its heads, and a digest of its weights."""
     return [[str(head) for head in left.grid], weights_digest(left)]

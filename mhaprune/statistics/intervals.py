@@ -232,7 +232,8 @@ def _student_quantile(degrees: int) -> float:
 
 
 def _student_mass(angle: float, degrees: int) -> float:
-    """Mass of Student's distribution within ± √degrees · tan(angle) (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
+    """Return the probability that |t| < √degrees · tan(angle), for Student's t with these degrees of freedom
+    (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
     odd = degrees % 2
     series, term = 0.0, math.cos(angle) if odd else 1.0
     for power in range(odd, degrees, 2):

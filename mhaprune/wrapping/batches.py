@@ -179,7 +179,7 @@ def _as_dict(batch: Any, name: str) -> Mapping[str, Any]:
 
 
 def _filled(value: Tensor, longest: int, key: str) -> Tensor:
-    """With columns up to the longest, of what no mask lets through: labels to ignore, else zeros."""
+    """Pad a tensor (E, columns, ...) to `longest` columns: with the label that a loss ignores, or else with zeros."""
     missing = longest - value.shape[1]
     if not missing:
         return value

@@ -190,7 +190,10 @@ class Descent(Checked, ABC):
     def _finite(
         self, loss: float, model: TrainableModel, valid: Data, step: int, rows: Sequence[Mapping[str, Any]]
     ) -> dict[str, float]:
-        """Return the held-out columns. Raises `Diverged` if these or the training loss are not finite."""
+        """Evaluate the model on `valid` and return the columns of the training table: loss, quality and gates.
+
+        Raises `Diverged` if the training loss or a value on `valid` is not finite.
+        """
         try:
             if not math.isfinite(loss):
                 raise Diverged(f"the loss is {loss}")

@@ -232,7 +232,8 @@ class _Trace:
         return Rows(path, tuple(each))
 
     def _reads(self, module: nn.Module, x: Any) -> None:
-        """Tell if this linear module is the W_O that a found block waits for, and which columns its heads have."""
+        """Record this linear module as the W_O of a block if its input comes from the heads of that block, and which of
+        its columns read which head."""
         layer = self.model.get_submodule(self.paths[module].rpartition(".")[0])
         if isinstance(layer, MultiHeadAttention) and layer.out_proj is module:
             self._own(layer, module)

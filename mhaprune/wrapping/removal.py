@@ -158,8 +158,11 @@ def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int
 
 
 def _block_without(model: nn.Module, block: AttentionBlock, keep: Sequence[int], stay: Sequence[int]) -> AttentionBlock:
-    """Return a block as it will be with the heads `keep`, before the model is cut. The heads `stay` stay in the
-    weights: they are those, or one that says nothing and is no head of the block any more."""
+    """Describe a block as it will be when only the heads `keep` are left. The model has not been cut yet.
+
+    `stay` are the heads whose weights stay in the model: the same as `keep`, or one head if `keep` is empty. That one
+    puts out only zeros and does not count as a head.
+    """
     dropped = _rows_to_drop([(block, stay)])
     kv_left = sorted({block.of_kv[h] for h in stay})
 

@@ -142,9 +142,10 @@ class Replay:
 
 @contextmanager
 def recorders(model: nn.Module) -> Iterator[Callable[[Replay | None], None]]:
-    """Watch all modules of a model. The function that it gives names the replay that records from then on, or None.
+    """Put hooks on all modules of a model. Yield a function: after `record(replay)`, calls are recorded in `replay`,
+    which is emptied first; after `record(None)`, nothing is recorded.
 
-    The hooks are made once for many passes: to make them takes longer than a pass of a small model.
+    The hooks serve many passes, because making them takes longer than a pass of a small model.
     """
     now: list[Replay] = []
 
