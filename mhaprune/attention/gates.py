@@ -16,19 +16,19 @@ from mhaprune.settings.ranges import Checked, Ge
 
 
 class HeadGate(nn.Module, ABC):
-    """The trained part of a gate: a call without arguments returns the weights (H,) of its block."""
+    """The trained part of a gate. Called without arguments, it returns the gates (H,) of its block."""
 
     @abstractmethod
     def forward(self) -> Tensor: ...
 
     @abstractmethod
     def penalty(self) -> Tensor | None:
-        """A scalar that training adds to the loss, or None."""
+        """Return a scalar that training adds to the loss, or None."""
 
 
 @dataclass(frozen=True)
 class GateConfig(Checked, ABC):
-    """The settings of a gate; a call with a number of heads makes one."""
+    """The settings of a gate. Called with a number of heads, it makes one."""
 
     learning_rate: Annotated[float, Ge(0)] = 0.1
     """Learning rate of the gates alone. At the rate of the weights they hardly move: scaling a gate and scaling the
@@ -50,7 +50,7 @@ class Softmax(GateConfig):
     init: Literal["zeros", "rand"] = "zeros"
     """`zeros` starts all heads equal; `rand` is the exercise's `torch.rand`, whose order largely survives training."""
     entropy_weight: Annotated[float, Ge(0)] = 0.0
-    """Weight of the entropy of softmax(a) in the loss, which favours few open heads; 0 adds nothing."""
+    """Weight of the entropy of softmax(a) in the loss. A positive weight favours few open heads; 0 adds nothing."""
 
     def __call__(self, num_heads: int) -> SoftmaxGate:
         return SoftmaxGate(num_heads, self)

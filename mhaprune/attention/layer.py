@@ -18,7 +18,7 @@ Size = Annotated[int, Ge(1)]
 
 
 def padding_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:
-    """Returns True where a key is padding: (B, U) for lengths (B,), or (B, T, U) for one length per query (B, T)."""
+    """Return True where a key is padding: (B, U) for lengths (B,), or (B, T, U) for one length per query, (B, T)."""
     return torch.arange(num_keys, device=valid_lengths.device) >= valid_lengths.unsqueeze(-1)
 
 
@@ -157,8 +157,8 @@ class MultiHeadAttention(nn.Module):
                 )
 
     def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The queries (B, H, T, K), keys and values (B, H, U, K) of every head; one product where all three are made
-        from one tensor."""
+        """Return the queries (B, H, T, K), keys and values (B, H, U, K) of every head. One product makes all three if
+        they come from one tensor."""
         if query is key is value:
             queries, keys, values = project_together(query, [self.q_proj, self.k_proj, self.v_proj])
         else:
@@ -166,7 +166,7 @@ class MultiHeadAttention(nn.Module):
         return self.split(queries), self.split(keys), self.split(values)
 
     def split(self, x_BTW: Tensor) -> Tensor:
-        """Side by side (B, T, H·K) to head by head (B, H, T, K)."""
+        """Reshape heads side by side, (B, T, H·K), to heads one by one, (B, H, T, K)."""
         return x_BTW.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
     def attend(
@@ -179,7 +179,7 @@ class MultiHeadAttention(nn.Module):
         is_causal: bool = False,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Every head's output c_n before gate and W_O, (B, H, T, K), and its weights (B, H, T, U) or None.
+        """Return every head's output c_n before gate and W_O, (B, H, T, K), and its weights (B, H, T, U) or None.
 
         `bias` is added to the scores and broadcasts to (B, H, T, U).
         """
@@ -210,22 +210,22 @@ class MultiHeadAttention(nn.Module):
         return self.out_proj(self.gated(context_BHTK, gates))
 
     def gated(self, context_BHTK: Tensor, gates: Tensor | None = None) -> Tensor:
-        """The heads side by side, each multiplied by its gate: what W_O reads, (B, T, H·K)."""
+        """Return what W_O reads, (B, T, H·K): the heads side by side, each multiplied by its gate."""
         scale = self.head_scale() if gates is None else self.head_scale() * gates.unsqueeze(-2)
         return context_BHTK.transpose(1, 2).flatten(2) * self._spread(scale)
 
     def effective_output(self, gates_H: Tensor | None = None) -> Tensor:
-        """W_O with the columns that read head n multiplied by its gate: (D, H·K)."""
+        """Return W_O, (D, H·K), with the columns of head n multiplied by its gate."""
         scale = self.head_scale() if gates_H is None else self.head_scale() * gates_H
         return self.out_proj.weight * self._spread(scale)
 
     @torch.no_grad()
     def keep_heads(self, kept: Sequence[int]) -> None:
-        """Remove all heads but these, by their position in the layer, in place; any number of them may stay.
+        """Remove all other heads of the layer, in place. `kept` are positions in the layer; there may be none.
 
-        Rows of W_Q, W_K and W_V and *columns* of W_O go; the bias of W_O stays, also when no head does. The learned
-        gates and the mask are folded into W_O, so the layer has no gate any more. Its output is what it was with the
-        gates of the other heads at 0.
+        Rows of W_Q, W_K and W_V and *columns* of W_O are cut; the bias of W_O stays, also without heads. Learned gates
+        and mask are folded into W_O, so the layer has no gate any more. Its output equals that of the old layer with
+        the gates of the removed heads at 0.
         """
         rows = torch.arange(self.num_heads * self.head_dim, device=self.head_mask.device)
         rows = rows.unflatten(0, (-1, self.head_dim))[list(kept)].flatten()
@@ -239,17 +239,17 @@ class MultiHeadAttention(nn.Module):
         self.head_mask = torch.ones_like(self.head_mask[: len(kept)])
 
     def _spread(self, scale: Tensor) -> Tensor:
-        """A scale (..., H) for each of a head's K columns, (..., H·K): one long inner loop instead of many short
+        """Repeat a scale (..., H) for each of a head's K columns, (..., H·K): one long inner loop instead of many short
         ones."""
         return scale.unsqueeze(-1).expand(*scale.shape, self.head_dim).flatten(-2)
 
     def head_scale(self) -> Tensor:
-        """(H,): what the layer itself multiplies each head by, its learned gate times its mask."""
+        """Return the learned gate of each head times its mask, (H,)."""
         return self.head_mask if self.gate is None else self.gate() * self.head_mask
 
 
 def project_together(x: Tensor, projections: Sequence[nn.Linear]) -> Sequence[Tensor]:
-    """Apply several linear maps to one input. Plain projections are one product, which saves calls."""
+    """Apply several linear maps to one input. Plain projections are computed as one product, which saves calls."""
     if not all(type(projection) is Projection for projection in projections):
         return [projection(x) for projection in projections]
     together = F.linear(x, *side_by_side(projections))
@@ -257,14 +257,15 @@ def project_together(x: Tensor, projections: Sequence[nn.Linear]) -> Sequence[Te
 
 
 def side_by_side(projections: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of one linear map that does what several do to one input."""
+    """Return weight and bias of one linear map that does the work of several maps of one input."""
     weights: list[Tensor] = [projection.weight for projection in projections]
     biases: list[Tensor] = [projection.bias for projection in projections if projection.bias is not None]
     return torch.cat(weights), torch.cat(biases) if biases else None
 
 
 def attention_bias(key_padding_mask: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """One additive mask that broadcasts to (B, H, T, U), -inf where attention is forbidden; None if nothing is."""
+    """Return one additive mask, broadcastable to (B, H, T, U), with -inf where attention is forbidden; None if nothing
+    is."""
     biases = []
     if key_padding_mask is not None:
         biases.append(padding_bias(key_padding_mask, dtype))
@@ -275,19 +276,20 @@ def attention_bias(key_padding_mask: Tensor | None, attn_mask: Tensor | None, dt
 
 
 def padding_bias(key_padding_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, 1, 1, U): -inf where the mask (B, U) is True."""
+    """Return a bias (B, 1, 1, U) that is -inf where the mask (B, U) is True."""
     return _additive(key_padding_mask, dtype)[:, None, None, :]
 
 
 def causal_bias(num_queries: int, num_keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(T, U): -inf above the diagonal, so that a position attends to itself and what stands before it."""
+    """Return a bias (T, U) that is -inf above the diagonal: a position attends to itself and to earlier ones."""
     return torch.full((num_queries, num_keys), -math.inf, dtype=dtype, device=device).triu(1)
 
 
 class Projection(nn.Linear):
-    """`nn.Linear` with Xavier weights and zero bias; its width may be zero, where torch's own initialisation warns.
+    """An `nn.Linear` with Xavier weights and zero bias. Its width may be zero, for which torch's own initialisation
+    warns.
 
-    A call may name the scale (W,) of its inputs.
+    A call may give a scale (W,) of its inputs.
     """
 
     def forward(self, x: Tensor, scale_W: Tensor | None = None) -> Tensor:
@@ -301,7 +303,7 @@ class Projection(nn.Linear):
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask as -inf where it is True; a float mask in the precision of the scores, as both paths want it."""
+    """Return a boolean mask as -inf where it is True; a float mask in the precision of the scores."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask, -math.inf)

@@ -1,1 +1,1 @@
-"""The transformer of this project: one layer of attention, the network around it, and the network as a `Subject`."""
+"""The project's own transformer, a module like any other, and what makes it fast."""

@@ -1,4 +1,4 @@
-"""Models as files: weights, sizes and task in plain containers, so that reading one runs no code."""
+"""Save and load models as files: weights, sizes and task in plain containers, so that loading runs no code."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,9 +46,9 @@ class SavedModel:
     history: list[dict[str, Any]]
     """A row for each evaluation during the first training."""
     facts: dict[str, Any]
-    """The identity of the run that saved it."""
+    """The identity of the run that saved the model."""
     steps_since: int
-    """How many steps it was trained after the first training."""
+    """Number of steps that it was trained after the first training."""
     digest: str
     """A fingerprint of the weights."""
 
@@ -60,7 +60,7 @@ def to_bytes(
     facts: Mapping[str, Any],
     steps_since: int = 0,
 ) -> bytes:
-    """Returns the content of a file, which `load` reads back."""
+    """Return the content of a file that `load` can read."""
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -109,7 +109,7 @@ def load(path: str) -> SavedModel:
 def restore(
     saved: SavedModel, config: Transformer, vocabulary_size: int, gate: GateConfig | None = None, device: str = "cpu"
 ) -> Seq2Seq:
-    """Returns the model that was saved, built from the objects that `saved.settings` describe.
+    """Return the saved model, built from the objects that `saved.settings` describe.
 
     Raises ValueError, one line, if the weights do not fit that model or are not those that were saved.
     """

@@ -1,7 +1,7 @@
-"""Greedy decoding, token by token, and the attention of one token to those before it.
+"""Greedy decoding, token by token, with a cache of keys and values.
 
-Dimensions: B = batch, T = positions so far, S = source, D = d_model, H = heads of a block, K = head_dim,
-V = vocabulary.
+Dimensions: B = batch, T = positions so far, S = source, D = d_model, H = heads of a block, K = head_dim, V =
+vocabulary.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from mhaprune.data import BOS, EOS, PAD
 from mhaprune.model.network import AttentionSublayer
 
 Step = Callable[[Tensor], Tensor]
-"""What a sublayer does to the newest position of every sequence, (B, D) to (B, D)."""
+"""A sublayer for the newest position of every sequence, (B, D) to (B, D)."""
 
 
 class KVCache:
-    """The keys and values of the positions decoded so far, in memory taken once for `max_tokens` of them."""
+    """The keys and values of the positions decoded so far. The memory for `max_tokens` of them is taken once."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens, self.length = max_tokens, 0
         self.stored: Tensor | None = None
 
     def append(self, newest_B2HK: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values of the newest position; returns those of all positions, (B, H, T, K) each."""
+        """Add keys and values of the newest position; return those of all positions, (B, H, T, K) each."""
         if self.stored is None:
             batch, two, heads, head_dim = newest_B2HK.shape
             self.stored = newest_B2HK.new_empty(batch, two, heads, self.max_tokens, head_dim)
@@ -73,7 +73,7 @@ def attention_step(
 def decode_greedily(
     next_logits: Callable[[Tensor], Tensor], source_BS: Tensor, max_tokens: int, *, stop: bool = False
 ) -> Tensor:
-    """The most likely next token, `max_tokens` times: (B, max_tokens), padding after EOS.
+    """Return the most likely next token, `max_tokens` times: (B, max_tokens), with padding after EOS.
 
     `next_logits` maps the tokens so far (B, T), which start with BOS, to logits (B, V). With `stop`, decoding ends when
     every sequence has ended.

@@ -28,7 +28,8 @@ class Transformer(Checked):
     num_heads: Annotated[int, Ge(1)] = 4
     """Heads in each attention block."""
     head_dim: Annotated[int | None, Ge(1)] = None
-    """Width of one head. None shares `d_model` among the heads, so that their number changes no number of weights."""
+    """Width of one head. With None the heads share `d_model`, so that their number does not change the number of
+    weights."""
     num_encoder_layers: Annotated[int, Within(0, 1000)] = 2
     """Encoder layers, each with one attention block; may be 0."""
     num_decoder_layers: Annotated[int, Within(1, 1000)] = 2
@@ -61,7 +62,7 @@ class Transformer(Checked):
         return tuple(Block(site, layer) for site, count in layers.items() for layer in range(count))
 
     def bytes_to_train(self, vocabulary_size: int) -> int:
-        """An estimate of the memory for weights, gradients and both moments of the optimiser, in float32."""
+        """Estimate the memory for weights, gradients and both moments of the optimiser, in float32."""
         layers = self.num_encoder_layers + 2 * self.num_decoder_layers
         feed_forwards = self.num_encoder_layers + self.num_decoder_layers
         weights = (
@@ -77,7 +78,7 @@ class Transformer(Checked):
 
 
 class AttentionSublayer(nn.Module):
-    """x + attention(norm(x)), with the keys and values of the sequence itself or given from outside.
+    """x + attention(norm(x)). Keys and values are made from the sequence itself, or are given.
 
     A block without heads adds the bias of W_O and computes nothing else.
     """
@@ -114,7 +115,7 @@ class AttentionSublayer(nn.Module):
         *,
         is_causal: bool = False,
     ) -> Tensor:
-        """The output of every head before gate and W_O, (B, H, T, K), of a block with heads."""
+        """Return the output of every head before gate and W_O, (B, H, T, K). The block must have heads."""
         attention, h_BTD = self.attention, self.norm(x_BTD)
         if keys_values is None:
             queries, keys, values = attention.project(h_BTD, h_BTD, h_BTD)
@@ -177,7 +178,8 @@ class DecoderLayer(nn.Module):
         self.feed_forward = feed_forward
 
     def forward(self, x_BTD: Tensor, memory: tuple[Tensor, Tensor] | None, bias: Tensor) -> Tensor:
-        """`memory` is the encoder's output projected for the cross-attention; None if that has no heads."""
+        """`memory` holds the keys and values that the cross-attention makes from the encoder's output; None if it has
+        no heads."""
         # No padding mask here: targets are padded on the right, where a causal mask never lets a real position look.
         x_BTD = self.self_attention(x_BTD, is_causal=True)
         return self.feed_forward(self.cross(x_BTD, memory, bias))
@@ -243,7 +245,7 @@ class EncoderDecoder(nn.Module):
             self.output.weight = self.target_embedding.weight
 
     def forward(self, source_BS: Tensor, prefix_BT: Tensor) -> Tensor:
-        """Logits (B, T, V) of what follows each position of `prefix_BT`, which starts with BOS."""
+        """Return the logits (B, T, V) of the token after each position of `prefix_BT`, which starts with BOS."""
         bias = self.bias(source_BS)
         memories = self.project_memory(self.encode(source_BS, bias))
         x_BTD = self.embed(self.target_embedding, prefix_BT)
@@ -267,15 +269,15 @@ class EncoderDecoder(nn.Module):
         return self.encoder_norm(x_BSD)
 
     def project_memory(self, memory_BSD: Tensor) -> list[tuple[Tensor, Tensor] | None]:
-        """The keys and values that the cross-attention of each decoder layer finds in the output of the encoder."""
+        """Return the keys and values that the cross-attention of each decoder layer makes from the encoder's output."""
         return project_memory(memory_BSD, [layer.cross for layer in self.decoder])
 
     def bias(self, source_BS: Tensor) -> Tensor:
-        """(B, 1, 1, S): a term that keeps attention off the padding of the source."""
+        """Return a bias (B, 1, 1, S) that keeps attention off the padding of the source."""
         return padding_bias(source_BS == PAD, self.positions.dtype)
 
     def embed(self, embedding: nn.Embedding, ids_BT: Tensor, first: int = 0) -> Tensor:
-        """Tokens at the positions from `first` on, (B, T, D); raises ValueError beyond the last position."""
+        """Embed tokens at the positions from `first` on, (B, T, D). Raises ValueError beyond the last position."""
         last = first + ids_BT.shape[1]
         if last > len(self.positions):
             raise ValueError(

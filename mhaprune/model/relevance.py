@@ -22,7 +22,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def with_relevance(model: Module, epsilon: float) -> Module:
-    """A copy with the same outputs and relevance for gradients; the model itself stays as it is."""
+    """Return a copy with the same outputs, whose gradients are relevance; the model itself is not changed."""
     model = copy.deepcopy(model)
     for parent in list(model.modules()):
         for name, child in parent.named_children():
@@ -38,7 +38,7 @@ def with_relevance(model: Module, epsilon: float) -> Module:
 
 
 class _SameLinear(nn.Linear):
-    """A linear map with the very parameters of another, shared ones included."""
+    """A linear map that shares the parameters of another."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
@@ -49,14 +49,14 @@ class _SameLinear(nn.Linear):
 
 
 class _Constant(_SameLinear):
-    """Queries and keys: the attention weights, which follow from them, receive no relevance."""
+    """Queries and keys, which receive no relevance: attention weights count as constants."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).detach()
 
 
 class _EpsilonRule(_SameLinear):
-    """Every other linear map: its gradient is scaled by z / (z + ε sign z), its output is unchanged."""
+    """A linear map with the ε-rule: its gradient is scaled by z / (z + ε sign z), its output is unchanged."""
 
     def __init__(self, linear: nn.Linear, epsilon: float) -> None:
         super().__init__(linear)
@@ -69,7 +69,7 @@ class _EpsilonRule(_SameLinear):
 
 
 class _NormByConstant(nn.LayerNorm):
-    """A layer normalisation that counts the spread it divides by as a constant."""
+    """A layer normalisation in which the spread that it divides by counts as a constant."""
 
     def __init__(self, norm: nn.LayerNorm) -> None:
         super().__init__(norm.normalized_shape, norm.eps, device="meta")

@@ -1,7 +1,7 @@
 """Many masks in one pass: what masks have in common is computed once.
 
-Masks that agree on all heads up to a block share the states before it; masks that differ in a block share what its
-heads put out. A head closed to g changes the block's output from that with all heads open by -(1 - g) c_n O_n.
+Masks that agree on all heads up to a block share the states before it. Masks that differ in a block share the outputs
+of its heads: closing a head to g changes the block's output by -(1 - g) c_n O_n.
 
 Dimensions: M = masks, P = distinct states before a block, C = distinct states after it, Y = distinct memories, B =
 batch, T = positions, S = positions of a memory, H = heads of a block, K = head_dim, D = model width.
@@ -42,19 +42,19 @@ class Branches:
     rows: np.ndarray
     """The state of each mask, as a row of `states`, (M,)."""
     memory: Memory | None = None
-    """What the cross-attention reads; None before the decoder."""
+    """The input of the cross-attention; None before the decoder."""
 
     @classmethod
     def root(cls, state_BTD: Tensor, num_masks: int) -> Branches:
-        """Before the first head all masks are in one state."""
+        """Return the start, before the first head: all masks share one state."""
         return cls(state_BTD[None], np.arange(num_masks), np.zeros(num_masks, dtype=int))
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Branches:
-        """A part of the model without heads."""
+        """Apply a part of the model without heads."""
         return replace(self, states=function(self.states.flatten(0, 1)).unflatten(0, self.states.shape[:2]))
 
     def remember(self, sublayers: Sequence[AttentionSublayer], state_BTD: Tensor) -> Branches:
-        """Begin the decoder: all masks share one state again, and `sublayers` read the states so far."""
+        """Begin the decoder: all masks share one state again, and `sublayers` attend to the states so far."""
         keys_values = {}
         memories = project_memory(self.states.flatten(0, 1), sublayers)
         for sublayer, projected in zip(sublayers, memories, strict=True):
@@ -80,8 +80,8 @@ class Branches:
         bias: Tensor | None = None,
         is_causal: bool = False,
     ) -> Branches:
-        """One attention block under gates (all masks, H), of the states to themselves or to what its block remembers;
-        `bias` (B, 1, 1, S) is added to its scores."""
+        """Apply one attention block under gates (all masks, H). The states attend to themselves, or to the block's
+        memory. `bias` (B, 1, 1, S) is added to the scores."""
         attention = sublayer.attention
         if attention.num_heads == 0:
             return replace(self, states=self.states + attention.out_proj.bias)
@@ -112,10 +112,10 @@ class Memory:
 
 
 def depth_first(root: Branches, steps: Sequence[Callable[[Branches], Branches]], at_most: int) -> Iterator[Branches]:
-    """The ends of all branches, in parts.
+    """Yield the ends of all branches, in parts.
 
-    Each step takes at most `at_most` states at once. A part is run to its end before the next one starts, so the
-    states at work are few and stay in the processor's cache.
+    Each step takes at most `at_most` states at once. A part is run to its end before the next one starts, so that the
+    current states are few and stay in the processor's cache.
     """
     todo = [(0, root)]
     while todo:
@@ -179,5 +179,5 @@ def _closed(
 
 
 def _take(x_P: Tensor, rows: np.ndarray) -> Tensor:
-    """The rows of a tensor; itself, where they are all its rows in order."""
+    """Return these rows of a tensor; the tensor itself if they are all its rows in order."""
     return x_P if np.array_equal(rows, np.arange(len(x_P))) else x_P[rows]

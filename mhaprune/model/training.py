@@ -29,7 +29,7 @@ class Training(Descent):
     quality_name: ClassVar[str] = "exact match"
 
     optimiser: Literal["adamw", "muon"] = "muon"
-    """`muon` updates the matrices inside the layers by Muon; everything else is left to AdamW."""
+    """`muon` trains the matrices inside the layers with Muon and all else with AdamW; `adamw` trains all with AdamW."""
     label_smoothing: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of the target probability that is spread evenly over all symbols."""
 
@@ -47,9 +47,10 @@ class Training(Descent):
             unstack(model.parameters())
 
     def optimisers(self, model: Seq2Seq, gate: GateConfig | None) -> list[Optimizer]:
-        """AdamW and, where it is chosen, Muon. Gates are AdamW's, at a learning rate of their own, and do not decay.
+        """Return AdamW and, if it is chosen, Muon. AdamW trains the gates, with a learning rate of their own and no
+        decay.
 
-        The parameters of the model become slices of what the optimisers hold, until `unstack`.
+        The parameters of the model become slices of the optimisers' tensors, until `unstack`.
         """
         gates = [parameter for gate in head_gates(model) for parameter in gate.parameters()]
         matrices = [] if self.optimiser == "adamw" else inner_matrices(model)
@@ -67,7 +68,7 @@ class Training(Descent):
 
 
 def cross_entropy(model: Seq2Seq, batch: Examples, label_smoothing: float = 0.0) -> Tensor:
-    """Mean per target token, in nats."""
+    """Return the mean cross-entropy per target token, in nats."""
     logits_BTV = model.call(batch)
     return F.cross_entropy(
         logits_BTV.flatten(0, 1), batch.target.flatten(), ignore_index=PAD, label_smoothing=label_smoothing
@@ -81,19 +82,19 @@ def training_step(
     objective: Objective = cross_entropy,
     clip_norm: float = 1.0,
 ) -> Tensor:
-    """One step down the objective and the penalties of the gates; returns the objective before the step, detached."""
+    """Take one step on the objective plus the penalties of the gates. Return the objective before it, detached."""
     penalties = [penalty for gate in head_gates(model) if (penalty := gate.penalty()) is not None]
     return descend(objective(model, batch), optimisers, clip_norm, penalties)
 
 
 def inner_matrices(model: Seq2Seq) -> list[nn.Parameter]:
-    """The matrices between hidden states: not the embeddings, not the output."""
+    """Return the matrices between hidden states: neither embeddings nor the output."""
     ends = {id(module.weight) for module in (model.source_embedding, model.target_embedding, model.output)}
     return [weight for weight in model.parameters() if weight.dim() == 2 and id(weight) not in ends]
 
 
 def head_gates(model: Seq2Seq) -> list[HeadGate]:
-    """The trainable gates of a model, block by block; empty for a model without."""
+    """Return the trainable gates of a model, block by block; none for a model without gates."""
     gates = [sublayer.attention.gate for sublayer in model.attention_sublayers().values()]
     return [gate for gate in gates if gate is not None]
 
@@ -103,9 +104,9 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 def stacked(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """One tensor (P, *shape) for each shape. Parameters and gradients become slices of it and of its gradient.
+    """Stack parameters of equal shape into one tensor (P, *shape); each parameter and its gradient become slices of it.
 
-    A step on the stacks is a step on the parameters. `unstack` gives each parameter memory of its own again.
+    So one step on a stack is a step on all its parameters. `unstack` undoes it.
     """
     by_shape: dict[tuple[torch.Size, torch.dtype], list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -114,7 +115,7 @@ def stacked(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def unstack(parameters: Iterable[nn.Parameter]) -> None:
-    """Undo `stacked`: memory of its own for each parameter, and no gradient."""
+    """Undo `stacked`: each parameter has memory of its own again, and no gradient."""
     for parameter in parameters:
         parameter.data, parameter.grad = parameter.data.clone(), None
 
@@ -151,7 +152,7 @@ class Muon(Optimizer):
 
 
 def orthogonal(matrices_PRC: Tensor, steps: int = 5) -> Tensor:
-    """U Vᵀ of each matrix U Σ Vᵀ, roughly, by a Newton-Schulz iteration of fifth degree."""
+    """Return U Vᵀ of each matrix U Σ Vᵀ, approximately, by a Newton-Schulz iteration of fifth degree."""
     a, b, c = NEWTON_SCHULZ
     wide = matrices_PRC.shape[-2] <= matrices_PRC.shape[-1]
     x = matrices_PRC if wide else matrices_PRC.mT

@@ -26,11 +26,11 @@ from mhaprune.wrapping.gated import GatedModel
 TOKENS_AT_ONCE = 2048
 """Tokens in one step of a pass of many masks: enough to be worth a call, few enough for the processor's cache."""
 WAITING_BYTES = 2**28
-"""Limit for the states that such a pass keeps; masks that need more memory go in several passes."""
+"""Limit for the states that such a pass keeps. Masks that need more memory are run in several passes."""
 
 
 class Seq2Seq(EncoderDecoder, GatedModel):
-    """The network as a `Subject`: see `subject.py` for what its methods promise.
+    """Our network as a `Subject`. For what its methods promise, see `subject.py`.
 
     `Seq2Seq(config, vocabulary_size, gate, grid)` has fresh weights. `gate` None means no learned gates; `grid` None
     means all heads of the config.
@@ -45,7 +45,7 @@ class Seq2Seq(EncoderDecoder, GatedModel):
 
     @cached_property
     def blocks(self) -> tuple[AttentionBlock, ...]:  # type: ignore[override]
-        """The attention blocks of a network as it was built; described once they are asked for."""
+        """The attention blocks of the network as it was built, described at the first use."""
         paths = {module: path for path, module in self.named_modules()}
         sublayers = self.attention_sublayers()
         return tuple(
@@ -75,7 +75,7 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         return AnswerOutcome.of(output, batch.target)
 
     def real_outputs(self, output: Tensor, batch: Examples) -> Tensor:
-        """The logits at all tokens of the targets, (tokens, V)."""
+        """Return the logits at all tokens of the targets, (tokens, V)."""
         return output[batch.target != PAD]
 
     def real(self, batch: Examples, path: str, length: int) -> Tensor:
@@ -91,14 +91,14 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         return queries_BT, target_BT if block.site == Site.DECODER_SELF else source_BS
 
     def unread(self) -> list[Block]:
-        """The blocks of the encoder if no cross-attention has a head left."""
+        """Return the blocks of the encoder if no cross-attention has a head left; else none."""
         if any(self.by_name[name].heads for name in self.names if name.site == Site.CROSS):
             return []
         return [name for name in self.names if name.site == Site.ENCODER_SELF]
 
     @torch.no_grad()
     def answered(self, data: Examples) -> Examples:
-        """The sources with the greedy answers of the model."""
+        """Return the sources with the greedy answers of the model as targets."""
         parts = data.source.split(BATCH_SIZE)
         answers_ET = torch.cat([self.decode_greedily(part, self.config.max_length, stop=True) for part in parts])
         answers_ET[answers_ET[:, 0] == PAD, 0] = EOS  # a poor model may answer padding; no answer is without a token
@@ -129,9 +129,8 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         stop: bool = False,
         use_cache: bool = True,
     ) -> Tensor:
-        """Decode greedily, see `decoding`, under `gates` (N,) for all examples. `use_cache` keeps the keys and
-        values of the positions so far; without it the whole prefix is run again for every token, with the same
-        result."""
+        """Decode greedily under `gates` (N,), the same for all examples. With `use_cache`, keys and values of earlier
+        positions are kept; without it the whole prefix is run again for every token, with the same result."""
         with self.gated(len(source_BS), gates):
             memories: Sequence[tuple[Tensor, Tensor] | None] = [None] * len(self.decoder)
             bias = self.bias(source_BS)
@@ -195,7 +194,7 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         return outcomes
 
     def _steps(self, batch: Examples, gates_MN: Tensor, fallback: Fallback) -> list[Callable[[Branches], Branches]]:
-        """`run` under many masks, step by step."""
+        """Return the steps of a forward pass under many masks."""
         gates = {block: gates_MH.double().cpu().numpy() for block, gates_MH in self.grid.split(gates_MN).items()}
         bias = self.bias(batch.source)
 

@@ -1,1 +1,1 @@
-"""Any model as a subject: its heads are found, gated, captured and cut."""
+"""Any model as a subject: find its heads, gate them, read their outputs, and remove them."""

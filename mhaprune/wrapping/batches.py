@@ -1,4 +1,4 @@
-"""A user's batches as examples that can be drawn, ordered and put together again.
+"""A user's batches as examples that can be selected, sorted and concatenated.
 
 Dimensions: E = examples, B = batch.
 """
@@ -21,11 +21,11 @@ MASK = "attention_mask"
 IGNORED = -100
 """The label that losses ignore."""
 DENSE = "dense"
-"""The name under which a loss finds what the whole model said of a batch."""
+"""The name of the field that holds the dense model's output, for a loss to read."""
 
 
 class Parts(tuple[Any, ...]):
-    """A batch that is a tuple, with what the whole model said of it."""
+    """A batch that is a tuple, together with the dense model's output for it."""
 
     dense: Tensor | None
 
@@ -37,29 +37,30 @@ class Parts(tuple[Any, ...]):
 
 @dataclass(frozen=True, eq=False)
 class Batches(Data):
-    """The examples of a list of batches: dicts, tuples or single tensors, in which every tensor has an example per row.
+    """The examples of a list of batches: dicts, tuples or single tensors, in which every tensor has one row per
+    example.
 
     A tuple is (inputs ..., target), as a loader of torch makes it. No pass holds more examples than the largest batch.
 
-    Batches may differ in length. Then they must be dicts with an attention mask, and the shorter ones are filled up on
-    the right. That changes nothing, wherever the padding of a batch itself stands: a column is cut off only if it was
-    filled up for every example that is left, never by the number of real tokens.
+    Batches may differ in length. Then they must be dicts with an attention mask, and shorter ones are padded on the
+    right. This padding changes no result, on whichever side the user's own padding stands: when examples are selected,
+    a column is cut off only if it is such padding for all of them.
     """
 
     fields: Mapping[str, Tensor]
-    """(E, ...) each."""
+    """The tensors by name, (E, ...) each."""
     widths: Mapping[str, Tensor]
-    """(E,): how many columns of a field an example came with, for the fields that have columns."""
+    """(E,): for a field with columns, the number of columns that each example had before it was padded here."""
     constants: Mapping[str, Any]
-    """What is no tensor, the same for all batches."""
+    """Values that are no tensors, the same for all batches."""
     form: type
-    """What a batch was: dict, tuple or Tensor."""
+    """The type of a batch of the user: dict, tuple or Tensor."""
     largest: int = sys.maxsize
     """The number of examples of the largest batch."""
 
     @classmethod
     def of(cls, batches: Any, name: str) -> Batches:
-        """From what a user calls a split. Raises ValueError that begins with the name of the split."""
+        """Return the batches of a split. Raises ValueError, with the name of the split first, for anything else."""
         if isinstance(batches, Batches):
             return batches
         if isinstance(batches, Mapping | Tensor):
@@ -115,7 +116,8 @@ class Batches(Data):
         return next(iter(self.widths.values()), torch.ones(len(self), dtype=torch.long))
 
     def lengths(self) -> Tensor:
-        """(E,): the tokens by the attention mask; without one, the columns of the first field."""
+        """Return the number of tokens of each example, (E,), by the attention mask; without one, the columns of the
+        first field."""
         return self._lengths
 
     def by_length(self) -> Tensor:
@@ -130,7 +132,7 @@ class Batches(Data):
         return next(iter(self.fields.values())).device
 
     def converted(self, device: torch.device, dtype: torch.dtype) -> Self:
-        """On this device, and real numbers in this precision."""
+        """Return the examples on this device, with real numbers in this precision."""
         fields = {k: v.to(device, dtype if v.is_floating_point() else v.dtype) for k, v in self.fields.items()}
         return replace(self, fields=fields)
 
@@ -138,11 +140,11 @@ class Batches(Data):
         return min(wanted, self.largest)
 
     def with_dense(self, outputs: Tensor) -> Self:
-        """With what the whole model said of each example, (E, ...), for a loss to compare with."""
+        """Return the examples with the dense model's output for each, (E, ...), for a loss to compare with."""
         return replace(self, fields={**self.fields, DENSE: outputs})
 
     def as_given(self) -> Any:
-        """A batch in the form that the user's came in, for the user's own functions."""
+        """Return a batch in the user's own form, for the user's functions."""
         values = {**self.fields, **self.constants}
         if self.form is dict:
             return values
@@ -150,16 +152,17 @@ class Batches(Data):
         return next(iter(values.values())) if self.form is Tensor and dense is None else Parts(values.values(), dense)
 
     def arguments(self) -> Any:
-        """Return the input of the model: the batch without what only the loss reads."""
+        """Return the input of the model: the batch without the fields that only the loss reads."""
         values = {key: value for key, value in {**self.fields, **self.constants}.items() if key != DENSE}
         if self.form is dict:
             return values
         return tuple(values.values()) if self.form is not Tensor else next(iter(values.values()))
 
     def valid(self, length: int, of_decoder: bool) -> Tensor:
-        """(B, T): which of T positions are real, by the mask of that length. All are where there is none.
+        """Return which of `length` positions are real, (B, T), by the mask of that length; all if there is no such
+        mask.
 
-        The decoder of an encoder-decoder has a mask of its own, or labels, which are ignored at padding.
+        The decoder of an encoder-decoder has its own mask, or labels, which are -100 at padding.
         """
         for name in (f"decoder_{MASK}", "labels") if of_decoder else (MASK,):
             mask = self.fields.get(name)

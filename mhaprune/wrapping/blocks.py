@@ -1,4 +1,4 @@
-"""Blocks of heads in any model.
+"""The attention layers of any model, described by the linear modules around their heads.
 
 Dimensions: H = query heads of a block, K = head_dim, N = all heads.
 """
@@ -57,11 +57,12 @@ class AttentionBlock:
     query: str | Rows | None = None
     """What makes the queries, each head from neighbouring rows."""
     key: str | Rows | None = None
-    """What makes the keys. It may have fewer heads, each of which serves as many query heads."""
+    """What makes the keys. There may be fewer key heads than query heads; each is then shared by as many query heads.
+    """
     value: str | Rows | None = None
-    """What makes the values, with as many heads as there are for the keys."""
+    """What makes the values, with as many heads as the keys."""
     counts: Sequence[str] = ()
-    """The attributes of the module that hold the number of heads; those with usual names are found without."""
+    """Names of attributes of the module that hold the number of heads. The usual names need not be given."""
     columns: tuple[tuple[int, ...], ...] = ()
     """The input columns of W_O that read each head."""
     of_kv: tuple[int, ...] = ()
@@ -69,17 +70,18 @@ class AttentionBlock:
     why_not: str = ""
     """Why heads cannot be removed here; empty if they can. They can be gated all the same."""
     cross: bool = False
-    """Whether keys are made from something else than queries: then other positions are real."""
+    """Whether it is cross-attention: keys and queries are made from different inputs, with padding of their own."""
     names: tuple[int, ...] = ()
-    """What each head is called: its number in the whole model."""
+    """The number of each head in the model before any removal."""
     silent: int = 0
-    """How many of the first input columns of W_O read a head that had to stay in a layer without heads, and says
-    nothing: they are zero, and stay so."""
+    """The number of input columns of W_O, from the first on, that belong to a silent head: one that had to stay in a
+    layer without heads. These columns are zero, and stay zero in training."""
     whole: bool = field(default=False, repr=False)
-    """Whether all of the above is filled in and all names are full ones."""
+    """Whether all fields are filled in and all paths are complete."""
 
     def completed(self, model: nn.Module) -> AttentionBlock:
-        """Fill in from the model what a block by hand leaves out. Raises `Unsupported` where that cannot be."""
+        """Return the block with what is not given filled in from the model. Raises `Unsupported` if the module does not
+        fit."""
         if self.whole:
             return self
         out = self._module(model, self.out)
@@ -127,7 +129,7 @@ class AttentionBlock:
 
     @property
     def owner(self) -> str:
-        """The path of the module that holds W_O: of a layer of ours, that is the layer."""
+        """The path of the module that holds W_O. For a `MultiHeadAttention` it is the layer."""
         return self.out.rpartition(".")[0]
 
     @property
@@ -136,7 +138,7 @@ class AttentionBlock:
 
     @cached_property
     def owners(self) -> Tensor:
-        """(W,): the head that each input column of W_O reads, H for a column that reads none."""
+        """(W,): for each input column of W_O the number of its head, or H for a column of no head."""
         width = 1 + max((column for head in self.columns for column in head), default=-1)
         owners = torch.full((width,), len(self.columns))
         for n, head in enumerate(self.columns):
@@ -145,12 +147,12 @@ class AttentionBlock:
 
     @cached_property
     def order(self) -> Tensor:
-        """(H·K,): the columns head by head."""
+        """(H·K,): the input columns of W_O, sorted by head."""
         return torch.tensor([column for head in self.columns for column in head], dtype=torch.long)
 
     @cached_property
     def straight(self) -> bool:
-        """True if that is their order already."""
+        """True if the columns are sorted by head already."""
         return self.order.tolist() == list(range(len(self.order)))
 
     def __hash__(self) -> int:
@@ -161,8 +163,8 @@ class AttentionBlock:
 
 
 def block_of(layer: MultiHeadAttention, path: str, called: str | None = None, **facts: Any) -> AttentionBlock:
-    """The heads of a layer of ours at `path`, which says itself what belongs to each. `called` is the path of the
-    module in whose call it attends, by default the layer itself."""
+    """Describe a `MultiHeadAttention` at `path`. `called` is the path of the module whose call computes the attention,
+    by default the layer itself."""
     H, width = layer.num_heads, layer.num_heads * layer.head_dim
     names: dict[str, Any] = {"names": tuple(range(H))} | facts
     made: dict[str, Any] = {
@@ -175,13 +177,13 @@ def block_of(layer: MultiHeadAttention, path: str, called: str | None = None, **
 
 
 def neighbours(width: int, heads: int) -> tuple[tuple[int, ...], ...]:
-    """The columns of each head where heads of equal width lie side by side."""
+    """Return the columns of each head, for heads of equal width that lie side by side."""
     K = width // heads if heads else 0
     return tuple(tuple(range(h * K, (h + 1) * K)) for h in range(heads))
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """(outputs, inputs): the weight of a linear module of either kind, sharing its storage."""
+    """Return the weight of a linear module as (outputs, inputs). It shares the storage of the module."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight if isinstance(module, nn.Linear) else weight.mT
@@ -196,11 +198,11 @@ def out_features(module: nn.Module) -> int:
 
 
 def name_blocks(paths: Sequence[str]) -> list[Block]:
-    """A site and a layer for each path of a module: the layer is the one number in the path that varies, the site is
-    the path without it.
+    """Return a site and a layer for each path of an attention module.
 
-    `model.decoder.layers.3.self_attn` is layer 3 of the site `decoder.self_attn`: parts that all paths share tell
-    nothing. Where several numbers vary, or none, layers are counted.
+    The layer is the one number in the path that varies; the site is the path without it, and without the words that all
+    paths share. `model.decoder.layers.3.self_attn` is layer 3 of the site `decoder.self_attn`. If several numbers vary,
+    or none, the layers of a site are counted.
     """
     split = [path.split(".") for path in paths]
     sites = _sites([[part for part in parts if not part.isdecimal()] for parts in split])
@@ -218,7 +220,8 @@ def name_blocks(paths: Sequence[str]) -> list[Block]:
 
 
 def _sites(words: Sequence[Sequence[str]]) -> list[str]:
-    """Each path by the words that not all paths share; by its last ones if they share all."""
+    """Return the name of the site of each path: the words that not all paths share, or the last words if they share
+    all."""
     shared = set.intersection(*map(set, words)) if words else set()
     short = [".".join(word for word in each if word not in shared) for each in words]
     whole = [".".join(each) or "attention" for each in words]
@@ -229,6 +232,6 @@ def _sites(words: Sequence[Sequence[str]]) -> list[str]:
 
 
 def grid_of(names: Sequence[Block], blocks: Sequence[AttentionBlock]) -> HeadGrid:
-    """The heads of these blocks, which are called `names`."""
+    """Return the grid of the heads of these blocks."""
     heads = [HeadId(*name, number) for name, block in zip(names, blocks, strict=True) for number in block.names]
     return HeadGrid(tuple(names), tuple(heads))

@@ -1,4 +1,4 @@
-"""The training loop, in plain sight: what all that is trained has in common."""
+"""The training loop of all models: our own network and pretrained ones."""
 
 import math
 import time
@@ -23,7 +23,7 @@ from mhaprune.settings.ranges import Checked, Ge, Gt
 from mhaprune.subject import Batch, Evaluated
 
 Objective = Callable[[Any, Batch], Tensor]
-"""What training lowers: a number for a model and a batch, penalties of the gates aside."""
+"""The function that training minimises: a number for a model and a batch, without the penalties of the gates."""
 
 
 class TrainableModel(Evaluated, Protocol):
@@ -48,14 +48,14 @@ class TrainableModel(Evaluated, Protocol):
 
 
 class Watch:
-    """The seconds since it was made, on top of those given, without its pauses."""
+    """A stopwatch that can be paused; it starts at a number of seconds."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.begin = time.perf_counter() - seconds
 
     @contextmanager
     def paused(self) -> Iterator[float]:
-        """Stop for the block; gives the seconds so far."""
+        """Pause the watch inside the `with` block. Yields the seconds so far."""
         seconds = time.perf_counter() - self.begin
         yield seconds
         self.begin = time.perf_counter() - seconds
@@ -63,12 +63,13 @@ class Watch:
 
 @dataclass(frozen=True)
 class Descent(Checked, ABC):
-    """Steps down the gradient of an objective, with linear warm-up and decay to zero, gradients clipped by norm."""
+    """The settings of a training by gradient descent, with linear warm-up, decay to zero and clipped gradients. A call
+    trains a model."""
 
     fine_tuning_rate: ClassVar[float]
-    """The highest learning rate of a model that is trained already."""
+    """The highest learning rate for a model that is trained already."""
     quality_name: ClassVar[str]
-    """What the progress line calls the quality."""
+    """The name of the quality in the progress line."""
 
     steps: Annotated[int, Ge(1)] = 600
     """Number of optimiser steps."""
@@ -103,18 +104,18 @@ class Descent(Checked, ABC):
 
     @abstractmethod
     def optimisers(self, model: Any, gate: GateConfig | None) -> list[Optimizer]:
-        """New optimisers for the weights of the model; each group of parameters has an `initial_lr`."""
+        """Return new optimisers for the weights of the model. Each group of parameters has an `initial_lr`."""
 
     @abstractmethod
     def objective(self, model: Any, batch: Batch) -> Tensor:
-        """Return the mean loss of the batch: training lowers it if a call names nothing else."""
+        """Return the mean loss of the batch. Training minimises it unless a call names another objective."""
 
     def step(self, model: Any, batch: Batch, optimisers: Sequence[Optimizer], objective: Objective) -> Tensor:
-        """One step down the objective; returns its value before the step, detached."""
+        """Take one step on the objective. Return its value before the step, detached."""
         return descend(objective(model, batch), optimisers, self.clip_norm)
 
     def while_training(self, model: Any) -> AbstractContextManager[None]:
-        """Around the whole of a training, with what its optimisers did to the model undone at the end."""
+        """Return a context for the whole training; at its end, what the optimisers changed in the model is undone."""
         return nullcontext()
 
     def __call__(
@@ -206,7 +207,7 @@ class Descent(Checked, ABC):
             ) from None
 
     def learning_rate_factor(self, step: int) -> float:
-        """Return the factor of the learning rate at a step: up in a line, then down to zero."""
+        """Return the factor of the learning rate at a step: it rises in a line, then falls to zero."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
@@ -226,7 +227,7 @@ class Descent(Checked, ABC):
 def descend(
     loss: Tensor, optimisers: Sequence[Optimizer], clip_norm: float, penalties: Iterable[Tensor] = ()
 ) -> Tensor:
-    """One step of the optimisers down a loss with its penalties; returns the loss alone, detached."""
+    """Take one step of the optimisers on a loss plus penalties. Return the loss without them, detached."""
     for optimiser in optimisers:
         optimiser.zero_grad(set_to_none=False)  # the gradients of the parameters may be slices of these
     sum(penalties, loss).backward()
@@ -255,7 +256,7 @@ def _restore(state: Mapping[str, Any], model: TrainableModel, optimisers: Sequen
 
 
 def _rng(device: torch.device) -> list[Tensor]:
-    """The state of the generators that dropout draws from: the processor's and, where it trains, the accelerator's."""
+    """Return the states of the random generators that dropout uses, on the processor and on the accelerator."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 

@@ -1,8 +1,8 @@
-"""Blocks of heads, found by running a model once and following gradients.
+"""Find the blocks of heads of a model by running it once and following gradients.
 
-Every linear module's output is cut off the graph and made a leaf. So the gradient of a head's query leads to the
-nearest linear module only, and its non-zero columns are the rows that make the head. In the same way the next linear
-module that reads the heads' outputs is W_O. This finds fused, interleaved and grouped layouts without a table of
+The output of every linear module is detached from the graph and made a leaf. So the gradient of a head's query leads to
+the nearest linear module only, and its non-zero columns are the rows that make the head. In the same way, the next
+linear module that reads the heads' outputs is W_O. This finds fused, interleaved and grouped layouts without a table of
 models.
 
 Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value heads, K = head_dim, W = inputs of W_O.
@@ -23,7 +23,7 @@ from mhaprune.wrapping.removal import Cut
 from mhaprune.wrapping.replay import at_rest, is_linear
 
 REMEMBERED = 32
-"""How many outputs of linear modules are looked through for the one that made queries, keys or values."""
+"""Number of linear modules, the last ones called, among which the source of queries, keys or values is searched."""
 
 
 @dataclass
@@ -34,9 +34,9 @@ class _Found:
     heads: int
     of_kv: tuple[int, ...]
     rows: dict[str, Rows | str] = field(default_factory=dict)
-    """Rows by name, or why there are none."""
+    """The rows of query, key and value by name; or a text that says why there are none."""
     context: Tensor | None = None
-    """The heads' outputs as a leaf, with the heads in the third place from the end or, `heads_last`, in the second."""
+    """The heads' outputs as a leaf, (B, H, T, K), or (B, T, H, K) if `heads_last`."""
     heads_last: bool = False
     out: nn.Module | None = None
     columns: tuple[tuple[int, ...], ...] = ()
@@ -45,10 +45,10 @@ class _Found:
 
 
 def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[AttentionBlock]:
-    """The blocks in the order in which `call` runs them. Raises `Unsupported`, naming module and reason.
+    """Return the blocks in the order in which `call` runs them. Raises `Unsupported`, naming module and reason.
 
-    It sees what goes through `F.scaled_dot_product_attention` or the attention interface of transformers, two products
-    of matrices with a softmax between them, and our own layers.
+    Attention is found if it calls `F.scaled_dot_product_attention` or the attention interface of transformers, if it is
+    two matrix products with a softmax between them, or if it is a `MultiHeadAttention`.
     """
     trace = _Trace(model)
     with torch.enable_grad(), at_rest(model), trace.watching():
@@ -80,7 +80,7 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[Atte
 
 
 def as_named(block: AttentionBlock, cut: Cut) -> AttentionBlock:
-    """The block with the names that its heads had before a removal; a silent head that stayed is none."""
+    """Return the block with the names that its heads had before an earlier removal. A silent head does not count."""
     names = cut.heads.get(block.path)
     if names is None:
         return block
@@ -91,14 +91,14 @@ def as_named(block: AttentionBlock, cut: Cut) -> AttentionBlock:
 
 
 def unseen(model: nn.Module, blocks: Sequence[AttentionBlock]) -> list[str]:
-    """Return the paths of the modules that are attention by their name or class and belong to no block."""
+    """Return the paths of modules that are attention by name or class but belong to no block."""
     found = [block.path for block in blocks]
     left = [path for path, _ in _named_attention(model) if not any(_within(path, f) or _within(f, path) for f in found)]
     return [path for path in left if not any(other != path and _within(other, path) for other in left)]
 
 
 def _named_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that are attention by their name or class, and hold a matrix in a part of theirs."""
+    """Yield the modules that are attention by name or class and contain a matrix."""
     for path, module in model.named_modules():
         matrices = any(parameter.dim() > 1 for part in module.children() for parameter in part.parameters())
         if matrices and (_is_attention(path.rpartition(".")[-1]) or _is_attention(type(module).__name__)):
@@ -114,7 +114,8 @@ def _within(path: str, other: str) -> bool:
 
 
 def nothing_found(model: nn.Module) -> str:
-    """Return what was seen instead, and how to name the blocks by hand, filled in as far as can be guessed."""
+    """Return the error message for a model without attention, with an example of `blocks=` filled in as far as
+    possible."""
     candidates = [
         (path, linear[-1], module)
         for path, module in _named_attention(model)
@@ -136,7 +137,7 @@ def nothing_found(model: nn.Module) -> str:
 
 
 class _Trace:
-    """Hooks and patches for the length of one call, and what they saw."""
+    """A recorder of one call of the model: hooks, patches, and the attention calls that they found."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -208,7 +209,8 @@ class _Trace:
         self.found.append(found)
 
     def _source(self, heads: Tensor) -> Rows | str:
-        """The linear module that made (B, heads, T, K), and which of its outputs each head is made from."""
+        """Return the linear module that made these heads, (B, heads, T, K), with the rows of each head; or why there is
+        none."""
         if not heads.requires_grad:
             return "made by no linear module"
         weights = torch.rand_like(heads) + 0.5  # without them, parts could cancel
@@ -251,7 +253,7 @@ class _Trace:
                 found.out = module
 
     def _own(self, layer: MultiHeadAttention, out: nn.Module) -> None:
-        """A layer of ours says itself what belongs to each head. It may attend in the call of a module around it."""
+        """Record a `MultiHeadAttention`, whose layout is known. A module around it may be the one that is called."""
         caller = self.running[-2]
         self.found = [found for found in self.found if found.module is not caller or found.out is not None]
         block = block_of(layer, self.paths[layer])
@@ -259,7 +261,7 @@ class _Trace:
         self._end(_Found(caller, block.heads, block.of_kv, rows, out=out, columns=block.columns))
 
     def _columns(self, x: Tensor, leaf: Tensor, found: _Found) -> tuple[tuple[int, ...], ...]:
-        """Column by column, which head it reads."""
+        """Return the columns of x that read each head, found by a gradient for each column."""
         of_head: list[list[int]] = [[] for _ in range(found.heads)]
         other = (0, 1, 3) if found.heads_last else (0, 2, 3)
         for column in range(x.shape[-1]):

@@ -23,16 +23,16 @@ from mhaprune.wrapping.replay import at_rest, find_maps, walk
 
 
 class GatedModel(ABC):
-    """The seam between a module and all that scores, prunes and measures it: see `subject.py` for what it promises.
+    """The base of all subjects: a module and its blocks of heads. For what its methods promise, see `subject.py`.
 
-    It exists so that every model is seen in one way. A kind of model says how it is called with a batch, how its
-    output is judged and which positions are real. All else follows from its blocks: gates are hooks for the length of
-    one call, removal makes a copy, and nothing of the module is changed.
+    It exists so that every model is seen in one way. A subclass says how the model is called with a batch, how its
+    output is judged and which positions are real. All else follows from the blocks: gates are hooks for the length of
+    one call, removal makes a copy, and the module is never changed.
     """
 
     blocks: tuple[AttentionBlock, ...]
     names: tuple[Block, ...]
-    """What the blocks are called."""
+    """The names of the blocks."""
 
     @property
     @abstractmethod
@@ -40,7 +40,7 @@ class GatedModel(ABC):
 
     @abstractmethod
     def with_module(self, module: Any, blocks: Sequence[AttentionBlock]) -> Self:
-        """Return a subject like this one of another module."""
+        """Return a subject of another module, otherwise like this one."""
 
     @abstractmethod
     def call(self, batch: Batch) -> Any:
@@ -51,18 +51,19 @@ class GatedModel(ABC):
 
     @abstractmethod
     def real_outputs(self, output: Any, batch: Batch) -> Tensor:
-        """All real numbers of an output, at real positions only, in any shape."""
+        """Return all real numbers of an output, without padding, in any shape."""
 
     @abstractmethod
     def real(self, batch: Batch, path: str, length: int) -> Tensor:
-        """(B, T): which positions are real, of `length` to which the module at `path` has written."""
+        """Return which of the `length` positions that the module at `path` writes to are no padding, (B, T)."""
 
     @abstractmethod
     def mapped(self, batch: Batch, block: Block, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The queries (B, T) and keys (B, U) that a map of attention shows; `weights` None is a block without heads."""
+        """Return the queries (B, T) and keys (B, U) that an attention map shows. `weights` is None for a block without
+        heads."""
 
     def placed(self, batch: Any) -> Any:
-        """The batch where the model computes, and in its precision."""
+        """Return the batch on the device and in the precision of the model."""
         return batch
 
     @cached_property
@@ -88,7 +89,7 @@ class GatedModel(ABC):
         fallback: Fallback | None = None,
         seen: Callable[[Block, Tensor], None] | None = None,
     ) -> Any:
-        """Call the module with a batch that is `placed`. Raises ValueError for gates that do not fit."""
+        """Call the module with a batch from `placed`. Raises ValueError for gates that do not fit."""
         with at_rest(self.module), self.gated(len(batch), gates, fallback, seen):
             return self.call(batch)
 
@@ -99,7 +100,7 @@ class GatedModel(ABC):
         fallback: Fallback | None = None,
         seen: Callable[[Block, Tensor], None] | None = None,
     ) -> Any:
-        """Gate every call of the module while this lasts, see `hooked`."""
+        """Return a context in which every call of the module is gated, see `hooked`."""
         return hooked(self.module, self.by_name, batch_size, self._pieces(gates, batch_size), fallback, seen)
 
     def outputs(self, batch: Batch, gates: Gates | None = None) -> Tensor:
@@ -150,7 +151,8 @@ class GatedModel(ABC):
         return found
 
     def learned_gates(self) -> Tensor | None:
-        """Return the gates of our layers; a head of another layer has 1."""
+        """Return the learned gates of each `MultiHeadAttention`, with 1 for heads of other layers; None if no layer has
+        gates."""
         layers = [self.module.get_submodule(block.owner) for block in self.blocks]
         gates = [layer.gate() if isinstance(layer, MultiHeadAttention) and layer.gate else None for layer in layers]
         if all(gates_H is None for gates_H in gates):
@@ -174,8 +176,7 @@ class GatedModel(ABC):
         return self.with_module(copied(self.module), self.blocks)
 
     def last_maps(self, batches: Sequence[Batch]) -> Iterator[LastMap]:
-        """The output projections of the attention, and the last map of every other sublayer that adds to the residual
-        stream."""
+        """Yield the last linear map of every sublayer that adds to the residual stream; for attention that is W_O."""
         silent = {block.out: block.silent for block in self.blocks}
         maps = find_maps(self.module, silent, partial(self.call, batches[0][:1]))
         for each, found in walk(self.module, maps, [partial(self.call, batch) for batch in batches]):

@@ -1,4 +1,4 @@
-"""Gates and captured outputs for the length of one call, by hooks on the output projections.
+"""Gate heads and read their outputs during one call, by hooks on the output projections.
 
 Dimensions: B = batch, T = positions, H = heads of a block, K = head_dim, W = inputs of the output projection, N = all
 heads.
@@ -15,7 +15,7 @@ from mhaprune.heads import Block
 from mhaprune.wrapping.blocks import AttentionBlock
 
 Seen = Callable[[Block, Tensor], None]
-"""Is told what the output projection of a block reads."""
+"""A function that receives the input of an output projection, with the name of the block."""
 
 
 @contextmanager
@@ -27,10 +27,10 @@ def hooked(
     fallback: Mapping[Block, Tensor] | None = None,
     seen: Seen | None = None,
 ) -> Iterator[None]:
-    """Every head's output is multiplied by its gate while this lasts: (H,), (B, H) or (B, H, T) for each block.
+    """Multiply every head's output by its gate while this lasts: (H,), (B, H) or (B, H, T) for each block.
 
-    `fallback` is what a closed gate lets through instead of nothing, (B, H, T, K) or what broadcasts to it. `seen` is
-    told each input of an output projection, before any gate.
+    `fallback` replaces the output of a closed head, (B, H, T, K) or broadcastable to it. `seen` receives each input of
+    an output projection, before any gate.
     """
 
     def hook(name: Block, block: AttentionBlock) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
@@ -56,7 +56,7 @@ def hooked(
 
 
 def spread(gates: Tensor, block: AttentionBlock, x: Tensor, batch_size: int) -> Tensor:
-    """Gates (H,), (B, H) or (B, H, T) for every column of x, so that they can be multiplied with it."""
+    """Return gates (H,), (B, H) or (B, H, T) repeated for every column of x, to be multiplied with it."""
     by_head = gates.mT if gates.dim() == 3 else gates
     owners = block.owners.to(x.device)
     if len(owners) < x.shape[-1]:  # columns at the end that read no head
@@ -78,7 +78,7 @@ def head_by_head(x: Tensor, block: AttentionBlock, batch_size: int) -> Tensor:
 
 
 def side_by_side(context_BHTK: Tensor, block: AttentionBlock, x: Tensor, batch_size: int) -> Tensor:
-    """The reverse of `head_by_head`, in the shape of x; columns that read no head are those of x."""
+    """Undo `head_by_head`: return the heads in the shape of x. Columns of no head keep the values of x."""
     head_dim = len(block.order) // block.heads if block.heads else 0
     shape = (batch_size, block.heads, _positions(x, batch_size), head_dim)
     columns = context_BHTK.expand(shape).transpose(1, 2).flatten(2).reshape(*x.shape[:-1], -1)
@@ -88,5 +88,5 @@ def side_by_side(context_BHTK: Tensor, block: AttentionBlock, x: Tensor, batch_s
 
 
 def _positions(x: Tensor, batch_size: int) -> int:
-    """T, also where no column is left."""
+    """Return T, also for an x without columns."""
     return x.shape[:-1].numel() // batch_size

@@ -1,7 +1,7 @@
-"""Every call of attention passes through a function for as long as one wants to watch.
+"""Call a function of one's own at every attention call of a model.
 
-Three doors: `F.scaled_dot_product_attention`, through which most modules go, those of transformers too; products of
-matrices with a softmax between them; and the attention interface of transformers, which knows the module that calls.
+There are three kinds of calls: `F.scaled_dot_product_attention`, which most models use; two matrix products with a
+softmax between them; and the attention interface of transformers, which knows the calling module.
 """
 
 import sys
@@ -15,16 +15,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 Attend = Callable[[Tensor, Tensor, Tensor], Any]
-"""What would have been called, with its other arguments already in it."""
+"""The original attention, as a function of query, key and value."""
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 
 class AttentionCalls(TorchFunctionMode):
-    """Passes every attention through a function of that call, query (B, H, T, K), key, value and the other arguments.
+    """A mode of torch in which every attention calls `through(attend, query, key, value, options)` instead.
 
-    Attention is a call of `F.scaled_dot_product_attention`; or two products of matrices, of which the first made what
-    became weights that sum to 1, and the second reads the values with them. Then the weights are among the arguments.
+    `attend` is the original function, query is (B, H, T, K). Attention is a call of `F.scaled_dot_product_attention`,
+    or two matrix products: the first becomes weights that sum to 1, the second multiplies them with the values. Then
+    the weights are in `options`.
     """
 
     def __init__(self, through: Callable[[Attend, Tensor, Tensor, Tensor, dict[str, Any]], Any]) -> None:
@@ -57,8 +58,8 @@ def _are_weights(scores: Tensor) -> bool:
 
 @contextmanager
 def attention_interface(through: Callable[[Attend, nn.Module, Tensor, Tensor, Tensor], Any]) -> Iterator[None]:
-    """Every call of the attention interface of transformers goes through a function of that call, the module, query
-    (B, H, T, K), key and value. No config is touched."""
+    """Make every call of the attention interface of transformers call `through(attend, module, query, key, value)`
+    instead. No config is changed."""
     if "transformers" not in sys.modules:  # then the model is none of its own, and importing it takes seconds
         yield
         return
@@ -87,9 +88,9 @@ def attention_interface(through: Callable[[Attend, nn.Module, Tensor, Tensor, Te
 
 @contextmanager
 def attention_weights(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Collects the weights (B, H, T, U) of the attention modules at these paths, as they are called.
+    """Collect the attention weights (B, H, T, U) of the modules at these paths while this lasts.
 
-    Those of the fused function are computed from its arguments, others are taken as they are.
+    For the fused function they are computed from its arguments; other attention returns them.
     """
     found: dict[str, Tensor] = {}
     running: list[str] = []
@@ -116,7 +117,7 @@ def attention_weights(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[s
 
 
 def weights_of(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """The weights (B, H, T, U) with which the fused function would read the values; 0 where nothing may be read."""
+    """Return the weights (B, H, T, U) that the fused function uses; 0 at forbidden places."""
     if "weights" in options:
         given: Tensor = options["weights"]
         return given

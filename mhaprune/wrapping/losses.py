@@ -28,7 +28,7 @@ def classification(output: Any, batch: Any) -> Tensor:
 
 
 def accuracy(output: Any, batch: Any) -> Tensor:
-    """1 where the highest of the logits (B, C) is that of the label."""
+    """1 where the label has the highest of the logits (B, C), else 0."""
     return (_logits(output).argmax(dim=-1) == _field(batch, "labels")).float()
 
 
@@ -42,7 +42,7 @@ def language_model(output: Any, batch: Any) -> Tensor:
 
 
 def next_token_accuracy(output: Any, batch: Any) -> Tensor:
-    """The share of the same tokens that the model ranks first."""
+    """The share of those tokens that the model ranks first."""
     return _mean_over_tokens(*_next_token(output, batch), _token_hits)
 
 
@@ -63,11 +63,11 @@ def exact_match(output: Any, batch: Any) -> Tensor:
 
 
 class Drift:
-    """One minus the cosine between what the model says and what it said with all its heads, for each example.
+    """One minus the cosine between the model's output and the dense model's output, for each example.
 
-    It needs no labels: `wrap` runs the whole model once over the data and keeps what `represent` makes of its output,
-    (B, D). By default that is the mean of the last hidden states over the tokens of the attention mask, the pooled
-    output of a sentence encoder; or the output itself if it is one tensor.
+    It needs no labels: `wrap` runs the dense model once over the data and keeps `represent(output, batch)`, (B, D). By
+    default that is the mean of the last hidden states over the tokens of the attention mask, which is how sentence
+    encoders pool; if the output is a tensor, it is the output itself.
     """
 
     def __init__(self, represent: Judge | None = None) -> None:
@@ -105,24 +105,24 @@ QUALITIES: dict[Any, Judge] = {
     seq2seq: exact_match,
     drift: similarity,
 }
-"""What goes with each loss if no quality is named."""
+"""The default quality of each loss."""
 
 
 def quality_for(loss: Judge) -> Judge:
-    """The quality that goes with a loss; minus the loss if none is known."""
+    """Return the default quality of a loss; minus the loss if there is none."""
     if isinstance(loss, Drift):
         return Similarity(loss.represent)
     return QUALITIES.get(loss, _minus(loss))
 
 
 def name_of(quality: Judge) -> str:
-    """Return the name of a quality in figures and sentences: that of the function."""
+    """Return the name of a quality for figures and sentences, from the name of its function."""
     name = str(getattr(quality, "__name__", type(quality).__name__)).replace("_", " ").strip().lower()
     return name if name and name != "<lambda>" else "quality"
 
 
 def unit_of(loss: Judge) -> str:
-    """The unit of a loss, as far as it is known: nats for a likelihood."""
+    """Return the unit of a loss: nats for a likelihood, else an empty text."""
     return "nats" if loss in (classification, language_model, seq2seq) else ""
 
 
@@ -146,7 +146,7 @@ def _logits(output: Any) -> Tensor:
 
 
 def _field(batch: Any, name: str) -> Tensor:
-    """The field of a dict, or the last part of a tuple, which is its target."""
+    """Return a field of a batch that is a dict; of a tuple, its last part, the target."""
     if isinstance(batch, Parts):
         part: Tensor | None = batch.dense if name == DENSE else batch[-1]
         if part is not None:
@@ -178,13 +178,13 @@ def _token_hits(logits_BTC: Tensor, labels_BT: Tensor) -> Tensor:
 
 
 def _mean_over_tokens(logits_BTC: Tensor, labels_BT: Tensor, values: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """0 for an example without a token that counts."""
+    """Return the mean over the tokens that count, (B,); 0 for an example without such tokens."""
     counted_B = (labels_BT != IGNORED).sum(dim=1).clamp(min=1)
     return torch.where(labels_BT != IGNORED, values(logits_BTC, labels_BT), 0.0).sum(dim=1) / counted_B
 
 
 PerExample = Callable[[Any, Any], Tensor]
-"""From what the model returns and a batch to one number per example, (B,)."""
+"""A function of the model's output and a batch that returns one number per example, (B,)."""
 
 
 class LossAndQuality(NamedTuple):
@@ -195,7 +195,7 @@ class LossAndQuality(NamedTuple):
 
 
 def judged(output: Any, given: Any, size: int, loss: PerExample, quality: PerExample) -> LossAndQuality:
-    """The loss and the quality of every example of a batch of that size, in the user's form.
+    """Return the loss and the quality of every example of a batch. `given` is the batch in the user's form.
 
     Raises ValueError for a loss or a quality that is not one real number per example.
     """
@@ -215,7 +215,7 @@ def judged(output: Any, given: Any, size: int, loss: PerExample, quality: PerExa
 
 
 def flat(output: Any, batch: Batches) -> Tensor:
-    """All real numbers in what a model returned, as one row; of tensors with a position per token, the real ones."""
+    """Return all real numbers of an output as one row; padding is left out where the mask tells it."""
     mask, parts = batch.fields.get(MASK), []
     for value in tensors_in(output):
         if value.is_floating_point():

@@ -1,4 +1,4 @@
-"""Cut heads out of a pretrained model: rows and columns go, then the attributes that count heads are set.
+"""Remove heads from a pretrained model: cut rows and columns, then set the attributes that count heads.
 
 Dimensions: H = query heads of a block, K = head_dim.
 """
@@ -28,29 +28,29 @@ from mhaprune.wrapping.reshaping import finish, store
 from mhaprune.wrapping.torch_nn import TorchAttention
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
-"""The attributes in which modules keep how many heads they have."""
+"""Names of attributes that hold the number of heads of a module."""
 WIDTHS = ("all_head_size", "split_size", "inner_dim", "hid_dim")
-"""The attributes in which they keep the width of all heads together."""
+"""Names of attributes that hold the width of all heads together."""
 VERSION = 1
 """The version of the note that a removal leaves in a config."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The changes of a removal, as plain values: enough to make a fresh model of the same shape."""
+    """A description of a removal in plain values. With it, a fresh model can be given the same shapes."""
 
     shapes: dict[str, list[int]] = field(default_factory=dict)
     """The new shape of the weight of each linear module that was cut."""
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The attributes that were set, by the path of the module."""
     heads: dict[str, list[int]] = field(default_factory=dict)
-    """What the heads are called that are left in an attention module: their numbers in the whole model."""
+    """The heads that are left in each attention module, by their numbers in the model before any removal."""
     version: int = VERSION
     """The version of this description."""
 
     @classmethod
     def of(cls, model: nn.Module) -> Cut | None:
-        """Return what removals have done to a model of transformers so far; None for nothing.
+        """Return the removals that a model of transformers has had so far; None for none.
 
         Raises `Unsupported` for a description that this version cannot read.
         """
@@ -68,7 +68,7 @@ class Cut:
         return cut
 
     def then(self, later: Cut) -> Cut:
-        """This removal and a later one as one."""
+        """Return this removal and a later one as one description."""
         attributes = {
             path: self.attributes.get(path, {}) | later.attributes.get(path, {})
             for path in {**self.attributes, **later.attributes}
@@ -77,11 +77,11 @@ class Cut:
 
 
 HELD = {name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)}
-"""What every module has: dictionaries of tensors, of children and of hooks, most of them empty."""
+"""Names of the dictionaries that every module has, most of them empty: tensors, children, hooks."""
 
 
 def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """A copy that shares no weights. It is that of `copy.deepcopy`, in a fifth of the time: runs make hundreds."""
+    """Return a copy that shares no weights. It equals `copy.deepcopy` in a fifth of the time: a run makes hundreds."""
     memo = {} if memo is None else memo
     if id(module) in memo:
         known: nn.Module = memo[id(module)]
@@ -99,10 +99,11 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
 def remove_heads(
     model: nn.Module, blocks: Sequence[AttentionBlock], kept: Sequence[Sequence[int]]
 ) -> tuple[nn.Module, list[AttentionBlock]]:
-    """A copy of the model with only the heads `kept`, by their place in each block, and its blocks.
+    """Return a copy of the model with only the heads `kept`, by their place in each block, and its blocks.
 
-    Where a layer loses all heads, one stays that says nothing: views with -1 and key-value caches cannot do with none.
-    A layer of ours, or of torch.nn, can. Raises `Unsupported` where heads can be gated but not removed.
+    In a layer that loses all heads, one silent head stays: views with -1 and key-value caches need at least one. A
+    `MultiHeadAttention`, or attention of torch.nn, can be without heads. Raises `Unsupported` where heads can be gated
+    but not removed.
     """
     model = copied(model)
     left, cut = [], Cut()
@@ -147,7 +148,7 @@ def remove_heads(
 
 
 def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int] | None = None) -> None:
-    """Keep these outputs and inputs of a linear module, in place."""
+    """Keep only these outputs and inputs of a linear module, in place."""
     weight, bias = weight_of(module).detach(), None if module.bias is None else module.bias.detach()
     if rows is not None:
         weight, bias = weight[list(rows)], None if bias is None else bias[list(rows)]
@@ -186,7 +187,7 @@ def _block_without(model: nn.Module, block: AttentionBlock, keep: Sequence[int],
 
 
 def _rows_to_drop(blocks: Sequence[tuple[AttentionBlock, Sequence[int]]]) -> dict[str, set[int]]:
-    """The output features that make the queries, keys and values of heads that go, by the path of the module."""
+    """Return the rows that make queries, keys and values of removed heads, by the path of the linear module."""
     drop: dict[str, set[int]] = {}
     for block, keep in blocks:
         kv_kept = {block.of_kv[h] for h in keep}
@@ -198,7 +199,7 @@ def _rows_to_drop(blocks: Sequence[tuple[AttentionBlock, Sequence[int]]]) -> dic
 
 
 def _attributes(attention: nn.Module, block: AttentionBlock, keep: Sequence[int]) -> dict[str, Any]:
-    """The attributes of the attention module that must change with its heads."""
+    """Return the attributes of an attention module that must change with its heads, with their new values."""
     H, K = block.heads, len(block.columns[0])
     counts = (*COUNTS, *block.counts)
     attributes: dict[str, Any] = {name: len(keep) for name in counts if getattr(attention, name, None) == H}

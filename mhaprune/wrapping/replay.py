@@ -1,8 +1,8 @@
-"""Passes that differ from an open one only from some block on: what comes before is replayed, not computed.
+"""Passes that differ from an open pass only from some block on: the part before it is replayed, not computed.
 
-A head writes into the model when the output projection of its block is called. All that was finished before that call
-is the same whatever its gate is. So the outermost modules that finish before it return what they returned in an open
-pass. The result is equal, bit for bit.
+A head changes the model when the output projection of its block is called. All modules that finished before that call
+return the same whatever the gate is. So the outermost of them return what they returned in the open pass. The result is
+equal, bit for bit.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """In evaluation, without gradients of weights and without a key-value cache; then as it was before."""
+    """Put the model in evaluation mode, without gradients of weights and without a key-value cache; restore it at the
+    end."""
     config = getattr(model, "config", None)
     owners: list[tuple[str, Any]] = [("training", module) for module in model.modules()]
     if torch.is_grad_enabled():
@@ -28,7 +29,7 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def switched_off(attributes: Iterable[tuple[str, Any]]) -> Iterator[None]:
-    """These attributes of these objects are False while this lasts; one that is missing, or no flag, stays so."""
+    """Set these attributes of these objects to False while this lasts. Attributes that are missing or no flags stay."""
     changed = [(name, owner) for name, owner in attributes if getattr(owner, name, False)]
     try:
         for name, owner in changed:
@@ -40,12 +41,12 @@ def switched_off(attributes: Iterable[tuple[str, Any]]) -> Iterator[None]:
 
 
 def is_linear(module: Any) -> bool:
-    """Return whether it is a linear module: of torch, or GPT-2's, whose weight is the transpose."""
+    """Return whether a module is linear: that of torch, or GPT-2's `Conv1D`, whose weight is transposed."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in it, in its order."""
+    """Yield every tensor in nested mappings, lists and tuples, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -58,7 +59,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 @dataclass
 class _Call:
-    """One call of a module: when it began and ended, what it returned, and the versions of those tensors then."""
+    """A call of a module: its begin and end, its output, and how often tensors in the output had been written to."""
 
     module: nn.Module
     begin: int
@@ -76,18 +77,18 @@ class _Call:
 
 
 _COMPUTE = object()
-"""Stands for an output that is computed again."""
+"""A mark for an output that must be computed again."""
 
 
 class Replay:
-    """The outputs of the modules of a model in one pass, and their times."""
+    """The outputs of a model's modules in one pass, with the order of their calls."""
 
     def __init__(self, model: nn.Module, outs: Sequence[str]) -> None:
         self.model, self.outs = model, {model.get_submodule(path): path for path in outs}
         self.begin()
 
     def begin(self) -> None:
-        """Forget the pass before; the next one is recorded."""
+        """Forget the last pass; the next one is recorded."""
         self.calls: list[_Call] = []
         """In the order in which they ended."""
         self.called: dict[str, int] = {}
@@ -96,7 +97,7 @@ class Replay:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Keep what is computed while this lasts, as far as it can be replayed."""
+        """Record a pass while this lasts; only outputs that can be replayed are kept."""
         with recorders(self.model) as record:
             record(self)
             yield
@@ -119,9 +120,10 @@ class Replay:
 
     @contextmanager
     def until(self, outs: Sequence[str]) -> Iterator[None]:
-        """Replay what was finished before the first of these output projections was called; all if there are none.
+        """Replay what was finished before the first of these output projections was called; everything if there are
+        none.
 
-        An output that was written to since then, in place, is computed again.
+        An output that has been written to in place is computed again.
         """
         end = min((self.called[out] for out in outs if out in self.called), default=self._end)
         covered, replayed = -1, dict[nn.Module, list[Any]]()
@@ -171,7 +173,7 @@ def recorders(model: nn.Module) -> Iterator[Callable[[Replay | None], None]]:
 
 @contextmanager
 def _playing(module: nn.Module, outputs: Sequence[Any]) -> Iterator[None]:
-    """The next calls of a module return these outputs; those after them compute again."""
+    """Make the next calls of a module return these outputs; later calls compute again."""
     left, compute = iter(outputs), module.forward
     own = module.__dict__.get("forward")
 
@@ -189,29 +191,30 @@ def _playing(module: nn.Module, outputs: Sequence[Any]) -> Iterator[None]:
 
 
 def _versions(output: Any) -> list[int]:
-    """Return how often each tensor of an output was written to."""
+    """Return how often each tensor of an output has been written to."""
     return [tensor._version for tensor in tensors_in(output)]
 
 
 LOOKED_AT = 12
-"""Inputs of modules that are looked at for the sum of a map's output and a residual stream."""
+"""Number of module inputs that are compared with a map's output, in search of its sum with the residual stream."""
 NO_READERS = (nn.Dropout, nn.Identity)
 
 
 @dataclass(frozen=True)
 class Map:
-    """A linear map that ends a sublayer, and the first module that reads what it adds to the residual stream."""
+    """A linear map that ends a sublayer, and the first module that reads the residual stream after it."""
 
     path: str
     reader: str | None
-    """None where nothing is added: then the map is fitted to its own output."""
+    """The path of that module; None if the map's output is added to nothing. Then the map is fitted to its own output.
+    """
     call: int = 0
-    """Which call of the reader that is."""
+    """The number of the call of that module, from 0."""
 
 
 def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -> list[Map]:
-    """The maps in the order of their calls, found by running a batch: the output projections of the attention, `outs`,
-    and every linear module whose output is added to something before it is read."""
+    """Return the maps in the order of their calls, found by running a batch: the output projections `outs`, and every
+    linear module whose output is added to something before it is read."""
     paths = {module: path for path, module in model.named_modules()}
     pending: list[tuple[str, Tensor, Tensor, list[int]]] = []
     calls: dict[nn.Module, int] = {}
@@ -254,10 +257,10 @@ def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -
 def walk(
     model: nn.Module, maps: Sequence[Map], runs: Sequence[Callable[[], Any]]
 ) -> Iterator[tuple[Map, list[tuple[Tensor, Tensor]]]]:
-    """Yields each map, in forward order, with its inputs in every run and the residual stream after it.
+    """Yield each map, in forward order, with its input in every run and the residual stream after it.
 
     A run is a pass over a batch. It stops when both are known. The run for the next map replays what was finished
-    before this map was called, and computes the rest with the weights as they are then. So all maps together cost
+    before this map was called and computes the rest with the weights as they are by then. So all maps together cost
     little more than one pass. Nothing is replayed if the model calls a reader several times, as with shared layers.
     """
     once = not any(each.call for each in maps)
@@ -277,11 +280,11 @@ def walk(
 
 
 class _Enough(Exception):
-    """Ends a pass."""
+    """An exception that ends a pass early."""
 
 
 def _passing(model: nn.Module, each: Map, run: Callable[[], Any]) -> tuple[Tensor, Tensor]:
-    """Return the input of a map in a pass, and the input of its reader."""
+    """Return the input of a map in a pass, and the residual stream that its reader reads."""
     found: dict[str, Tensor] = {}
     calls = iter(range(each.call))
 

@@ -59,8 +59,8 @@ def register() -> None:
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """The fused attention of transformers, after each query head got the keys and values that it reads, and the part of
-    the position bias that is its own."""
+    """Call the fused attention of transformers for layers that lost heads unevenly: each query head gets its own keys,
+    values and part of the position bias."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     heads, of_kv = getattr(module, "kept_heads", None), getattr(module, "kept_of_kv", None)

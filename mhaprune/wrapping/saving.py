@@ -1,8 +1,8 @@
-"""Pruned models of transformers as folders.
+"""Save and load pruned models of transformers as folders.
 
-Where every layer has lost as many heads as any other, and the config has a place for that, the folder is a plain one
-that transformers reads. Where it is ragged, `config.mhaprune` says which shapes the weights have. `load_folder` reads
-that; and `save_folder` lays Python code into the folder that does, for those who have transformers alone.
+If every layer has lost equally many heads, and the config can say so, the folder is a plain one of transformers. For
+ragged layers, `config.mhaprune` holds the shapes of the weights. `load_folder` reads them; for users without mhaprune,
+`save_folder` adds Python code to the folder that does.
 """
 
 import copy
@@ -30,11 +30,11 @@ from mhaprune.wrapping.torch_nn import TorchAttention
 
 KV_COUNTS = ("num_key_value_heads",)
 WIDTH_OF_HEAD = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
-"""The keys of a config that hold how wide a head is, so that their number may change."""
+"""Keys of a config that hold the width of a head, so that the number of heads may change."""
 
 
 def is_folder_of_transformers(path: Path) -> bool:
-    """Return whether it looks like what `save_pretrained` writes."""
+    """Return whether a folder looks like one that `save_pretrained` wrote."""
     return os.path.exists(path / "config.json")  # of Path, it would raise for a name that cannot be
 
 
@@ -44,11 +44,11 @@ ALLOWED: dict[str, Any] = {
     "head": Ge(0),
     "dropout": Within(0, 1),
 }
-"""Ranges of numbers in a config, by a part of their names."""
+"""Allowed ranges of numbers in a config, by a part of the key."""
 CHECKSUMS = "checksums.json"
-"""The file of checksums in a folder: of every other file, by its name."""
+"""The name of the file that holds a checksum of every other file."""
 CODE = "modeling_mhaprune"
-"""The file of code in a folder."""
+"""The name of the Python module in a folder."""
 CLASS = '''
 
 import transformers
@@ -118,7 +118,7 @@ def _check(folder: Path) -> None:
 
 
 def _native(model: nn.Module) -> type:
-    """The class of transformers that a model is of; for one that was read with code from its folder too."""
+    """Return the class of transformers of a model, also of one that was loaded with code from its folder."""
     name = type(model).__name__
     try:
         import transformers
@@ -131,7 +131,7 @@ def _native(model: nn.Module) -> type:
 
 
 def _automatic(kind: type, config: type) -> list[str]:
-    """The names of the `AutoModel...` classes that make this class from its config."""
+    """Return the names of the `AutoModel...` classes that make this class from its config."""
     from transformers.models.auto import modeling_auto
 
     names = []
@@ -144,13 +144,13 @@ def _automatic(kind: type, config: type) -> list[str]:
 
 
 def check_folder(path: Path) -> None:
-    """Raise ValueError for a folder that holds a pipe or the like, which would block whoever reads it."""
+    """Raise ValueError for a folder that holds a pipe or the like, which would block a reader."""
     if found := sorted(each.name for each in path.iterdir() if not (each.is_file() or each.is_dir())):
         raise ValueError(f"{path}: {found[0]} is no regular file")
 
 
 def check_config(config: Any) -> None:
-    """Raise ValueError for numbers that build a model for hours, or one that fails at its first call."""
+    """Raise ValueError for numbers with which a model takes hours to build, or fails at its first call."""
     for name, value in vars(config).items():
         for word, allowed in ALLOWED.items():
             if word in name and isinstance(value, int | float) and value not in allowed:
@@ -158,8 +158,7 @@ def check_config(config: Any) -> None:
 
 
 def class_in(folder: Path | str, config: Any, auto: str) -> Any:
-    """The class that the folder's own code has for an `AutoModel...` class; None for a folder without such code. It
-    runs that code."""
+    """Return the class in the folder's own code for an `AutoModel...` class, or None. It runs that code."""
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     named = getattr(config, "auto_map", None) or {}
@@ -167,10 +166,10 @@ def class_in(folder: Path | str, config: Any, auto: str) -> Any:
 
 
 def load_folder(path: Path, trust_remote_code: bool = False, **options: Any) -> nn.Module:
-    """A model that `save_pretrained` wrote, pruned or not. Raises ValueError, one line, for anything else, and for
+    """Load a model that `save_pretrained` wrote, pruned or not. Raises ValueError, one line, for anything else, and for
     weights that are missing, unexpected or of another shape.
 
-    `trust_remote_code` lets Python code in the folder run. What `save_folder` wrote needs it not.
+    `trust_remote_code` allows Python code in the folder to run. Folders written by `save_folder` do not need it.
     """
     try:
         import transformers
@@ -204,9 +203,9 @@ def load_folder(path: Path, trust_remote_code: bool = False, **options: Any) -> 
 
 @contextmanager
 def shrinking(kind: Any) -> Iterator[None]:
-    """Models of this very class are built with the shapes that their config names.
+    """Give models of this class, while this lasts, the shapes that their config names.
 
-    No subclass will do: transformers renames weights by the class, and would fill some of them afresh without a word.
+    A subclass would not do: transformers renames weights by the class, and would initialise some of them in silence.
     """
     build = kind.__init__
 
@@ -224,9 +223,10 @@ def shrinking(kind: Any) -> Iterator[None]:
 
 
 def make_plain(model: nn.Module) -> bool:
-    """Say in the config of a pruned model how many heads it has, if that is all there is to say; else change nothing.
+    """Write the number of heads into the config of a pruned model, if nothing else needs to be said; else change
+    nothing.
 
-    It is tried: a model built from such a config, without memory, must have exactly the shapes of this one.
+    It is tried out: a model built from such a config, without memory, must have exactly the shapes of this one.
     """
     cut, config = Cut.of(model), getattr(model, "config", None)
     if cut is None or config is None or not any(getattr(config, name, None) for name in WIDTH_OF_HEAD):

@@ -1,6 +1,6 @@
-"""Attention of torch.nn as a layer of ours, so that it has an output projection that is really called.
+"""Attention of torch.nn as a `MultiHeadAttention`, so that its output projection is really called.
 
-`nn.MultiheadAttention` hands the weight of its `out_proj` to a function, so a hook on that module never fires.
+`nn.MultiheadAttention` passes the weight of its `out_proj` to a function, so a hook on that module never fires.
 """
 
 import copy
@@ -43,7 +43,7 @@ class TorchAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """See `nn.MultiheadAttention`. A query that may attend to nothing receives zeros, where torch gives NaN."""
+        """See `nn.MultiheadAttention`. A query that may attend to nothing receives zeros; torch returns NaN for it."""
         batched = query.dim() == 3
         if not batched:
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))
@@ -72,14 +72,15 @@ class TorchAttention(nn.Module):
 
 
 def convertible(model: nn.Module) -> bool:
-    """Return whether the model holds attention that only a converted copy can gate."""
+    """Return whether a model must be converted before its heads can be gated."""
     return any(isinstance(module, nn.MultiheadAttention | MultiHeadAttention) for module in model.modules())
 
 
 def converted(model: nn.Module) -> nn.Module:
-    """A copy that shares all weights, in which the attention of torch.nn and ours can be gated and cut.
+    """Return a copy that shares all weights, in which attention of torch.nn and `MultiHeadAttention` can be gated and
+    cut.
 
-    Raises `Unsupported` for what has no equal here.
+    Raises `Unsupported` for attention that cannot be converted.
     """
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     model = copy.deepcopy(model, shared)
@@ -115,7 +116,7 @@ def _from_torch(attention: nn.MultiheadAttention) -> TorchAttention:
 
 
 def _make_hookable(layer: MultiHeadAttention) -> None:
-    """Put plain linear modules in place of those that a layer of ours runs together."""
+    """Replace the projections of a layer, which it computes together, by linear modules that are called one by one."""
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
         projection = getattr(layer, name)
         setattr(layer, name, _linear(projection.weight, projection.bias))

@@ -1,4 +1,4 @@
-"""A pretrained model is trained on: plain AdamW on the user's own loss.
+"""The training of a pretrained model: plain AdamW on the user's own loss.
 
 Dimensions: W = inputs of an output projection.
 """
@@ -23,8 +23,7 @@ from mhaprune.wrapping.wrapped import WrappedModel
 
 @dataclass(frozen=True)
 class PlainTraining(Descent):
-    """AdamW (Loshchilov & Hutter 2019) over all weights that ask for a gradient, down the mean of the losses of the
-    examples."""
+    """AdamW (Loshchilov & Hutter 2019) on the mean loss of the examples, over all weights that require a gradient."""
 
     fine_tuning_rate: ClassVar[float] = 5e-5
     quality_name: ClassVar[str] = "quality"
@@ -53,13 +52,13 @@ class PlainTraining(Descent):
 
 
 FINE_TUNING = PlainTraining(batch_size=16, weight_decay=0.01, decay="linear")
-"""What models of this kind are usually fine-tuned with (Devlin et al. 2019, appendix A.3)."""
+"""The usual settings for fine-tuning pretrained models (Devlin et al. 2019, appendix A.3)."""
 
 
 def silenced(model: WrappedModel) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
-    """For each layer that has lost all heads, the weight of its output projection and a hook on the gradient.
+    """Yield, for each layer that has lost all heads, the weight of its output projection and a hook on the gradient.
 
-    One head has stayed there that says nothing, because its columns of W_O are zero. No step may bring it to life.
+    A silent head has stayed there, with zeros in its columns of W_O. The hook keeps them zero.
     """
     for block in model.blocks:
         module: Any = model.model.get_submodule(block.out)

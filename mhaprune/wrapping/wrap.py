@@ -1,4 +1,4 @@
-"""Any model as a subject: its heads are found and proved."""
+"""Find and prove the heads of any model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mhaprune.wrapping.wrapped import WrappedModel, wrapped
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ModelWithData:
-    """A wrapped model, its examples, and what was proved of it."""
+    """A wrapped model with its examples and the results of the proofs."""
 
     subject: WrappedModel
     splits: Splits[Batches]
@@ -41,7 +41,7 @@ class ModelWithData:
     seed: int
     """The seed of scores that draw random numbers."""
     unseen: tuple[str, ...] = ()
-    """Attention layers that no head was found in."""
+    """Attention layers in which no head was found."""
 
     def __repr__(self) -> str:
         blocks, idle = len(self.subject.blocks), self.proven.without_effect
@@ -67,7 +67,7 @@ class ModelWithData:
         }
 
     def check_removable(self) -> None:
-        """Raise `Unsupported` if heads can be gated only."""
+        """Raise `Unsupported` if the heads can be gated but not removed."""
         if self.proven.why_not:
             raise Unsupported(f"heads of this model can be gated, not removed: {self.proven.why_not}")
 
@@ -116,7 +116,7 @@ def understand(
 
 
 def call_plainly(model: nn.Module, arguments: Any) -> Any:
-    """Call a model with a batch in the form that it has, and with a tuple without its last part, the target."""
+    """Call a model with a batch: a dict by names, a tuple without its last part, the target."""
     if isinstance(arguments, Mapping):
         return model(**arguments)
     return model(*(arguments[:-1] or arguments)) if isinstance(arguments, tuple) else model(arguments)
@@ -136,7 +136,7 @@ def _check_call(model: nn.Module, first: Batches, run: Callable[[nn.Module, Any]
 
 
 def with_dense(subject: WrappedModel, split: Batches, judge: Drift, batch_size: int = 64) -> Batches:
-    """The split with what the whole model says of each example."""
+    """Return the split with the dense model's output for each example."""
     said: list[Tensor] = []
     with torch.no_grad():
         for part in split.batches(batch_size):
@@ -175,21 +175,23 @@ def _first(names: Sequence[object]) -> str:
 
 
 class Proofs(NamedTuple):
-    """The result of the proofs."""
+    """The results of the proofs."""
 
     smallest_effect: float
     """The smallest effect of a gate on the outputs that is not zero, see `gate_effects`."""
     without_effect: tuple[HeadId, ...]
-    """The heads whose gates change no output of the examples that were looked at."""
+    """The heads whose gates change no output of the examples that were tried."""
     difference: float
-    """The largest difference of an output between heads masked and removed; NaN where removal was not tried."""
+    """The largest difference of an output between heads masked and heads removed; NaN if removal was not tried."""
     why_not: str
     """Why heads cannot be removed; empty where they can."""
 
 
 def prove(subject: WrappedModel, batch: Batches) -> Proofs:
-    """Prove both in float64, on the first examples of a batch. Raises `Unsupported` for a model whose outputs cannot be
-    compared, and where no gate has an effect."""
+    """Prove, in float64 on two examples, that gates have an effect and that removed equals masked.
+
+    Raises `Unsupported` for a model whose outputs cannot be compared, and if no gate has an effect.
+    """
     precise, few = subject.in_double(), batch[:2]
     _comparable(precise, few)
     effects_N = gate_effects(precise, few).abs()
@@ -220,7 +222,7 @@ def prove(subject: WrappedModel, batch: Batches) -> Proofs:
 
 
 def _comparable(precise: WrappedModel, few: Batches) -> None:
-    """Raise `Unsupported` for outputs that are none, not finite, or others in each pass."""
+    """Raise `Unsupported` for outputs that are empty, not finite, or different in each pass."""
     try:
         with torch.no_grad():
             first, again = precise.outputs(few), precise.outputs(few)
@@ -240,7 +242,7 @@ def _comparable(precise: WrappedModel, few: Batches) -> None:
 
 
 def _masks(subject: WrappedModel) -> list[HeadMask]:
-    """None removed, one head, a ragged mask, and one block without heads."""
+    """Return the masks of the proof: nothing removed, one head, a ragged set, and one whole block."""
     everything, grid = HeadMask(subject.grid), subject.grid
     full = [block for block, size in zip(grid.blocks, grid.sizes, strict=True) if size]
     if not full:

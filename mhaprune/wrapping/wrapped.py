@@ -26,7 +26,7 @@ from mhaprune.wrapping.replay import Replay, at_rest
 
 @dataclass
 class _Last:
-    """The number of positions of each block in the last batch."""
+    """The last batch that was run, and the number of positions of each block in it."""
 
     batch: Batches | None = None
     lengths: dict[Block, int] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class _Last:
 
 @dataclass(frozen=True, eq=False)
 class WrappedModel(GatedModel):
-    """A model, its blocks of heads, and what judges it."""
+    """A user's model with its blocks of heads, and the functions that judge it."""
 
     model: nn.Module
     blocks: tuple[AttentionBlock, ...]
@@ -42,7 +42,7 @@ class WrappedModel(GatedModel):
     loss: PerExample
     quality: PerExample
     run: Callable[[nn.Module, Any], Any]
-    """Calls the model with a batch in the user's form."""
+    """The function that calls the model with a batch in the user's form."""
     without_effect: frozenset[HeadId] = frozenset()
     """The heads whose gates change no output."""
     _last: _Last = field(default_factory=lambda: _Last(), repr=False)
@@ -55,7 +55,7 @@ class WrappedModel(GatedModel):
         return self.changed(model=module, blocks=tuple(blocks))
 
     def changed(self, **parts: Any) -> Self:
-        """A subject with some parts exchanged; what was remembered of the last batch is forgotten."""
+        """Return a subject with some fields replaced."""
         return replace(self, **parts, _last=_Last())
 
     def placed(self, batch: Batches) -> Batches:
@@ -82,7 +82,7 @@ class WrappedModel(GatedModel):
 
     @torch.no_grad()
     def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> LossAndQuality:
-        """Run row by row; what no gate of a row has touched yet is taken from an open pass, see `Replay`."""
+        """Run mask by mask. What comes before the first gate that is not 1 is taken from an open pass, see `Replay`."""
         batch = self.placed(batch)
         replay = Replay(self.model, [block.out for block in self.blocks])
         rows: list[LossAndQuality] = []
@@ -130,11 +130,11 @@ class WrappedModel(GatedModel):
         self.model.load_state_dict(weights)
 
     def to(self, dtype: torch.dtype) -> Self:
-        """A copy in another precision."""
+        """Return a copy in another precision."""
         return self.changed(model=copy.deepcopy(self.model).to(dtype))
 
     def answered(self, data: Batches) -> Batches:
-        """As they are: a pretrained model reads no labels but those that are its inputs."""
+        """Return the examples as they are: a pretrained model reads no labels except those among its inputs."""
         return self.placed(data)
 
     def predict(self, batch: Batches) -> Any:
@@ -142,19 +142,19 @@ class WrappedModel(GatedModel):
             return self.call(self.placed(batch))
 
     def count_flops(self, batch: Batches) -> int:
-        """By torch's counter, which sees no fused attention."""
+        """Count with torch's counter, which does not see fused attention; that is switched off."""
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             self.predict(batch)
         return int(counter.get_total_flops())
 
     @cached_property
     def two_sided(self) -> bool:
-        """True if it has an encoder and a decoder, so that some positions are of the one and some of the other."""
+        """True if it has an encoder and a decoder, each with positions of its own."""
         return all(any(part in block.path for block in self.blocks) for part in ("encoder", "decoder"))
 
 
 def wrapped(
     model: nn.Module, blocks: Sequence[AttentionBlock], loss: PerExample, quality: PerExample, run: Callable[..., Any]
 ) -> WrappedModel:
-    """The model with its blocks named."""
+    """Return the model as a subject, with names for its blocks."""
     return WrappedModel(model, tuple(blocks), tuple(name_blocks([block.path for block in blocks])), loss, quality, run)
