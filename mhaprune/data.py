@@ -1,4 +1,4 @@
-"""The examples of a split; and how symbols become tensors: the vocabulary of a task.
+"""The examples of a split, and the vocabulary of a task.
 
 Dimensions: E = examples, S = source positions, T = target positions.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 PAD, BOS, EOS = 0, 1, 2
 FEW, FEW_TOKENS = 16, 512
-"""Enough examples for what every example shows: a proof, or a count of operations."""
+"""Number of examples, and of their tokens, that are enough for a proof or a count of operations."""
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 
 
@@ -35,14 +35,15 @@ class Vocabulary:
         return len(SPECIAL) + len(self.symbols)
 
     def encode(self, symbols: Iterable[str]) -> list[int]:
-        """Ids, closed by EOS; raises ValueError naming a symbol that is not in the vocabulary."""
+        """Return the ids of symbols, closed by EOS. Raises ValueError with the first symbol that is not in the
+        vocabulary."""
         try:
             return [self._ids[symbol] for symbol in symbols] + [EOS]
         except KeyError as unknown:
             raise ValueError(f"symbol={unknown}: not in the vocabulary {' '.join(self.symbols)}") from None
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """Symbols up to the first EOS or padding."""
+        """Return the symbols up to the first EOS or padding."""
         symbols = []
         for i in ids:
             if i in (PAD, EOS):
@@ -79,16 +80,16 @@ class Data(ABC):
     def device(self) -> torch.device: ...
 
     def __iter__(self) -> NoReturn:
-        """Raises TypeError. Without it, Python would ask for the items 0, 1, 2 and find none."""
+        """Raise TypeError. Otherwise Python would ask for the items 0, 1, 2 and find none."""
         raise TypeError("examples are read in batches: for batch in examples.batches(128)")
 
     def few(self) -> Self:
-        """The first examples: at most `FEW`, and no more tokens than `FEW_TOKENS`, but one example at least."""
+        """Return the first examples: at most `FEW`, with at most `FEW_TOKENS` tokens, but at least one example."""
         within = int((self[: self.rows(FEW)].lengths().cumsum(dim=0) <= FEW_TOKENS).sum())
         return self[: max(1, within)]
 
     def batches(self, batch_size: int) -> Iterator[Self]:
-        """All examples in their order, at most `batch_size` at once."""
+        """Yield all examples in their order, at most `batch_size` at once."""
         rows = self.rows(batch_size)
         for start in range(0, len(self), rows):
             yield self[start : start + rows]
@@ -100,9 +101,9 @@ class Data(ABC):
     def shuffled_batches(
         self, batch_size: int, order: torch.Generator, sorted_batches: int = 1, skip: int = 0
     ) -> Iterator[Self]:
-        """Endless batches: every epoch a new permutation. The first `skip` are dropped.
+        """Yield batches without end: every epoch is a new permutation. The first `skip` batches are dropped.
 
-        The examples of `sorted_batches` batches are drawn together, sorted by length and cut into batches. These come
+        The examples of `sorted_batches` batches are drawn together, sorted by length and cut into batches, which come
         in random order. 1 sorts nothing.
         """
         lengths = self.lengths().cpu()
@@ -200,13 +201,13 @@ class Examples(Data):
 
 
 def pad(rows: Sequence[Sequence[int]]) -> Tensor:
-    """(rows, longest row), filled up with PAD."""
+    """Return the rows as a tensor (rows, longest row), padded with PAD."""
     longest = max(map(len, rows), default=0)
     return torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows], dtype=torch.long)
 
 
 def shift_right(target_BT: Tensor) -> Tensor:
-    """The decoder's input for a target: BOS first, the last token dropped."""
+    """Return the decoder's input for a target: BOS first, the last token dropped."""
     return F.pad(target_BT[:, :-1], (1, 0), value=BOS)
 
 

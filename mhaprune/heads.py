@@ -1,4 +1,4 @@
-"""The vocabulary of heads: what a head is called, in which order heads stand, which of them are gone.
+"""Names, order and masks of heads.
 
 Dimensions: N = all heads of a model on one flat axis.
 """
@@ -25,11 +25,11 @@ class Site(StrEnum):
 
 
 SITES = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
-"""The sites of the project's own model in their order, and what figures call them."""
+"""The sites of the project's own model in order, with their names in figures."""
 
 
 def block_label(site: str, layer: int) -> str:
-    """A block as figures call it: `encoder self 0`."""
+    """Return the name of a block in figures: `encoder self 0`."""
     return f"{SITES.get(site, site)} {layer}"
 
 
@@ -64,8 +64,8 @@ class HeadId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, sites: Container[str] | None = None) -> HeadId:
-        """Read `encoder_self.0.3` back; a site may contain dots itself. Raises ValueError for anything else, and for a
-        site that is not one of `sites`."""
+        """Read `encoder_self.0.3` back; a site may contain dots. Raises ValueError for anything else, and for a site
+        that is not in `sites`."""
         site, *numbers = text.rsplit(".", 2)
         if not site or len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
             raise ValueError(f"head={text!r}: must read SITE.LAYER.HEAD, for example cross.0.3")
@@ -78,7 +78,7 @@ class HeadId(NamedTuple):
 class HeadGrid:
     """The heads of one model in the order of the flat axis N, block by block.
 
-    Blocks may hold different numbers of heads, none included, which is what every pruned model looks like.
+    Blocks may have different numbers of heads, also none, as in every pruned model.
     """
 
     blocks: tuple[Block, ...]
@@ -91,7 +91,7 @@ class HeadGrid:
 
     @classmethod
     def full(cls, blocks: Iterable[Block], num_heads: int) -> HeadGrid:
-        """The grid of an unpruned model: `num_heads` heads in each block."""
+        """Return the grid of an unpruned model: `num_heads` heads in each block."""
         blocks = tuple(blocks)
         return cls(blocks, tuple(HeadId(*block, head) for block in blocks for head in range(num_heads)))
 
@@ -114,7 +114,7 @@ class HeadGrid:
         return head in self._position
 
     def index(self, head: HeadId) -> int:
-        """The place of a head on N; raises ValueError naming the heads there are."""
+        """Return the position of a head on N. Raises ValueError with the heads of the model."""
         if head not in self._position:
             raise ValueError(f"head={head}: no such head, the model has {', '.join(map(str, self)) or 'none'}")
         return self._position[head]
@@ -131,7 +131,7 @@ class HeadGrid:
         return dict(zip(self.blocks, values_N.split(self.sizes, dim=-1), strict=True))
 
     def without(self, heads: Iterable[HeadId]) -> HeadGrid:
-        """The grid that is left when `heads` are removed; emptied blocks stay."""
+        """Return the grid without these heads. Empty blocks stay."""
         gone = set(heads)
         return HeadGrid(self.blocks, tuple(head for head in self if head not in gone))
 
@@ -160,7 +160,7 @@ class HeadMask:
         return HeadMask(self.grid, self.removed | {HeadId.parse(h) if isinstance(h, str) else h for h in heads})
 
     def gates(self, device: torch.device | str | None = None) -> Tensor:
-        """(N,): 1 where a head is kept, 0 where it is removed."""
+        """Return gates (N,): 1 for kept heads, 0 for removed ones."""
         import torch  # here, so that tables can be read without it
 
         return torch.tensor([float(head not in self.removed) for head in self.grid], device=device)

@@ -16,10 +16,10 @@ from mhaprune.heads import Block, HeadGrid, HeadMask
 
 
 class Outcome(Protocol):
-    """The result of a model on each example of a batch, (B,) each, as a NamedTuple.
+    """The results of a model on the examples of a batch, (B,) each, as a NamedTuple.
 
     It exists so that every model is judged by a quality of its own: exact match for our tasks; accuracy, agreement or
-    one minus drift for others. The fields are columns of tables, and nothing here is ever the mean of a batch.
+    one minus drift for others. The fields become columns of tables. None of them is a mean over the batch.
     """
 
     @property
@@ -38,12 +38,11 @@ class Outcome(Protocol):
 
 
 class AnswerOutcome(NamedTuple):
-    """The result of a sequence-to-sequence model on each example.
+    """The results of a sequence-to-sequence model on the examples of a batch.
 
-    `loss` is the mean cross-entropy in nats over the example's target tokens, padding excluded; `token_accuracy` the
-    share of them that the model ranks first given the true prefix; `quality` 1 where it ranks all of them first. That
-    last one *is* exact match under greedy decoding: greedy decoding follows the true prefix for as long as it has made
-    no mistake.
+    `loss` is the mean cross-entropy in nats over the target tokens of an example; `token_accuracy` is the share of
+    these that the model ranks first given the true prefix; `quality` is 1 if it ranks all of them first. The last one
+    *is* exact match under greedy decoding, which follows the true prefix as long as it makes no mistake.
     """
 
     loss: Tensor
@@ -74,11 +73,11 @@ class AttentionMap(NamedTuple):
 
 
 class LastMap(NamedTuple):
-    """The linear map that ends a sublayer, and what passes through it: the sublayer adds to the residual stream what
-    the map makes of its inputs."""
+    """The linear map that ends a sublayer, with its inputs. The sublayer adds the output of the map to the residual
+    stream."""
 
     name: str
-    """That of the attention block or of the feed-forward part."""
+    """The path of the map."""
     feed_forward: bool
     """Whether it ends a feed-forward part; else it is the W_O of an attention block."""
     weight: Tensor
@@ -86,22 +85,23 @@ class LastMap(NamedTuple):
     bias: Tensor | None
     """(D,). It may be written to."""
     parts: Sequence[tuple[Tensor, Tensor]]
-    """For each batch what the map reads, (tokens, W), and the residual stream after the sublayer, (tokens, D); padding
-    is left out. W is 0 for a block without heads."""
+    """For each batch the inputs of the map, (tokens, W), and the residual stream after the sublayer, (tokens, D),
+    without padding. W is 0 for a block without heads."""
 
 
 Gates = Tensor | Mapping[Block, Tensor]
-"""(N,) or (B, N) in the order of the grid, or one for every token, (B, H, T) for each block; 1 is open, 0 is closed."""
+"""Gates (N,) or (B, N) in the order of the grid; or one for every token, (B, H, T), for each block. 1 is open, 0 is
+closed."""
 
 Batch = Any
-"""Some of the examples, of the type of `Data` that the model reads: `Examples` for our own."""
+"""Some of the examples, as the `Data` of the model: `Examples` for our own."""
 
 Fallback = Mapping[Block, Tensor]
-"""What replaces the output of a closed head: for each block a tensor that broadcasts to (B, H, T, K)."""
+"""The replacement for the output of closed heads: for each block a tensor that broadcasts to (B, H, T, K)."""
 
 
 class Evaluated(Protocol):
-    """A model that can be measured; training needs no more of it."""
+    """A model that can be measured. Training needs no more."""
 
     def evaluate(self, batch: Batch, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome: ...
 
@@ -123,11 +123,11 @@ class Subject(Protocol):
         ...
 
     def outputs(self, batch: Batch, gates: Gates | None = None) -> Tensor:
-        """All that the model says of a batch, at real positions only, in any shape: what proofs compare."""
+        """Return all outputs of the model for a batch, without padding, in any shape. Proofs compare them."""
         ...
 
     def evaluate(self, batch: Batch, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome:
-        """Differentiable in the gates."""
+        """Return the outcome of a batch. It is differentiable in the gates."""
         ...
 
     def evaluate_masks(self, batch: Batch, gates: Tensor, fallback: Fallback | None = None) -> Outcome:
@@ -136,16 +136,16 @@ class Subject(Protocol):
         ...
 
     def queries(self, batch: Batch) -> dict[Block, Tensor]:
-        """(B, T) for each block in the order of `grid`: True at the positions that its heads write to, False on
+        """Return for each block, in the order of `grid`, the positions that its heads write to, (B, T): False on
         padding."""
         ...
 
     def unread(self) -> Collection[Block]:
-        """The blocks that no other part of the model reads, so that closing their heads must change nothing."""
+        """Return the blocks whose output nothing reads, so that closing their heads must change nothing."""
         ...
 
     def head_outputs(self, batch: Batch) -> dict[Block, Tensor]:
-        """The output of every head with all gates open, before gate and W_O: (B, H, T, K) for each block."""
+        """Return the output of every head with all gates open, before gate and W_O: (B, H, T, K) for each block."""
         ...
 
     def attention_maps(self, batch: Batch) -> dict[Block, AttentionMap]:
@@ -153,46 +153,47 @@ class Subject(Protocol):
         ...
 
     def output_weights(self) -> dict[Block, Tensor]:
-        """O_n of each block, (H, K, D), in the order of `grid`: the slice of W_O that reads a head."""
+        """Return O_n of each block, (H, K, D), in the order of `grid`: the slice of W_O that reads a head."""
         ...
 
     def value_weights(self) -> dict[Block, Tensor]:
-        """W_V^n of each block, (H, K, width of what the values are made from), in the order of `grid`."""
+        """Return W_V^n of each block, (H, K, width of the value's input), in the order of `grid`."""
         ...
 
     def learned_gates(self) -> Tensor | None:
-        """(N,), or None for a model that has none."""
+        """Return the learned gates, (N,); None for a model without any."""
         ...
 
     def without(self, mask: HeadMask) -> Self:
-        """A copy with the masked heads really gone and learned gates folded into the weights."""
+        """Return a copy from which the masked heads are removed. Learned gates are folded into the weights."""
         ...
 
     def in_double(self) -> Self:
-        """A copy that computes in float64, where rounding cannot be mistaken for a difference."""
+        """Return a copy that computes in float64, in which rounding is no difference."""
         ...
 
     def copied(self) -> Self:
-        """A copy that shares no weights."""
+        """Return a copy that shares no weights."""
         ...
 
     def answered(self, data: Batch) -> Batch:
-        """The examples with the answers of the model itself in the place of labels that it would read."""
+        """Return the examples with the model's own answers in place of labels that it would read as inputs."""
         ...
 
     def last_maps(self, batches: Sequence[Batch]) -> Iterator[LastMap]:
-        """Yields the last map of every sublayer of a pass over the batches, in forward order. What follows is computed
-        with the map as the caller leaves it, so that a refit can fit them one after the other."""
+        """Yield the last map of every sublayer in a pass over the batches, in forward order. The caller may change a
+        map; what follows is computed with the change. So a refit can fit one map after the other."""
         ...
 
     def predict(self, batch: Batch) -> Any:
-        """Do the call that is timed; for our own model greedy decoding, as many steps as the targets are long."""
+        """Make the call that is timed. For our own model it is greedy decoding, with as many steps as the targets are
+        long."""
         ...
 
     def count_parameters(self) -> int: ...
 
     def count_flops(self, batch: Batch) -> int:
-        """Floating-point operations of one pass: two for each multiply-add of a matrix product."""
+        """Return the floating-point operations of one pass: two for each multiply-add of a matrix product."""
         ...
 
 
@@ -203,15 +204,15 @@ class DecodesGreedily(Protocol):
     def evaluate(self, batch: Batch, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome: ...
 
     def decodes_right(self, batch: Batch) -> Tensor:
-        """(B,): whether greedy decoding, really done, ends in the target."""
+        """Return whether greedy decoding ends in the target, (B,)."""
         ...
 
 
 @runtime_checkable
 class CarriesRelevance(Protocol):
-    """A subject whose layers can pass relevance back instead of gradients."""
+    """A subject that supports layer-wise relevance propagation."""
 
     def relevance(self, batch: Batch, epsilon: float) -> Tensor:
-        """(B, N): the relevance of every head for the largest logit at each token, summed over the tokens, by
+        """Return the relevance of every head for the largest logit at each token, summed over tokens, (B, N), by
         layer-wise relevance propagation with the ε-rule."""
         ...

@@ -1,4 +1,4 @@
-"""The contract between studies and figures: how tables call their columns, their special rows and the heads.
+"""Names of columns and of special rows in tables, shared by studies and figures.
 
 No torch in here: figures, words and the collection of many runs work on tables alone.
 """
@@ -21,29 +21,30 @@ BLOCK = HEAD[:2]
 OTHER_HEAD = [f"other_{column}" for column in HEAD]
 """The columns that name the second head of a pair."""
 LABEL = "label"
-"""The column that tells runs apart, where there are several."""
+"""The column that tells several runs apart."""
 SETTING = "setting"
-"""The label without the seed: what runs have in common that differ only in their seed. Empty if all runs do."""
+"""The label without the seed: the same for runs that differ only in their seed."""
 QUALITY = "quality"
-"""The column of what a model is judged by: exact match for our own, see `quality_name`."""
+"""The column of the quality of a model: exact match for our own, see `quality_name`."""
 QUALITY_NAME = "quality_name"
-"""The column that names another quality."""
+"""The column with the name of another quality."""
 TIMED_NAME = "timed"
-"""The column that names what was timed, if it is no greedy decoding."""
+"""The column with the name of the timed call, if it is not greedy decoding."""
 LOSS_UNIT = "loss_unit"
 """The column of the unit of a loss that is not in nats."""
 VALID_QUALITY = f"valid_{QUALITY}"
-"""The same on the split that is measured during training."""
+"""The quality on the split that is measured during training."""
 CHOOSE_QUALITY = f"choose_{QUALITY}"
-"""The same on the split on which choices are made, never reported."""
+"""The quality on the split on which choices are made. It is never reported."""
 CHOOSE_DROP = "choose_drop"
-"""What the dense model has more of it there, as a difference of two shares; with the ends of its paired interval."""
+"""How far the quality on the choose split falls below the dense model's, as a difference of two shares, with its paired
+95 % interval."""
 SURE = "heads_removed_sure"
-"""The column of how many heads can go surely: see `mhaprune.experiments.can_go`."""
+"""The column with the number of heads that can be removed at 95 % confidence: see `mhaprune.experiments.can_go`."""
 LOSS_RISE = "loss_rise"
-"""The column of what is lost with heads closed, in nats: the mean rise of the loss."""
+"""The column of the mean rise of the loss with heads closed, in nats."""
 INTERACTION = "interaction"
-"""The column of what two heads cost together beyond the sum of what each costs alone, in nats."""
+"""The column of the cost of two heads together beyond the sum of their costs alone, in nats."""
 ENDS = ("", "_low", "_high")
 """A number and the ends of its 95 % interval: the endings of its three columns."""
 QUARTILES = ("", "_q1", "_q3")
@@ -54,15 +55,15 @@ DENSE = "dense"
 DENSE_AGAIN = "dense again"
 """The row of the same model timed a second time, the A/A control: its ratio to `DENSE` is noise."""
 NOTHING = "nothing"
-"""The recovery of a model that is as the removal has left it."""
+"""The name of no recovery: the model as the removal left it."""
 REFERENCE = "ablation"
 """The scorer that others are compared with."""
 UNINFORMED = "control"
-"""The family of scorers that know nothing of the model: nothing is chosen among them, and they are drawn in grey."""
+"""The family of scorers that know nothing about the model. Nothing is chosen among them, and they are drawn in grey."""
 GATE = "gate_"
-"""How the columns of gates begin in a table of training; the name of the head follows."""
+"""The beginning of the columns of gates in a table of training; the name of the head follows."""
 BEST_OF_SIZE = "best of each size"
-"""The schedule and scorer of a model that was trained from scratch in the best shape of its size."""
+"""The schedule and scorer of a model trained from scratch in the best shape of its size."""
 
 
 def block_order(site: str, layer: int) -> tuple[int, str, int]:
@@ -72,17 +73,17 @@ def block_order(site: str, layer: int) -> tuple[int, str, int]:
 
 
 def head_names(cell: object) -> list[HeadId]:
-    """The heads that a cell lists with blanks between them; an empty cell comes back from a file as NaN."""
+    """Return the heads in a cell, which separates them by blanks. An empty cell comes back from a file as NaN."""
     return [HeadId.parse(name) for name in cell.split()] if isinstance(cell, str) else []
 
 
 def join_names(heads: Iterable[object]) -> str:
-    """Return names that `head_names` reads back; an empty text for no heads."""
+    """Return names as one text that `head_names` reads back; empty for no heads."""
     return " ".join(map(str, heads))
 
 
 def by_block(heads: Iterable[HeadId]) -> str:
-    """Heads in a sentence, those of a block together: `encoder_self.0: 1 2, cross.1: 0`."""
+    """Return heads as text, block by block: `encoder_self.0: 1 2, cross.1: 0`."""
     found: dict[str, list[str]] = {}
     for head in heads:
         found.setdefault(f"{head.site}.{head.layer}", []).append(str(head.head))
@@ -134,19 +135,20 @@ def _named_by(column: str, tables: Tables) -> str | None:
 
 
 def candidates(frame: pd.DataFrame) -> list[str]:
-    """The scorers with one order of the heads, in the order of the table."""
+    """Return the scorers that have one order of the heads, in the order of the table."""
     repeated = repeated_draws(frame)
     return [name for name in frame["scorer"].unique() if name not in repeated]
 
 
 def repeated_draws(frame: pd.DataFrame) -> list[str]:
-    """The scorers with several random orders of the heads."""
+    """Return the scorers that have several random orders of the heads."""
     draws = frame.groupby("scorer", sort=False)["draw"].nunique()
     return list(draws.index[draws > 1])
 
 
 def varying(frame: pd.DataFrame) -> list[str]:
-    """The columns in which rows differ; what is missing counts as a value. Lists and the like are compared as text."""
+    """Return the columns in which rows differ. A missing value counts as a value; lists and the like are compared as
+    text."""
     return [name for name in frame if _distinct(frame[name]) > 1]
 
 

@@ -1,1 +1,1 @@
-"""Loss and quality under gates, the columns of tables that hold them, and times."""
+"""Measure loss and quality under gates, and times; and make columns of tables from them."""

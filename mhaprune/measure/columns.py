@@ -1,4 +1,4 @@
-"""The answers of a model, how often they are right, and the size of the model, as tables."""
+"""Tables of a model's answers, of how often they are right, and of the model's size."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ from mhaprune.tasks.base import Task
 
 
 def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict[str, pd.DataFrame]:
-    """Tables `accuracy`, `groups`, and `examples`: the first `shown` with what the model answers."""
+    """Return the tables `accuracy`, `groups`, and `examples`: the answers to the first `shown` examples."""
     outcome = measure(subject, report)
     heads = {"heads_total": len(subject.grid), "heads": join_names(subject.grid)}
     accuracy = heads | accuracy_columns(outcome) | size_columns(subject, report)
@@ -26,7 +26,7 @@ def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict
 
 
 def answers(subject: Subject, task: Task, examples: Examples) -> pd.DataFrame:
-    """The answer of greedy decoding to each example."""
+    """Return the answer to each example, by greedy decoding."""
     rows = []
     predicted = subject.predict(examples)
     for source, target, answer in zip(
@@ -39,12 +39,12 @@ def answers(subject: Subject, task: Task, examples: Examples) -> pd.DataFrame:
 
 
 def groups_of(task: Task, examples: Examples) -> list[str]:
-    """The group of every example."""
+    """Return the group of every example."""
     return [task.group(source) for source in examples.source.tolist()]
 
 
 def by_group(outcome: Outcome, groups: Sequence[str]) -> pd.DataFrame:
-    """Exact match on the examples of each group, with its 95 % interval; groups in natural order."""
+    """Return exact match in each group, with its 95 % interval; groups in natural order."""
     exact = pd.Series(outcome.quality.double().cpu().numpy(), index=pd.Index(groups, name="group"))
     rows = []
     for group in sorted(set(groups), key=_natural):
@@ -55,14 +55,13 @@ def by_group(outcome: Outcome, groups: Sequence[str]) -> pd.DataFrame:
 
 
 def _natural(group: str) -> tuple[int, str]:
-    """10 symbols come after 9 symbols."""
+    """Return a sort key with which 10 symbols come after 9 symbols."""
     number = group.split()[0]
     return (int(number) if number.isdigit() else 0), group
 
 
 def accuracy_columns(outcome: Outcome) -> dict[str, float]:
-    """The mean of the loss, of the quality and of what else there is, each with its 95 % interval over examples, `_low`
-    and `_high`."""
+    """Return the mean of each field of an outcome, with its 95 % interval over examples as `_low` and `_high`."""
     columns: dict[str, float] = {}
     for name, values in outcome._asdict().items():
         values_E = values.double().cpu().numpy()
@@ -71,22 +70,22 @@ def accuracy_columns(outcome: Outcome) -> dict[str, float]:
 
 
 def interval_for(name: str, values_E: np.ndarray) -> Callable[[np.ndarray], tuple[float, float]]:
-    """The interval that holds for such values: successes, shares or any number."""
+    """Return the function for the interval of such values: successes, shares or any numbers."""
     if name in (QUALITY, "loss") and yes_or_no(values_E):
         return wilson_interval
     return share_interval if name != "loss" and values_E.min() >= 0 and values_E.max() <= 1 else mean_interval
 
 
 def size_columns(subject: Subject, report: Data) -> dict[str, int]:
-    """The number of parameters, and the floating-point operations of an example."""
+    """Return the number of parameters, and the floating-point operations for one example."""
     batch = report.few()
     return {"parameters": subject.count_parameters(), "flops": subject.count_flops(batch) // len(batch)}
 
 
 def choose_columns(outcome: Outcome, dense: Outcome) -> dict[str, float]:
-    """The columns for choosing between models, from outcomes on the choose split. They are never reported.
+    """Return the columns for choosing between models, from outcomes on the choose split. They are never reported.
 
-    `choose_drop` is the quality of the dense model minus that of this one, with the 95 % interval of pairs.
+    `choose_drop` is the dense model's quality minus this model's, with its paired 95 % interval.
     """
     means = {f"choose_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
     dense_E, left_E = (each.quality.double().cpu().numpy() for each in (dense, outcome))

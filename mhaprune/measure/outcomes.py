@@ -1,4 +1,4 @@
-"""Loss and accuracy of a subject on every example of a split, under gates; and their derivatives.
+"""Loss and quality of a subject on every example of a split, under gates; and their derivatives.
 
 Dimensions: E = examples of a split, M = masks, N = all heads, K = head_dim, B = batch, T = positions, V = vocabulary.
 """
@@ -17,11 +17,11 @@ from mhaprune.subject import Batch, DecodesGreedily, Evaluated, Fallback, Outcom
 Measured = TypeVar("Measured", bound=Evaluated)
 BATCH_SIZE = 128
 BATCH_OF_MASKS = 32
-"""Number of examples in a pass of many masks. The masks fill the pass, and fewer examples mean less padding."""
+"""Number of examples in a pass of many masks. The masks fill the pass; with fewer examples there is less padding."""
 
 Replacement = Callable[[Subject, Batch, Tensor], Fallback]
-"""What replaces the outputs of closed heads in a batch; the tensor (B,) holds the places of its examples in the
-split."""
+"""A function that returns what replaces the outputs of closed heads in a batch. The tensor (B,) holds the positions of
+its examples in the split."""
 
 
 MAX_DIFFERENCE = 1e-9
@@ -32,11 +32,11 @@ In float32 rounding alone makes 1e-5, which could hide a small fault.
 
 
 class ProofFailed(RuntimeError):
-    """Removing heads did not do what masking them does, or masking them did nothing."""
+    """Raised if removing heads is not the same as masking them, or if masking has no effect."""
 
 
 class Diverged(ValueError):
-    """A loss, a quality or a weight that is not finite: what follows from it would mean nothing."""
+    """Raised for a loss, a quality or a weight that is not finite, as all that follows from it would be meaningless."""
 
 
 @torch.no_grad()
@@ -47,7 +47,7 @@ def measure(
     replacement: Callable[[Measured, Batch, Tensor], Fallback] | None = None,
     batch_size: int = BATCH_SIZE,
 ) -> Outcome:
-    """The outcome of every example in their order, (E,) each; `gates` (N,) are the same for all of them."""
+    """Return the outcome of every example in their order, (E,) each. `gates` (N,) are the same for all examples."""
     order, batches = by_length(examples, batch_size)
     parts = [subject.evaluate(batch, gates, replacement and replacement(subject, batch, at)) for batch, at in batches]
     return joined(parts, lambda values: torch.cat(values)[order.argsort()])
@@ -55,7 +55,7 @@ def measure(
 
 @torch.no_grad()
 def measure_masks(subject: Subject, examples: Data, gates: Tensor, replacement: Replacement | None = None) -> Outcome:
-    """The outcome of every example under every row of `gates` (M, N): (M, E) each, equal to `measure` up to
+    """Return the outcome of every example under every row of `gates` (M, N): (M, E) each, equal to `measure` up to
     rounding."""
     order, batches = by_length(examples, BATCH_OF_MASKS)
     parts, total = [], -(-len(examples) // examples.rows(BATCH_OF_MASKS))
@@ -66,7 +66,7 @@ def measure_masks(subject: Subject, examples: Data, gates: Tensor, replacement: 
 
 
 def joined(parts: Iterable[Any], join: Callable[[list[Tensor]], Tensor]) -> Any:
-    """One outcome from several, field by field. Raises `Diverged` for a value that is not finite."""
+    """Join several outcomes into one, field by field. Raises `Diverged` for a value that is not finite."""
     every = list(parts)
     whole = type(every[0])(*(join(list(values)) for values in zip(*every, strict=True)))
     for name, values in whole._asdict().items():
@@ -86,18 +86,18 @@ def check_weights_finite(model: nn.Module) -> None:
 
 
 def measure_removed(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> Outcome:
-    """The outcome of every example with the heads of each mask closed: (M, E) each."""
+    """Return the outcome of every example with the heads of each mask closed: (M, E) each."""
     return measure_masks(subject, examples, torch.stack([mask.gates(examples.device) for mask in masks]))
 
 
 def all_open(subject: Subject, rows: int) -> Tensor:
-    """Gates (rows, N) that change nothing, in the precision of the subject and where it computes."""
+    """Return open gates (rows, N), in the precision and on the device of the subject."""
     return torch.ones(rows, len(subject.grid), dtype=subject.dtype, device=subject.device)
 
 
 def by_length(examples: Data, batch_size: int) -> tuple[Tensor, Iterator[tuple[Batch, Tensor]]]:
-    """The order (E,) of the examples by length, so that batches hold little padding; and batches in that order, at most
-    `batch_size` examples at once, each with the places of its examples in the split."""
+    """Return the order (E,) of the examples by length, and batches in that order: little padding, at most `batch_size`
+    examples, each batch with the positions of its examples in the split."""
     order = examples.by_length()
     return order, ((examples[at], at) for at in order.split(examples.rows(batch_size)))
 
@@ -105,7 +105,8 @@ def by_length(examples: Data, batch_size: int) -> tuple[Tensor, Iterator[tuple[B
 def gate_gradients(
     subject: Subject, examples: Data, gates: Tensor | None = None, batch_size: int = BATCH_SIZE
 ) -> Tensor:
-    """(E, N): the derivative of each example's loss with respect to every gate, at `gates` (N,), by default all open.
+    """Return the derivative of each example's loss with respect to every gate, (E, N), at `gates` (N,) or with all
+    open.
 
     One backward pass per batch is enough: each example has its own row of gates.
     """
@@ -124,9 +125,9 @@ def gate_gradients(
 
 
 def gate_effects(subject: Subject, batch: Batch) -> Tensor:
-    """Return (N,): the derivative of the outputs in every gate, with all gates open, along one random direction.
+    """Return the derivative of the outputs in every gate, (N,), with all gates open, along one random direction.
 
-    It is exactly 0 where a gate changes nothing on this batch. Two passes that are compared may differ by rounding.
+    It is exactly 0 if a gate changes nothing on this batch. A comparison of two passes would show rounding.
     """
     gates_N = all_open(subject, 1)[0].requires_grad_()
     outputs = subject.outputs(batch, gates_N)
@@ -139,14 +140,14 @@ def gate_effects(subject: Subject, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def head_norms(subject: Subject, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-    """For each block ‖c_n O_n‖₂ of every head and token, (B, H, T), and which tokens count, (B, T)."""
+    """Return for each block ‖c_n O_n‖₂ of every head and token, (B, H, T), and the real tokens, (B, T)."""
     outputs, weights, valid = subject.head_outputs(batch), subject.output_weights(), subject.queries(batch)
     return [((outputs[block] @ weights[block]).norm(dim=-1), valid[block]) for block in outputs]
 
 
 @torch.no_grad()
 def mean_outputs(subject: Subject, examples: Data, batch_size: int = BATCH_SIZE) -> dict[Block, Tensor]:
-    """Each head's mean output before gate and W_O over all tokens of a split, padding excluded: (H, 1, K) per block."""
+    """Return each head's mean output before gate and W_O over all real tokens of a split: (H, 1, K) per block."""
     sums: dict[Block, Tensor] = {}
     tokens: dict[Block, Tensor] = {}
     for batch in examples.batches(batch_size):
@@ -163,17 +164,16 @@ def mean_outputs(subject: Subject, examples: Data, batch_size: int = BATCH_SIZE)
 def output_difference(
     first: Subject, second: Subject, batch: Batch, gates: Tensor | None = None, second_gates: Tensor | None = None
 ) -> float:
-    """The largest absolute difference of an output between `first` under `gates` and `second` under `second_gates`,
-    padding excluded."""
+    """Return the largest absolute difference of an output, padding excluded, between `first` under `gates` and `second`
+    under `second_gates`."""
     return float((first.outputs(batch, gates) - second.outputs(batch, second_gates)).abs().max())
 
 
 @torch.no_grad()
 def greedy_disagreements(subject: DecodesGreedily, examples: Data, batch_size: int = BATCH_SIZE) -> int:
-    """The number of examples on which greedy decoding and exact match disagree.
+    """Return the number of examples on which greedy decoding and exact match disagree.
 
-    The two are the same by induction over the tokens. Anything but 0 is a tie broken differently by rounding, or a
-    fault.
+    The two are equal by induction over the tokens. Any other number than 0 is a tie that rounding broke, or a fault.
     """
     disagreements = 0
     for batch in examples.batches(batch_size):

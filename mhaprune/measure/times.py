@@ -1,4 +1,4 @@
-"""Times of calls, measured side by side: in turn, in one process, against noise that is measured too."""
+"""Times of calls, measured side by side: in turn, in one process, beside a measure of the noise."""
 
 import platform
 import random
@@ -15,10 +15,10 @@ import torch
 from mhaprune.progress import track
 
 COPIES = 4
-"""Number of copies of each model that take turns: the place of its weights in memory alone can make one of two equal
-models 1 % faster."""
+"""Number of copies of each model that take turns. The place of its weights in memory can make one of two equal models 1
+% faster."""
 COPIES_BYTES = 2**31
-"""How much memory all of them may take."""
+"""The largest memory of all copies together, in bytes."""
 
 PROGRAMS = 10_000
 """The largest number of programs that torch.compile may make for one layer."""
@@ -35,10 +35,10 @@ def in_turn(
     device: Device = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> pd.DataFrame:
-    """Milliseconds of every call (columns) in every round (rows), after `warmup` rounds that do not count.
+    """Return milliseconds of every call (columns) in every round (rows), after `warmup` rounds that do not count.
 
     A round makes each call once, in a new random order, so that no call always follows the same neighbour. On a machine
-    with other work `time.process_time` as the `clock` counts only the seconds that the processor gave to this process.
+    with other work, use `time.process_time` as the `clock`: it counts only the time of this process.
     """
     names, draw = list(calls), random.Random(0)
     rows: list[dict[str, float]] = []
@@ -67,15 +67,15 @@ def milliseconds(
 
 
 def copies_that_fit(size: int, models: int) -> int:
-    """Return how many copies of each model there should be, at most `COPIES`, if one takes `size` bytes. Where it
-    lies matters less the larger it is."""
+    """Return how many copies of each model to make, at most `COPIES`, if one takes `size` bytes. For large models the
+    place in memory matters less."""
     return max(1, min(COPIES, COPIES_BYTES // max(1, size * models)))
 
 
 def copies(makers: Mapping[str, Callable[[], Model]], number: int = COPIES) -> dict[str, list[Model]]:
-    """`number` of what each maker makes, made in a random order.
+    """Make `number` copies with each maker, in a random order.
 
-    Neighbours in memory, all copies of one model could be 2 % slower than all of another.
+    If all copies of one model were neighbours in memory, they could be 2 % slower than those of another.
     """
     made: dict[str, list[Model]] = {name: [] for name in makers}
     draw = random.Random(0)
@@ -86,21 +86,21 @@ def copies(makers: Mapping[str, Callable[[], Model]], number: int = COPIES) -> d
 
 
 def taking_turns(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """A call that makes the next of these calls in turn."""
+    """Return a function that makes these calls in turn, one per call."""
     turns = cycle(calls)
     return lambda: next(turns)()
 
 
 def many_programs() -> AbstractContextManager[Any]:
-    """While this lasts, torch.compile makes a program for every shape of a layer, one for every number of heads. Beyond
-    eight it would go on without a word, uncompiled."""
+    """Let torch.compile make a program for every number of heads of a layer while this lasts. Otherwise, after eight
+    programs, it would run uncompiled in silence."""
     import torch._dynamo  # slow to import, and seldom needed
 
     return torch._dynamo.config.patch(recompile_limit=PROGRAMS, accumulated_recompile_limit=PROGRAMS)
 
 
 def ratios(times: pd.DataFrame, ours: str, peer: str) -> pd.Series:
-    """Median and quartiles of `ours` over `peer`, taken round by round: what slows the machine down slows both."""
+    """Return median and quartiles of `ours` / `peer`, taken round by round: a slow moment slows both."""
     ratio = times[ours] / times[peer]
     return pd.Series(
         {
@@ -114,20 +114,20 @@ def ratios(times: pd.DataFrame, ours: str, peer: str) -> pd.Series:
 
 
 def ratio_columns(name: str, times: pd.DataFrame, ours: str, peer: str) -> dict[str, float]:
-    """The ratio of `ratios` as three columns of a table: `name`, `name_q1` and `name_q3`."""
+    """Return the ratio as three columns of a table: `name`, `name_q1` and `name_q3`."""
     ratio = ratios(times, ours, peer)
     return {name: ratio["ratio"], f"{name}_q1": ratio["q1"], f"{name}_q3": ratio["q3"]}
 
 
 def speed_columns(times: pd.DataFrame, dense: str, pruned: str) -> dict[str, float]:
-    """The columns of a model that is timed beside the dense one. `speedup` is the median of dense over pruned, round by
-    round, with quartiles; `latency_ms` is the dense model's median divided by it, so that the two always agree."""
+    """Return the columns of a model that is timed beside the dense one. `speedup` is the median of dense / pruned,
+    round by round, with quartiles. `latency_ms` is the dense model's median divided by it, so that the two agree."""
     speed = ratio_columns("speedup", times, dense, pruned)
     return {"latency_ms": float(times[dense].median() / speed["speedup"]), **speed}
 
 
 def device_name(device: Device) -> str:
-    """The name of the GPU, or of the processor if the system tells it."""
+    """Return the name of the GPU, or of the processor if the system tells it."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     listing = Path("/proc/cpuinfo")

@@ -1,1 +1,1 @@
-"""Recoveries of what a removal cost: one file each."""
+"""Recoveries of pruned models: one file each."""

@@ -1,4 +1,4 @@
-"""The base of recoveries: each takes a model that has lost heads, and returns a better one of that shape."""
+"""The base of recoveries. Each takes a model that has lost heads and returns a better one of the same shape."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
@@ -20,28 +20,27 @@ Left = Any
 """A subject that has lost heads, with a `state_dict`: our own network, or a pretrained model."""
 Made = TypeVar("Made")
 HISTORY = ["step", "seconds", "loss", "valid_loss", "valid_token_accuracy", VALID_QUALITY]
-"""The first columns of the history of a training, a row for each evaluation; a recovery that trains nothing has no
-rows."""
+"""The first columns of the history of a training, which has a row for each evaluation; none if nothing is trained."""
 
 
 @dataclass(frozen=True)
 class RecoveryContext:
-    """The input of a recovery: the model before heads were removed, how it was trained, and on what."""
+    """The input of a recovery beside the pruned model: the dense model, how it was trained, and the examples."""
 
     dense: Left
     """The model before heads were removed."""
     training: Descent
-    """How the dense model was trained or, for a pretrained model, how it is trained on."""
+    """How the dense model was trained; for a pretrained model, how it is fine-tuned."""
     splits: Splits[Data]
     """The examples."""
     seed: int
     """The seed of the run."""
     extra_steps: int = 0
-    """The largest number of steps that a model of the run is trained for beyond `training`."""
+    """The largest number of steps that any model of the run is trained beyond `training`."""
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return the result of `make` for a key, computed once for all the models that are recovered in a run."""
+        """Return `make()`, computed once per key for all models of the run."""
         if key not in self._known:
             self._known[key] = make()
         known: Made = self._known[key]
@@ -50,14 +49,14 @@ class RecoveryContext:
 
 @dataclass(frozen=True)
 class Recovery(Checked, ABC):
-    """A way to bring back what a removal cost."""
+    """A way to improve a model after heads were removed."""
 
     kept: ClassVar[bool] = True
-    """Whether the cache keeps what it makes; it need not if that takes a second."""
+    """Whether the cache keeps the result; a recovery of a second need not be kept."""
 
     @property
     def why_only_ours(self) -> str:
-        """Why it is not for a pretrained model, to follow "it"; empty if it is."""
+        """The reason why it cannot recover a pretrained model, to follow "it"; empty if it can."""
         return ""
 
     @property
@@ -67,12 +66,12 @@ class Recovery(Checked, ABC):
 
     @property
     def between(self) -> bool:
-        """True if it comes after every budget, before more heads go, and not only at the end."""
+        """True if it runs after every budget, before more heads are removed, and not only at the end."""
         return False
 
     @property
     def control(self) -> bool:
-        """True if it keeps only the shape of the pruned model."""
+        """True if it uses only the shape of the pruned model, not its weights."""
         return False
 
     @property
@@ -82,20 +81,21 @@ class Recovery(Checked, ABC):
 
     @abstractmethod
     def starts_from(self, lesson: RecoveryContext, left: Left) -> Any:
-        """All of what is left that decides its result, as plain values."""
+        """Return everything about the pruned model that decides the result, as plain values for the cache."""
 
     @abstractmethod
     def __call__(
         self, lesson: RecoveryContext, left: Left, draw: int, state: State | None, save: Callable[[State], None]
     ) -> tuple[Left, pd.DataFrame]:
-        """A recovered model of the shape of `left`, which stays as it is, and the history of its training (`HISTORY`).
+        """Return a recovered model of the shape of `left`, which is not changed, and the history of its training
+        (`HISTORY`).
 
-        `state` is what an interrupted call gave to `save`. Raises `Diverged` where a number is not finite.
+        `state` is what an interrupted call passed to `save`. Raises `Diverged` if a number is not finite.
         """
 
 
 class RecoveryResult(NamedTuple):
-    """The model, the history of its training and, where that diverged and `left` was kept, what happened."""
+    """The recovered model and the history of its training. If that diverged, the model as it was, and a note."""
 
     model: Left
     history: pd.DataFrame
@@ -103,7 +103,7 @@ class RecoveryResult(NamedTuple):
 
 
 def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, remember: Remember) -> RecoveryResult:
-    """Recover what is left, once for each shape and weights; a recovery that diverges leaves it as it was."""
+    """Recover a pruned model, once for each shape and weights. If it diverges, the model is returned as it was."""
 
     def make(state: State | None, save: Callable[[State], None]) -> State:
         try:

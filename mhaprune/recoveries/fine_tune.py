@@ -1,4 +1,4 @@
-"""Train what is left a little longer."""
+"""Train a pruned model a little longer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class FineTune(Recovery):
     distillation: Annotated[float, Within(0, 1)] = 0.0
     """The share of `distil` in the objective (Hinton et al. 2015, at temperature 1). 0 trains on the target alone."""
     start: Recovery | None = None
-    """A recovery that is done first, whenever this one is. None starts from the weights that pruning left."""
+    """A recovery that runs first, each time. With None, training starts from the weights that pruning left."""
 
     @property
     def why_only_ours(self) -> str:
@@ -78,8 +78,8 @@ class FineTune(Recovery):
 
 
 def distil(model: Seq2Seq, batch: Examples, teacher: Seq2Seq, share: float) -> Tensor:
-    """(1 - share) · cross-entropy + share · KL(teacher ‖ model), each the mean per target token in nats; the labels are
-    not smoothed, the teacher does that."""
+    """Return (1 - share) · cross-entropy + share · KL(teacher ‖ model), each the mean per target token in nats. Labels
+    are not smoothed: the teacher does that."""
     with torch.no_grad():
         taught = teacher.call(batch).log_softmax(dim=-1)
     said = model.call(batch).log_softmax(dim=-1)

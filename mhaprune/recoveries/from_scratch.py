@@ -1,4 +1,4 @@
-"""The control: was it worth training the heads that went?"""
+"""The control: a model of the pruned shape that is trained from random weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fit what is left in closed form to what the dense model computes."""
+"""Fit a pruned model in closed form to what the dense model computes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from mhaprune.settings.ranges import Ge
 class Refit(Recovery):
     """The last linear map of each sublayer, W_O or W_2, is fitted anew, see `recoveries.refitting`; nothing is trained.
 
-    It reads inputs and no label: sources of the *train* split, to which the decoders read what the dense model answers;
-    texts of its own, or the *score* split, for a pretrained model. Kin: Kwon et al. 2022 tune one number per head
-    in this way; K-prune (Park et al. 2024) fits to what the dense sublayer puts out; both follow the optimal brain
-    surgeon (Hassibi & Stork 1992), which corrects the weights left when one goes.
+    It reads inputs and no labels: sources of the *train* split, with the dense model's answers as inputs of the
+    decoder. For a pretrained model it reads texts of its own, or those of the *score* split. Similar methods: Kwon et
+    al. 2022 fit one number per head; K-prune (Park et al. 2024) fits to the output of the dense sublayer. All follow
+    the optimal brain surgeon (Hassibi & Stork 1992), which corrects the other weights when one is removed.
     """
 
     kept: ClassVar[bool] = False

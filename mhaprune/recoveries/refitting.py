@@ -21,16 +21,17 @@ log = logging.getLogger(__name__)
 Fitted = TypeVar("Fitted", bound=Subject)
 RIDGE = 1e-3
 ENOUGH = 32
-"""Tokens per input of a map. With fewer, its ridge is chosen among several, on examples that are not fitted to."""
+"""Number of tokens per input of a map from which one ridge is used. With fewer tokens, the best of several is chosen on
+held-out examples."""
 RIDGES = (1, 10, 100, 1e3, 1e4, 1e5)
-"""What the ridge is multiplied with, then."""
+"""The factors of the ridge, if several compete."""
 PARTS = 10
-"""The smallest number of batches, so that a few are left to choose the ridge by."""
+"""The smallest number of batches, so that some can be held out to choose the ridge."""
 
 
 class RefitTargets(NamedTuple):
-    """The targets of a refit: batches without labels, and the residual stream of the dense model, for each batch
-    at the tokens that are no padding, (tokens, D)."""
+    """The targets of a refit: batches without labels and, for each batch, the dense model's residual stream at all real
+    tokens, (tokens, D)."""
 
     batches: Sequence[Batch]
     streams: Sequence[Sequence[Tensor]]
@@ -40,7 +41,7 @@ class RefitTargets(NamedTuple):
 def show(dense: Subject, data: Data, batch_size: int = BATCH_SIZE) -> RefitTargets:
     """Return the targets of a refit, the same for every pruned model. No label is read.
 
-    It holds the streams of all sublayers in the precision of the model.
+    They hold the streams after all sublayers in the precision of the model.
     """
     _, parts = by_length(dense.answered(data), max(1, min(batch_size, len(data) // PARTS)))
     batches = [batch for batch, _ in parts]
@@ -59,17 +60,18 @@ def show(dense: Subject, data: Data, batch_size: int = BATCH_SIZE) -> RefitTarge
 
 @torch.no_grad()
 def refit(left: Fitted, shown: RefitTargets, ridge: float = RIDGE, feed_forward: bool = True) -> Fitted:
-    """A copy whose residual stream follows that of the dense model, at the cost of one pass and one solution per map.
+    """Return a copy whose residual stream follows that of the dense model, at the cost of one pass and one solution per
+    map.
 
     Sublayer by sublayer, in forward order, W_O or W_2 and its bias minimise
 
         ‖A W + b − (y − x)‖² + ridge · mean(diag AᵀA) · ‖W − W_old‖²
 
-    over all tokens. y is the residual stream of the dense model after the sublayer. x is that of the pruned model
-    before it, and A what its map reads. So a sublayer also makes up for what those before it could not. The bias of a
-    block without heads becomes the mean of y − x.
+    over all tokens. y is the dense model's residual stream after the sublayer; x is the pruned model's stream before
+    it, and A the input of the map. So a sublayer also corrects what those before it could not. The bias of a block
+    without heads becomes the mean of y − x.
 
-    All batches go forward together. Raises `Diverged` where a stream is not finite.
+    All batches go forward together. Raises `Diverged` if a stream is not finite.
     """
     model = left.copied()
     walk = zip(model.last_maps(shown.batches), shown.streams, strict=True)
@@ -86,12 +88,12 @@ def refit(left: Fitted, shown: RefitTargets, ridge: float = RIDGE, feed_forward:
 
 
 def ridges(least: float, tokens: int, inputs: int) -> list[float]:
-    """Return the ridges that compete for a map: several, if it has few tokens for its inputs."""
+    """Return the ridges that compete for a map: several if it has few tokens for its inputs, else one."""
     return [least * factor for factor in RIDGES] if tokens < ENOUGH * inputs else [least]
 
 
 HELD_OUT = 5
-"""Every fifth part decides between several ridges, beginning with the second."""
+"""Every fifth part, from the second on, is held out to choose the ridge."""
 
 
 @torch.no_grad()
@@ -143,7 +145,7 @@ class _Sums(NamedTuple):
         return type(self)(self.gram + other.gram, self.products + other.products)
 
     def solved(self, ridge: float, num_weights: int) -> Tensor:
-        """V with c as its last row."""
+        """Return V with c as its last row."""
         gram = self.gram.clone()
         of_weights = gram.diagonal()[:num_weights]  # a view
         of_weights += ridge * of_weights.sum() / max(1, num_weights)
@@ -153,5 +155,5 @@ class _Sums(NamedTuple):
         return torch.linalg.pinv(gram, hermitian=True) @ self.products
 
     def error(self, change: Tensor) -> float:
-        """‖A V + c − E‖² but for what no V changes."""
+        """Return ‖A V + c − E‖² without the part that V does not change."""
         return float((change * (self.gram @ change - 2 * self.products)).sum())

@@ -1,4 +1,4 @@
-"""Score: the loss without the head."""
+"""Score: how much the loss rises without the head."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -24,9 +24,9 @@ class Ablation(Scorer):
     family: ClassVar[str] = "ablation"
 
     replace: Literal["zero", "mean", "resample", "predicted"] = "zero"
-    """What stands in the place of the head's output: nothing, its mean over all tokens of the split, its output on
-    another example, which is drawn at random, position by position, or what the other heads of its block predict of it.
-    The last is the loss after a refit of W_O for those heads, with nothing else fitted."""
+    """What replaces the output of a closed head: nothing; its mean over all tokens of the split; its output on another,
+    randomly drawn example, position by position; or a prediction from the other heads of its block. The last is the
+    loss after a refit of W_O for those heads alone."""
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
@@ -46,7 +46,7 @@ class Ablation(Scorer):
 
 
 def mean(subject: Subject, examples: Data) -> Replacement:
-    """The mean outputs of the split."""
+    """Return the mean outputs of the split as a replacement."""
     outputs = mean_outputs(subject, examples)
     return lambda subject, batch, at: outputs
 
@@ -64,7 +64,8 @@ def predicted(subject: Subject, examples: Data, ridge: float = 1e-3) -> Replacem
 
 
 def resample(examples: Data, seed: int) -> Replacement:
-    """The outputs on another example of the split; past the end of that one, those on its last token."""
+    """Return the outputs on another example of the split as a replacement. Beyond its last token, that token's output
+    counts."""
     if len(examples) < 2:
         raise ValueError("replace=resample: needs another example, the score split has one")
     draw = torch.Generator().manual_seed(seed)

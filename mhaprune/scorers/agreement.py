@@ -12,7 +12,7 @@ from mhaprune.tables import REFERENCE
 
 
 def spearman(first_N: ArrayLike, second_N: ArrayLike) -> float:
-    """Return the correlation of the average ranks (Spearman 1904); NaN where one of the two is constant."""
+    """Return the correlation of the average ranks (Spearman 1904); NaN if one of the two is constant."""
     # Heads below less heads above: twice the average rank, centred. Sums go by einsum, not `@`: the threads of NumPy's
     # BLAS do not know about num_threads.
     values = (np.asarray(scores_N, dtype=float) for scores_N in (first_N, second_N))
@@ -30,7 +30,6 @@ def rank_agreement(heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_reference(agreement: pd.DataFrame, scorer: str) -> float:
-    """Return the correlation of a scorer with `REFERENCE`; NaN for the reference itself and where one of the two is
-    not ranked."""
+    """Return each scorer's correlation with `REFERENCE`; NaN for the reference itself and for scorers without ranks."""
     pair = agreement[["scorer", "other"]].isin([scorer, REFERENCE]).all(axis=1)
     return nan if scorer == REFERENCE or not pair.any() else float(agreement.loc[pair, "spearman"].iloc[0])

@@ -1,4 +1,4 @@
-"""Score: the loss with the head alone."""
+"""Score: the loss with all other heads of the block closed."""
 
 from dataclasses import dataclass
 from typing import ClassVar

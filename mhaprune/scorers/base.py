@@ -18,7 +18,7 @@ from mhaprune.settings.ranges import Checked
 from mhaprune.subject import Subject
 
 TokenValues = Sequence[tuple[Tensor, Tensor]]
-"""For each block of the grid what its heads give for every token, (B, H, T), and which tokens count, (B, T)."""
+"""For each block the values of its heads at every token, (B, H, T), and the tokens that count, (B, T)."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Scores:
     backward_passes: float = 0.0
     """Number of backward passes over the whole split."""
     skewness: Tensor | None = None
-    """(R, N): the skewness of a score that is a mean over examples, for an interval that is honest (see
+    """(R, N): the skewness of a score that is a mean over examples. The interval of the score needs it (see
     `statistics.skewed_ends`)."""
 
     @classmethod
     def mean_over_examples(cls, values_EN: Tensor, forward_passes: float, backward_passes: float = 0.0) -> Scores:
-        """The mean of what every example says, with its standard error and its skewness."""
+        """Return the mean of the values of all examples (E, N), with its standard error and its skewness."""
         if len(values_EN) < 2:
             raise ValueError(f"score split of {len(values_EN)}: a standard error needs 2 or more examples")
         values_EN = values_EN.double()
@@ -51,9 +51,9 @@ class Scores:
 
     @classmethod
     def mean_over_tokens(cls, batches: Iterable[TokenValues], forward_passes: float) -> Scores:
-        """The mean over all tokens of a split of what every head gives for each.
+        """Return the mean of the heads' values over all tokens of a split.
 
-        It is one ratio over the whole split, so long examples count by their tokens; its standard error is that of a
+        It is one ratio over the whole split, so long examples count by their tokens. Its standard error is that of a
         ratio over examples (Cochran 1977, section 2.11).
         """
         sums, counts = [], []
@@ -71,7 +71,7 @@ class Scores:
 
 
 def _deviation(values_EN: Tensor) -> Tensor:
-    """The standard deviation over examples, also of no heads at all, for which `torch.std` warns."""
+    """Return the standard deviation over examples. It serves for no heads, too, for which `torch.std` warns."""
     return values_EN.std(dim=0) if values_EN.shape[1] else values_EN.new_zeros(0)
 
 
@@ -85,43 +85,43 @@ NEEDS_GATES = (
 class Scorer(Checked, ABC):
     """A way to score heads. It sees the model through the `Subject` protocol only, and only the *score* split.
 
-    What is true of every scorer of a class is said on the class, so that no other module lists scorers by name: a
-    `Budgeted` scorer is told how many heads stay, `TrainedGates` train.
+    Facts about all scorers of a class stand on the class, so that no other module lists scorers by name: a `Budgeted`
+    scorer is told how many heads to keep, `TrainedGates` train.
     """
 
     family: ClassVar[str] = "other"
-    """What the score is made from; figures put the scorers of one family together."""
+    """The kind of the score. Figures put the scorers of one family together."""
 
     reads_examples: ClassVar[bool] = True
     """Whether the score depends on the split at all."""
     reads_attention: ClassVar[bool] = False
-    """Whether attention weights are read. All other scorers leave the model free not to make them."""
+    """Whether the scorer reads attention weights. For other scorers the model need not compute them."""
     needs_gates: ClassVar[bool] = False
-    """Whether there is a score only for a model with learned gates."""
+    """Whether the model must have learned gates."""
     needs: ClassVar[type | None] = None
-    """The protocol of `subject.py` that a model must follow beside `Subject`, which only some do."""
+    """A protocol of `subject.py` beyond `Subject` that the model must have; None for none."""
     draws_by_head: ClassVar[bool] = False
-    """Whether random numbers are drawn for the heads in their order. Then other heads get them in another order, and
-    the scores of the same heads differ."""
+    """Whether a random number is drawn for each head, in the order of the grid. Then removing one head changes the
+    scores of others."""
     zero_if_silent: ClassVar[bool] = True
-    """Whether a head that writes nothing into the model scores 0."""
+    """Whether a head whose output is zero scores 0."""
 
     @abstractmethod
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores: ...
 
     def check(self, num_heads: int, gated: bool) -> None:
-        """Raise ValueError, before anything is trained, where it cannot score a model of so many heads, with or without
-        learned gates."""
+        """Raise ValueError, before anything is trained, if it cannot score a model with that many heads, `gated` or
+        not."""
         if self.needs_gates and not gated:
             raise ValueError(NEEDS_GATES)
 
 
 @dataclass(frozen=True)
 class Budgeted(Scorer):
-    """A scorer that needs to know how many heads stay. It runs again for every budget."""
+    """A scorer that must know how many heads are kept. It runs again for every budget."""
 
     keep: int | float = 0.5
-    """How many heads stay: a whole number of heads (6) or a share of all heads (0.5)."""
+    """How many heads are kept: a number of heads (6) or a share of all heads (0.5)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,7 +131,7 @@ class Budgeted(Scorer):
             )
 
     def heads_to_keep(self, num_heads: int) -> int:
-        """The number of heads; raises ValueError where it is none or more than there are."""
+        """Return the number of heads to keep. Raises ValueError if it is 0 or more than there are."""
         heads = round(self.keep * num_heads) if isinstance(self.keep, float) else self.keep
         if not 1 <= heads <= num_heads:
             raise ValueError(f"keep={self.keep}: of {num_heads} heads these are {heads}, allowed are 1 to {num_heads}")
@@ -142,5 +142,5 @@ class Budgeted(Scorer):
         self.heads_to_keep(num_heads)
 
     def keeping(self, heads: int) -> Self:
-        """Return a scorer that is asked for another number of heads."""
+        """Return the same scorer with another number of heads to keep."""
         return replace(self, keep=heads)

@@ -13,9 +13,9 @@ from mhaprune.subject import Subject
 
 @dataclass(frozen=True)
 class GateOutput(Scorer):
-    """g_n · mean over tokens of ‖c_n O_n‖₂: the learned gate made identifiable by the size of what it scales.
+    """g_n · mean over tokens of ‖c_n O_n‖₂: the learned gate times the size of what it scales, which is identifiable.
 
-    A model without gates lets everything through: g_n = 1.
+    For a model without gates, g_n = 1.
     """
 
     family: ClassVar[str] = "gate"

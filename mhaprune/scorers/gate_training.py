@@ -19,10 +19,11 @@ from mhaprune.settings.ranges import Ge, Gt
 from mhaprune.subject import Subject
 
 Sample = Callable[[Tensor, int, float, torch.Generator], Tensor]
-"""Gates (B, N) drawn from logits (N,) for a batch of B at a share of the training between 0 and 1."""
+"""A function that draws gates (B, N) from logits (N,) for a batch of B; the third argument is the share of the training
+that is done, 0 to 1."""
 
 Penalty = Callable[[Tensor, float], Tensor]
-"""What is added to the loss for logits (N,) at a share of the training between 0 and 1."""
+"""A function of the logits (N,) and the share of the training that is done, whose value is added to the loss."""
 
 
 @dataclass(frozen=True)

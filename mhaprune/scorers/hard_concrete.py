@@ -1,4 +1,4 @@
-"""Score: a stochastic gate that pays for being open."""
+"""Score: the probability that a stochastic gate stays open although that costs something."""
 
 import math
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from mhaprune.subject import Subject
 
 TEMPERATURE, STRETCH = 1 / 3, 0.1
 LOGIT_BOUND = 4.6
-"""Beyond it a gate is so surely open or closed that no gradient brings it back."""
+"""The largest logit. Beyond it a gate is so certain that no gradient could change it."""
 FIRST_MULTIPLIER = 1e-3
-"""Nats per head. It is multiplied, not added to: what a head is worth spans orders of magnitude."""
+"""The first λ, in nats per head. λ is multiplied, not added to, as the worth of heads spans orders of magnitude."""
 
 
 @dataclass(frozen=True)

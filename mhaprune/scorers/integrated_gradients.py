@@ -1,4 +1,4 @@
-"""Score: the gradient of the gate on the way from a model without heads to the whole one."""
+"""Score: the gradient of the gate along a path from closed heads to open ones."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal

@@ -1,4 +1,4 @@
-"""Score: the relevance that passes through the head."""
+"""Score: the relevance that flows through the head."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar

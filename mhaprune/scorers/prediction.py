@@ -17,22 +17,22 @@ from mhaprune.measure.outcomes import BATCH_SIZE
 from mhaprune.subject import Subject
 
 PASSES = 1
-"""Forward passes over the split that a fit takes."""
+"""Number of forward passes over the split in a fit."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicts the outputs of each head from those of the other heads of its block."""
+    """A linear prediction of each head's output from the other heads of its block."""
 
     means: Mapping[Block, Tensor]
     """(W,): the mean outputs of all heads, side by side."""
     maps: Mapping[Block, Tensor]
-    """(H, W, K): what makes of outputs less their means the part of head n that is not predicted."""
+    """(H, W, K): maps from the outputs minus their means to the part of head n that is not predicted."""
 
     @classmethod
     @torch.no_grad()
     def fit(cls, subject: Subject, examples: Data, ridge: float) -> Prediction:
-        """By ridge regression with an intercept over all tokens of a split, padding excluded, in float64.
+        """Fit by ridge regression with an intercept over all tokens of a split, padding excluded, in float64.
 
         The penalty on squared coefficients is `ridge` times the mean variance of an output. All regressions of a block
         come from one inverse P of its regularised covariance: the residual of head n is A P_n (P_nn)⁻¹.
@@ -58,7 +58,7 @@ class Prediction:
         return cls(means, maps)
 
     def missed(self, outputs: Mapping[Block, Tensor]) -> dict[Block, Tensor]:
-        """The outputs (B, H, T, K) less what is predicted of them."""
+        """Return the part of the outputs (B, H, T, K) that is not predicted."""
         return {
             block: (
                 (_side_by_side(context) - self.means[block].to(context)) @ self.maps[block].to(context)[:, None]

@@ -1,4 +1,4 @@
-"""Score: how little another head of the block repeats the head.
+"""Score: how little the head repeats another head of its block.
 
 Dimensions: B = batch, T = positions, X = tokens of a batch, H = heads of a block, K = head_dim, D = model width.
 """
@@ -16,7 +16,7 @@ from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
 
 ROUNDING = 1e-12
-"""A variance below this share of the mean square is rounding."""
+"""Smallest share of the mean square that a variance must have. Below it, it is rounding."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Redundancy(Scorer):
 
 
 def most_alike(products_HH: Tensor, means_HD: Tensor) -> Tensor:
-    """(H,): the largest cosine of each head with another one, from the mean products and the means of what they write;
-    1 for a head that does not vary, 0 for one that is alone."""
+    """Return the largest cosine of each head with another one, (H,), from the mean products and means of what they
+    write; 1 for a head that does not vary, 0 for one without another head beside it."""
     covariance_HH = products_HH - means_HD @ means_HD.T
     variance_H = covariance_HH.diagonal()
     varies_H = variance_H > ROUNDING * products_HH.diagonal()

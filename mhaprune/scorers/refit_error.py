@@ -1,4 +1,4 @@
-"""Score: the output of the head that the other heads of its block cannot predict."""
+"""Score: the part of the head's output that the other heads of its block cannot predict."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar

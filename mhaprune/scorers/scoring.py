@@ -1,4 +1,4 @@
-"""Run scorers over a subject and put what they say into tables."""
+"""Run scorers on a subject and put the scores into tables."""
 
 import re
 import time
@@ -30,14 +30,14 @@ class ScorerResult(NamedTuple):
 
 
 class Scoring:
-    """Scores of one subject on one split, each computed once; of a scorer that trains never again for this model."""
+    """The scores of one subject on one split. Each is computed once; if it is trained, the cache keeps it."""
 
     def __init__(self, subject: Subject, examples: Data, seed: int, remember: Remember | None = None) -> None:
         self.subject, self.examples, self.seed, self.remember = subject, examples, seed, remember
         self._done: dict[Scorer, ScorerResult] = {}
 
     def __call__(self, name: str, scorer: Scorer) -> ScorerResult:
-        """Raises ValueError, naming the scorer, where it refuses and for a score that is not finite."""
+        """Return the scores of a scorer. Raises ValueError, naming it, if it refuses or a score is not finite."""
         scorer = self._definite(scorer)
         if scorer not in self._done:
             with naming(name), doing(name):
@@ -45,7 +45,7 @@ class Scoring:
         return self._done[scorer]
 
     def cost(self, scorers: Iterable[Scorer]) -> dict[str, float]:
-        """Passes and seconds of those that were asked for, together."""
+        """Return the passes and seconds of these scorers together, as far as they were run."""
         done = [self._done[scorer] for scorer in dict.fromkeys(map(self._definite, scorers)) if scorer in self._done]
         return {
             "forward_passes": sum(scored.scores.forward_passes for scored in done),
@@ -54,7 +54,8 @@ class Scoring:
         }
 
     def _definite(self, scorer: Scorer) -> Scorer:
-        """With a number of heads for a share: 12 of 24 heads and half of them are one scorer, 1 and 1.0 are two."""
+        """Turn a share of heads to keep into a number, so that keep=12 and keep=0.5 of 24 heads share one result.
+        (keep=1 is one head, keep=1.0 all of them.)"""
         if isinstance(scorer, Budgeted):
             return scorer.keeping(scorer.heads_to_keep(len(self.subject.grid)))
         return scorer
@@ -88,7 +89,7 @@ class Scoring:
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Put the name of the scorer before what it says is wrong, as the key that a user would change."""
+    """Prefix a scorer's ValueError with its config key, for example `scorer.taylor.batch_size=0: ...`."""
     try:
         yield
     except ValueError as error:
@@ -97,7 +98,7 @@ def naming(name: str) -> Iterator[None]:
 
 
 def settings_text(plug_in: Checked) -> str:
-    """The settings of a scorer or schedule in a word each, so that no table leaves a variant unnamed."""
+    """Return the settings of a scorer or schedule as `name=value` pairs, so that tables tell variants apart."""
     return " ".join(f"{field.name}={getattr(plug_in, field.name)}" for field in fields(plug_in))
 
 
@@ -107,7 +108,7 @@ def head_columns(head: HeadId) -> dict[str, Any]:
 
 
 def heads_table(scoring: Scoring, scorers: Mapping[str, Scorer]) -> pd.DataFrame:
-    """One row per scorer, draw and head; rank 1 is the most important head."""
+    """Return one row per scorer, draw and head. Rank 1 is the most important head."""
     parts, subject = [], scoring.subject
     for name, scorer in scorers.items():
         scores, seconds = scoring(name, scorer)

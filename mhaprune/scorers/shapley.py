@@ -20,7 +20,7 @@ from mhaprune.subject import Subject
 PAIRS_AT_ONCE = 8
 MASKS_AT_ONCE = 1024
 MOST_HEADS = 16
-"""All subsets of more heads take too long."""
+"""The largest number of heads for which all subsets can be run."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Shapley(Scorer):
     """Shapley value of the head in the game v(S) = -mean loss with only the heads S open (Shapley 1953; for attention
     heads Held & Yang 2022). The scores sum to v(all) - v(none).
 
-    Where all 2^N subsets fit into `evaluations`, it is computed from all of them. The standard error is then over
-    examples. Otherwise permutations are sampled (Castro et al. 2009), in antithetic pairs, one and its reverse, and the
-    standard error is that of the sampling, over pairs.
+    If all 2^N subsets fit into `evaluations`, it is computed from all of them, with a standard error over examples.
+    Otherwise permutations are sampled (Castro et al. 2009) in pairs, one and its reverse, with a standard error over
+    pairs.
     """
 
     family: ClassVar[str] = "game"
@@ -89,10 +89,10 @@ class Shapley(Scorer):
 
 
 def _exact(subject: Subject, examples: Data) -> Scores:
-    """The Shapley values of each example, from the losses under all subsets, and their mean.
+    """Return the mean over examples of the Shapley values, computed from the losses under all subsets.
 
-    A subset of s heads counts for each of them with 1 / (N · C(N-1, s-1)), and against each other head with
-    1 / (N · C(N-1, s)).
+    A subset of s heads counts for each of them with 1 / (N · C(N-1, s-1)), and against each other head with 1 / (N ·
+    C(N-1, s)).
     """
     num_heads = len(subject.grid)
     opened = all_open(subject, 1)

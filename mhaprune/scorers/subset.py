@@ -47,9 +47,9 @@ class Subset(TrainedGates):
 
 
 def relaxed_top_k(logits_BN: Tensor, k: int, temperature: float) -> Tensor:
-    """Gates (B, N) that sum to k and go to 1 for the k highest logits as the temperature goes to 0.
+    """Return gates (B, N) that sum to k. The k highest go to 1 and the others to 0 as the temperature goes to 0.
 
-    In float64: in float32 it gives NaN below a temperature of about 0.1.
+    It computes in float64: in float32 it returns NaN below a temperature of about 0.1.
     """
     remaining_BN, gates_BN = logits_BN, torch.zeros_like(logits_BN)
     for _ in range(k):

@@ -46,7 +46,7 @@ class Taylor(Scorer):
 
 
 def token_gradients(subject: Subject, examples: Data, batch_size: int = BATCH_SIZE) -> Tensor:
-    """(E, N): for every example the sum over tokens of |∂ℓ/∂ξ|, where each token has a gate of its own."""
+    """Return for every example the sum over tokens of |∂ℓ/∂ξ|, (E, N), with a gate for each token."""
     dtype = all_open(subject, 1).dtype
     order, batches = by_length(examples, batch_size)
     parts = []

@@ -1,8 +1,8 @@
-"""Intervals, tests, and curves in one number.
+"""Confidence intervals and tests.
 
-Dimensions: E = examples, N = heads, S = seeds, P = points of a curve.
+Dimensions: E = examples, N = heads, S = seeds.
 
-All sums are einsum, not `@`: the threads of NumPy's BLAS do not know about num_threads.
+Sums use einsum, not `@`: the threads of NumPy's BLAS ignore num_threads.
 """
 
 import math
@@ -17,16 +17,16 @@ CONFIDENCE = 0.95
 QUANTILE = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 SIGN_FLIPS = 4999
 MOST_SKEWED = 0.75
-"""The largest skewness of a mean for which an interval is returned. Above it, two examples or fewer make the mean (some
-eight if these differ as much as exponential draws), and of such data up to 80 of 100 intervals would be wrong."""
+"""The largest skewness of a mean for which an interval is returned. Above it, the mean depends on two examples or fewer
+(or on some eight exponential ones), and up to 80 of 100 intervals of such data would be wrong."""
 LEAST_RUNS = 3
-"""Runs that are needed for an interval over runs."""
+"""The smallest number of runs for an interval over runs."""
 
 
 def mean_interval(values_E: np.ndarray) -> tuple[float, float]:
-    """Interval of a mean over examples, corrected for their skewness: see `skewed_ends`. For a loss, or a rise of it.
+    """Return the interval of a mean over examples, corrected for skewness: see `skewed_ends`. Use it for losses.
 
-    It is NaN where too few examples make the mean to say. Raises ValueError for fewer than two values.
+    It is NaN if the mean depends on too few examples. Raises ValueError for fewer than two values.
     """
     n = len(values_E)
     if n < 2:
@@ -36,24 +36,24 @@ def mean_interval(values_E: np.ndarray) -> tuple[float, float]:
 
 
 def share_interval(values_E: np.ndarray) -> tuple[float, float]:
-    """Interval of a mean over examples; the value of an example is a share of successes, between 0 and 1.
+    """Return the interval of a mean over examples whose values are shares, between 0 and 1.
 
-    It is that of `mean_interval` where enough examples differ.
+    It equals `mean_interval` if enough examples differ.
     """
     low, high = mean_interval(values_E) if len(values_E) > 1 else (math.nan, math.nan)
     return _mean_within(values_E, 0.0, 1.0) if math.isnan(low) else (max(0.0, low), min(1.0, high))
 
 
 def difference_interval(values_E: np.ndarray) -> tuple[float, float]:
-    """Interval of a mean over examples; the value of an example is a difference of two shares, between -1 and 1."""
+    """Return the interval of a mean over examples whose values are differences of shares, between -1 and 1."""
     return _mean_within(values_E, -1.0, 1.0)
 
 
 def _mean_within(values_E: np.ndarray, least: float, most: float) -> tuple[float, float]:
-    """As `mean_interval`, with two more examples, one of them 1 above the mean and one 1 below.
+    """Return the interval of `mean_interval` after two examples are added, one 1 above the mean and one 1 below.
 
-    Bonett and Price (2012) add these two to differences of 0/1 outcomes. Without them, values of which few differ, or
-    none, would have an interval of nearly no width.
+    Bonett and Price (2012) add them to differences of 0/1 outcomes. Without them, the interval would have nearly no
+    width if few examples differ.
     """
     mean = values_E.mean()
     low, high = mean_interval(np.append(values_E, (mean - 1, mean + 1)))
@@ -61,9 +61,10 @@ def _mean_within(values_E: np.ndarray, least: float, most: float) -> tuple[float
 
 
 def moments(values_EN: np.ndarray) -> np.ndarray:
-    """(3, N): the mean over examples, its standard error, and its skewness, which is that of the examples over √E.
+    """Return, (3, N), the mean over examples, its standard error and its skewness, which is that of the examples over
+    √E.
 
-    The skewness is 0 where all examples are equal.
+    The skewness is 0 if all examples are equal.
     """
     n, mean_N = len(values_EN), values_EN.mean(axis=0)
     centred_EN = values_EN - mean_N
@@ -95,10 +96,11 @@ def skewed_ends(moments_3N: np.ndarray, quantile: float = QUANTILE) -> tuple[np.
 
 
 def paired_interval(first_E: np.ndarray, second_E: np.ndarray) -> tuple[float, float]:
-    """Interval of the share of successes in `first` minus that in `second`, on the same examples; all values 0 or 1.
+    """Return the interval of the share of successes in `first` minus that in `second`, on the same examples; values are
+    0 or 1.
 
-    It is the score interval of Tango (1998, equations 8 to 11): all differences that McNemar's test would not refuse.
-    Unlike the bootstrap it is honest if few examples differ, or none.
+    It is the score interval of Tango (1998, equations 8 to 11): all differences that McNemar's test would not reject.
+    Unlike the bootstrap, it is reliable if few or no examples differ.
     """
     n = len(first_E)
     gained, lost = float((first_E > second_E).sum()), float((first_E < second_E).sum())
@@ -114,7 +116,7 @@ def paired_interval(first_E: np.ndarray, second_E: np.ndarray) -> tuple[float, f
 
 
 def _root(falling: Callable[[float], float], low: float, high: float, wanted: float) -> float:
-    """Return where a falling function takes a value; by bisection."""
+    """Return where a falling function takes a value, by bisection."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > wanted else (low, middle)
@@ -122,7 +124,8 @@ def _root(falling: Callable[[float], float], low: float, high: float, wanted: fl
 
 
 def wilson_interval(values_E: np.ndarray) -> tuple[float, float]:
-    """Interval of a share of successes (Wilson 1927). Unlike the bootstrap it is honest if all or none succeed."""
+    """Return the interval of a share of successes (Wilson 1927). Unlike the bootstrap, it is reliable if all or none
+    succeed."""
     n, share = len(values_E), float(np.mean(values_E))
     z = QUANTILE
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
@@ -133,15 +136,16 @@ def wilson_interval(values_E: np.ndarray) -> tuple[float, float]:
 def with_interval(
     name: str, values_E: np.ndarray, interval: Callable[[np.ndarray], tuple[float, float]] = mean_interval
 ) -> dict[str, float]:
-    """The mean over examples and its 95 % interval, in three columns: `name`, `name_low` and `name_high`."""
+    """Return the mean over examples and its 95 % interval as three columns: `name`, `name_low` and `name_high`."""
     low, high = interval(values_E)
     return {name: float(values_E.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
 def sign_flip_p(differences_E: np.ndarray, seed: int = 0) -> float:
-    """Two-sided p of paired differences, by random signs: their mean is 0 if signs are chance (Fisher 1935).
+    """Return the two-sided p of paired differences, by random signs: if signs are chance, their mean is 0 (Fisher
+    1935).
 
-    It is honest if only a few examples differ: four of one sign have p = 1/8.
+    It is reliable if only a few examples differ: for four of one sign, p = 1/8.
     """
     signs_RE = np.random.default_rng(seed).choice([-1.0, 1.0], size=(SIGN_FLIPS, len(differences_E)))
     sums_R = np.abs(np.einsum("re,e->r", signs_RE, differences_E))
@@ -150,22 +154,21 @@ def sign_flip_p(differences_E: np.ndarray, seed: int = 0) -> float:
 
 
 def student_interval(values_S: ArrayLike) -> tuple[float, float]:
-    """Interval of the mean over a few seeds (Student 1908), for which the bootstrap is too narrow.
+    """Return the interval of the mean over a few seeds (Student 1908), for which the bootstrap is too narrow.
 
-    It is NaN for fewer than `LEAST_RUNS`: two that happen to agree would have no width. It supposes values that scatter
-    around one middle. Of ten models it holds the mean in 89 % of cases if these form two groups, and in 65 % if one
-    model in ten fails.
+    It is NaN for fewer than `LEAST_RUNS` values: two that happen to agree would have no width. It assumes values around
+    one middle. For ten models in two groups it covers the mean in 89 % of cases, and in 65 % if one model in ten fails.
     """
     return _student(values_S, 1.0)
 
 
 def prediction_interval(values_S: ArrayLike) -> tuple[float, float]:
-    """Interval for the value of one new seed, mean ± t·s·√(1 + 1/S); it supposes the same as `student_interval`."""
+    """Return an interval for the value of one new seed, mean ± t·s·√(1 + 1/S), under the same assumption."""
     return _student(values_S, math.sqrt(len(np.asarray(values_S)) + 1))
 
 
 def _student(values_S: ArrayLike, factor: float) -> tuple[float, float]:
-    """The mean ± Student's t times `factor` standard errors."""
+    """Return the mean ± Student's t times `factor` standard errors."""
     values_S = np.asarray(values_S, dtype=float)
     n = len(values_S)
     if n < LEAST_RUNS:
@@ -176,30 +179,30 @@ def _student(values_S: ArrayLike, factor: float) -> tuple[float, float]:
 
 
 def geometric_mean(values_S: ArrayLike) -> tuple[float, float, float]:
-    """The geometric mean of positive values over a few seeds, and both ends of its interval: Student's for the mean of
-    the logarithms. The ends are NaN for fewer than `LEAST_RUNS`."""
+    """Return the geometric mean of positive values over a few seeds and the ends of its interval, which is Student's
+    for the mean of the logarithms. The ends are NaN for fewer than `LEAST_RUNS` values."""
     logarithms_S = np.log(np.asarray(values_S, dtype=float))
     low, high = student_interval(logarithms_S)
     return math.exp(logarithms_S.mean()), math.exp(low), math.exp(high)
 
 
 def prunable(moments_3N: np.ndarray, tolerance: float, confidence: float = CONFIDENCE) -> np.ndarray:
-    """(N,) boolean: heads that each alone raise the mean loss by less than `tolerance` nats when they are closed.
+    """Return which heads, (N,), each alone raise the mean loss by less than `tolerance` nats when closed.
 
-    At this `confidence` all of these claims hold together (Holm 1979). The p of a claim is that of the test whose
-    interval `skewed_ends` returns. A head with a NaN is never prunable, and no claim is made of it.
+    All these claims hold together at this `confidence` (Holm 1979). The p of a claim is from the test that belongs to
+    the interval of `skewed_ends`. A head with a NaN is not prunable, and no claim is made about it.
     """
     return holm(_p_below(moments_3N, tolerance)) < 1 - confidence
 
 
 def differs_p(moments_3N: np.ndarray) -> np.ndarray:
-    """(N,): two-sided p of each mean against 0, corrected for all N tests (Holm 1979)."""
+    """Return the two-sided p of each mean against 0, (N,), corrected for all N tests (Holm 1979)."""
     below_N = _p_below(moments_3N, 0.0)
     return holm(np.minimum(1.0, 2 * np.minimum(below_N, _p_below(moments_3N * [[-1.0], [1.0], [-1.0]], 0.0))))
 
 
 def _p_below(moments_3N: np.ndarray, tolerance: float) -> np.ndarray:
-    """(N,): one-sided p of each mean against `tolerance`: small if it is below."""
+    """Return the one-sided p of each mean against `tolerance`, (N,): small if the mean is below."""
     mean_N, stderr_N, a_N = moments_3N
     t_N = quotient(mean_N - tolerance, stderr_N)
     p_N = np.array([NormalDist().cdf(x) for x in t_N + a_N * t_N**2 / 3 + a_N**2 * t_N**3 / 27 + a_N / 6])
@@ -208,7 +211,7 @@ def _p_below(moments_3N: np.ndarray, tolerance: float) -> np.ndarray:
 
 
 def holm(p_N: np.ndarray) -> np.ndarray:
-    """(N,): p values corrected for all N tests (Holm 1979). A NaN is no test, and stays NaN."""
+    """Return p values corrected for all N tests, (N,) (Holm 1979). A NaN is no test, and stays NaN."""
     order = np.argsort(p_N)  # a NaN comes last
     claims = np.count_nonzero(~np.isnan(p_N)) - np.arange(len(p_N))
     together_N = np.empty(len(p_N))
@@ -217,13 +220,13 @@ def holm(p_N: np.ndarray) -> np.ndarray:
 
 
 def quotient(part_R: np.ndarray, whole_R: np.ndarray) -> np.ndarray:
-    """(R,): part / whole, NaN where the whole is 0."""
+    """Return part / whole, (R,); NaN where the whole is 0."""
     return np.divide(part_R, whole_R, out=np.full(len(part_R), math.nan), where=whole_R > 0)
 
 
 @lru_cache
 def _student_quantile(degrees: int) -> float:
-    """The t within ± which Student's distribution has CONFIDENCE of its mass; by bisection."""
+    """Return the t for which Student's distribution has CONFIDENCE of its mass between -t and t, by bisection."""
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         middle = (low + high) / 2

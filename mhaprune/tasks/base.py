@@ -1,4 +1,4 @@
-"""The base of tasks, and the part that tasks on generated sequences share."""
+"""The base of tasks, and of tasks on generated sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mhaprune.settings.ranges import Checked, Ge, Within
 
 Pair = tuple[Sequence[str], Sequence[str]]
 SplitSize = Annotated[int, Ge(2)]
-"""How many examples a split has that is not trained on. A standard error needs two."""
+"""Number of examples of a split that is not trained on. A standard error needs two."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Task(Checked, ABC):
     """A sequence-to-sequence task with fixed splits (see `Splits` for what each is for)."""
 
     learnt: ClassVar[float] = 0.99
-    """The exact match from which on a model counts as having learnt the task."""
+    """The exact match from which on a model has learnt the task."""
 
     seed: Annotated[int, Ge(0)] = 0
-    """Fixes the examples. It is not the seed of the run: models of different seeds share the same examples."""
+    """The seed of the examples. It is not the seed of the run: models of different seeds share the same examples."""
     valid: SplitSize = 512
     """Number of examples that are measured during training."""
     score: SplitSize = 512
@@ -40,7 +40,7 @@ class Task(Checked, ABC):
 
     @abstractmethod
     def splits(self) -> Splits[Examples]:
-        """The examples, the same ones at every call."""
+        """Return the examples, the same ones at every call."""
 
     @abstractmethod
     def symbols(self, text: str) -> list[str]:
@@ -48,10 +48,11 @@ class Task(Checked, ABC):
 
     @abstractmethod
     def answer(self, source: Sequence[str]) -> Sequence[str] | None:
-        """The target of a source; None where the task does not know it."""
+        """Return the target of a source; None if the task does not know it."""
 
     def read(self, text: str) -> list[str]:
-        """The source that a person typed; raises ValueError, one line, for what is empty or not in the vocabulary."""
+        """Return the symbols of a source that a person typed. Raises ValueError, one line, if it is empty or not in the
+        vocabulary."""
         source, known = self.symbols(text), self.vocabulary.symbols
         allowed = f"allowed are {' '.join(known)}"
         if not source:
@@ -62,7 +63,7 @@ class Task(Checked, ABC):
         return source
 
     def show(self, source: Sequence[int], target: Sequence[int]) -> str:
-        """One example as a person would write it."""
+        """Return one example as a person would write it."""
         decode = self.vocabulary.decode
         return f"{' '.join(decode(source))} -> {' '.join(decode(target))}"
 
@@ -75,18 +76,18 @@ class Task(Checked, ABC):
         return Examples(pad([encode(source) for source, _ in pairs]), pad([encode(target) for _, target in pairs]))
 
     def bytes_of_examples(self) -> int:
-        """An estimate of the memory that the splits take while they are made; 0 for a task that reads its examples."""
+        """Estimate the memory that the splits take while they are made; 0 for a task that reads its examples."""
         return 0
 
     @property
     def held_out(self) -> dict[str, int]:
-        """Number of examples of each split but `train`."""
+        """The number of examples of each split except `train`."""
         return {name: getattr(self, name) for name in ("valid", "score", "choose", "report")}
 
 
 @dataclass(frozen=True)
 class SequenceTask(Task):
-    """A task on sequences that are drawn at random, none of them twice."""
+    """A task on randomly drawn sequences, all of them different."""
 
     num_symbols: Annotated[int, Within(2, len(ALPHABET))] = 10
     """Number of different symbols: the digits, then the letters."""
@@ -118,7 +119,7 @@ class SequenceTask(Task):
 
     @abstractmethod
     def transform(self, source: Sequence[int]) -> Sequence[int]:
-        """The target of a source, both as indices into the symbols."""
+        """Return the target of a source, both as indices into the symbols."""
 
     @property
     def vocabulary(self) -> Vocabulary:

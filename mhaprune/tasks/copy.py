@@ -1,4 +1,4 @@
-"""Say the sequence again."""
+"""Copy the sequence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ MEANINGS = {
     "adj0": "-er",
     "adj1": "-est",
 }
-"""What the tags ask for."""
+"""The form of the word that each tag asks for."""
 FORMS = {"noun": ("noun0",), "verb": ("verb0", "verb1", "verb2", "verb3"), "adj": ("adj0", "adj1")}
 """The tags of a part of speech in the order of the table's columns: plural; past, past participle, -ing, -s; -er,
 -est."""
@@ -82,7 +82,7 @@ class Inflection(Task):
         return source
 
     def answer(self, source: Sequence[str]) -> Sequence[str] | None:
-        """The form in the table; None for words that it does not have."""
+        """Return the form in the table; None for words that are not in it."""
         wanted = "".join(source[:-1]), source[-1]
         return next((form for lemma, tag, form in self._pairs() if (lemma, tag) == wanted), None)
 
@@ -91,7 +91,7 @@ class Inflection(Task):
         return f"{''.join(lemma)} {tag} -> {''.join(self.vocabulary.decode(target))}"
 
     def group(self, source: Sequence[int]) -> str:
-        """Its tag."""
+        """Return its tag."""
         return self.vocabulary.decode(source)[-1]
 
     def _pairs(self) -> set[tuple[str, str, str]]:

@@ -19,9 +19,11 @@ class MirrorDifference(SequenceTask):
     """
 
     num_symbols: Annotated[int, Within(2, len(ALPHABET))] = 7
-    """Number of different symbols. Fewer than the other toys have: the differences have to be learnt by heart."""
+    """Number of different symbols. There are fewer than in other toy tasks, as the differences must be learnt by heart.
+    """
     max_length: Annotated[int, Within(1, 4096)] = 6
-    """Number of symbols of the longest sequences. Shorter than those of the other toys, which it is harder than."""
+    """Number of symbols of the longest sequences. They are shorter than in other toy tasks, because the task is harder.
+    """
 
     def transform(self, source: Sequence[int]) -> Sequence[int]:
         pairs = zip(source, reversed(source), strict=True)

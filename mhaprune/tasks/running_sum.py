@@ -1,4 +1,4 @@
-"""Say at each position the sum so far, modulo the number of symbols."""
+"""Write the running sum of the sequence, modulo the number of symbols."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Put the symbols in order."""
+"""Sort the sequence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
