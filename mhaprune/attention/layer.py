@@ -17,11 +17,6 @@ from mhaprune.settings.ranges import Ge, Lt, checked
 Size = Annotated[int, Ge(1)]
 
 
-def padding_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:
-    """Return True where a key is padding: (B, U) for lengths (B,), or (B, T, U) for one length per query, (B, T)."""
-    return torch.arange(num_keys, device=valid_lengths.device) >= valid_lengths.unsqueeze(-1)
-
-
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2) whose heads can be gated, masked and removed:
 

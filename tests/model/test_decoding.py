@@ -76,22 +76,6 @@ def test_without_cross_heads_the_encoder_does_not_run(
     assert deaf.predict(batch).shape == batch.target.shape
 
 
-def test_without_any_head_a_step_is_embedding_feed_forward_output_and_an_addition_per_block(
-    model: Seq2Seq, batch: Examples
-) -> None:
-    headless = emptied(model, *model.grid.blocks)
-    counts = operations(lambda: headless.decode_greedily(batch.source, TOKENS))
-    layers = len(model.decoder)
-    assert counts["native_layer_norm"] == TOKENS * (layers + 1)
-    assert counts["addmm"] == TOKENS * (2 * layers + 1)
-    assert counts["embedding"] == TOKENS
-    assert counts["add"] == TOKENS * (1 + 3 * layers)
-    assert not any("attention" in name or name in ("bmm", "_softmax") for name in counts)
-    assert sum(counts.values()) <= TOKENS * (20 + 20 * layers)
-    dense = operations(lambda: model.decode_greedily(batch.source, TOKENS))
-    assert sum(counts.values()) < sum(dense.values()) / 3
-
-
 def test_the_cache_spares_the_prefix(model: Seq2Seq, batch: Examples) -> None:
     """Of eight tokens the last costs what the first does; without the cache it would cost eight times that."""
     flops = []

@@ -13,9 +13,10 @@ from mhaprune.data import PAD, Splits
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.model.training import cross_entropy
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.recoveries.base import RecoveryContext, recover
+from mhaprune.recoveries.base import Recovery, RecoveryContext, recover
 from mhaprune.recoveries.fine_tune import FineTune, distil
 from mhaprune.recoveries.from_scratch import FromScratch
+from mhaprune.recoveries.refit import Refit
 from mhaprune.tasks.sort import Sort
 from support.models import gated_model, lesson_of
 
@@ -45,31 +46,22 @@ def test_distillation_asks_for_the_teachers_probabilities(lesson: RecoveryContex
     assert not torch.equal(plain.output.bias, taught.output.bias)
 
 
-def test_a_recovery_is_kept_for_the_weights_it_started_from(lesson: RecoveryContext) -> None:
-    asked: list[dict[str, Any]] = []
+def test_a_recovery_is_kept_for_all_that_decides_it_and_nothing_else(lesson: RecoveryContext) -> None:
+    def kept_for(recovery: Recovery, left: Seq2Seq = lesson.dense, draw: int = 0, extra_steps: int = 2) -> Any:
+        asked: list[dict[str, Any]] = []
 
-    def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
-        asked.append(what)
-        return make(None, lambda state: None)
+        def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
+            asked.append(what)
+            return {"weights": None, "history": [], "note": ""}
+
+        recover(recovery, replace(lesson, extra_steps=extra_steps), left, draw, remember)
+        return asked[0]
 
     first, other = (without(lesson.dense, f"cross.0.{n}") for n in (0, 1))
-    for left in (first, other):
-        recover(FineTune(steps=1), lesson, left, 0, remember)
-        recover(FromScratch(), lesson, left, 0, remember)
-    tuned, scratch, tuned_other, scratch_other = asked
-    assert tuned["from"] != tuned_other["from"]
-    assert scratch["from"] == scratch_other["from"], "only the shape matters"
-    recover(FromScratch(), replace(lesson, extra_steps=7), first, 0, remember)
-    assert asked[-1]["from"] != scratch["from"]
-
-
-def test_a_draw_is_kept_whatever_others_there_are(lesson: RecoveryContext) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
-        asked.append(what)
-        return {"weights": None, "history": [], "note": ""}
-
-    for draws, draw in ((1, 0), (3, 0), (3, 1)):
-        recover(FromScratch(draws), lesson, lesson.dense, draw, remember)
-    assert asked[0] == asked[1] != asked[2]
+    assert list(kept_for(FineTune())["recovered_with"]) == ["mhaprune.recoveries"]
+    assert kept_for(FineTune(), first) != kept_for(FineTune(), other)
+    assert kept_for(FineTune()) != kept_for(FineTune(start=Refit())) != kept_for(FineTune(start=Refit(ridge=0.1)))
+    scratch = kept_for(FromScratch(), first)
+    assert scratch == kept_for(FromScratch(), other), "only the shape matters"
+    assert scratch != kept_for(FromScratch(), first, extra_steps=7)
+    assert kept_for(FromScratch(1)) == kept_for(FromScratch(3)) != kept_for(FromScratch(3), draw=1)

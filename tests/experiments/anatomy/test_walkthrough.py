@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.attention.gates import Softmax
-from mhaprune.attention.layer import MultiHeadAttention, causal_bias, padding_bias, padding_mask
+from mhaprune.attention.layer import MultiHeadAttention, causal_bias, padding_bias
 from mhaprune.experiments.anatomy import walkthrough
 from mhaprune.experiments.anatomy.walkthrough import (
     LayerCall,
@@ -32,7 +32,7 @@ def calls() -> dict[str, LayerCall]:
         for parameter in one.parameters():
             torch.nn.init.normal_(parameter)
     x = torch.randn(3, 6, 8, dtype=torch.double)
-    padding = padding_bias(padding_mask(torch.tensor([6, 4, 2]), 6), torch.double)
+    padding = padding_bias(torch.arange(6) >= torch.tensor([[6], [4], [2]]), torch.double)
     causal = causal_bias(6, 6, torch.double, torch.device("cpu"))[None, None]
     sizes = [torch.randn(2, 4, 5), torch.randn(2, 6, 7), torch.randn(2, 6, 3)]
     return {
