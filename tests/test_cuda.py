@@ -69,12 +69,13 @@ def test_a_training_goes_the_same_way(
     pd.testing.assert_frame_equal(ends[0][columns], ends[1][columns], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.cuda
+@needs_gpu
 @pytest.mark.parametrize("name", sorted(every("scorer")))
-def test_a_score_is_the_same(single: Seq2Seq, splits: Splits, name: str, device: str) -> None:
+def test_a_score_is_the_same(single: Seq2Seq, splits: Splits, name: str) -> None:
     scorer = every("scorer")[name]
     here = scorer(single, splits.score, 0)
-    there = scorer(copy.deepcopy(single).to(device), splits.score.to(device), 0)
+    there = scorer(copy.deepcopy(single).to("cuda"), splits.score.to("cuda"), 0)
     torch.testing.assert_close(there.values.cpu(), here.values, rtol=1e-3, atol=1e-4, check_dtype=False)
 
 

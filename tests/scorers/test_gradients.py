@@ -70,15 +70,8 @@ def test_taylor_of_a_batch_is_the_sum_of_outputs_times_their_gradients(model: Se
     assert scores.stderr is None
 
 
-def test_taylor_of_batches_weighs_each_by_its_examples(model: Seq2Seq, splits: Splits) -> None:
-    gradients = gate_gradients(model, splits.score)
-    expected = (10 * gradients[:10].mean(0).abs() + 10 * gradients[10:20].mean(0).abs()
-                + 4 * gradients[20:].mean(0).abs()) / 24  # fmt: skip
-    torch.testing.assert_close(Taylor(level="batch", batch_size=10)(model, splits.score, 0).values[0], expected)
-
-
 @pytest.mark.parametrize(("batch_size", "sizes"), [(10, (10, 10, 4)), (23, (23, 1)), (8, (8, 8, 8))])
-def test_the_standard_error_of_taylor_weighs_each_batch_by_its_examples(
+def test_taylor_of_batches_and_its_standard_error_weigh_each_by_its_examples(
     model: Seq2Seq, splits: Splits, batch_size: int, sizes: tuple[int, ...]
 ) -> None:
     """Σ (share · (batch - mean))², times batches over batches less one; of equal batches it is that of their mean."""
@@ -92,6 +85,7 @@ def test_the_standard_error_of_taylor_weighs_each_batch_by_its_examples(
     if len(set(sizes)) == 1:
         torch.testing.assert_close(expected, torch.stack(parts).std(0) / len(sizes) ** 0.5)
     scores = Taylor(level="batch", batch_size=batch_size)(model, splits.score, seed=0)
+    torch.testing.assert_close(scores.values[0], mean)
     assert scores.stderr is not None
     torch.testing.assert_close(scores.stderr[0], expected, rtol=1e-5, atol=1e-10)
 
@@ -112,16 +106,6 @@ def test_taylor_by_token_closes_one_token_at_a_time(model: Seq2Seq, splits: Spli
     torch.testing.assert_close(Taylor(level="token")(model, both, 0).values[0], total, rtol=1e-5, atol=1e-8)
 
 
-def test_the_absolute_value_can_only_lower_a_score_from_level_to_level(model: Seq2Seq, splits: Splits) -> None:
-    token, example, batch = (
-        Taylor(level=level)(model, splits.score, 0).values[0]  # type: ignore[arg-type]
-        for level in ("token", "example", "batch")
-    )
-    assert (token >= example).all()
-    assert (example >= batch).all()
-    assert (token > batch * 1.01).any()
-
-
 def loss_at(model: Seq2Seq, examples: Examples, closed: Sequence[int]) -> Tensor:
     gates = torch.ones(len(model.grid)).double()
     gates[closed] = 0.0
@@ -129,31 +113,17 @@ def loss_at(model: Seq2Seq, examples: Examples, closed: Sequence[int]) -> Tensor
 
 
 def test_integrated_gradients_sum_to_what_the_loss_falls_by(model: Seq2Seq, splits: Splits) -> None:
-    some = splits.score[:4]
+    some = splits.score[:2]
     scores = IntegratedGradients(path="all", steps=200)(model, some, seed=0)
     fall = loss_at(model, some, range(len(model.grid))) - loss_at(model, some, [])
     torch.testing.assert_close(scores.values.sum(), fall, rtol=1e-3, atol=0)
     assert scores.forward_passes == scores.backward_passes == 200
 
 
-def test_integrated_gradients_of_a_block_sum_to_what_the_loss_rises_by_without_it(
-    model: Seq2Seq, splits: Splits
-) -> None:
-    """Also where blocks are ragged; one that is empty takes no pass. The kinks of ReLU slow the midpoint rule down."""
-    heads, some = model.grid.heads, splits.score[:32]
-    pruned = model.without(HeadMask(model.grid, frozenset([heads[1], *heads[3:6]])))
-    for one, blocks in ((model, 6), (pruned, 5)):
-        scores = IntegratedGradients(steps=25)(one, some, seed=0)
-        dense = loss_at(one, some, [])
-        for block in one.grid.blocks:
-            rise = loss_at(one, some, one.grid.positions(block)) - dense
-            torch.testing.assert_close(one.grid.split(scores.values)[block].sum(), rise, rtol=0.03, atol=2e-3)
-        assert scores.forward_passes == scores.backward_passes == 25 * blocks
-
-
 def test_integrated_gradients_scale_one_block_while_the_others_stay_open(model: Seq2Seq, splits: Splits) -> None:
-    """One example and one point at a time."""
-    examples = splits.score[:4]
+    """One example and one point at a time. Blocks may be ragged; one that is empty takes no pass."""
+    heads = model.grid.heads
+    model, examples = model.without(HeadMask(model.grid, frozenset([heads[1], *heads[3:6]]))), splits.score[:4]
     by_hand = torch.zeros(4, len(model.grid)).double()
     for block in model.grid.blocks:
         heads = list(model.grid.positions(block))
@@ -168,6 +138,7 @@ def test_integrated_gradients_scale_one_block_while_the_others_stay_open(model: 
     torch.testing.assert_close(scores.values[0], by_hand.mean(0))
     assert scores.stderr is not None
     torch.testing.assert_close(scores.stderr[0], by_hand.std(0) / 4**0.5)
+    assert scores.forward_passes == scores.backward_passes == 3 * 5
 
 
 @pytest.mark.parametrize("block", [Block(Site.ENCODER_SELF, 1), Block(Site.DECODER_SELF, 0), Block(Site.CROSS, 0)])
@@ -198,18 +169,6 @@ def test_integrated_gradients_are_attention_attribution_summed_over_queries_and_
     del attention.attend
     scores = IntegratedGradients(steps=steps)(model, splits.score, seed=0)
     torch.testing.assert_close(model.grid.split(scores.values)[block][0], total)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: IntegratedGradients(steps=0), "steps=0: must be 1 or more"),
-        (lambda: Taylor(batch_size=0), "batch_size=0: must be 1 or more"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(make: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()  # type: ignore[operator]
 
 
 def test_one_example_has_no_standard_error(model: Seq2Seq, splits: Splits) -> None:

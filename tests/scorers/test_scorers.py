@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,7 +11,6 @@ from torch import Tensor
 from mhaprune.data import Examples, Splits
 from mhaprune.heads import Block, HeadId, HeadMask, Site
 from mhaprune.measure.outcomes import measure
-from mhaprune.model.relevance import with_relevance
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.ablation import Ablation, resample
 from mhaprune.scorers.all_but_one import AllButOne
@@ -20,7 +18,6 @@ from mhaprune.scorers.confidence import Confidence
 from mhaprune.scorers.entropy import Entropy
 from mhaprune.scorers.gate import Gate
 from mhaprune.scorers.gate_output import GateOutput
-from mhaprune.scorers.lrp import Lrp
 from mhaprune.scorers.magnitude import Magnitude
 from mhaprune.scorers.random import Random
 from mhaprune.subject import Fallback
@@ -87,20 +84,8 @@ def test_gate_output_is_the_loop_over_tokens(model: Seq2Seq, splits: Splits) -> 
                 norms[model.grid.index(head)].append(written[0].norm(dim=-1))
     scores = GateOutput()(model, splits.score, seed=0)
     torch.testing.assert_close(scores.values[0], torch.stack([torch.cat(norms[n]).mean() for n in norms]))
-    assert scores.stderr is not None
-    assert (scores.stderr > 0).all()
-
-
-def test_the_error_of_gate_output_is_that_of_resampled_examples(model: Seq2Seq, splits: Splits) -> None:
-    draw = torch.Generator().manual_seed(0)
-    resampled = []
-    for _ in range(200):
-        index = torch.randint(len(splits.score), (len(splits.score),), generator=draw)
-        resampled.append(GateOutput()(model, splits.score[index], seed=0).values[0])
-    claimed = GateOutput()(model, splits.score, seed=0).stderr
-    assert claimed is not None
-    ratio = torch.stack(resampled).std(0) / claimed[0]
-    assert (ratio - 1).abs().max() < 0.35
+    folded = GateOutput()(model.without(HeadMask(model.grid)), splits.score, seed=0)
+    torch.testing.assert_close(folded.stderr, scores.stderr)
 
 
 def test_random_draws_are_orders_and_seeded(model: Seq2Seq, splits: Splits) -> None:
@@ -110,8 +95,6 @@ def test_random_draws_are_orders_and_seeded(model: Seq2Seq, splits: Splits) -> N
     assert len(values.unique(dim=0)) == 4
     assert torch.equal(values, Random(draws=4)(model, splits.score, seed=3).values)
     assert not torch.equal(values, Random(draws=4)(model, splits.score, seed=4).values)
-    with pytest.raises(ValueError, match="draws=0: must be 1 or more"):
-        Random(draws=0)
 
 
 @torch.no_grad()
@@ -172,18 +155,3 @@ def test_confidence_and_entropy_are_the_loop_over_tokens(model: Seq2Seq, splits:
     for scorer, expected in ((Confidence(), peaks), (Entropy(), spreads)):
         values = scorer(model, splits.score, seed=0).values[0]
         torch.testing.assert_close(values, torch.stack([torch.stack(expected[n]).mean() for n in expected]))
-
-
-def test_lrp_is_the_share_of_relevance_in_the_block(model: Seq2Seq, splits: Splits) -> None:
-    """One example, one token at a time; the relevance itself is checked in test_relevance."""
-    relevant, shares, examples = with_relevance(model, 1e-3), [], splits.score[:8]
-    for one in one_by_one(examples):
-        total = torch.zeros(len(model.grid)).double()
-        for t in range(one.target.shape[1]):
-            gates = torch.ones(len(model.grid), dtype=torch.double, requires_grad=True)
-            relevant.run_gated(one, gates)[0, t].max().backward()
-            assert gates.grad is not None
-            total += gates.grad
-        shares.append(torch.cat([R.abs() / R.abs().sum() for R in model.grid.split(total).values()]))
-    scores = Lrp()(model, examples, seed=0).values[0]
-    torch.testing.assert_close(scores, torch.stack(shares).mean(0))

@@ -15,7 +15,6 @@ from mhaprune.schedules.budgets import removing
 from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Budgeted, Scorer
-from mhaprune.scorers.gate_training import TrainedGates
 from mhaprune.scorers.hard_concrete import LOGIT_BOUND, HardConcrete, probability_open, stretched
 from mhaprune.scorers.subset import Subset, relaxed_top_k
 from support.composing import every
@@ -41,11 +40,7 @@ def planted(model: Seq2Seq, splits: Splits) -> tuple[Seq2Seq, Examples]:
 
 @pytest.mark.parametrize(
     "scorer",
-    [
-        HardConcrete(keep=3, batch_size=8),
-        Subset(keep=3, batch_size=8),
-        Ablation(),
-    ],
+    [HardConcrete(keep=3, steps=100, batch_size=8), Subset(keep=3, steps=100, batch_size=8), Ablation()],
     ids=repr,
 )
 def test_planted_heads_are_found_and_exactly_so_many_kept(planted: tuple[Seq2Seq, Examples], scorer: Scorer) -> None:
@@ -55,13 +50,6 @@ def test_planted_heads_are_found_and_exactly_so_many_kept(planted: tuple[Seq2Seq
     assert {str(head) for head in mask.kept} == set(PLANTED)
     if isinstance(scorer, HardConcrete):
         assert (scores.values[0] > 0.5).sum() == 3
-
-
-def test_a_share_of_the_heads_is_their_number(planted: tuple[Seq2Seq, Examples]) -> None:
-    model, examples = planted
-    share, number, fewer = (Subset(keep=keep, steps=5)(model, examples, seed=0).values for keep in (3 / 18, 3, 2))
-    assert torch.equal(share, number)
-    assert not torch.equal(number, fewer)
 
 
 WORTHS = torch.logspace(-3, 0.5, 18, dtype=torch.double)[[(5 * n + 2) % 18 for n in range(18)]]
@@ -97,21 +85,7 @@ def test_subset_keeps_heads_of_much_worth_and_is_decided(keep: int) -> None:
     assert WORTHS[order[:keep]].sum() > 0.95 * WORTHS.sort(descending=True).values[:keep].sum()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scorer", [HardConcrete(keep=6), HardConcrete(keep=12), Subset(keep=12)], ids=repr)
-def test_planted_heads_are_among_more_and_the_last_of_them_is_not_tied(
-    planted: tuple[Seq2Seq, Examples], scorer: TrainedGates
-) -> None:
-    model, examples = planted
-    values = scorer(model, examples, seed=0).values[0]
-    keep, order = int(scorer.keep), values.argsort(descending=True)
-    assert {str(model.grid.heads[n]) for n in order[:keep]} >= set(PLANTED)
-    assert values[order[keep - 1]] - values[order[keep]] > 1e-3
-    if isinstance(scorer, HardConcrete):
-        assert abs(int((values > 0.5).sum()) - keep) <= 1
-
-
-@pytest.mark.parametrize("keep", [6, 9, 12])
+@pytest.mark.parametrize("keep", [6, 12])
 def test_the_budget_of_hard_concrete_is_the_expected_number_of_open_gates(keep: int) -> None:
     """Heads of no worth stay undecided, all alike, so that only the penalty says how open they are. It is least with
     one gate fewer than wanted."""
@@ -148,12 +122,6 @@ def test_the_temperature_of_subset_falls_log_linearly() -> None:
         expected = relaxed_top_k(noise, 4, temperature)
         softness = float((gates * (1 - gates)).mean())
         assert softness == pytest.approx(float((expected * (1 - expected)).mean()), rel=0.1)
-
-
-@pytest.mark.parametrize("rate", [0.0, -0.02, float("inf"), float("nan")])
-def test_the_rate_of_the_multiplier_must_be_positive_and_finite(rate: float) -> None:
-    with pytest.raises(ValueError, match=f"multiplier_rate={rate}: must be above 0 and finite"):
-        HardConcrete(multiplier_rate=rate)
 
 
 def test_the_temperature_must_not_rise() -> None:

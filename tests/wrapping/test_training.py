@@ -62,23 +62,6 @@ def test_it_is_clipped_adamw_down_the_mean_loss_of_the_examples() -> None:
     assert history["valid_quality"].between(0, 1).all()
 
 
-def test_it_goes_on_where_it_was_interrupted() -> None:
-    recipe, whole, stopped = PlainTraining(**{**vars(RECIPE), "checkpoint_every": 3}), left(0), left(0)
-    trained(recipe, whole)
-    states: list[dict[str, Any]] = []
-
-    def stop(state: dict[str, Any]) -> None:
-        states.append(copy.deepcopy(state))
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        trained(recipe, stopped, save=stop)
-    resumed = left(0)
-    trained(recipe, resumed, state=states[0])
-    for one, other in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True):
-        assert torch.equal(one, other)
-
-
 def test_frozen_weights_stay_and_without_others_it_is_refused() -> None:
     model = left(0)
     model.model.get_submodule("output").requires_grad_(False)
