@@ -17,7 +17,7 @@ from mhaprune.wrapping.descent import Descent
 
 State = dict[str, Any]
 Left = Any
-"""A subject that has lost heads, with a `state_dict`: our own network, or a pretrained model."""
+"""A `GatedModel` that has lost heads: our own network, or a pretrained model."""
 Made = TypeVar("Made")
 HISTORY = ["step", "seconds", "loss", "valid_loss", "valid_token_accuracy", VALID_QUALITY]
 """The first columns of the history of a training, which has a row for each evaluation; none if nothing is trained."""
@@ -110,7 +110,7 @@ def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, 
             model, history = recovery(lesson, left, draw, state, save)
         except Diverged as error:
             return {"weights": None, "history": {}, "note": f"diverged, so it is as it was: {error}"}
-        return {"weights": model.state_dict(), "history": history.to_dict("list"), "note": ""}
+        return {"weights": model.module.state_dict(), "history": history.to_dict("list"), "note": ""}
 
     settings = describe(recovery)
     settings.pop("draws", None)  # one draw is the same however many others there are
@@ -123,10 +123,10 @@ def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, 
     content = remember("recovered", what, make) if recovery.kept else make(None, lambda state: None)
     model = left.copied()
     if content["weights"] is not None:
-        model.load_state_dict(content["weights"])
+        model.module.load_state_dict(content["weights"])
     return RecoveryResult(model, pd.DataFrame(content["history"]), content["note"])
 
 
 def left_digest(left: Left) -> list[Any]:
     """Identify a pruned model, for the cache: the names of its heads, and a digest of its weights."""
-    return [[str(head) for head in left.grid], weights_digest(left)]
+    return [[str(head) for head in left.grid], weights_digest(left.module)]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mhaprune.data import Data
 from mhaprune.settings.ranges import Checked
+from mhaprune.statistics.intervals import moments
 from mhaprune.subject import Subject
 
 TokenValues = Sequence[tuple[Tensor, Tensor]]
@@ -43,10 +44,8 @@ class Scores:
         if len(values_EN) < 2:
             raise ValueError(f"score split of {len(values_EN)}: a standard error needs 2 or more examples")
         values_EN = values_EN.double()
-        stderr_N, mean_N = _deviation(values_EN) / len(values_EN) ** 0.5, values_EN.mean(dim=0)
-        centred_EN = values_EN - mean_N
-        cubes_N, variance_N = (centred_EN**3).mean(dim=0), (centred_EN**2).mean(dim=0)
-        skewness_N = torch.where(variance_N > 0, cubes_N / (variance_N**1.5 * len(values_EN) ** 0.5), 0.0)
+        _, stderr_N, skewness_N = torch.from_numpy(moments(values_EN.cpu().numpy())).to(values_EN.device)
+        mean_N = values_EN.mean(dim=0)
         return cls(mean_N[None], stderr_N[None], forward_passes, backward_passes, skewness_N[None])
 
     @classmethod
@@ -66,13 +65,10 @@ class Scores:
         sums_EN, counts_EN = torch.cat(sums), torch.cat(counts)
         mean_N = sums_EN.sum(dim=0) / counts_EN.sum(dim=0)
         residuals_EN = sums_EN - mean_N * counts_EN
-        stderr_N = _deviation(residuals_EN) * len(sums_EN) ** 0.5 / counts_EN.sum(dim=0)
+        # no heads at all have no deviation, for which `torch.std` warns
+        deviation_N = residuals_EN.std(dim=0) if len(mean_N) else mean_N
+        stderr_N = deviation_N * len(sums_EN) ** 0.5 / counts_EN.sum(dim=0)
         return cls(mean_N[None], stderr_N[None], forward_passes)
-
-
-def _deviation(values_EN: Tensor) -> Tensor:
-    """Return the standard deviation over examples. It serves for no heads, too, for which `torch.std` warns."""
-    return values_EN.std(dim=0) if values_EN.shape[1] else values_EN.new_zeros(0)
 
 
 NEEDS_GATES = (

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
 import torch
@@ -15,36 +15,15 @@ from torch.optim import Optimizer
 
 from mhaprune.attention.gates import GateConfig
 from mhaprune.data import Data
-from mhaprune.heads import HeadGrid
 from mhaprune.interrupts import HeldSignals
 from mhaprune.measure.outcomes import Diverged, measure
 from mhaprune.progress import doing
 from mhaprune.settings.ranges import Checked, Ge, Gt
-from mhaprune.subject import Batch, Evaluated
+from mhaprune.subject import Batch
+from mhaprune.wrapping.gated import GatedModel
 
 Objective = Callable[[Any, Batch], Tensor]
 """The function that training minimises: a number for a model and a batch, without the penalties of the gates."""
-
-
-class TrainableModel(Evaluated, Protocol):
-    """A model that can be trained: our own network, or a wrapped one."""
-
-    @property
-    def grid(self) -> HeadGrid: ...
-
-    def learned_gates(self) -> Tensor | None: ...
-
-    def train(self) -> Any:
-        """Switch to training mode (dropout on)."""
-        ...
-
-    def eval(self) -> Any:
-        """Switch to evaluation mode (dropout off)."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, weights: Mapping[str, Any]) -> Any: ...
 
 
 class Watch:
@@ -120,7 +99,7 @@ class Descent(Checked, ABC):
 
     def __call__(
         self,
-        model: TrainableModel,
+        model: GatedModel,
         train: Data,
         valid: Data,
         gate: GateConfig | None,
@@ -140,12 +119,12 @@ class Descent(Checked, ABC):
             try:
                 rows = self._train(model, train, valid, seed, optimisers, objective or self.objective, state, save)
             finally:
-                model.eval()
+                model.module.eval()
         return pd.DataFrame(rows)
 
     def _train(
         self,
-        model: TrainableModel,
+        model: GatedModel,
         train: Data,
         valid: Data,
         seed: int,
@@ -169,7 +148,7 @@ class Descent(Checked, ABC):
             for step in range(first, self.steps):
                 for group in parameter_groups(optimisers):
                     group["lr"] = group["initial_lr"] * self.learning_rate_factor(step)
-                model.train()
+                model.module.train()
                 running += self.step(model, next(batches), optimisers, objective)
                 done = progress.done = step + 1
                 if done % self.evaluate_every == 0 or done == self.steps:
@@ -189,7 +168,7 @@ class Descent(Checked, ABC):
         return rows
 
     def _finite(
-        self, loss: float, model: TrainableModel, valid: Data, step: int, rows: Sequence[Mapping[str, Any]]
+        self, loss: float, model: GatedModel, valid: Data, step: int, rows: Sequence[Mapping[str, Any]]
     ) -> dict[str, float]:
         """Evaluate the model on `valid` and return the columns of the training table: loss, quality and gates.
 
@@ -214,8 +193,8 @@ class Descent(Checked, ABC):
         progress = min(1.0, progress)
         return 1 - progress if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
 
-    def _held_out(self, model: TrainableModel, valid: Data) -> dict[str, float]:
-        model.eval()
+    def _held_out(self, model: GatedModel, valid: Data) -> dict[str, float]:
+        model.module.eval()
         outcome = measure(model, valid)
         gates = model.learned_gates()
         row = {f"valid_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
@@ -242,13 +221,13 @@ def parameter_groups(optimisers: Iterable[Optimizer]) -> list[dict[str, Any]]:
     return [group for optimiser in optimisers for group in optimiser.param_groups]
 
 
-def _states(model: TrainableModel, optimisers: Sequence[Optimizer]) -> dict[str, Any]:
-    return {"model": model.state_dict(), "optimisers": [optimiser.state_dict() for optimiser in optimisers]}
+def _states(model: GatedModel, optimisers: Sequence[Optimizer]) -> dict[str, Any]:
+    return {"model": model.module.state_dict(), "optimisers": [optimiser.state_dict() for optimiser in optimisers]}
 
 
-def _restore(state: Mapping[str, Any], model: TrainableModel, optimisers: Sequence[Optimizer], running: Tensor) -> None:
+def _restore(state: Mapping[str, Any], model: GatedModel, optimisers: Sequence[Optimizer], running: Tensor) -> None:
     """Go back to a saved state: weights, optimisers, the sum of losses since the last evaluation, random draws."""
-    model.load_state_dict(state["model"])
+    model.module.load_state_dict(state["model"])
     for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
         optimiser.load_state_dict(saved)
     running.copy_(state["running"])

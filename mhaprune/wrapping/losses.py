@@ -20,6 +20,7 @@ from mhaprune.wrapping.batches import DENSE, IGNORED, MASK, Batches, Parts
 from mhaprune.wrapping.replay import tensors_in
 
 Judge = Callable[[Any, Any], Tensor]
+"""From what the model returns and a batch to one number per example, (B,)."""
 
 
 def classification(output: Any, batch: Any) -> Tensor:
@@ -183,10 +184,6 @@ def _mean_over_tokens(logits_BTC: Tensor, labels_BT: Tensor, values: Callable[[T
     return torch.where(labels_BT != IGNORED, values(logits_BTC, labels_BT), 0.0).sum(dim=1) / counted_B
 
 
-PerExample = Callable[[Any, Any], Tensor]
-"""A function of the model's output and a batch that returns one number per example, (B,)."""
-
-
 class LossAndQuality(NamedTuple):
     """A loss and a quality per example, (B,) each."""
 
@@ -194,7 +191,7 @@ class LossAndQuality(NamedTuple):
     quality: Tensor
 
 
-def judged(output: Any, given: Any, size: int, loss: PerExample, quality: PerExample) -> LossAndQuality:
+def judged(output: Any, given: Any, size: int, loss: Judge, quality: Judge) -> LossAndQuality:
     """Return the loss and the quality of every example of a batch. `given` is the batch in the user's form.
 
     Raises ValueError for a loss or a quality that is not one real number per example.

@@ -71,25 +71,20 @@ class TorchAttention(nn.Module):
         return (out if self.batch_first else out.transpose(0, 1)), weights
 
 
-def convertible(model: nn.Module) -> bool:
-    """Return whether a model must be converted before its heads can be gated."""
-    return any(isinstance(module, nn.MultiheadAttention | MultiHeadAttention) for module in model.modules())
-
-
 def converted(model: nn.Module) -> nn.Module:
-    """Return a copy that shares all weights, in which attention of torch.nn and `MultiHeadAttention` can be gated and
-    cut.
+    """Return a copy that shares all weights, in which attention of torch.nn can be gated and cut; or the model itself,
+    if it has none.
 
     Raises `Unsupported` for attention that cannot be converted.
     """
+    if not any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
+        return model
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     model = copy.deepcopy(model, shared)
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.MultiheadAttention):
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, _from_torch(module).train(module.training))
-        elif isinstance(module, MultiHeadAttention):
-            _make_hookable(module)
         elif isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = module.enable_nested_tensor = False
     return model
@@ -113,13 +108,6 @@ def _from_torch(attention: nn.MultiheadAttention) -> TorchAttention:
         setattr(layer, name, _linear(weight, bias))
     layer.out_proj = _linear(attention.out_proj.weight, attention.out_proj.bias)  # type: ignore[assignment]
     return TorchAttention(layer, attention.batch_first, range(attention.num_heads))
-
-
-def _make_hookable(layer: MultiHeadAttention) -> None:
-    """Replace the projections of a layer, which it computes together, by linear modules that are called one by one."""
-    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-        projection = getattr(layer, name)
-        setattr(layer, name, _linear(projection.weight, projection.bias))
 
 
 def _linear(weight: Tensor | None, bias: Tensor | None) -> nn.Linear:

@@ -25,7 +25,7 @@ from mhaprune.wrapping.blocks import AttentionBlock, Unsupported
 from mhaprune.wrapping.discovery import discover, unseen
 from mhaprune.wrapping.losses import Drift, Judge, name_of, quality_for, unit_of
 from mhaprune.wrapping.replay import at_rest
-from mhaprune.wrapping.torch_nn import converted, convertible
+from mhaprune.wrapping.torch_nn import converted
 from mhaprune.wrapping.wrapped import WrappedModel, wrapped
 
 
@@ -88,8 +88,7 @@ def understand(
     }
     run = call or call_plainly
     quality = quality or quality_for(loss)
-    if convertible(model):
-        model = converted(model)
+    model = converted(model)
     first = splits["score"][:2].converted(*_place(model))
     _check_call(model, first, run)
     if blocks is None:

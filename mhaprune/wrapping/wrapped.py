@@ -4,7 +4,7 @@ Dimensions: B = batch, T = positions, N = all heads, M = masks.
 """
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
@@ -20,7 +20,7 @@ from mhaprune.subject import Fallback
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, name_blocks
 from mhaprune.wrapping.gated import GatedModel
-from mhaprune.wrapping.losses import LossAndQuality, PerExample, flat, judged
+from mhaprune.wrapping.losses import Judge, LossAndQuality, flat, judged
 from mhaprune.wrapping.replay import Replay, at_rest
 
 
@@ -39,8 +39,8 @@ class WrappedModel(GatedModel):
     model: nn.Module
     blocks: tuple[AttentionBlock, ...]
     names: tuple[Block, ...]
-    loss: PerExample
-    quality: PerExample
+    loss: Judge
+    quality: Judge
     run: Callable[[nn.Module, Any], Any]
     """The function that calls the model with a batch in the user's form."""
     without_effect: frozenset[HeadId] = frozenset()
@@ -114,21 +114,6 @@ class WrappedModel(GatedModel):
         """The blocks whose heads cannot be removed, with the reason."""
         return {block.path: block.why_not for block in self.blocks if block.why_not}
 
-    def train(self) -> None:
-        """Switch the model to training mode (dropout on)."""
-        self.model.train()
-
-    def eval(self) -> None:
-        """Switch the model to evaluation mode (dropout off)."""
-        self.model.eval()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The weights by name, as those of a module."""
-        return self.model.state_dict()
-
-    def load_state_dict(self, weights: Mapping[str, Tensor]) -> None:
-        self.model.load_state_dict(weights)
-
     def to(self, dtype: torch.dtype) -> Self:
         """Return a copy in another precision."""
         return self.changed(model=copy.deepcopy(self.model).to(dtype))
@@ -154,7 +139,7 @@ class WrappedModel(GatedModel):
 
 
 def wrapped(
-    model: nn.Module, blocks: Sequence[AttentionBlock], loss: PerExample, quality: PerExample, run: Callable[..., Any]
+    model: nn.Module, blocks: Sequence[AttentionBlock], loss: Judge, quality: Judge, run: Callable[..., Any]
 ) -> WrappedModel:
     """Return the model as a subject, with names for its blocks."""
     return WrappedModel(model, tuple(blocks), tuple(name_blocks([block.path for block in blocks])), loss, quality, run)

@@ -55,7 +55,7 @@ def test_it_is_clipped_adamw_down_the_mean_loss_of_the_examples() -> None:
         loss.backward()
         nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
         optimiser.step()
-    for (name, one), other in zip(ours.state_dict().items(), twin.state_dict().values(), strict=True):
+    for (name, one), other in zip(ours.module.state_dict().items(), twin.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other, msg=name)
     assert list(history["step"]) == [0, 7]
     assert list(history)[:3] == ["step", "seconds", "loss"]
@@ -88,7 +88,7 @@ def test_what_it_learns_from_is_the_train_split() -> None:
         score = [{**batch, "labels": (batch["labels"] + score_labels) % 3} for batch in batches(2)]
         found = wrap(classifier(), losses.classification, score=score, choose=batches(2, 1), report=score, train=train)
         mask = HeadMask(found.grid, frozenset(found.grid.heads[:2]))
-        return list(found.without(mask, fine_tune=3).state_dict().values())
+        return list(found.without(mask, fine_tune=3).module.state_dict().values())
 
     def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
         return all(map(torch.equal, one, other))
