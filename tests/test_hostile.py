@@ -8,7 +8,7 @@ import random
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -87,6 +87,18 @@ def check(counts: Counter[str], least: int) -> None:
     assert [counts[each] for each in (SILENT, HUNG, CODE, RAW)] == [0, 0, 0, 0], counts
 
 
+def flip_300(files: Sequence[Path], load: Callable[[], Any], same: Callable[[Any], bool] = lambda found: False) -> None:
+    """Flip a bit of one of the files, which then becomes what it was, 300 times."""
+    draw, counts = random.Random(0), Counter[str]()
+    for _ in range(300):
+        path = draw.choice(files)
+        whole = path.read_bytes()
+        path.write_bytes(flipped(whole, draw))
+        counts[outcome(load, same)] += 1
+        path.write_bytes(whole)
+    check(counts, 300)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with its model, beside its cache."""
@@ -119,52 +131,40 @@ def guests(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_300_flips_in_a_cache_file(tmp_path: Path) -> None:
-    content, draw, counts = {"weights": torch.arange(300.0)}, random.Random(0), Counter[str]()
-    Cache(tmp_path).get("trained", {"a": 1}, lambda state, save: content)
-    [path] = tmp_path.glob("*.pt")
-    whole = path.read_bytes()
-    for _ in range(300):
-        path.write_bytes(flipped(whole, draw))
+    """It is made anew each time."""
+    content = {"weights": torch.arange(300.0)}
+
+    def get() -> tuple[list[int], Any]:
         made: list[int] = []
 
-        def make(state: Any, save: Any, made: list[int] = made) -> dict[str, Any]:
+        def make(state: Any, save: Any) -> dict[str, Any]:
             made.append(1)
             return content
 
-        found = outcome(
-            lambda make=make: Cache(tmp_path).get("trained", {"a": 1}, make),
-            lambda found, made=made: made == [1] and torch.equal(found["weights"], torch.arange(300.0)),
-        )
-        counts[found] += 1
-    check(counts, 300)
+        return made, Cache(tmp_path).get("trained", {"a": 1}, make)
+
+    get()
+    flip_300(
+        list(tmp_path.glob("*.pt")),
+        get,
+        lambda got: got[0] == [1] and torch.equal(got[1]["weights"], content["weights"]),
+    )
 
 
 def test_300_flips_in_a_model_file(trained: Path, tmp_path: Path) -> None:
-    whole, path = (trained / "run" / "model.pt").read_bytes(), tmp_path / "m.pt"
-    draw, counts = random.Random(1), Counter[str]()
-    for _ in range(300):
-        path.write_bytes(flipped(whole, draw))
-        counts[outcome(lambda: mhaprune.load(path))] += 1
-    check(counts, 300)
+    path = Path(shutil.copy(trained / "run" / "model.pt", tmp_path))
+    flip_300([path], lambda: mhaprune.load(path))
 
 
 def test_300_flips_in_a_saved_folder(guests: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(guests / "pruned", tmp_path / "pruned"))
-    draw, counts = random.Random(2), Counter[str]()
     before = mhaprune.load(folder).state_dict()
-    files = sorted(path for path in folder.iterdir() if path.is_file())
 
     def same(found: Any) -> bool:
         """A flip in the list of checksums itself may be in a blank."""
         return all(torch.equal(value, before[name]) for name, value in found.state_dict().items())
 
-    for _ in range(300):
-        path = draw.choice(files)
-        whole = path.read_bytes()
-        path.write_bytes(flipped(whole, draw))
-        counts[outcome(lambda: mhaprune.load(folder), same)] += 1
-        path.write_bytes(whole)
-    check(counts, 300)
+    flip_300(sorted(path for path in folder.iterdir() if path.is_file()), lambda: mhaprune.load(folder), same)
 
 
 def forged_configs(config: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -95,15 +94,6 @@ def test_a_pruned_model_is_pruned_again_and_heads_keep_their_names(
     assert table.loc[table["heads_removed"] == 2, "quality"].item() == pytest.approx(float(exact))
 
 
-@pytest.mark.slow
-def test_a_pruned_model_is_timed_at_sizes_with_all_heads(file: Path, tmp_path: Path) -> None:
-    """Its own heads matter for its accuracy only."""
-    overrides = [f"model_file={file}", f"cache={tmp_path / 'cache'}", "scorer=[ablation]"]
-    tables = run(tmp_path / "run", *chosen("experiment", "speed"), *overrides, "experiment.shares=[0.5]")
-    assert set(tables["speed"]["model_heads"]) == {6}
-    assert set(tables["tradeoff"]["heads_total"]) == {3}
-
-
 def test_a_model_without_any_head_is_a_model(study: Study, cache: Path, tmp_path: Path) -> None:
     path = tmp_path / "none.pt"
     path.write_bytes(
@@ -117,35 +107,22 @@ def test_a_model_without_any_head_is_a_model(study: Study, cache: Path, tmp_path
         build(compose("experiment=ablate", *overrides, "scorer=[ablation]"))
 
 
-def again_from(file: Path) -> Study:
-    return build(compose("experiment=evaluate", f"model_file={file}")).study()
-
-
 def test_what_is_read_is_what_was_saved(study: Study, pruned: Seq2Seq, file: Path) -> None:
-    saved = load(str(file))
+    saved, batch = load(str(file)), study.splits.report
     assert saved.heads == pruned.grid.heads
-    assert saved.settings["task"]["_target_"] == "mhaprune.tasks.sort.Sort"
     assert saved.settings["gate"] is None
     assert saved.facts["task"] == "sort"
-    assert saved.facts["trained_with"] == study.trained_with == again_from(file).trained_with
     assert len(saved.history) == len(study.history)
-    for name, value in pruned.state_dict().items():
-        assert torch.equal(saved.weights[name], value)
     again = build(compose("experiment=evaluate", f"model_file={file}"))
-    assert again.task == study.trained.task
-    assert again.training == study.trained.training
-    assert again.study().subject.grid == pruned.grid
-
-
-def test_a_file_becomes_a_module_in_python(study: Study, pruned: Seq2Seq, file: Path) -> None:
-    saved, batch = load(str(file)), study.splits.report
+    assert (again.task, again.training) == (study.trained.task, study.trained.training)
+    assert again.study().trained_with == saved.facts["trained_with"] == study.trained_with
     built = pruned.config, len(study.trained.task.vocabulary)
-    again = restore(saved, *built)
-    assert not again.training
-    assert torch.equal(again.call(batch), pruned.call(batch))
+    restored = restore(saved, *built)
+    assert not restored.training
+    assert torch.equal(restored.call(batch), pruned.call(batch))
     for config, gate in ((replace(pruned.config, dim_feedforward=8), None), (pruned.config, Softmax())):
         with pytest.raises(ValueError, match=f"model_file={file}: damaged, its weights do not fit"):
-            restore(saved, config, len(study.trained.task.vocabulary), gate)
+            restore(saved, config, built[1], gate)
     with pytest.raises(ValueError, match=f"model_file={file}: damaged, its weights are not those that were saved"):
         restore(replace(saved, digest="0"), *built)
 
@@ -181,7 +158,6 @@ def test_anything_else_is_refused_in_one_line(file: Path, tmp_path: Path) -> Non
     larger = content["settings"]["model"] | {"dim_feedforward": 2**31}
     for data, message in (
         (whole[: len(whole) // 2], "damaged or no saved model at all, no checksum at its end, so truncated"),
-        (b"hello", "damaged or no saved model at all, no checksum at its end"),
         (b"", "damaged or no saved model at all, no checksum at its end"),
         (broken({}), "holds something else, must be a model that mhaprune saved"),
         (broken({"content": 1, "recipe": {}}), "holds something else, must be a model that mhaprune saved"),
@@ -190,9 +166,7 @@ def test_anything_else_is_refused_in_one_line(file: Path, tmp_path: Path) -> Non
         (broken(content, weights=shifted), "damaged, its weights are not those that were saved"),
         (broken(content, heads=["elsewhere.0.0"]), "damaged, head='elsewhere.0.0': has an unknown site"),
         (broken(content, settings=None), "damaged, settings is a NoneType"),
-        (broken(content, heads=5), "damaged, heads is a int"),
         (broken(content, heads=[5]), "damaged, head='5': must read SITE.LAYER.HEAD"),
-        (broken(content, settings=content["settings"] | {5: "x"}), "its settings are task, .* 5, must"),
         (broken(content, settings=content["settings"] | {"task": 3}), "damaged, task=3: must be settings"),
         (broken(content, settings=content["settings"] | {"model": larger}), "damaged, its weights do not fit"),
         (
@@ -242,10 +216,3 @@ def test_what_the_file_brings_cannot_be_overridden(file: Path, tmp_path: Path) -
     assert done.returncode == 1
     expected = "error: ++training.steps=3: model_file brings its own task, model, gate, training, leave this out"
     assert done.stderr.strip().splitlines()[-1] == expected
-
-
-def test_facts_and_weights_are_plain(model: Seq2Seq) -> None:
-    content = torch.load(io.BytesIO(to_bytes(model, {"task": {}}, [{"step": 0}], {"run": "x"})), weights_only=True)
-    assert content["history"] == [{"step": 0}]
-    assert content["facts"] == {"run": "x"}
-    assert all(value.device.type == "cpu" for value in content["weights"].values())

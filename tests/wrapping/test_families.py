@@ -259,22 +259,6 @@ def test_a_changed_bit_in_a_saved_folder_is_found(tmp_path: Path) -> None:
     assert mhaprune.load(tmp_path / "bert") is not None
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bart"])
-def test_generation_is_timed(name: str) -> None:
-    family = FAMILIES[name]
-    batch = {**batch_of(family), "answers": torch.zeros(3)}  # which only a loss reads
-    heads = wrap(
-        make(family),
-        size_of_output,
-        score=[batch],
-        report=[batch],
-        call=lambda model, given: model(**{key: value for key, value in given.items() if key != "answers"}),
-    )
-    table = heads.speed(0.5, "random", 2, new_tokens=3, rounds=3)
-    assert set(table["timed"]) == {"3 new tokens"}
-    assert (table["latency_ms"] > 0).all()
-
-
 def test_a_saved_model_keeps_the_names_of_its_heads(saved: Path) -> None:
     family = FAMILIES["bart"]
     again = wrap(load_folder(saved / "bart-ragged"), size_of_output, score=[batch_of(family)])

@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhaprune.attention.gates import Softmax
-from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.front.heads import wrap
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import output_difference
@@ -144,35 +141,6 @@ def test_what_torch_adds_to_the_keys_is_refused() -> None:
         wrap(model, square, score=[{"query": torch.randn(B, T, D), "memory": torch.randn(B, U, D)}])
 
 
-class LanguageModel(nn.Module):
-    """A decoder-only model on mhaprune's layer, as a user would write it."""
-
-    def __init__(self, gate: Softmax | None = None) -> None:
-        super().__init__()
-        self.embedding, self.output = nn.Embedding(13, D), nn.Linear(D, 13)
-        self.attentions = nn.ModuleList(MultiHeadAttention(D, H, gate=gate) for _ in range(2))
-        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(2))
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        for attention, norm in zip(self.attentions, self.norms, strict=True):
-            y = norm(x)
-            x = x + attention(y, y, y, is_causal=True)[0]
-        out: Tensor = self.output(x)
-        return out
-
-
-@pytest.mark.parametrize("gate", [None, Softmax(init="rand")])
-def test_our_layer_is_understood_with_its_learned_gates(gate: Softmax | None) -> None:
-    model = randomised(LanguageModel(gate))
-    heads = wrap(model, square, score=[torch.randint(0, 13, (B, T))])
-    assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
-    assert [str(head) for head in heads.grid][:5] == [f"attentions.0.{n}" for n in range(4)] + ["attentions.1.0"]
-    small = heads.prune(3)
-    assert isinstance(small, LanguageModel)
-    assert sum(layer.num_heads for layer in small.attentions) == 3
-
-
 class ByHand(nn.Module):
     """Attention that nothing can trace."""
 
@@ -244,35 +212,3 @@ def test_blocks_by_hand() -> None:
 def test_blocks_by_hand_that_do_not_fit_are_refused(block: AttentionBlock, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         wrap(randomised(Tower()), square, score=[torch.randn(B, T, D)], blocks=[block])
-
-
-def test_attention_maps_are_those_of_the_layer() -> None:
-    model = randomised(LanguageModel())
-    heads = wrap(model, square, score=[torch.randint(0, 13, (B, T))])
-    maps = heads.subject.attention_maps(heads.splits["score"])
-    y = model.norms[0](model.embedding(heads.splits["score"].arguments()))
-    layer: Any = model.attentions[0]
-    expected = layer(y, y, y, is_causal=True, need_weights=True)[1]
-    torch.testing.assert_close(next(iter(maps.values())).weights, expected)
-    assert len(heads.score("entropy", "confidence")) == 16
-
-
-def test_scores_equal_those_by_formula() -> None:
-    """Ablation and gradients against the model itself with a head's columns of W_O scaled."""
-    model = randomised(LanguageModel())
-    ids = torch.randint(0, 13, (4, T))
-
-    def loss(output: Tensor, batch: Tensor) -> Tensor:
-        return F.cross_entropy(output[:, :-1].mT, batch[:, 1:], reduction="none").mean(dim=1)
-
-    heads = wrap(model, loss, score=[ids])
-    scores = heads.score("ablation").set_index(["site", "layer", "head"])["score"]
-    dense = loss(model(ids), ids).mean()
-    for n in range(H):
-        weight = model.attentions[1].out_proj.weight
-        kept = weight.detach().clone()
-        with torch.no_grad():
-            weight[:, n * 4 : n * 4 + 4] = 0
-            rise = loss(model(ids), ids).mean() - dense
-            weight.copy_(kept)
-        assert scores["attentions", 1, n] == pytest.approx(rise.item(), abs=1e-6)
