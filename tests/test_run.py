@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mhaprune.front.command_line import main
-from mhaprune.model import training as loop
+from mhaprune.model.training import Training
 from mhaprune.runs.jobs import Sweep
 from mhaprune.runs.run import build
 from mhaprune.storage.store import RunFolder, fingerprint, read_status
@@ -145,14 +145,14 @@ def test_what_computes_a_model_is_part_of_what_tells_it_apart(tmp_path: Path, mo
 def test_the_same_recipe_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another experiment, other scorers and other budgets do not train again; another seed does."""
     steps = 0
-    plain = loop.training_step
+    plain = Training.step
 
     def counted(*arguments: object, **keywords: object) -> torch.Tensor:
         nonlocal steps
         steps += 1
         return plain(*arguments, **keywords)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(loop, "training_step", counted)
+    monkeypatch.setattr(Training, "step", counted)
     train = ["experiment=train", *TINY, *TINY_SEQUENCES, f"cache={tmp_path / 'cache'}"]
     trained = tables_of(tmp_path / "a", *train)
     assert steps == 6
@@ -258,7 +258,7 @@ def test_an_interrupted_run_says_so_and_goes_on_where_it_was(
     """Interrupted in the fifth of six steps, after which its state is saved. Real interrupts of another process are in
     the test below."""
     steps = 0
-    plain = loop.training_step
+    plain = Training.step
 
     def interrupted(*arguments: object, **keywords: object) -> torch.Tensor:
         nonlocal steps
@@ -267,7 +267,7 @@ def test_an_interrupted_run_says_so_and_goes_on_where_it_was(
             signal.raise_signal(by)
         return plain(*arguments, **keywords)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(loop, "training_step", interrupted)
+    monkeypatch.setattr(Training, "step", interrupted)
     done = run_here(main, *train(tmp_path))
     assert done.returncode == 130
     assert done.stderr == "error: interrupted; what was trained is kept, the same command goes on from there\n"

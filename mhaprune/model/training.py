@@ -3,7 +3,7 @@
 Dimensions: B = batch, T = target positions, V = vocabulary.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -17,7 +17,7 @@ from mhaprune.attention.gates import GateConfig, HeadGate
 from mhaprune.data import PAD, Examples
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.settings.ranges import Ge, Lt
-from mhaprune.wrapping.descent import Descent, Objective, descend, parameter_groups
+from mhaprune.wrapping.descent import Descent, parameter_groups
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Training(Descent):
     def objective(self, model: Seq2Seq, batch: Examples) -> Tensor:
         return cross_entropy(model, batch, self.label_smoothing)
 
-    def step(self, model: Any, batch: Any, optimisers: Sequence[Optimizer], objective: Objective) -> Tensor:
-        return training_step(model, batch, optimisers, objective, self.clip_norm)
+    def penalties(self, model: Seq2Seq) -> list[Tensor]:
+        return [penalty for gate in head_gates(model) if (penalty := gate.penalty()) is not None]
 
     @contextmanager
     def while_training(self, model: Seq2Seq) -> Iterator[None]:
@@ -73,18 +73,6 @@ def cross_entropy(model: Seq2Seq, batch: Examples, label_smoothing: float = 0.0)
     return F.cross_entropy(
         logits_BTV.flatten(0, 1), batch.target.flatten(), ignore_index=PAD, label_smoothing=label_smoothing
     )
-
-
-def training_step(
-    model: Seq2Seq,
-    batch: Examples,
-    optimisers: Sequence[Optimizer],
-    objective: Objective = cross_entropy,
-    clip_norm: float = 1.0,
-) -> Tensor:
-    """Take one step on the objective plus the penalties of the gates. Return the objective before it, detached."""
-    penalties = [penalty for gate in head_gates(model) if (penalty := gate.penalty()) is not None]
-    return descend(objective(model, batch), optimisers, clip_norm, penalties)
 
 
 def inner_matrices(model: Seq2Seq) -> list[nn.Parameter]:

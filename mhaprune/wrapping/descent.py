@@ -89,9 +89,23 @@ class Descent(Checked, ABC):
     def objective(self, model: Any, batch: Batch) -> Tensor:
         """Return the mean loss of the batch. Training minimises it unless a call names another objective."""
 
-    def step(self, model: Any, batch: Batch, optimisers: Sequence[Optimizer], objective: Objective) -> Tensor:
-        """Take one step on the objective. Return its value before the step, detached."""
-        return descend(objective(model, batch), optimisers, self.clip_norm)
+    def penalties(self, model: Any) -> Sequence[Tensor]:
+        """Return what is added to every objective. The history leaves it out."""
+        return ()
+
+    def step(
+        self, model: Any, batch: Batch, optimisers: Sequence[Optimizer], objective: Objective | None = None
+    ) -> Tensor:
+        """Take one step on the objective plus the penalties. Return the objective before it, detached."""
+        loss = (objective or self.objective)(model, batch)
+        for optimiser in optimisers:
+            optimiser.zero_grad(set_to_none=False)  # the gradients of the parameters may be slices of these
+        sum(self.penalties(model), loss).backward()
+        parameters = [each for group in parameter_groups(optimisers) for each in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+        for optimiser in optimisers:
+            optimiser.step()
+        return loss.detach()
 
     def while_training(self, model: Any) -> AbstractContextManager[None]:
         """Return a context for the whole training; at its end, what the optimisers changed in the model is undone."""
@@ -117,7 +131,7 @@ class Descent(Checked, ABC):
         with self.while_training(model):
             optimisers = self.optimisers(model, gate)
             try:
-                rows = self._train(model, train, valid, seed, optimisers, objective or self.objective, state, save)
+                rows = self._train(model, train, valid, seed, optimisers, objective, state, save)
             finally:
                 model.module.eval()
         return pd.DataFrame(rows)
@@ -129,7 +143,7 @@ class Descent(Checked, ABC):
         valid: Data,
         seed: int,
         optimisers: Sequence[Optimizer],
-        objective: Objective,
+        objective: Objective | None,
         state: dict[str, Any] | None,
         save: Callable[[dict[str, Any]], None] | None,
     ) -> list[dict[str, Any]]:
@@ -201,19 +215,6 @@ class Descent(Checked, ABC):
         return row | (
             {} if gates is None else dict(zip(map("gate_{}".format, model.grid), gates.tolist(), strict=True))
         )
-
-
-def descend(
-    loss: Tensor, optimisers: Sequence[Optimizer], clip_norm: float, penalties: Iterable[Tensor] = ()
-) -> Tensor:
-    """Take one step of the optimisers on a loss plus penalties. Return the loss without them, detached."""
-    for optimiser in optimisers:
-        optimiser.zero_grad(set_to_none=False)  # the gradients of the parameters may be slices of these
-    sum(penalties, loss).backward()
-    nn.utils.clip_grad_norm_([each for group in parameter_groups(optimisers) for each in group["params"]], clip_norm)
-    for optimiser in optimisers:
-        optimiser.step()
-    return loss.detach()
 
 
 def parameter_groups(optimisers: Iterable[Optimizer]) -> list[dict[str, Any]]:

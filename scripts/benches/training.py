@@ -16,7 +16,7 @@ from mhaprune.attention.gates import Softmax
 from mhaprune.data import PAD, Examples, shift_right
 from mhaprune.front.command_line import described
 from mhaprune.model.network import Transformer, sinusoids
-from mhaprune.model.training import Training, training_step
+from mhaprune.model.training import Training
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.studies.trained import Recipe
 
@@ -33,7 +33,7 @@ def training() -> list[Pair]:
     def ours_step() -> None:
         ours.train()
         with torch.enable_grad():
-            training_step(ours, batch, ours_optimisers)
+            recipe.step(ours, batch, ours_optimisers)
 
     def peer_step() -> None:
         peer.train()
@@ -61,7 +61,7 @@ def recipes(count: int = 16) -> list[Pair]:
         def call() -> None:
             with torch.enable_grad():
                 for batch in islice(batches, count):
-                    training_step(model, batch, optimisers)
+                    recipe.step(model, batch, optimisers)
 
         return call
 

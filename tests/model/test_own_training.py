@@ -3,7 +3,6 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import pandas as pd
@@ -16,7 +15,7 @@ from mhaprune.attention.gates import Softmax
 from mhaprune.data import PAD, Examples, Splits
 from mhaprune.measure.outcomes import Diverged
 from mhaprune.model.network import Transformer
-from mhaprune.model.training import Training, cross_entropy, head_gates, training_step
+from mhaprune.model.training import Training, cross_entropy, head_gates
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tasks.sort import Sort
 from mhaprune.wrapping.descent import Watch
@@ -75,8 +74,8 @@ def test_a_step_is_clipped_adamw_on_the_mean_loss_per_token(task: Sort, splits: 
     for gate in (*head_gates(ours), *head_gates(twin)):
         gate.get_parameter("logits").data[0] = 2.0  # away from zero, where weight decay would not show
     batch = splits.train[:9]
-    recipe = Training(optimiser="adamw", learning_rate=0.01, weight_decay=0.3)
-    loss = training_step(ours, batch, recipe.optimisers(ours, GATE), partial(cross_entropy, label_smoothing=0.1), 0.5)
+    recipe = Training(optimiser="adamw", learning_rate=0.01, weight_decay=0.3, label_smoothing=0.1, clip_norm=0.5)
+    loss = recipe.step(ours, batch, recipe.optimisers(ours, GATE))
     log_p = twin.call(batch).log_softmax(-1)
     valid = batch.target != PAD
     nll = -log_p.gather(-1, batch.target[..., None])[..., 0]
@@ -185,10 +184,11 @@ def test_the_gradients_of_all_optimisers_are_clipped_together(
     task: Sort, splits: Splits, optimiser: Literal["adamw", "muon"]
 ) -> None:
     model = fresh(task)
-    optimisers = Training(optimiser=optimiser).optimisers(model, GATE)
+    recipe = Training(optimiser=optimiser, clip_norm=0.01)
+    optimisers = recipe.optimisers(model, GATE)
     for each in optimisers:
         each.step = lambda: None  # type: ignore[method-assign, assignment, misc]
-    training_step(model, splits.train[:9], optimisers, clip_norm=0.01)
+    recipe.step(model, splits.train[:9], optimisers)
     stacks = [stack for each in optimisers for group in each.param_groups for stack in group["params"]]
     assert torch.stack([stack.grad.norm() for stack in stacks]).norm() == pytest.approx(0.01, rel=1e-3)
 
