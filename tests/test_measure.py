@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -11,14 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from mhaprune.data import PAD, Examples, Splits
-from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns, choose_columns
-from mhaprune.measure.outcomes import greedy_disagreements, mean_outputs, measure, output_difference
+from mhaprune.measure.outcomes import greedy_disagreements, mean_outputs, measure
 from mhaprune.model.training import Training
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval
 from mhaprune.studies.trained import nothing_learnt
-from mhaprune.subject import AnswerOutcome
 from mhaprune.wrapping.losses import LossAndQuality
 
 
@@ -67,20 +66,6 @@ def test_mean_outputs_leave_padding_out(model: Seq2Seq, splits: Splits) -> None:
     torch.testing.assert_close(means, sums / tokens)
 
 
-def test_output_difference_sees_a_gate_and_no_padding(model: Seq2Seq, batch: Examples) -> None:
-    assert output_difference(model, model, batch) == 0
-    assert output_difference(model, model, batch, HeadMask(model.grid).without(model.grid.heads[0]).gates()) > 1e-4
-
-
-def test_accuracy_columns_carry_their_intervals() -> None:
-    loss = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    columns = accuracy_columns(AnswerOutcome(loss, loss / 4, torch.tensor([1.0, 1.0, 1.0, 1.0])))
-    assert columns["loss"] == 2.5
-    assert columns["loss_low"] < 2.5 < columns["loss_high"]
-    assert columns["quality"] == columns["quality_high"] == 1.0
-    assert columns["quality_low"] < 0.6
-
-
 def test_a_training_that_taught_nothing_is_named(splits: Splits) -> None:
     """A model that knows how often each symbol is, and nothing else, has a loss of their entropy."""
     history = pd.DataFrame({"valid_loss": [3.0, 0.0], "valid_quality": [0.1, 0.0]})
@@ -95,16 +80,20 @@ def test_a_training_that_taught_nothing_is_named(splits: Splits) -> None:
     assert "exact match reached 0.100" in line
 
 
+IntervalOf = Callable[[np.ndarray], tuple[float, float]]
+
+
 def judged(quality_E: np.ndarray) -> LossAndQuality:
     return LossAndQuality(torch.ones(len(quality_E)), torch.from_numpy(quality_E))
 
 
 @pytest.mark.parametrize(("binary", "interval"), [(True, wilson_interval), (False, share_interval)])
-def test_answers_and_shares_have_intervals_of_their_own(binary: bool, interval: object) -> None:
-    quality_E = np.random.default_rng(0).random(40)
+def test_answers_and_shares_have_intervals_of_their_own(binary: bool, interval: IntervalOf) -> None:
+    loss_E, quality_E = np.random.default_rng(0).random((2, 40))
     quality_E = (quality_E < 0.9).astype(float) if binary else quality_E
-    columns = accuracy_columns(judged(quality_E))
-    assert callable(interval)
+    columns = accuracy_columns(LossAndQuality(torch.from_numpy(loss_E), torch.from_numpy(quality_E)))
+    assert (columns["loss"], columns["quality"]) == pytest.approx((loss_E.mean(), quality_E.mean()))
+    assert (columns["loss_low"], columns["loss_high"]) == mean_interval(loss_E)
     assert (columns["quality_low"], columns["quality_high"]) == interval(quality_E)
 
 

@@ -21,12 +21,12 @@ from mhaprune.measure.outcomes import (
 )
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME
 from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.blocks import AttentionBlock, Unsupported
+from mhaprune.wrapping.blocks import AttentionBlock, Unsupported, name_blocks
 from mhaprune.wrapping.discovery import discover, unseen
 from mhaprune.wrapping.losses import Drift, Judge, name_of, quality_for, unit_of
 from mhaprune.wrapping.replay import at_rest
 from mhaprune.wrapping.torch_nn import converted
-from mhaprune.wrapping.wrapped import WrappedModel, wrapped
+from mhaprune.wrapping.wrapped import WrappedModel
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -97,7 +97,8 @@ def understand(
         if not blocks:
             raise ValueError("blocks=[]: must name an attention layer, or be left out")
         found = [block.completed(model) for block in blocks]
-    subject = wrapped(model, found, loss, quality, run)
+    names = name_blocks([block.path for block in found])
+    subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run)
     drifts = [judge for judge in (loss, quality) if isinstance(judge, Drift)]
     if len({judge.represent for judge in drifts}) > 1:
         raise ValueError("quality: looks at the output in another way than the loss, both must share one `represent`")

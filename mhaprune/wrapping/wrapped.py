@@ -18,7 +18,7 @@ from mhaprune.heads import Block, HeadId
 from mhaprune.measure.outcomes import joined
 from mhaprune.subject import Fallback
 from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.blocks import AttentionBlock, name_blocks
+from mhaprune.wrapping.blocks import AttentionBlock
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.losses import Judge, LossAndQuality, flat, judged
 from mhaprune.wrapping.replay import Replay, at_rest
@@ -136,10 +136,3 @@ class WrappedModel(GatedModel):
     def two_sided(self) -> bool:
         """True if it has an encoder and a decoder, each with positions of its own."""
         return all(any(part in block.path for block in self.blocks) for part in ("encoder", "decoder"))
-
-
-def wrapped(
-    model: nn.Module, blocks: Sequence[AttentionBlock], loss: Judge, quality: Judge, run: Callable[..., Any]
-) -> WrappedModel:
-    """Return the model as a subject, with names for its blocks."""
-    return WrappedModel(model, tuple(blocks), tuple(name_blocks([block.path for block in blocks])), loss, quality, run)

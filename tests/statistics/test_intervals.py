@@ -208,10 +208,3 @@ def test_sign_flips_are_those_of_scipy_and_of_few_differences() -> None:
     four[:4] = 1.0
     assert sign_flip_p(four) == pytest.approx(1 / 8, abs=0.02)
     assert sign_flip_p(np.zeros(9)) == 1.0
-
-
-def test_shares_that_all_differ_a_little_have_no_width_of_others() -> None:
-    """32 similarities near 1, as of a model beside itself without a head."""
-    values = 1 - np.random.default_rng(0).uniform(0.02, 0.06, size=32)
-    low, high = share_interval(values)
-    assert values.mean() - 0.01 < low < values.mean() < high < values.mean() + 0.01
