@@ -35,12 +35,6 @@ def test_entropy_pressure_pulls_heads_apart() -> None:
     assert Softmax()(4).penalty() is None
 
 
-def test_a_negative_rate_is_refused() -> None:
-    for settings in ({"learning_rate": -1}, {"learning_rate": math.nan}, {"entropy_weight": -1}):
-        with pytest.raises(ValueError, match=f"{next(iter(settings))}=.*: must be 0 or more"):
-            Softmax(**settings)
-
-
 def test_where_gates_start_leaves_the_weights_alone(task: Sort) -> None:
     """Models of one seed differ in their gates and in nothing else."""
     states = []

@@ -8,7 +8,7 @@ from torch import nn
 
 from mhaprune.attention.gates import Softmax
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.heads import HeadMask, Site
+from mhaprune.heads import HeadMask
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 
@@ -65,23 +65,3 @@ def test_what_is_left_is_built_like_a_network_without_those_heads() -> None:
         assert mine.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
     for mine, theirs in zip(left.modules(), built.modules(), strict=True):
         assert vars(mine).keys() == vars(theirs).keys()
-
-
-def test_what_was_removed_stays_so_in_training_and_in_evaluation() -> None:
-    """Layers with one head, with none, and a site without any."""
-    model = Seq2Seq(Transformer(d_model=8, num_heads=2), 11, Softmax()).double()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter)
-    gone = [head for n, head in enumerate(model.grid) if n in (1, 4, 5) or head.site == Site.CROSS]
-    mask = HeadMask(model.grid, frozenset(gone))
-    left = model.without(mask)
-    before = copy.deepcopy(left)
-    source, prefix = torch.randint(3, 11, (2, 4, 5))
-    for training in (True, False, True, False):
-        with model.train(training).gated(len(source), mask.gates().double()):
-            masked = model(source, prefix)
-        torch.testing.assert_close(left.train(training)(source, prefix), masked)
-        assert {module.training for module in left.modules()} == {training}
-        assert (left.grid, repr(left)) == (before.grid, repr(before))
-        assert left.state_dict().keys() == before.state_dict().keys()
-        assert all(torch.equal(value, before.state_dict()[name]) for name, value in left.state_dict().items())

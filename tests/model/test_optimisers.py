@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mhaprune.model.training import NEWTON_SCHULZ, Muon, orthogonal, stacked, unstack
+from mhaprune.model.training import NEWTON_SCHULZ, Muon, orthogonal, stacked
 
 SHAPES = ((6, 6), (9, 4), (6, 6), (5,), (4, 9), (9, 4), (0, 4), (2, 2), (2, 2), (2, 2))
 
@@ -39,19 +39,6 @@ def test_a_stack_holds_the_parameters_of_one_shape() -> None:
 
 def test_parameters_of_different_precision_are_not_stacked() -> None:
     assert len(stacked([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3, dtype=torch.float64))])) == 2
-
-
-def test_what_is_unstacked_stands_alone() -> None:
-    plain = parameters()
-    stacks = stacked(plain)
-    before = [weight.detach().clone() for weight in plain]
-    unstack(plain)
-    for stack in stacks:
-        stack.data.add_(1.0)
-    for weight, value in zip(plain, before, strict=True):
-        assert torch.equal(weight, value)
-        assert weight.grad is None
-        assert weight.untyped_storage().nbytes() == weight.numel() * 8
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
