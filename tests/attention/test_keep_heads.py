@@ -11,6 +11,7 @@ from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.heads import HeadMask
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.wrapping.removal import copied
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -65,3 +66,11 @@ def test_what_is_left_is_built_like_a_network_without_those_heads() -> None:
         assert mine.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
     for mine, theirs in zip(left.modules(), built.modules(), strict=True):
         assert vars(mine).keys() == vars(theirs).keys()
+
+
+def test_a_copy_of_a_layer_that_stands_twice_stands_twice() -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4)] * 2)
+    copy = copied(model)
+    assert copy[0] is copy[1]
+    assert copy[0] is not model[0]
+    assert torch.equal(copy[0].weight, model[0].weight)

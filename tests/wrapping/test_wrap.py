@@ -97,6 +97,13 @@ def test_a_model_without_heads_in_a_block_is_scored_further(heads: Heads) -> Non
         assert scores_N.isfinite().all()
 
 
+def test_a_layer_without_heads_is_found_again(heads: Heads) -> None:
+    first = heads.grid.blocks[0]
+    left = heads.without(HeadMask(heads.grid, frozenset(head for head in heads.grid if head.block == first)))
+    again = wrap(left.model, losses.classification, score=batches(1))
+    assert repr(again) == "4 heads in 2 blocks, all with an effect, all removable"
+
+
 def test_a_refit_does_not_see_padding(heads: Heads) -> None:
     left, split = heads.without(heads.mask(keep=2, by="gate_output")), heads.splits["score"]
     ids, mask = split.fields["input_ids"], split.fields["attention_mask"]
