@@ -157,7 +157,10 @@ class Subject(Protocol):
         ...
 
     def value_weights(self) -> dict[Block, Tensor]:
-        """Return W_V^n of each block, (H, K, width of the value's input), in the order of `grid`."""
+        """Return for each block the rows of W_V that make each head, (H, K, width of the value's input).
+
+        Blocks and heads are in the order of `grid`.
+        """
         ...
 
     def learned_gates(self) -> Tensor | None:

@@ -51,7 +51,10 @@ class Train(Answers):
 
 @dataclass(frozen=True)
 class Evaluate(Answers):
-    """The accuracy of a model that was trained, or that was saved by `train` or `prune`."""
+    """The findings of `train`, without a `model.pt`.
+
+    The model is one that `train` or `prune` has saved; else it is trained, or taken from the cache.
+    """
 
     def __call__(self, study: Study) -> Findings:
         return self.findings(study, {})

@@ -125,9 +125,11 @@ def gate_gradients(
 
 
 def gate_effects(subject: Subject, batch: Batch) -> Tensor:
-    """Return the derivative of the outputs in every gate, (N,), with all gates open, along one random direction.
+    """Return how much each gate changes the outputs, (N,): the derivative, with all gates open, of a random weighted
+    sum of all outputs.
 
-    It is exactly 0 if a gate changes nothing on this batch. A comparison of two passes would show rounding.
+    It is exactly 0 if a gate changes nothing on this batch. The difference of two passes would not be exact: it would
+    contain rounding.
     """
     gates_N = all_open(subject, 1)[0].requires_grad_()
     outputs = subject.outputs(batch, gates_N)

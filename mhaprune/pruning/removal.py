@@ -107,11 +107,12 @@ def smallest_effect(subject: Subject, batch: Data) -> float:
 
 
 def time_removed(subject: Subject, plans: Sequence[Plan], batch: Data, rounds: int) -> pd.DataFrame:
-    """Return milliseconds of one `predict` of the batch: one row per plan, then two rows of the dense model (A/A).
+    """Time one `predict` of the batch. Return one row per plan, then two rows of the dense model.
 
-    All models take turns, and so do several copies of each. The columns are those of `speed_columns` and
-    `timed_examples`, the size of the batch. The dense model has its gates folded into its weights too, because folding
-    must not count as a speed-up.
+    The second dense row shows the noise: its speed-up should be 1. Each round calls every model once, in random order.
+    A model has several copies, and each call uses the next one. The columns are those of the plan and of
+    `speed_columns`; `timed_examples` is the size of the batch. The gates of the dense model are folded into its weights
+    too, because folding must not count as a speed-up.
     """
     makers = {name: partial(subject.without, HeadMask(subject.grid)) for name in (DENSE, DENSE_AGAIN)}
     makers |= {removed_names(plan.mask): partial(subject.without, plan.mask) for plan in plans if plan.mask.removed}

@@ -61,7 +61,7 @@ class Recovery(Checked, ABC):
 
     @property
     def extra_steps(self) -> int:
-        """Number of steps that it trains beyond those of the dense model; 0 if it trains nothing."""
+        """Number of steps that it trains a pruned model each time it runs; 0 if it trains nothing or is a control."""
         return 0
 
     @property

@@ -167,9 +167,10 @@ def read_run(folder: Path) -> FoundRun:
 
 
 def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
-    """Return all runs in and below the folders, sorted by folder name; numbers are sorted by value.
+    """Return all runs in and below these folders, one folder after the other.
 
-    The runs of a sweep are the jobs of its list, in the order of the list.
+    Inside a folder, runs are sorted by name, and 2 comes before 10. The jobs of a sweep are in the order of its list;
+    jobs that have not started are included.
     """
     found: dict[Path, FoundRun] = {}
     for top in folders:

@@ -87,7 +87,7 @@ def options_of(
 
 
 def _group_of(cls: object, module: str, groups: Mapping[str, type]) -> str | None:
-    """Return the group for which a class of this module is an option; None if there is none."""
+    """Return the group of which `cls` is an option; None if it is no option, or is not defined in `module`."""
     if not (isinstance(cls, type) and cls.__module__ == module and is_dataclass(cls)) or inspect.isabstract(cls):
         return None
     return next((group for group, base in groups.items() if issubclass(cls, base)), None)

@@ -198,11 +198,11 @@ def out_features(module: nn.Module) -> int:
 
 
 def name_blocks(paths: Sequence[str]) -> list[Block]:
-    """Return a site and a layer for each path of an attention module.
+    """Name attention modules: return a site and a layer for each of these paths.
 
-    The layer is the one number in the path that varies; the site is the path without it, and without the words that all
-    paths share. `model.decoder.layers.3.self_attn` is layer 3 of the site `decoder.self_attn`. If several numbers vary,
-    or none, the layers of a site are counted.
+    The site is the words of the path, without numbers and without the words that all paths share. The layer is the
+    number that differs between the paths of one site. `model.decoder.layers.3.self_attn` is layer 3 of the site
+    `decoder.self_attn`. If several numbers differ, or none, the paths of a site are counted from 0.
     """
     split = [path.split(".") for path in paths]
     sites = _sites([[part for part in parts if not part.isdecimal()] for parts in split])

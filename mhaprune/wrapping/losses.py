@@ -48,7 +48,8 @@ def next_token_accuracy(output: Any, batch: Any) -> Tensor:
 
 
 def seq2seq(output: Any, batch: Any) -> Tensor:
-    """Mean cross-entropy in nats of logits (B, T, C) on `labels` (B, T)."""
+    """Cross-entropy in nats of logits (B, T, C) on `labels` (B, T), the mean over the tokens of each example, (B,).
+    Labels of -100 do not count."""
     return _mean_over_tokens(_logits(output), _field(batch, "labels"), _token_losses)
 
 
