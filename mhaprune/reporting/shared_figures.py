@@ -64,8 +64,8 @@ def agreement(tables: Tables) -> Plot | None:
     plots.legend_above(figure, grid[0])
     caption = (
         "What closing each head really costs against its rank by another score, the most important one at the right"
-        " (the axis is linear near 0; bars are 95 % intervals over examples; where there is none, too few examples make"
-        " the score to say)."
+        " (the axis is linear near 0; bars are 95 % intervals over examples; a point without a"
+        " bar rests on too few examples for an interval)."
     )
     return Plot("agreement", caption, figure)
 

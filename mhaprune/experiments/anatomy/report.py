@@ -123,7 +123,7 @@ def scaling(tables: Tables) -> Plot:
     legend_above(figure, entropy)
     caption = (
         "Why scores are divided by √d_head. With components drawn from a standard normal distribution, scores spread by"
-        " √d_head; undivided, softmax gives all to one key, and what it passes back goes to 0. Medians and quartiles of"
-        f" {table['draws'].iloc[0]} queries."
+        " √d_head. If they are not divided, softmax gives nearly all weight to one key, and its gradient is nearly 0."
+        f" Medians and quartiles of {table['draws'].iloc[0]} queries."
     )
     return Plot("scaling", caption, figure)
