@@ -5,9 +5,10 @@ vocabulary.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, cast
+from functools import partial
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +78,13 @@ class Transformer(Checked):
         return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
 
 
+class Deferred(nn.Module):
+    """A computation as a module, so that a pass which replays the outputs of modules need not do it again."""
+
+    def forward(self, compute: Callable[[], Any]) -> Any:
+        return compute()
+
+
 class AttentionSublayer(nn.Module):
     """x + attention(norm(x)). Keys and values are made from the sequence itself, or are given.
 
@@ -91,6 +99,7 @@ class AttentionSublayer(nn.Module):
         self.norm = nn.LayerNorm(d_model)
         self.attention = MultiHeadAttention(d_model, num_heads, head_dim=head_dim, dropout=dropout, gate=gate)
         self.dropout = nn.Dropout(dropout)
+        self.before_output = Deferred()
 
     def forward(
         self,
@@ -104,7 +113,8 @@ class AttentionSublayer(nn.Module):
         if attention.num_heads == 0:
             merged_BTD = attention.out_proj(x_BTD[..., :0])
         else:
-            merged_BTD = attention.merge(self.attend(x_BTD, keys_values, bias, is_causal=is_causal))
+            attend = partial(self.attend, x_BTD, keys_values, bias, is_causal=is_causal)
+            merged_BTD = attention.merge(self.before_output(attend))
         return x_BTD + (self.dropout(merged_BTD) if self.training else merged_BTD)
 
     def attend(
@@ -231,6 +241,7 @@ class EncoderDecoder(nn.Module):
             for layer in range(config.num_decoder_layers)
         )
         self.encoder, self.decoder = cast("Sequence[EncoderLayer]", encoder), cast("Sequence[DecoderLayer]", decoder)
+        self.memories = Deferred()
         self.encoder_norm = nn.LayerNorm(d_model)
         self.decoder_norm = nn.LayerNorm(d_model)
         self.output = Projection(d_model, vocabulary_size)
@@ -247,7 +258,7 @@ class EncoderDecoder(nn.Module):
     def forward(self, source_BS: Tensor, prefix_BT: Tensor) -> Tensor:
         """Return the logits (B, T, V) of the token after each position of `prefix_BT`, which starts with BOS."""
         bias = self.bias(source_BS)
-        memories = self.project_memory(self.encode(source_BS, bias))
+        memories = self.memories(partial(self.project_memory, self.encode(source_BS, bias)))
         x_BTD = self.embed(self.target_embedding, prefix_BT)
         for layer, memory in zip(self.decoder, memories, strict=True):
             x_BTD = layer(x_BTD, memory, bias)

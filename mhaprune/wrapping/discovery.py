@@ -255,7 +255,8 @@ class _Trace:
     def _own(self, layer: MultiHeadAttention, out: nn.Module) -> None:
         """Record a `MultiHeadAttention`, whose layout is known. A module around it may be the one that is called."""
         caller = self.running[-2]
-        self.found = [found for found in self.found if found.module is not caller or found.out is not None]
+        inside = set(caller.modules())
+        self.found = [found for found in self.found if found.module not in inside or found.out is not None]
         block = block_of(layer, self.paths[layer])
         rows: Any = {"query": block.query, "key": block.key, "value": block.value}
         self._end(_Found(caller, block.heads, block.of_kv, rows, out=out, columns=block.columns))
