@@ -4,7 +4,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -128,37 +128,20 @@ class Descent(Checked, ABC):
         The loss is the `objective`'s, by default that of this class. `state` is what an earlier call gave to `save`;
         training goes on from there. Raises `Diverged` where the loss is not finite.
         """
-        with self.while_training(model):
-            optimisers = self.optimisers(model, gate)
-            try:
-                rows = self._train(model, train, valid, seed, optimisers, objective, state, save)
-            finally:
-                model.module.eval()
-        return pd.DataFrame(rows)
-
-    def _train(
-        self,
-        model: GatedModel,
-        train: Data,
-        valid: Data,
-        seed: int,
-        optimisers: Sequence[Optimizer],
-        objective: Objective | None,
-        state: dict[str, Any] | None,
-        save: Callable[[dict[str, Any]], None] | None,
-    ) -> list[dict[str, Any]]:
-        """The loop itself."""
-        order = torch.Generator().manual_seed(seed)
-        device = train.device
-        running = torch.zeros((), device=device)
-        if state is None:
-            rows = [{"step": 0, "seconds": 0.0, "loss": math.nan, **self._held_out(model, valid)}]
-            first, watch = 0, Watch()
-        else:
-            _restore(state, model, optimisers, running)
-            first, watch, rows = int(state["step"]), Watch(state["seconds"]), list(state["rows"])
-        batches = train.shuffled_batches(self.batch_size, order, self.sorted_batches, skip=first)
-        with HeldSignals() as held, doing("training", self.steps, done=first) as progress:
+        with ExitStack() as stack:
+            stack.enter_context(self.while_training(model))
+            stack.callback(model.module.eval)
+            optimisers, running = self.optimisers(model, gate), torch.zeros((), device=train.device)
+            if state is None:
+                rows = [{"step": 0, "seconds": 0.0, "loss": math.nan, **self._held_out(model, valid)}]
+                first, watch = 0, Watch()
+            else:
+                _restore(state, model, optimisers, running)
+                first, watch, rows = int(state["step"]), Watch(state["seconds"]), list(state["rows"])
+            order = torch.Generator().manual_seed(seed)
+            batches = train.shuffled_batches(self.batch_size, order, self.sorted_batches, skip=first)
+            held = stack.enter_context(HeldSignals())
+            progress = stack.enter_context(doing("training", self.steps, done=first))
             for step in range(first, self.steps):
                 for group in parameter_groups(optimisers):
                     group["lr"] = group["initial_lr"] * self.learning_rate_factor(step)
@@ -175,11 +158,11 @@ class Descent(Checked, ABC):
                 asked, due = held.asked, done % self.checkpoint_every == 0 and done < self.steps
                 if save is not None and (due or asked):
                     with watch.paused() as seconds:
-                        now = {"running": running, "rows": rows, "step": done, "seconds": seconds, "rng": _rng(device)}
-                        save(now | _states(model, optimisers))
+                        now = {"running": running, "rows": rows, "step": done, "seconds": seconds}
+                        save(now | _state(model, optimisers, running.device))
                 if asked:
                     held.stop()
-        return rows
+        return pd.DataFrame(rows)
 
     def _finite(
         self, loss: float, model: GatedModel, valid: Data, step: int, rows: Sequence[Mapping[str, Any]]
@@ -203,18 +186,16 @@ class Descent(Checked, ABC):
         """Return the factor of the learning rate at a step: it rises in a line, then falls to zero."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
-        progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        progress = min(1.0, progress)
+        progress = min(1.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
         return 1 - progress if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
 
     def _held_out(self, model: GatedModel, valid: Data) -> dict[str, float]:
         model.module.eval()
         outcome = measure(model, valid)
-        gates = model.learned_gates()
         row = {f"valid_{name}": float(values.mean()) for name, values in outcome._asdict().items()}
-        return row | (
-            {} if gates is None else dict(zip(map("gate_{}".format, model.grid), gates.tolist(), strict=True))
-        )
+        if (gates := model.learned_gates()) is not None:
+            row |= zip(map("gate_{}".format, model.grid), gates.tolist(), strict=True)
+        return row
 
 
 def parameter_groups(optimisers: Iterable[Optimizer]) -> list[dict[str, Any]]:
@@ -222,25 +203,18 @@ def parameter_groups(optimisers: Iterable[Optimizer]) -> list[dict[str, Any]]:
     return [group for optimiser in optimisers for group in optimiser.param_groups]
 
 
-def _states(model: GatedModel, optimisers: Sequence[Optimizer]) -> dict[str, Any]:
-    return {"model": model.module.state_dict(), "optimisers": [optimiser.state_dict() for optimiser in optimisers]}
+def _state(model: GatedModel, optimisers: Sequence[Optimizer], device: torch.device) -> dict[str, Any]:
+    """Return the states of the weights, the optimisers, and the random generators that dropout uses."""
+    rng = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    return {"model": model.module.state_dict(), "optimisers": [each.state_dict() for each in optimisers], "rng": rng}
 
 
 def _restore(state: Mapping[str, Any], model: GatedModel, optimisers: Sequence[Optimizer], running: Tensor) -> None:
-    """Go back to a saved state: weights, optimisers, the sum of losses since the last evaluation, random draws."""
+    """Go back to a saved state. `running` is the sum of losses since the last evaluation."""
     model.module.load_state_dict(state["model"])
     for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
         optimiser.load_state_dict(saved)
     running.copy_(state["running"])
-    _set_rng(state["rng"], running.device)
-
-
-def _rng(device: torch.device) -> list[Tensor]:
-    """Return the states of the random generators that dropout uses, on the processor and on the accelerator."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-
-
-def _set_rng(states: list[Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)
+    torch.set_rng_state(state["rng"][0])
+    if running.device.type == "cuda":
+        torch.cuda.set_rng_state(state["rng"][1], running.device)

@@ -40,7 +40,6 @@ class _Found:
     heads_last: bool = False
     out: nn.Module | None = None
     columns: tuple[tuple[int, ...], ...] = ()
-    why_not: str = ""
     cross: bool = False
 
 
@@ -59,20 +58,11 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[Atte
         path = trace.paths[found.module]
         if found.out is None:
             raise Unsupported(f"{path} ({type(found.module).__name__}): no linear module reads what its heads say")
-        why_not = found.why_not or next((f"its {n} is {r}" for n, r in found.rows.items() if isinstance(r, str)), "")
         rows: dict[str, Any] = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
-        block = AttentionBlock(
-            path,
-            trace.paths[found.out],
-            found.heads,
-            columns=found.columns,
-            of_kv=found.of_kv,
-            why_not=why_not,
-            cross=found.cross,
-            names=tuple(range(found.heads)),
-            whole=True,
-            **rows,
-        )
+        facts: dict[str, Any] = {"columns": found.columns, "of_kv": found.of_kv, "cross": found.cross}
+        facts["why_not"] = next((f"its {n} is {r}" for n, r in found.rows.items() if isinstance(r, str)), "")
+        facts["names"] = tuple(range(found.heads))
+        block = AttentionBlock(path, trace.paths[found.out], found.heads, whole=True, **facts, **rows)
         blocks.setdefault(path, as_named(block, noted))  # a shared layer is called again: the same heads
     if not blocks:
         raise Unsupported(nothing_found(model))
@@ -92,25 +82,23 @@ def as_named(block: AttentionBlock, cut: Cut) -> AttentionBlock:
 
 def unseen(model: nn.Module, blocks: Sequence[AttentionBlock]) -> list[str]:
     """Return the paths of modules that are attention by name or class but belong to no block."""
+
+    def within(path: str, other: str) -> bool:
+        return not other or path == other or path.startswith(f"{other}.")
+
     found = [block.path for block in blocks]
-    left = [path for path, _ in _named_attention(model) if not any(_within(path, f) or _within(f, path) for f in found)]
-    return [path for path in left if not any(other != path and _within(other, path) for other in left)]
+    left = [path for path, *_ in _named_attention(model) if not any(within(path, f) or within(f, path) for f in found)]
+    return [path for path in left if not any(other != path and within(other, path) for other in left)]
 
 
-def _named_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that are attention by name or class and contain a matrix."""
+def _named_attention(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
+    """Yield the modules that contain a matrix and are attention by name (True) or only by class (False)."""
     for path, module in model.named_modules():
         matrices = any(parameter.dim() > 1 for part in module.children() for parameter in part.parameters())
-        if matrices and (_is_attention(path.rpartition(".")[-1]) or _is_attention(type(module).__name__)):
-            yield path, module
-
-
-def _is_attention(name: str) -> bool:
-    return any(word in name.lower() for word in ("attn", "attention"))
-
-
-def _within(path: str, other: str) -> bool:
-    return not other or path == other or path.startswith(f"{other}.")
+        names = path.rpartition(".")[-1], type(module).__name__
+        by_name, by_class = (any(word in name.lower() for word in ("attn", "attention")) for name in names)
+        if matrices and (by_name or by_class):
+            yield path, module, by_name
 
 
 def nothing_found(model: nn.Module) -> str:
@@ -118,9 +106,8 @@ def nothing_found(model: nn.Module) -> str:
     possible."""
     candidates = [
         (path, linear[-1], module)
-        for path, module in _named_attention(model)
-        if _is_attention(path.rpartition(".")[-1])
-        and (linear := [name for name, part in module.named_modules() if name and is_linear(part)])
+        for path, module, by_name in _named_attention(model)
+        if by_name and (linear := [name for name, part in module.named_modules() if name and is_linear(part)])
     ]
     message = (
         f"{type(model).__name__}: no attention found. It calls neither F.scaled_dot_product_attention nor the attention"
@@ -180,10 +167,8 @@ class _Trace:
     def _of_interface(self, attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Any:
         found = self._begin(module, query, key, value)
         self.inside = True
-        try:
-            out, *others = attend(query.detach(), key.detach(), value.detach())
-        finally:
-            self.inside = False
+        out, *others = attend(query.detach(), key.detach(), value.detach())
+        self.inside = False
         found.context, found.heads_last = out.detach().requires_grad_(), True  # (B, T, H, K)
         return (found.context, *others)
 
@@ -197,16 +182,14 @@ class _Trace:
     def _begin(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> _Found:
         H, G = query.shape[1], key.shape[1]
         of_kv = getattr(module, "kept_of_kv", None) or [h * G // H for h in range(H)]
-        found = _Found(module, H, tuple(of_kv))
-        for name, heads in (("query", query), ("key", key), ("value", value)):
-            found.rows[name] = self._source(heads)
-        self._end(found)
-        return found
+        rows = {"query": self._source(query), "key": self._source(key), "value": self._source(value)}
+        return self._add(_Found(module, H, tuple(of_kv), rows))
 
-    def _end(self, found: _Found) -> None:
+    def _add(self, found: _Found) -> _Found:
         made = [self.read.get(rows.path) for rows in found.rows.values() if isinstance(rows, Rows)]
         found.cross = len(made) == 3 and made[0] is not None and any(x is not made[0] for x in made)
         self.found.append(found)
+        return found
 
     def _source(self, heads: Tensor) -> Rows | str:
         """Return the linear module that made these heads, (B, heads, T, K), with the rows of each head; or why there is
@@ -259,7 +242,7 @@ class _Trace:
         self.found = [found for found in self.found if found.module not in inside or found.out is not None]
         block = block_of(layer, self.paths[layer])
         rows: Any = {"query": block.query, "key": block.key, "value": block.value}
-        self._end(_Found(caller, block.heads, block.of_kv, rows, out=out, columns=block.columns))
+        self._add(_Found(caller, block.heads, block.of_kv, rows, out=out, columns=block.columns))
 
     def _columns(self, x: Tensor, leaf: Tensor, found: _Found) -> tuple[tuple[int, ...], ...]:
         """Return the columns of x that read each head, found by a gradient for each column."""
@@ -270,6 +253,8 @@ class _Trace:
             for h in gradient.abs().sum(other).nonzero().flatten().tolist():
                 of_head[h].append(column)
         if len({column for columns in of_head for column in columns}) != sum(map(len, of_head)):
-            found.why_not = "its heads are mixed before the output projection"
-            raise Unsupported(f"{self.paths[found.module]}: {found.why_not}, so they cannot be gated one by one")
+            raise Unsupported(
+                f"{self.paths[found.module]}: its heads are mixed before the output projection, so they cannot be gated"
+                " one by one"
+            )
         return tuple(map(tuple, of_head))

@@ -206,12 +206,9 @@ class GatedModel(ABC):
     def _pieces(self, gates: Gates | None, batch_size: int) -> Mapping[Block, Tensor] | None:
         if not isinstance(gates, Tensor):
             return gates
-        N = len(self.grid)
-        if gates.shape not in ((N,), (batch_size, N)):
-            raise ValueError(
-                f"gates of shape {tuple(gates.shape)}: must be ({N},), or ({batch_size}, {N}) for a batch of"
-                f" {batch_size}"
-            )
+        B, N = batch_size, len(self.grid)
+        if gates.shape not in ((N,), (B, N)):
+            raise ValueError(f"gates of shape {tuple(gates.shape)}: must be ({N},), or ({B}, {N}) for a batch of {B}")
         if gates.device.type != self.device.type:
             raise ValueError(f"gates on {gates.device}: the model is on {self.device}")
         return self.grid.split(gates)

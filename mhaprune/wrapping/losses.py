@@ -76,8 +76,7 @@ class Drift:
         self.represent = represent or mean_of_tokens
 
     def __call__(self, output: Any, batch: Any) -> Tensor:
-        dense = _field(batch, DENSE)
-        return 1 - F.cosine_similarity(self.represent(output, batch), dense, dim=-1)
+        return 1 - F.cosine_similarity(self.represent(output, batch), _field(batch, DENSE), dim=-1)
 
 
 class Similarity(Drift):
@@ -112,9 +111,11 @@ QUALITIES: dict[Any, Judge] = {
 
 def quality_for(loss: Judge) -> Judge:
     """Return the default quality of a loss; minus the loss if there is none."""
-    if isinstance(loss, Drift):
-        return Similarity(loss.represent)
-    return QUALITIES.get(loss, _minus(loss))
+
+    def minus_the_loss(output: Any, batch: Any) -> Tensor:
+        return -loss(output, batch)
+
+    return Similarity(loss.represent) if isinstance(loss, Drift) else QUALITIES.get(loss, minus_the_loss)
 
 
 def name_of(quality: Judge) -> str:
@@ -126,13 +127,6 @@ def name_of(quality: Judge) -> str:
 def unit_of(loss: Judge) -> str:
     """Return the unit of a loss: nats for a likelihood, else an empty text."""
     return "nats" if loss in (classification, language_model, seq2seq) else ""
-
-
-def _minus(loss: Judge) -> Judge:
-    def minus_the_loss(output: Any, batch: Any) -> Tensor:
-        return -loss(output, batch)
-
-    return minus_the_loss
 
 
 def _logits(output: Any) -> Tensor:

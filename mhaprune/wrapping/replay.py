@@ -72,9 +72,6 @@ class _Call:
         """True if the output is still here, and was not written to in place."""
         return self.versions == _versions(self.output)
 
-    def forget(self) -> None:
-        self.output = self.versions = None
-
 
 _COMPUTE = object()
 """A mark for an output that must be computed again."""
@@ -115,7 +112,7 @@ class Replay:
         # This call covers what ended in it after the last output projection.
         uncovered = max([begin, *self.called.values()])
         for call in takewhile(lambda call: call.end > uncovered, reversed(self.calls)):
-            call.forget()
+            call.output = call.versions = None
         self.calls.append(_Call(module, begin, next(self._clock), output, _versions(output)))
 
     @contextmanager
@@ -125,7 +122,8 @@ class Replay:
 
         An output that has been written to in place is computed again.
         """
-        end = min((self.called[out] for out in outs if out in self.called), default=self._end)
+        last = max((call.end for call in self.calls), default=0)
+        end = min((self.called[out] for out in outs if out in self.called), default=last)
         covered, replayed = -1, dict[nn.Module, list[Any]]()
         for call in sorted(self.calls, key=lambda call: call.begin):
             if call.end < end and call.begin > covered:
@@ -137,10 +135,6 @@ class Replay:
                 stack.enter_context(_playing(module, outputs))
             yield
 
-    @property
-    def _end(self) -> int:
-        return max((call.end for call in self.calls), default=0)
-
 
 @contextmanager
 def recorders(model: nn.Module) -> Iterator[Callable[[Replay | None], None]]:
@@ -149,20 +143,21 @@ def recorders(model: nn.Module) -> Iterator[Callable[[Replay | None], None]]:
 
     The hooks serve many passes, because making them takes longer than a pass of a small model.
     """
-    now: list[Replay] = []
+    now: Replay | None = None
 
     def record(replay: Replay | None) -> None:
-        now[:] = [] if replay is None else [replay]
-        for each in now:
-            each.begin()
+        nonlocal now
+        now = replay
+        if now is not None:
+            now.begin()
 
     def enter(module: nn.Module, inputs: Any) -> None:
-        for replay in now:
-            replay.enter(module)
+        if now is not None:
+            now.enter(module)
 
     def leave(module: nn.Module, inputs: Any, output: Any) -> None:
-        for replay in now:
-            replay.leave(module, output)
+        if now is not None:
+            now.leave(module, output)
 
     with ExitStack() as stack:
         for module in model.modules():
