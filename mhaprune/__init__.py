@@ -30,7 +30,7 @@ __all__ = ["AttentionBlock", "HeadMask", "MultiHeadAttention", "load", "losses",
 
 
 def __getattr__(name: str) -> Any:
-    """Imported on first use: the command line answers `--help` and typing errors without torch."""
+    """Import a name on its first use, so that the command line answers `--help` and typing errors without torch."""
     if name == "losses":
         return import_module("mhaprune.wrapping.losses")
     if name not in _HOME:

@@ -126,7 +126,7 @@ Part = TypeVar("Part", bound=Data, covariant=True)
 class Splits(Generic[Part]):
     """Disjoint lists of examples by name, so that no number is reported on examples that a choice was made on.
 
-    Raises ValueError for one that was not given, once it is needed.
+    Raises ValueError if a split is needed but was not given.
     """
 
     def __init__(self, **given: Part) -> None:
@@ -157,8 +157,8 @@ class Splits(Generic[Part]):
 
     @property
     def train(self) -> Part:
-        """A training lowers the loss of these; a refit reads their inputs, and no label. Nothing is chosen or reported
-        on them. Without any of their own, recoveries learn from those that heads are scored on."""
+        """A training lowers the loss of these; a refit reads their inputs, but no label. Nothing is chosen or reported
+        on them. If none were given, these are the examples that heads are scored on."""
         return self["train" if "train" in self.given else "score"]
 
     @property
@@ -182,7 +182,7 @@ class Examples(Data):
         return type(self)(_trim(self.source[index]), _trim(self.target[index]))
 
     def lengths(self) -> Tensor:
-        """(E,): those of source and target together, end of sequence included."""
+        """Return the number of tokens of source and target together, with the end of sequence, (E,)."""
         return (self.source != PAD).sum(dim=1) + (self.target != PAD).sum(dim=1)
 
     def by_length(self) -> Tensor:

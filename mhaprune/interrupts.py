@@ -1,4 +1,5 @@
-"""Signals and a time limit that ask a run to stop. Work that can continue later saves its state first.
+"""Signals and a time limit that ask a run to stop. Before a run stops, it saves the state of work that can be
+continued.
 
 Python handles signals only in the main thread, so nothing is done in another thread. An ignored signal stays ignored.
 """
@@ -52,7 +53,7 @@ class HeldSignals:
         return bool(self.came)
 
     def stop(self) -> None:
-        """Let the first delayed signal take effect. Returns if the signal does not raise."""
+        """Let the first delayed signal take effect now. Return if its handler does not raise."""
         self.__exit__(None, None, None)
         self.__enter__()
 
@@ -90,7 +91,8 @@ def interruptible() -> AbstractContextManager[None]:
 def interruptible_once() -> AbstractContextManager[None]:
     """Raise KeyboardInterrupt on the first signal that asks to stop while the body runs; later ones do nothing.
 
-    A terminal signals all processes of a job, and the process that waits for the others passes the signal on.
+    The same request can come twice: a terminal signals all processes of a job, and the process that waits for the job
+    passes the signal on.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -103,7 +105,7 @@ def interruptible_once() -> AbstractContextManager[None]:
 def before_stopping(first: Callable[[], None]) -> AbstractContextManager[None]:
     """Call `first` on a signal that asks to stop, then let the signal take its usual effect.
 
-    A second signal does not wait for `first`. Forks of this process do not call it.
+    A second signal does not wait for `first`. A fork of this process does not call `first`.
     """
     process, before = os.getpid(), _handlers()
 

@@ -47,7 +47,7 @@ class Step:
     """The seconds of the finished stages."""
     begun: float = field(default_factory=lambda: time.monotonic())
     before: int = 0
-    """Number of items that were done before the step began, for example by an earlier run."""
+    """The number of items that were done before the step began, for example by an earlier run."""
 
     def advance(self, items: int = 1) -> None:
         """Count this number of further items as done."""
@@ -97,7 +97,7 @@ def track(
 
 
 def duration(seconds: float) -> str:
-    """Return a remaining time in words, rounded as a reader needs it."""
+    """Return a remaining time in words, rounded: `20 s`, `5 min`, `1.5 h`."""
     if seconds < 90:
         return f"{max(10, round(seconds, -1)):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -164,8 +164,8 @@ def _words(step: Step) -> str:
 
 
 def seconds_left(steps: Sequence[Step]) -> float | None:
-    """Return the seconds until the outermost step ends; None if they are not known: it has no stages, or the present
-    stage takes longer than usual and has no count of items.
+    """Return the seconds until the outermost step ends. Return None if they are not known: if the step has no stages,
+    or if the present stage takes longer than usual and has no count of items.
 
     The remaining stages are assumed to take their usual time, at the speed of the finished stages on this machine. A
     stage that took almost no time is not used for the speed: the model came from the cache.
@@ -189,7 +189,7 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
 
 
 def _share(steps: Sequence[Step]) -> float:
-    """Return the share of the first step that is done, by its items; 0 if their number is not known."""
+    """Return which share of the items of the first step is done; 0 if the number of items is not known."""
     if not steps or not steps[0].total:
         return 0.0
     step, to_do = steps[0], steps[0].total - steps[0].before

@@ -18,8 +18,8 @@ from mhaprune.heads import Block, HeadGrid, HeadMask
 class Outcome(Protocol):
     """The results of a model on the examples of a batch, (B,) each, as a NamedTuple.
 
-    It exists so that every model is judged by a quality of its own: exact match for our tasks; accuracy, agreement or
-    one minus drift for others. The fields become columns of tables. None of them is a mean over the batch.
+    It exists so that every kind of model has its own measure of quality: exact match for our tasks; accuracy, agreement
+    or one minus drift for others. Each field becomes a column of a table. No field is a mean over the batch.
     """
 
     @property
@@ -40,9 +40,9 @@ class Outcome(Protocol):
 class AnswerOutcome(NamedTuple):
     """The results of a sequence-to-sequence model on the examples of a batch.
 
-    `loss` is the mean cross-entropy in nats over the target tokens of an example; `token_accuracy` is the share of
-    these that the model ranks first given the true prefix; `quality` is 1 if it ranks all of them first. The last one
-    *is* exact match under greedy decoding, which follows the true prefix as long as it makes no mistake.
+    `loss` is the mean cross-entropy in nats over the target tokens of an example. `token_accuracy` is the share of
+    these tokens that the model ranks first, given the true prefix. `quality` is 1 if the model ranks all of them first.
+    This is exact match under greedy decoding, which follows the true prefix as long as it makes no mistake.
     """
 
     loss: Tensor
@@ -136,12 +136,12 @@ class Subject(Protocol):
         ...
 
     def queries(self, batch: Batch) -> dict[Block, Tensor]:
-        """Return for each block, in the order of `grid`, the positions that its heads write to, (B, T): False on
-        padding."""
+        """Return for each block, in the order of `grid`, a mask (B, T) of the positions that its heads write to: False
+        on padding."""
         ...
 
     def unread(self) -> Collection[Block]:
-        """Return the blocks whose output nothing reads, so that closing their heads must change nothing."""
+        """Return the blocks whose output is not used, so that closing their heads must change nothing."""
         ...
 
     def head_outputs(self, batch: Batch) -> dict[Block, Tensor]:
@@ -180,7 +180,8 @@ class Subject(Protocol):
         ...
 
     def answered(self, data: Batch) -> Batch:
-        """Return the examples with the model's own answers in place of labels that it would read as inputs."""
+        """Return the examples with the model's own answers in place of the labels, if the model reads labels as
+        inputs."""
         ...
 
     def last_maps(self, batches: Sequence[Batch]) -> Iterator[LastMap]:

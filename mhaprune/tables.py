@@ -37,14 +37,14 @@ VALID_QUALITY = f"valid_{QUALITY}"
 CHOOSE_QUALITY = f"choose_{QUALITY}"
 """The quality on the split on which choices are made. It is never reported."""
 CHOOSE_DROP = "choose_drop"
-"""How far the quality on the choose split falls below the dense model's, as a difference of two shares, with its paired
-95 % interval."""
+"""The dense model's quality on the choose split minus this model's (a difference of two shares), with its paired 95 %
+interval."""
 SURE = "heads_removed_sure"
 """The column with the number of heads that can be removed at 95 % confidence: see `mhaprune.experiments.can_go`."""
 LOSS_RISE = "loss_rise"
 """The column of the mean rise of the loss with heads closed, in nats."""
 INTERACTION = "interaction"
-"""The column of the cost of two heads together beyond the sum of their costs alone, in nats."""
+"""The column with the cost of closing two heads together, minus the sum of their costs alone, in nats."""
 ENDS = ("", "_low", "_high")
 """A number and the ends of its 95 % interval: the endings of its three columns."""
 QUARTILES = ("", "_q1", "_q3")
@@ -59,7 +59,8 @@ NOTHING = "nothing"
 REFERENCE = "ablation"
 """The scorer that others are compared with."""
 UNINFORMED = "control"
-"""The family of scorers that know nothing about the model. Nothing is chosen among them, and they are drawn in grey."""
+"""The family of scorers that know nothing about the model. They are never chosen from, and figures draw them in
+grey."""
 GATE = "gate_"
 """The beginning of the columns of gates in a table of training; the name of the head follows."""
 BEST_OF_SIZE = "best of each size"
@@ -117,7 +118,8 @@ def loss_unit(tables: Tables) -> str:
 
 
 def in_unit(tables: Tables) -> str:
-    """Return a blank and the unit of the loss, to follow a number in a sentence; nothing for a loss without unit."""
+    """Return a blank and the unit of the loss, to stand after a number in a sentence; an empty text for a loss without
+    unit."""
     unit = loss_unit(tables)
     return f" {unit}" if unit else ""
 
@@ -129,7 +131,8 @@ def in_brackets(tables: Tables) -> str:
 
 
 def _named_by(column: str, tables: Tables) -> str | None:
-    """Return the value of the first row; an empty text comes back from a file as NaN."""
+    """Return the value in the first row of the first table with this column. An empty text is NaN after reading a
+    file."""
     found = next((frame[column].iloc[0] for frame in tables.values() if column in frame and len(frame)), None)
     return found if found is None or isinstance(found, str) else ""
 

@@ -230,7 +230,7 @@ def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
 
 
 def _register(arguments: Iterable[str]) -> None:
-    """Tell Hydra the options of plug-ins. Values that their YAML files leave out come from their classes."""
+    """Tell Hydra the options of plug-ins. Fields that a YAML file leaves out have the defaults of the class."""
     from mhaprune.settings.plugins import from_folder, listed
 
     packages = from_folder(listed(each.partition("=")[2] for each in arguments if each.startswith("plugins=")))

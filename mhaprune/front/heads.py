@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from mhaprune.experiments.results import Results
 
 By = str | Scorer | Schedule
-"""A scorer, or a schedule that uses no scores: the method that chooses heads, by name or as an object."""
+"""The method that chooses heads, by name or as an object: a scorer, or a schedule that uses no scores."""
 Every = Annotated[int | None, Ge(1)]
-"""The smaller model is scored again after this number of removed heads. None scores only once."""
+"""The number of removed heads after which the smaller model is scored again. None scores only the dense model."""
 
 
 @checked

@@ -70,7 +70,7 @@ def accuracy_columns(outcome: Outcome) -> dict[str, float]:
 
 
 def interval_for(name: str, values_E: np.ndarray) -> Callable[[np.ndarray], tuple[float, float]]:
-    """Return the function for the interval of such values: successes, shares or any numbers."""
+    """Return the function that computes the interval: for values that are 0 or 1, for shares, or for other numbers."""
     if name in (QUALITY, "loss") and yes_or_no(values_E):
         return wilson_interval
     return share_interval if name != "loss" and values_E.min() >= 0 and values_E.max() <= 1 else mean_interval
@@ -83,7 +83,8 @@ def size_columns(subject: Subject, report: Data) -> dict[str, int]:
 
 
 def choose_columns(outcome: Outcome, dense: Outcome) -> dict[str, float]:
-    """Return the columns for choosing between models, from outcomes on the choose split. They are never reported.
+    """Return the columns that choices between models use, from outcomes on the choose split. They are never reported as
+    results.
 
     `choose_drop` is the dense model's quality minus this model's, with its paired 95 % interval.
     """

@@ -105,8 +105,8 @@ def by_length(examples: Data, batch_size: int) -> tuple[Tensor, Iterator[tuple[B
 def gate_gradients(
     subject: Subject, examples: Data, gates: Tensor | None = None, batch_size: int = BATCH_SIZE
 ) -> Tensor:
-    """Return the derivative of each example's loss with respect to every gate, (E, N), at `gates` (N,) or with all
-    open.
+    """Return the derivative of each example's loss with respect to every gate, (E, N), at the gates `gates` (N,), by
+    default all open.
 
     One backward pass per batch is enough: each example has its own row of gates.
     """
@@ -175,7 +175,7 @@ def output_difference(
 def greedy_disagreements(subject: DecodesGreedily, examples: Data, batch_size: int = BATCH_SIZE) -> int:
     """Return the number of examples on which greedy decoding and exact match disagree.
 
-    The two are equal by induction over the tokens. Any other number than 0 is a tie that rounding broke, or a fault.
+    By induction over the tokens, the two are equal. A number above 0 means a tie that rounding broke, or an error.
     """
     disagreements = 0
     for batch in examples.batches(batch_size):

@@ -15,8 +15,8 @@ import torch
 from mhaprune.progress import track
 
 COPIES = 4
-"""Number of copies of each model that take turns. The place of its weights in memory can make one of two equal models 1
-% faster."""
+"""The number of copies of each model that take turns. Of two equal models, one can be 1 % faster because of the place
+of its weights in memory."""
 COPIES_BYTES = 2**31
 """The largest memory of all copies together, in bytes."""
 
@@ -67,7 +67,7 @@ def milliseconds(
 
 
 def copies_that_fit(size: int, models: int) -> int:
-    """Return how many copies of each model to make, at most `COPIES`, if one takes `size` bytes. For large models the
+    """Return how many copies of each model to make, at most `COPIES`. One copy takes `size` bytes. For large models the
     place in memory matters less."""
     return max(1, min(COPIES, COPIES_BYTES // max(1, size * models)))
 

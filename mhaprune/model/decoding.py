@@ -46,10 +46,10 @@ def attention_step(
     """Return a function that computes the sublayer for one new position. Called for each position in turn, it returns
     what the sublayer returns for the whole text.
 
-    With a `memory` it attends to its keys and values, (B, H, S, K), with a `bias`; else to all positions so far. What
-    is the same for all tokens is computed here, once: with few tokens in a call, decoding takes as long as the number
-    of operations. One matrix makes queries, keys and values, and the gates, the same for all examples, are multiplied
-    into W_O. There is no dropout.
+    With a `memory`, the position attends to these keys and values, (B, H, S, K), with a `bias`; otherwise to all
+    positions so far. Whatever is the same for all tokens is computed here, once, because the time of decoding depends
+    on the number of operations. One matrix makes queries, keys and values, and the gates, which are the same for all
+    examples, are multiplied into W_O. There is no dropout.
     """
     attention, norm = sublayer.attention, sublayer.norm
     heads, output_bias = attention.num_heads, attention.out_proj.bias

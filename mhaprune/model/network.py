@@ -190,7 +190,8 @@ class DecoderLayer(nn.Module):
     def forward(self, x_BTD: Tensor, memory: tuple[Tensor, Tensor] | None, bias: Tensor) -> Tensor:
         """`memory` holds the keys and values that the cross-attention makes from the encoder's output; None if it has
         no heads."""
-        # No padding mask here: targets are padded on the right, where a causal mask never lets a real position look.
+        # No padding mask is needed here: targets are padded on the right, and a causal mask hides everything to the
+        # right.
         x_BTD = self.self_attention(x_BTD, is_causal=True)
         return self.feed_forward(self.cross(x_BTD, memory, bias))
 

@@ -26,10 +26,9 @@ from mhaprune.model.network import AttentionSublayer, project_memory
 class Branches:
     """Many masks at one point of a model, with each distinct hidden state stored once.
 
-    The class exists because scorers measure hundreds of masks on one batch, and most of their computation is the same.
-    Masks that close the same heads up to a point have the same hidden state there. Run mask by mask, that state would
-    be computed for each of them. A `Branches` starts with one state for all masks; at each attention block a state
-    splits only if its masks differ in that block.
+    The class exists because scorers measure hundreds of masks on one batch, and most of the computation is the same for
+    all of them. Masks that close the same heads up to a point have the same hidden state there. A `Branches` starts
+    with one state for all masks. At each attention block, a state splits only if its masks differ in that block.
 
     It is immutable: each step of the model returns a new one. The two index arrays are on the CPU, so that finding
     equal states never waits for an accelerator.
@@ -137,7 +136,7 @@ def _cross_attend(
     sublayer: AttentionSublayer, x_PBTD: Tensor, keys: Tensor, values: Tensor, read_P: np.ndarray, bias: Tensor | None
 ) -> Tensor:
     if len(set(read_P.tolist())) == 1:
-        # All states read one memory: as if they were one longer text.
+        # All states attend to one memory, so they are computed as one longer text.
         x_BXD = x_PBTD.transpose(0, 1).flatten(1, 2)
         context_BHXK = sublayer.attend(x_BXD, (keys[read_P[0]], values[read_P[0]]), bias)
         return context_BHXK.unflatten(2, (len(x_PBTD), -1)).permute(2, 0, 1, 3, 4)
@@ -159,8 +158,8 @@ def _closed(
 ) -> Tensor:
     """Compute the states after a block, (C, B, T, D), where some of its heads are closed, wholly or in part.
 
-    State c starts as row `origin_C[c]` of `open_PBTD`, where all heads are open. The share that each closed head adds
-    is subtracted; with a `fallback`, the head puts that out instead of nothing.
+    State c starts as row `origin_C[c]` of `open_PBTD`, in which all heads are open. The contribution of each closed
+    head is subtracted. With a `fallback`, the contribution of the fallback is added instead.
     """
     child_X, head_X = (gates_CH != 1).nonzero()
     if len(child_X) == 0:

@@ -50,7 +50,7 @@ class Training(Descent):
         """Return AdamW and, if it is chosen, Muon. AdamW trains the gates, with a learning rate of their own and no
         decay.
 
-        The parameters of the model become slices of the optimisers' tensors, until `unstack`.
+        Until `unstack`, the parameters of the model are slices of the optimisers' tensors.
         """
         gates = [parameter for gate in head_gates(model) for parameter in gate.parameters()]
         matrices = [] if self.optimiser == "adamw" else inner_matrices(model)

@@ -24,9 +24,11 @@ from mhaprune.wrapping.blocks import AttentionBlock, block_of
 from mhaprune.wrapping.gated import GatedModel
 
 TOKENS_AT_ONCE = 2048
-"""Tokens in one step of a pass of many masks: enough to be worth a call, few enough for the processor's cache."""
+"""The number of tokens in one step of a pass of many masks: enough to be efficient, few enough for the processor's
+cache."""
 WAITING_BYTES = 2**28
-"""Limit for the states that such a pass keeps. Masks that need more memory are run in several passes."""
+"""The largest memory of the states in a pass of many masks, in bytes. Masks that need more are run in several
+passes."""
 
 
 class Seq2Seq(EncoderDecoder, GatedModel):
@@ -85,7 +87,7 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         return {name: self.real(batch, block.path, 0) for name, block in self.by_name.items()}
 
     def mapped(self, batch: Examples, block: Block, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-        # What the decoder reads at a position is BOS or the token before: never end of sequence, unless it is padding.
+        # At a position, the decoder reads BOS or the token before it: never the end of sequence, except on padding.
         source_BS, target_BT = (batch.source != PAD) & (batch.source != EOS), batch.target != PAD
         queries_BT = source_BS if block.site == Site.ENCODER_SELF else target_BT
         return queries_BT, target_BT if block.site == Site.DECODER_SELF else source_BS

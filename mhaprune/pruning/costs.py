@@ -16,7 +16,7 @@ from mhaprune.subject import Subject
 
 
 class Costs:
-    """Costs of the heads of a subject, by unit: parameters; floating-point operations of an example of `batch`;
+    """The costs of the heads of a subject, by unit: parameters, floating-point operations for an example of `batch`, or
     milliseconds of one `predict` of `timed`.
 
     A measured cost is cached, so that a run that continues chooses the same heads.
@@ -66,8 +66,8 @@ def _parameters(left: Subject) -> float:
 
 
 def counted(unit: str, subject: Subject, count: Callable[[Subject], float]) -> Cost:
-    """Return the cost, counted with one head of each block removed. All heads of a block cost the same, and the block
-    itself costs nothing."""
+    """Return the cost in a unit that can be counted. For each block, the model is counted with one head removed. All
+    heads of a block cost the same, and the block itself costs nothing."""
     grid, everything = subject.grid, HeadMask(subject.grid)
     dense = count(subject.without(everything))
     per_head = {
@@ -80,13 +80,12 @@ def counted(unit: str, subject: Subject, count: Callable[[Subject], float]) -> C
 
 
 def measured(subject: Subject, batch: Data, rounds: int) -> Cost:
-    """Measure the time of one `predict` of the batch, as a sum of what each block costs and what each of its heads
-    costs.
+    """Measure the time of one `predict` of the batch, and divide it into a cost of each block and a cost of each head.
 
     These models take turns: the dense model, the model without any head, and for each block the model without this
-    block and the model with one head in it. The fastest round of each counts, because other processes can only add
-    time. The cost of all heads together is measured. It is divided between the blocks in proportion to the time that
-    the model saves without each.
+    block and the model with one head in it. The fastest round of each model counts, because other processes can only
+    add time. The time of all heads together is divided between the blocks, in proportion to the time that the model
+    saves without each block.
     """
     grid, everything = subject.grid, HeadMask(subject.grid)
     models = {"whole": subject.without(everything), "none": subject.without(everything.without(*grid))}

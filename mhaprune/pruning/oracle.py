@@ -36,8 +36,8 @@ class Oracle:
     exact: bool
 
     def best(self, removed: int, objective: str) -> HeadMask:
-        """Return the best mask with this number of removed heads, by mean loss or by mean quality. The other of the two
-        breaks ties."""
+        """Return the best mask with this number of removed heads, by mean loss or by mean quality. If it is a tie, the
+        other of these two decides."""
         others = [name for name in OBJECTIVES if name != objective]
 
         def badness(subset: Removed) -> tuple[float, ...]:
@@ -58,11 +58,13 @@ def find_best(
     also: Iterable[HeadMask] = (),
     remember: Remember | None = None,
 ) -> Oracle:
-    """Return the outcomes of all subsets or, above `MOST_HEADS` heads, of the subsets that a beam search and swaps try.
+    """Measure all subsets or, with more than `MOST_HEADS` heads, those that a beam search with swaps visits. Return
+    their outcomes.
 
-    The search removes head by head from the `beam_width` best subsets so far. Then, at each budget, it exchanges a
-    removed head for a kept one as long as that lowers the loss. The masks `also` are measured too. Outcomes are saved
-    during the search. Raises ValueError if `method` is exact and there are more than `MOST_HEADS` heads.
+    The search removes one head after the other from the `beam_width` best subsets so far. Then, for each budget, it
+    exchanges a removed head for a kept one as long as this lowers the loss. The masks `also` are measured, too.
+    Outcomes are saved during the search. Raises ValueError if `method` is exact and there are more than `MOST_HEADS`
+    heads.
     """
     num_heads = len(subject.grid)
     most_heads_for(method, num_heads)

@@ -40,7 +40,7 @@ class Plan(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """All plans of one scorer and schedule, or of a schedule that uses no scores, and their cost."""
+    """All plans of one scorer and schedule (or of one schedule that uses no scores), and their cost."""
 
     scorer: str
     """The name of the scorer, or of the schedule if it uses no scores."""
@@ -62,8 +62,8 @@ def choices(
     draws: int | None = None,
     whole: HeadGrid | None = None,
 ) -> Iterator[Choice]:
-    """Yield a choice per scorer, with a plan per draw and budget. A schedule that uses no scores yields one choice,
-    under its own name.
+    """Yield a choice for each scorer, with a plan for each draw and budget. For a schedule that uses no scores, yield
+    one choice under the name of the schedule.
 
     `name` is the name of the schedule, by default its option's. `draws` is the largest number of draws of a random
     scorer, by default all. `whole` is the grid before any heads were removed, by default the subject's.
@@ -149,7 +149,7 @@ COSTS = ("forward_passes", "backward_passes", "seconds")
 class Search:
     """One call of a schedule, and its cost beyond the score of the dense model.
 
-    It exists so that a score and a search can be compared at equal cost. Every mask that a schedule measures counts as
+    It exists so that scores and searches can be compared at equal cost. Every mask that a schedule measures counts as
     one forward pass over the score split, although shared prefixes make it faster.
     """
 

@@ -26,8 +26,8 @@ from mhaprune.tables import DENSE, DENSE_AGAIN
 
 
 class PruningResult(NamedTuple):
-    """A table with one row per plan (accuracy on the report and choose splits, size); the outcomes of each mask; and
-    the largest difference of a logit between removal and masking of the same heads."""
+    """A table with one row per plan (accuracy on the report and choose splits, size), the outcomes of each mask, and
+    the largest difference of a logit between removing and masking the same heads."""
 
     table: pd.DataFrame
     reported: dict[HeadMask, Outcome]
@@ -81,8 +81,8 @@ class EquivalenceCheck:
 
 
 def proofs(subject: Subject, report: Data) -> dict[str, float]:
-    """Return the proofs of every run that closes heads: each block has a gate with an effect and, for a model that
-    decodes, greedy decoding and exact match agree."""
+    """Return the numbers of the proofs: each block has a gate with an effect and, for a model that decodes, greedy
+    decoding and exact match agree. Every run that closes heads makes these proofs."""
     checks: dict[str, float] = {"smallest_gate_effect": smallest_effect(subject, report.few())}
     if isinstance(subject, DecodesGreedily):
         checks["greedy_decoding_disagreements"] = greedy_disagreements(subject, report)
@@ -93,7 +93,7 @@ def smallest_effect(subject: Subject, batch: Data) -> float:
     """Compute, for each block, the largest effect of a gate (see `gate_effects`). Return the smallest of these over all
     blocks.
 
-    In float64 a nearly closed gate changes the output, too. Raises `ProofFailed` for a block whose gates all have no
+    In float64, a nearly closed gate also changes the output. Raises `ProofFailed` if all gates of a block have no
     effect: its heads would look useless. Blocks whose output is not used do not count.
     """
     effects = subject.grid.split(gate_effects(subject.in_double(), batch).abs())

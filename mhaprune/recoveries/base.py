@@ -36,7 +36,7 @@ class RecoveryContext:
     seed: int
     """The seed of the run."""
     extra_steps: int = 0
-    """The largest number of steps that any model of the run is trained beyond `training`."""
+    """The largest number of training steps that any model of the run has after those of `training`."""
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
@@ -56,12 +56,14 @@ class Recovery(Checked, ABC):
 
     @property
     def why_only_ours(self) -> str:
-        """The reason why it cannot recover a pretrained model, to follow "it"; empty if it can."""
+        """The reason why the recovery does not work for a pretrained model, a text that follows "it"; empty if it
+        works."""
         return ""
 
     @property
     def extra_steps(self) -> int:
-        """Number of steps that it trains a pruned model each time it runs; 0 if it trains nothing or is a control."""
+        """The number of training steps for a pruned model each time the recovery runs; 0 without training and for a
+        control."""
         return 0
 
     @property
@@ -103,7 +105,8 @@ class RecoveryResult(NamedTuple):
 
 
 def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, remember: Remember) -> RecoveryResult:
-    """Recover a pruned model, once for each shape and weights. If it diverges, the model is returned as it was."""
+    """Recover a pruned model; a result with `kept` comes from the cache the second time. If the training diverges, the
+    model is returned as it was."""
 
     def make(state: State | None, save: Callable[[State], None]) -> State:
         try:

@@ -18,7 +18,8 @@ from mhaprune.settings.ranges import Ge, Gt, Within
 
 @dataclass(frozen=True)
 class FineTune(Recovery):
-    """The pruned model is trained on, with the settings of the dense model's training except for those below.
+    """The training of the pruned model continues, with the settings of the dense model's training except for those
+    below.
 
     A pretrained model is trained by AdamW down its own loss, on the texts of `model.train`. If that is 0, it
     uses the *score* split. The learning rate warms up and decays to zero again. With `when=after` every pruned model is

@@ -15,7 +15,7 @@ from mhaprune.settings.ranges import Ge
 class Refit(Recovery):
     """The last linear map of each sublayer, W_O or W_2, is fitted anew, see `recoveries.refitting`; nothing is trained.
 
-    It reads inputs and no labels: sources of the *train* split, with the dense model's answers as inputs of the
+    It reads inputs, but no labels: sources of the *train* split, with the dense model's answers as inputs of the
     decoder. For a pretrained model it reads texts of its own, or those of the *score* split. Similar methods: Kwon et
     al. 2022 fit one number per head; K-prune (Park et al. 2024) fits to the output of the dense sublayer. All follow
     the optimal brain surgeon (Hassibi & Stork 1992), which corrects the other weights when one is removed.
@@ -27,8 +27,8 @@ class Refit(Recovery):
     """Number of sources; all of the split if that has fewer. 1024 are some 8000 tokens, for at most 129 unknowns per
     output of the default model. Four times as many gained .04 of exact match at most, with 20 of 24 heads gone."""
     ridge: Annotated[float, Ge(0)] = 1e-3
-    """How strongly weights stay at their old values. 0 is least squares. A map with few tokens for its inputs chooses
-    between this and larger ones, see `recoveries.refitting`."""
+    """The penalty on a change of the weights. 0 is least squares. If a map has many inputs for the number of tokens,
+    the best of this and larger penalties is used, see `recoveries.refitting`."""
     feed_forward: bool = True
     """Whether W_2 is fitted too, or only W_O."""
     when: Literal["after", "between"] = "after"

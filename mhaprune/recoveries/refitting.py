@@ -68,8 +68,8 @@ def refit(left: Fitted, shown: RefitTargets, ridge: float = RIDGE, feed_forward:
         ‖A W + b − (y − x)‖² + ridge · mean(diag AᵀA) · ‖W − W_old‖²
 
     over all tokens. y is the dense model's residual stream after the sublayer; x is the pruned model's stream before
-    it, and A the input of the map. So a sublayer also corrects what those before it could not. The bias of a block
-    without heads becomes the mean of y − x.
+    it, and A the input of the map. So a sublayer also corrects the errors that remain from the sublayers before it. The
+    bias of a block without heads becomes the mean of y − x.
 
     All batches go forward together. Raises `Diverged` if a stream is not finite.
     """
@@ -100,16 +100,17 @@ HELD_OUT = 5
 def correct(
     weight_DW: Tensor, bias_D: Tensor | None, parts: Iterable[tuple[Tensor, Tensor]], ridge: float | Sequence[float]
 ) -> None:
-    """Change a map, in place, by the V (W, D) and c (D,) that best add to its output what that lacks. A map without a
-    bias gets no c.
+    """Change the weight of a map by V (W, D) and its bias by c (D,), in place, so that its output gains what it lacks.
+    A map without a bias has no c.
 
-    Each part is A, what the map reads (T, W), and E, what its output lacks (T, D). V and c minimise, over all parts,
+    Each part holds A, the inputs of the map (T, W), and E, what its output lacks (T, D). V and c minimise, over all
+    parts,
 
         ‖A V + c − E‖² + ridge · mean(diag AᵀA) · ‖V‖²
 
     They solve the normal equations in float64, so only sums over the parts are kept. Forming AᵀA squares the condition
-    number, which float64 affords for inputs in float32. If the equations leave a choice, V and c are the smallest: with
-    no ridge and fewer tokens than inputs, for example.
+    number, which float64 affords for inputs in float32. If there are several solutions (for example without a ridge and
+    with fewer tokens than inputs), the smallest V and c are taken.
 
     Several ridges are tried on most of the parts. The one that fits the other parts best then fits all of them. If
     there is only one part, the largest ridge is taken.

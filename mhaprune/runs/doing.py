@@ -67,7 +67,7 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings
 def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], read_settings: ReadSettings, start: int) -> None:
     """Do one job. A failed job does not raise: its status and the log have the failure at once.
 
-    If its sweep is no longer running, do nothing and end this process, which may have waited since an earlier `start`.
+    If the sweep of this `start` is no longer running, do nothing and end this process: it may have waited in a queue.
     """
     root, settings = output.parent, read_settings()
     sweep, owner = Sweep.read(root), whose(root / LOCK)
@@ -121,7 +121,8 @@ def _say(results: Results, output: Path) -> None:
 
 
 def _log_traceback() -> None:
-    """Write the traceback to the log file of the run: Hydra's launchers lose it. The terminal gets one line."""
+    """Write the traceback to the log file of the run, because Hydra's launchers lose it. The terminal shows one
+    line."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
             handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "failed", (), sys.exc_info()))
@@ -146,10 +147,10 @@ def isolated(
 ) -> str | None:
     """Do the work in a fork of this process. Return how the fork was killed, or None if it ended by itself.
 
-    The fork starts fast, because everything is imported already. Modules that it imports are imported here afterwards,
-    for the next fork. It ends with this process, and soon after `wanted` returns False. A signal that asks this process
-    to stop lets the fork save first. The work itself must keep `time_limit`; otherwise the fork is killed a while
-    later.
+    The fork starts fast, because everything is imported already. Modules that the fork imports are then imported here
+    too, for the next fork. The fork ends if this process ends, and soon after `wanted` returns False. If a signal asks
+    this process to stop, the fork saves first. The work must end by itself within `time_limit`; otherwise the fork is
+    killed a while later.
     """
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)

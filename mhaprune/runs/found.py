@@ -27,7 +27,8 @@ from mhaprune.tables import Tables
 RUN, COLLECTION = "run", "collection"
 """The two values of `kind` in a folder's `status.json`."""
 MOST = 1000
-"""Largest number of settings of a run, or columns of a table. More would take minutes, and no real run has more."""
+"""The largest number of settings of a run, and of columns of a table. More would take minutes to read, and no real run
+has more."""
 LARGEST = 10**12
 """Largest size of a number in a status."""
 PLAIN = dict[str, str | int | float | bool | None]
@@ -56,7 +57,7 @@ class FoundRun:
     folder: Path
     status: Mapping[str, Any]
     damage: str | None = None
-    """Description of the damage; None for an undamaged run."""
+    """A description of the damage; None for an undamaged run."""
     label: str = ""
     """The settings that distinguish the run from the other runs."""
     setting: str = ""

@@ -44,7 +44,7 @@ class Sweep:
     """The content of the list of jobs, `sweep.json`."""
 
     varies: list[str]
-    """The settings in which jobs differ."""
+    """The names of the settings in which jobs differ."""
     given: str
     """A fingerprint of all other settings, and of the files that decide settings."""
     starts: int

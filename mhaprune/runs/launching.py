@@ -122,8 +122,8 @@ def _locked_sweep(root: Path, place: str) -> Iterator[None]:
 
 
 def standing(root: Path, job: Job, identity: Callable[[Job], str] | None) -> str:
-    """Return DONE for a finished, undamaged job that would be the same if it were done now; CHANGED for a finished job
-    that would differ; OPEN for any other.
+    """Return DONE for a finished, undamaged job that would give the same results if it were done now; CHANGED for a
+    finished job that would give others; OPEN for all other jobs.
 
     `identity` returns the fingerprint that the run would have now. This takes long, so `identity` is None if nothing
     that decides the fingerprint has changed.
@@ -151,7 +151,8 @@ def _listed(labels: Sequence[str]) -> str:
 
 
 def _do(todo: Sequence[Job], root: Path, retries: int, start: Callable[[Sequence[Job]], object]) -> None:
-    """Start jobs until each is done or has failed more than `retries` times; jobs that a launcher lost, too."""
+    """Start jobs until each is done or has failed more than `retries` times. Jobs that a launcher lost are started
+    again."""
     tries: Counter[str] = Counter()
     left = list(todo)
     while left:
@@ -176,7 +177,7 @@ def _do(todo: Sequence[Job], root: Path, retries: int, start: Callable[[Sequence
 
 
 def _status_version(folder: Path) -> tuple[int, int] | None:
-    """Return a value that changes each time the status of a job is written."""
+    """Return a value that is different after each writing of the status of a job."""
     try:
         found = (folder / "status.json").stat()
     except OSError:

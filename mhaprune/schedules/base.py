@@ -24,7 +24,7 @@ def not_given(*_: object) -> Any:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The facts about a subject that a schedule may read.
+    """The facts about a subject that a schedule may use.
 
     It exists so that a schedule can choose heads only by the *score* split: it sees scores, losses and gradients, but
     no examples.
@@ -83,7 +83,8 @@ class Stepwise(Schedule):
     """A schedule that removes one head after the other."""
 
     scope: Literal["global", "per_block"] = "global"
-    """Which heads compete: all heads of the model, or those of the blocks with the largest share of heads left."""
+    """The heads that compete for removal: all heads of the model, or only those of the blocks with the largest share of
+    heads left."""
     keep_at_least: Annotated[int, Ge(0)] = 0
     """Number of heads that stay in every block."""
 

@@ -62,8 +62,8 @@ class Budget:
         return self.cost(mask) <= self.most
 
     def heads_kept(self, grid: HeadGrid) -> int:
-        """Return about how many heads the budget allows, if a head costs the average (blocks included); exact if all
-        heads cost the same and blocks nothing."""
+        """Return roughly how many heads the budget allows, as if every head had the average cost, its share of the
+        block included. It is exact if all heads cost the same and blocks cost nothing."""
         whole = self.cost(HeadMask(grid))
         if whole <= self.most:
             return len(grid)

@@ -9,8 +9,8 @@ from mhaprune.schedules.base import Evidence, Stepwise
 
 @dataclass(frozen=True)
 class Greedy(Stepwise):
-    """Each step removes the head whose removal raises the loss least, measured without all heads removed before
-    (backward elimination, Marill & Green 1963). It uses no scores."""
+    """Each step removes the head whose removal raises the loss least. This is measured on the model without the heads
+    that were removed before (backward elimination, Marill & Green 1963). It uses no scores."""
 
     scoring = "none"
 

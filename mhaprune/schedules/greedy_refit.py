@@ -19,7 +19,7 @@ class GreedyRefit(Stepwise):
     measured. The head with the lowest loss is removed. The refit (`recoveries.refitting`) changes only W_O. One half of
     the examples is for the refits, the other half for the losses.
 
-    Use it with `recovery=[refit]`: the masks are chosen for models that are refitted afterwards. Without a refit such
+    Use it with `recovery=[refit]`: the masks are chosen for models that are refitted afterwards. Without a refit, these
     models are often worse than those of other schedules.
     """
 
@@ -28,8 +28,8 @@ class GreedyRefit(Stepwise):
     proposed: Annotated[int, Ge(1)] = 1
     """Number of heads that every block proposes at each step."""
     every: Annotated[int, Ge(1)] = 1
-    """Number of heads to remove at each step: the best of the proposals, at most half of them. Otherwise every block
-    would lose a head at each step, and blocks would not compete."""
+    """Number of heads to remove at each step, but at most half of the proposals. If all proposed heads were removed,
+    every block would lose heads at each step, and blocks would not compete."""
 
     scoring, removes = "none", True
 

@@ -14,7 +14,8 @@ class Iterative(Stepwise):
     """The heads with the lowest scores are removed, then the smaller model is scored again (Molchanov et al. 2017,
     figure 1).
 
-    A single scoring may rate two heads as useless that replace each other. The second scoring does not.
+    If two heads can replace each other, a single scoring may rate both as useless. A second scoring, without one of
+    them, does not.
     """
 
     every: Annotated[int, Ge(1)] = 1

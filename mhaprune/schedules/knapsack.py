@@ -17,16 +17,17 @@ from mhaprune.settings.ranges import Ge
 
 @dataclass(frozen=True)
 class Knapsack(Schedule):
-    """Of all sets of heads within the budget, the one with the largest sum of scores is kept.
+    """The set of heads with the largest sum of scores is kept, of all sets within the budget.
 
-    Other schedules remove the heads with the lowest scores, whatever their cost. This one uses that a block without
-    heads saves the cost of the block, too. The heads of a block cost the same, so the choice is how many of the best
-    heads of each block to keep: a multiple-choice knapsack (Kellerer et al. 2004, chapter 11; for blocks of a language
-    model Bercovich et al. 2024). It is solved exactly, block by block, on the Pareto front of cost and score.
+    Other schedules remove the heads with the lowest scores, whatever their cost. This schedule also counts the cost of
+    a block, which is saved if the block loses all its heads. The heads of a block cost the same, so the choice is how
+    many of the best heads of each block to keep: a multiple-choice knapsack (Kellerer et al. 2004, chapter 11; for
+    blocks of a language model Bercovich et al. 2024). It is solved exactly, block by block, on the Pareto front of cost
+    and score.
 
-    A sum of scores has a meaning if a score is a rise of the loss, as by ablation. A head with a score below zero is
-    removed even if the budget allows it, so scores that are never above zero, such as `entropy`, empty the model. A
-    budget in heads is met exactly, whatever the scores: then the choice is that of `one_shot`.
+    A sum of scores is meaningful if a score is a rise of the loss, as for `ablation`. A head with a score below zero is
+    removed even if the budget allows it, so scores that are never above zero, such as `entropy`, empty the model. With
+    a budget in heads, the choice is that of `one_shot`, whatever the scores are.
     """
 
     keep_at_least: Annotated[int, Ge(0)] = 0
@@ -66,8 +67,8 @@ class Knapsack(Schedule):
 
 
 def _front(costs: np.ndarray, values: np.ndarray, every_cost: bool) -> np.ndarray:
-    """Return the indices of the points to keep, by ascending cost: those with more value than every cheaper point, or
-    with `every_cost` the best point of each cost."""
+    """Return the indices of the points to keep, by ascending cost: the points with more value than every cheaper point
+    or, with `every_cost`, the best point of each cost."""
     order = np.lexsort((-values, costs))
     if every_cost:
         return order[np.diff(costs[order], prepend=-np.inf) > 0]

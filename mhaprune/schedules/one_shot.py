@@ -9,8 +9,8 @@ from mhaprune.schedules.base import Evidence, Stepwise
 
 @dataclass(frozen=True)
 class OneShot(Stepwise):
-    """The heads with the lowest scores in the dense model are removed (Michel et al. 2019, section 4). Of equal scores
-    the first head in the grid is removed first."""
+    """The heads with the lowest scores in the dense model are removed (Michel et al. 2019, section 4). If scores are
+    equal, the first head in the grid is removed first."""
 
     scoring = "once"
 

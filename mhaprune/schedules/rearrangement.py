@@ -19,10 +19,10 @@ class Rearrangement(Stepwise):
 
     With m the gates of the mask, 1 for a kept head, the loss rises by about half of Σ_b (1 − m_b)ᵀ F_b (1 − m_b). F_b
     is the empirical Fisher information of the gates of block b: the mean over examples of the outer product of the
-    gradient with itself. The first mask uses only the diagonal of F_b. Then a removed head is exchanged for a kept head
-    of its block: always the exchange that lowers the sum most, until none lowers it. So each block keeps the number of
-    heads of the first mask. Two heads with similar gradients cost more together than the sum of both, which the
-    diagonal does not show.
+    gradient with itself. The first mask uses only the diagonal of F_b. Then removed heads are exchanged for kept heads
+    of their block, one pair at a time: always the pair that lowers the sum most, until no exchange lowers it. So each
+    block keeps the number of heads of the first mask. Two heads with similar gradients cost more together than the sum
+    of both, which the diagonal does not show.
     """
 
     scoring = "none"

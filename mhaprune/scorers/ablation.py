@@ -18,15 +18,15 @@ from mhaprune.subject import Batch, Fallback, Subject
 class Ablation(Scorer):
     """Mean loss with the head closed minus mean loss with all open (Michel et al. 2019, section 3).
 
-    The difference is taken example by example, so its standard error is that of a paired comparison.
+    The difference is taken for each example, so its standard error is that of a paired comparison.
     """
 
     family: ClassVar[str] = "ablation"
 
     replace: Literal["zero", "mean", "resample", "predicted"] = "zero"
-    """What replaces the output of a closed head: nothing; its mean over all tokens of the split; its output on another,
-    randomly drawn example, position by position; or a prediction from the other heads of its block. The last is the
-    loss after a refit of W_O for those heads alone."""
+    """The replacement for the output of a closed head: zeros; its mean over all tokens of the split; its output on
+    another, randomly drawn example, position by position; or a prediction from the other heads of its block. With a
+    prediction, the loss is that after a refit of W_O for the other heads."""
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
@@ -64,8 +64,8 @@ def predicted(subject: Subject, examples: Data, ridge: float = 1e-3) -> Replacem
 
 
 def resample(examples: Data, seed: int) -> Replacement:
-    """Return the outputs on another example of the split as a replacement. Beyond its last token, that token's output
-    counts."""
+    """Return the outputs on another example of the split as a replacement. Where the other example is shorter, the
+    output at its last token is repeated."""
     if len(examples) < 2:
         raise ValueError("replace=resample: needs another example, the score split has one")
     draw = torch.Generator().manual_seed(seed)

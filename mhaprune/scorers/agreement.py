@@ -13,7 +13,7 @@ from mhaprune.tables import REFERENCE
 
 def spearman(first_N: ArrayLike, second_N: ArrayLike) -> float:
     """Return the correlation of the average ranks (Spearman 1904); NaN if one of the two is constant."""
-    # Heads below less heads above: twice the average rank, centred. Sums go by einsum, not `@`: the threads of NumPy's
+    # Heads below minus heads above: twice the average rank, centred. Sums go by einsum, not `@`: the threads of NumPy's
     # BLAS do not know about num_threads.
     values = (np.asarray(scores_N, dtype=float) for scores_N in (first_N, second_N))
     ranks = np.stack([np.sign(own_N[:, None] - own_N).sum(axis=1) for own_N in values])

@@ -24,12 +24,12 @@ TokenValues = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Scores:
-    """Importance of every head, higher = more important, and what it cost."""
+    """The importance of every head (higher = more important), and the cost of computing it."""
 
     values: Tensor
     """(R, N). R is above 1 only for a control that draws at random."""
     stderr: Tensor | None = None
-    """(R, N): the standard error of a score that is a mean, over examples unless the scorer says otherwise."""
+    """The standard errors of scores that are means, (R, N). They are over examples unless the scorer says otherwise."""
     forward_passes: float = 0.0
     """Number of forward passes over the whole split."""
     backward_passes: float = 0.0
@@ -52,7 +52,7 @@ class Scores:
     def mean_over_tokens(cls, batches: Iterable[TokenValues], forward_passes: float) -> Scores:
         """Return the mean of the heads' values over all tokens of a split.
 
-        It is one ratio over the whole split, so long examples count by their tokens. Its standard error is that of a
+        Every token counts the same, so a long example counts more than a short one. The standard error is that of a
         ratio over examples (Cochran 1977, section 2.11).
         """
         sums, counts = [], []
@@ -79,17 +79,18 @@ NEEDS_GATES = (
 
 @dataclass(frozen=True)
 class Scorer(Checked, ABC):
-    """A way to score heads. It sees the model through the `Subject` protocol only, and only the *score* split.
+    """A method that scores heads. It sees the model only through the `Subject` protocol, and of the examples only the
+    *score* split.
 
-    Facts about all scorers of a class stand on the class, so that no other module lists scorers by name: a `Budgeted`
-    scorer is told how many heads to keep, `TrainedGates` train.
+    Facts about all scorers of a kind are attributes of their class, so that no other module lists scorers by name. A
+    `Budgeted` scorer must know how many heads are kept; `TrainedGates` are trained.
     """
 
     family: ClassVar[str] = "other"
     """The kind of the score. Figures put the scorers of one family together."""
 
     reads_examples: ClassVar[bool] = True
-    """Whether the score depends on the split at all."""
+    """Whether the score depends on the examples of the split."""
     reads_attention: ClassVar[bool] = False
     """Whether the scorer reads attention weights. For other scorers the model need not compute them."""
     needs_gates: ClassVar[bool] = False
@@ -97,8 +98,8 @@ class Scorer(Checked, ABC):
     needs: ClassVar[type | None] = None
     """A protocol of `subject.py` beyond `Subject` that the model must have; None for none."""
     draws_by_head: ClassVar[bool] = False
-    """Whether a random number is drawn for each head, in the order of the grid. Then removing one head changes the
-    scores of others."""
+    """Whether a random number is drawn for each head, in the order of the grid. If so, removing one head changes the
+    scores of the others."""
     zero_if_silent: ClassVar[bool] = True
     """Whether a head whose output is zero scores 0."""
 
@@ -106,8 +107,8 @@ class Scorer(Checked, ABC):
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores: ...
 
     def check(self, num_heads: int, gated: bool) -> None:
-        """Raise ValueError, before anything is trained, if it cannot score a model with that many heads, `gated` or
-        not."""
+        """Raise ValueError, before anything is trained, if the scorer cannot score a model with this number of heads,
+        with learned gates (`gated`) or without."""
         if self.needs_gates and not gated:
             raise ValueError(NEEDS_GATES)
 

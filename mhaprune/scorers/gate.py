@@ -14,7 +14,8 @@ from mhaprune.subject import Subject
 class Gate(Scorer):
     """g_n, the weight that training gave to the head in its block (the exercise of d2l.ai's section 11.5).
 
-    Its scale is not identifiable: (g·c, O) and (c, g·O) are the same function. `gate_output` does not have this fault.
+    The scale of a gate is not identifiable: (g·c, O) and (c, g·O) are the same function. `gate_output` does not have
+    this problem.
     """
 
     family: ClassVar[str] = "gate"

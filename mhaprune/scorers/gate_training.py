@@ -19,11 +19,11 @@ from mhaprune.settings.ranges import Ge, Gt
 from mhaprune.subject import Subject
 
 Sample = Callable[[Tensor, int, float, torch.Generator], Tensor]
-"""A function that draws gates (B, N) from logits (N,) for a batch of B; the third argument is the share of the training
-that is done, 0 to 1."""
+"""A function that draws gates (B, N) for a batch of B. Its arguments are logits (N,), B, the finished share of the
+training (0 to 1), and a random generator."""
 
 Penalty = Callable[[Tensor, float], Tensor]
-"""A function of the logits (N,) and the share of the training that is done, whose value is added to the loss."""
+"""A function of the logits (N,) and the finished share of the training. Its value is added to the loss."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TrainedGates(Budgeted):
     batch_size: Annotated[int, Ge(1)] = 32
     """Number of examples per step."""
     learning_rate: Annotated[float, Gt(0)] = 0.1
-    """The learning rate of Adam. It stays the same."""
+    """The learning rate of Adam. It is constant."""
 
     def train(
         self,
@@ -51,8 +51,8 @@ class TrainedGates(Budgeted):
         penalty: Penalty | None = None,
         bound: float = math.inf,
     ) -> tuple[Tensor, float]:
-        """Train on the mean loss under sampled gates; logits stay within ± `bound`. Return the logits after every step,
-        (steps, N) in float64, and how many passes over the examples that took.
+        """Train on the mean loss under sampled gates. Logits are clamped to ± `bound`. Return the logits after every
+        step, (steps, N) in float64, and the number of passes over the examples.
 
         Raises `Diverged` where the loss is not finite.
         """

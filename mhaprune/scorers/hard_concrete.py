@@ -1,4 +1,4 @@
-"""Score: the probability that a stochastic gate stays open although that costs something."""
+"""Score: the probability that a stochastic gate stays open, although an open gate is penalised."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ TEMPERATURE, STRETCH = 1 / 3, 0.1
 LOGIT_BOUND = 4.6
 """The largest logit. Beyond it a gate is so certain that no gradient could change it."""
 FIRST_MULTIPLIER = 1e-3
-"""The first λ, in nats per head. λ is multiplied, not added to, as the worth of heads spans orders of magnitude."""
+"""The first λ, in nats per head. Steps multiply λ (they do not add to it), because the importance of heads spans orders
+of magnitude."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class HardConcrete(TrainedGates):
     """
 
     multiplier_rate: Annotated[float, Gt(0)] = 0.02
-    """How fast λ changes: each step multiplies it by exp(`multiplier_rate` · x)."""
+    """The speed at which λ changes: each step multiplies it by exp(`multiplier_rate` · x)."""
 
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         num_heads = len(subject.grid)

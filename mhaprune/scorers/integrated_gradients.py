@@ -17,8 +17,8 @@ from mhaprune.subject import Subject
 class IntegratedGradients(Scorer):
     """-∫₀¹ ∂ℓ/∂ξ_n dα along gates α·1 (Sundararajan et al. 2017; one layer at a time Hao et al. 2021).
 
-    The scores of the heads that are scaled together sum to the loss with all of these closed minus the loss with all
-    heads open.
+    For heads that are scaled together, the scores sum to the loss with all of them closed minus the loss with all heads
+    open.
 
     With `path=block`, this is the attention attribution of Hao et al., A ⊙ ∫₀¹ ∂F/∂A dα, summed over queries and keys:
     the output of a head is linear in its attention weights A, so at weights α·A the sum Σ A ⊙ ∂F/∂A is ∂F/∂ξ_n at gate
@@ -28,8 +28,8 @@ class IntegratedGradients(Scorer):
     family: ClassVar[str] = "gradient"
 
     path: Literal["block", "all"] = "block"
-    """Which gates are scaled together: those of one block while all others stay open, or those of all blocks. On the
-    path of all, gradients come from models in which every head is half closed."""
+    """The gates that are scaled together: those of one block while all others stay open, or those of all blocks. With
+    `all`, gradients come from models in which every head is partly closed."""
     steps: Annotated[int, Ge(1)] = 20
     """Number of points of the midpoint rule on each path. Each takes a pass forward and one backward."""
 

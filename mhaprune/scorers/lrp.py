@@ -17,8 +17,8 @@ class Lrp(Scorer):
     """The head's share in its block of the relevance for the top logits, by layer-wise relevance propagation with the
     ε-rule (Bach et al. 2015; for heads Voita et al. 2019, section 4).
 
-    Relevance R_n of an example is summed over its tokens. Its sign says for or against; the share is |R_n| over the
-    sum of its block, so that heads which cancel each other do not divide by nothing.
+    The relevance R_n of an example is summed over its tokens. The share is |R_n| over the sum of |R| in its block:
+    without absolute values, heads of opposite sign could sum to zero.
     """
 
     family: ClassVar[str] = "attention"

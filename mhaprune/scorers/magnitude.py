@@ -12,8 +12,7 @@ from mhaprune.subject import Subject
 
 @dataclass(frozen=True)
 class Magnitude(Scorer):
-    """‖W_V^n‖_F · ‖g_n O_n‖_F, the usual control of weight pruning; a learned gate counts as the part of O_n that it
-    is."""
+    """‖W_V^n‖_F · ‖g_n O_n‖_F, the usual control of weight pruning. A learned gate counts as a part of O_n."""
 
     family: ClassVar[str] = "weights"
     reads_examples: ClassVar[bool] = False

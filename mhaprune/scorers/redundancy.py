@@ -16,7 +16,7 @@ from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
 
 ROUNDING = 1e-12
-"""Smallest share of the mean square that a variance must have. Below it, it is rounding."""
+"""The smallest variance, as a share of the mean square, that is not taken for rounding."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from mhaprune.subject import Batch, Subject
 
 @dataclass(frozen=True)
 class RefitError(Scorer):
-    """Mean over tokens of ‖g_n r_n O_n‖²: the squared error that is left in the output of the block when head n goes
-    and W_O is fitted anew for the other heads. r_n is the part of c_n that they do not predict by linear regression.
+    """Mean over tokens of ‖g_n r_n O_n‖²: the squared error that remains in the output of the block if head n is
+    removed and W_O is refitted for the other heads. r_n is the part of c_n that a linear regression on the other heads
+    does not predict.
 
     This is the error of the optimal brain surgeon (Hassibi & Stork 1992) for a whole head. Its standard error takes
     the regression as given.

@@ -37,10 +37,11 @@ class Shapley(Scorer):
     draws_by_head: ClassVar[bool] = True
 
     evaluations: Annotated[int, Ge(1)] = 1000
-    """The largest number of evaluations of v. Sampling ends with the last pair that fits into it. 65536 are all subsets
-    of 16 heads."""
+    """The largest number of evaluations of v. Sampling ends with the last pair that fits into it. All subsets of 16
+    heads are 65536."""
     exact_up_to: Annotated[int, Within(0, MOST_HEADS)] = MOST_HEADS
-    """The largest number of heads for which all subsets are run, if they fit into `evaluations`. 0 always samples."""
+    """The largest number of heads for which all subsets are evaluated, if they fit into `evaluations`. With 0,
+    permutations are always sampled."""
 
     def check(self, num_heads: int, gated: bool) -> None:
         super().check(num_heads, gated)
@@ -91,8 +92,8 @@ class Shapley(Scorer):
 def _exact(subject: Subject, examples: Data) -> Scores:
     """Return the mean over examples of the Shapley values, computed from the losses under all subsets.
 
-    A subset of s heads counts for each of them with 1 / (N · C(N-1, s-1)), and against each other head with 1 / (N ·
-    C(N-1, s)).
+    The weight of a subset of s heads is 1 / (N · C(N-1, s-1)) for each of its heads, and -1 / (N · C(N-1, s)) for each
+    other head.
     """
     num_heads = len(subject.grid)
     opened = all_open(subject, 1)

@@ -17,8 +17,8 @@ from mhaprune.subject import Subject
 class Subset(TrainedGates):
     """The logit of the head after differentiable subset pruning of the frozen model (Li, Cotterell & Sachan 2021).
 
-    A relaxed Gumbel top-k (Xie & Ermon 2019) draws `keep` heads. Its temperature falls log-linearly. At the end the
-    heads with the highest logits stay.
+    A relaxed Gumbel top-k (Xie & Ermon 2019) draws `keep` heads. Its temperature falls log-linearly. After the
+    training, the heads with the highest logits are kept.
     """
 
     start_temperature: Annotated[float, Gt(0)] = 1.0
@@ -47,7 +47,7 @@ class Subset(TrainedGates):
 
 
 def relaxed_top_k(logits_BN: Tensor, k: int, temperature: float) -> Tensor:
-    """Return gates (B, N) that sum to k. The k highest go to 1 and the others to 0 as the temperature goes to 0.
+    """Return gates (B, N) that sum to k. As the temperature falls to 0, the k highest become 1 and the others 0.
 
     It computes in float64: in float32 it returns NaN below a temperature of about 0.1.
     """

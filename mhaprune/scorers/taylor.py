@@ -18,15 +18,15 @@ class Taylor(Scorer):
     """|∂ℓ/∂ξ_n| at open gates, the first-order estimate of an ablation (Michel et al. 2019, equation 2; Molchanov et
     al. 2017).
 
-    Derivatives of different sign cancel where they are summed before the absolute value is taken. So the score of a
-    head can only fall from level `token` to `example` to `batch`.
+    If derivatives are summed before the absolute value is taken, those of different sign cancel. So the score of a head
+    can only fall from level `token` to `example` to `batch`.
     """
 
     family: ClassVar[str] = "gradient"
 
     level: Literal["token", "example", "batch"] = "token"
-    """What the absolute value is taken of: the derivative for every token that the head writes to (the code of Michel
-    et al.), for every example (their paper), or its mean over a batch (most re-implementations)."""
+    """The derivative whose absolute value is taken: for every token that the head writes to (the code of Michel et
+    al.), for every example (their paper), or the mean over a batch (most re-implementations)."""
     batch_size: Annotated[int, Ge(1)] = 32
     """Number of examples of a batch, for level `batch`."""
 

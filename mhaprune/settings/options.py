@@ -45,7 +45,7 @@ def option(name: str, groups: Mapping[str, type]) -> Any:
 
 
 def settings_of(group: str, name: str) -> Settings:
-    """Return the settings in the YAML of an option, together with the settings of the option that it starts from."""
+    """Return the settings in the YAML of an option, added to the settings of the option that it starts from."""
     content = yaml.safe_load((conf_folder() / group / f"{name}.yaml").read_text()) or {}
     settings = dict(content.get(group, content))
     inherited: Settings = {}
@@ -223,7 +223,8 @@ def _snake(name: str) -> str:
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """Return the allowed names in words, after the name that is closest to the given one, if any is close."""
+    """Return the allowed names in words. If one of them is close to the given name, it stands first: "did you mean
+    ...?"."""
     names = list(allowed)
     close = [name for name in names if given and name.startswith(given)] or difflib.get_close_matches(given, names, n=1)
     return f"{f'did you mean {close[0]}? ' if close else ''}allowed are {', '.join(names) or 'none'}"

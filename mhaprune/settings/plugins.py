@@ -32,7 +32,7 @@ def allow(packages: Iterable[str]) -> None:
 
 
 def listed(typed: Iterable[str]) -> list[str]:
-    """Return the names of packages in the texts typed for `plugins=`."""
+    """Return the names of packages in the typed values of `plugins=`."""
     return [name.strip() for text in typed for name in text.strip("[]\"'").split(",") if name.strip()]
 
 

@@ -1,6 +1,6 @@
 """Ranges as data: `steps: Annotated[int, Ge(1)]` gives the allowed values of a field, and `Checked` refuses others.
 
-A range is any object that supports `value in range` and whose text completes the sentence "must be ...".
+A range is any object that supports `value in range`. Its text completes the sentence "must be ...".
 """
 
 import functools
@@ -96,7 +96,7 @@ class Checked:
 def check(name: str, value: Any, hint: Any) -> None:
     """Raise ValueError unless `value`, and each item of a tuple, is in the ranges of its type hint.
 
-    None is always accepted here: it is a setting that was left out. `fits` checks if the type allows it.
+    None is always accepted here, as a setting that was left out. `fits` checks whether the type allows None.
     """
     if value is None:
         return
@@ -117,8 +117,8 @@ def check(name: str, value: Any, hint: Any) -> None:
 
 
 def fits(kind: Any, value: Any) -> bool:
-    """Return whether a value is of a type. A bool is not a number, a text is not a list, and NaN and infinity fit no
-    type of numbers."""
+    """Return whether a value is of a type. Unlike in Python, a bool is not a number, a text is not a list, and NaN and
+    infinity are not numbers."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return True
@@ -144,7 +144,7 @@ def fits(kind: Any, value: Any) -> bool:
 
 
 def expected(kind: Any) -> str:
-    """Return the allowed values of a type in words, to complete the sentence "must be ..."."""
+    """Return the allowed values of a type in words. They complete the sentence "must be ..."."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Callable:
         return "a function"

@@ -51,7 +51,8 @@ def foreign(where: str, code: str = "") -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Return the line of an error in mhaprune or the user's code, not in a library: `, in my_heads/loud.py line 17`."""
+    """Return the last line of mhaprune or of the user's code (not of a library) that an error passed: `, in
+    my_heads/loud.py line 17`."""
     libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)

@@ -17,7 +17,7 @@ class SearchSettings(Checked):
     column: str = "training.valid_quality"
     """The number to optimise, as `TABLE.COLUMN`: a column of numbers of a table that every run writes."""
     row: Literal["last", "max", "min", "mean"] = "last"
-    """Which row of the column counts: the last row, the row with the largest or smallest number, or the mean."""
+    """The number of the column that counts: in the last row, the largest, the smallest, or the mean."""
     goal: Literal["maximize", "minimize"] = "maximize"
     """Whether larger or smaller numbers are better."""
     trials: Annotated[int, Within(1, 100_000)] = 20
@@ -28,20 +28,21 @@ class SearchSettings(Checked):
 
 @dataclass(frozen=True)
 class SweepSettings(Checked):
-    """The settings of how jobs are done; `time_limit` also applies to a single run."""
+    """The settings of a sweep: where it is, and how its jobs are done. `time_limit` also applies to a single run."""
 
     sweep: str | None = None
     """The name of a sweep, with -m. Its folder is `results/sweeps/NAME`. A restart does only the unfinished jobs."""
     on_change: Literal["refuse", "redo"] = "refuse"
-    """Whether jobs that were done with other settings or other code are done again, or the sweep is refused."""
+    """What happens to jobs that were done with other settings or other code: the sweep is refused, or they are done
+    again."""
     on_failure: Literal["continue", "stop"] = "continue"
     """Whether the jobs after a failed one are started."""
     retries: Annotated[int, Within(0, 100)] = 0
-    """How many times a failed job is tried again at once."""
+    """The number of times that a failed job is tried again at once."""
     max_jobs: Annotated[int, Within(1, 1_000_000)] = 10_000
     """The largest number of jobs in a sweep, so that a typing error does not fill the memory."""
     time_limit: Annotated[float | None, Gt(0)] = None
-    """The seconds after which a job is stopped. It counts as failed; another try continues from there."""
+    """The seconds after which a job is stopped. It counts as failed. Another try continues where it stopped."""
     search: SearchSettings | None = None
     """The settings of a search. None means no search: all combinations of settings are done."""
 

@@ -30,7 +30,7 @@ Remember = Callable[[str, dict[str, Any], Make], dict[str, Any]]
 class Cache:
     """Files named after the recipe that made them. They contain the recipe too, so that a foreign file is noticed.
 
-    A folder that cannot be written can still be read.
+    A read-only folder can still be used for reading.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -86,13 +86,15 @@ def no_memory(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
 
 
 def data_digest(examples: Data) -> str:
-    """Return a fingerprint of training data: a new version of the package that makes the data may change them."""
+    """Return a fingerprint of examples. The settings of the data are not enough: a new version of the package that
+    makes the data may change them."""
     every = examples.tensors().values()
     return fingerprint([[list(each.shape), sha256(each.cpu().numpy().tobytes()).hexdigest()] for each in every])
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Return a fingerprint of a trained model: the same recipe may produce other bits on another machine."""
+    """Return a fingerprint of the weights of a model. The recipe is not enough: it may give other bits on another
+    machine."""
     return fingerprint([sha256(value.cpu().numpy().tobytes()).hexdigest() for value in model.state_dict().values()])
 
 

@@ -1,4 +1,4 @@
-"""Locks that end with the process that has them, however it ends, and that name this process."""
+"""Locks of files. A lock ends with the process that holds it, also if that is killed, and names this process."""
 
 import errno
 import fcntl
@@ -49,7 +49,7 @@ def locked(path: Path, refusal: str | None = None) -> Iterator[None]:
     """Lock the file `path` while the body runs. If another process has locked it: wait, or raise ValueError with the
     `refusal`, in which {holder} is replaced by that process.
 
-    The file is not removed afterwards: otherwise two processes could have locks of the same name.
+    The file is not removed afterwards. Otherwise two processes could hold locks on two files of the same name.
     """
     with _lockable(path) as file:
         start, said = time.monotonic(), False

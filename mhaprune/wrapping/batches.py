@@ -43,8 +43,8 @@ class Batches(Data):
     A tuple is (inputs ..., target), as a loader of torch makes it. No pass holds more examples than the largest batch.
 
     Batches may differ in length. Then they must be dicts with an attention mask, and shorter ones are padded on the
-    right. This padding changes no result, on whichever side the user's own padding stands: when examples are selected,
-    a column is cut off only if it is such padding for all of them.
+    right. This padding changes no result: when examples are selected, a column of it is removed if it is padding for
+    all of them. The user's own padding may be on either side.
     """
 
     fields: Mapping[str, Tensor]
@@ -121,7 +121,7 @@ class Batches(Data):
         return self._lengths
 
     def by_length(self) -> Tensor:
-        widths = next(iter(self.widths.values()), self._lengths)  # only what was filled up can be cut off again
+        widths = next(iter(self.widths.values()), self._lengths)  # only the padding that was added here can be removed
         return widths.argsort(stable=True).to(self.device)
 
     def tensors(self) -> Mapping[str, Tensor]:
@@ -159,8 +159,8 @@ class Batches(Data):
         return tuple(values.values()) if self.form is not Tensor else next(iter(values.values()))
 
     def valid(self, length: int, of_decoder: bool) -> Tensor:
-        """Return which of `length` positions are real, (B, T), by the mask of that length; all if there is no such
-        mask.
+        """Return a mask (B, T) that is True at real positions and False on padding. It is taken from the batch's own
+        mask of this length; without one, all positions are real.
 
         The decoder of an encoder-decoder has its own mask, or labels, which are -100 at padding.
         """

@@ -34,9 +34,9 @@ class Rows:
 class AttentionBlock:
     """One attention layer of any module.
 
-    It is described by the linear module that reads what its heads say and, for each head, which of its input columns
-    that is. All else follows: gates and captured outputs from a hook on that module, removal from cutting columns, and
-    the rows of the projections that make queries, keys and values.
+    It names the output projection W_O and, for each head, the input columns of W_O that read the head. A hook on W_O
+    gates the heads and captures their outputs. A removal cuts these columns, and the rows of the projections that make
+    queries, keys and values.
 
     By hand, `AttentionBlock("layers.0.attention", out="out_proj", heads=8)` is enough for gates and scores, if each
     head has as many neighbouring columns as any other. With `query`, `key` and `value`, the names of three linear
@@ -55,33 +55,34 @@ class AttentionBlock:
     heads: int
     """The number of query heads H."""
     query: str | Rows | None = None
-    """What makes the queries, each head from neighbouring rows."""
+    """The linear module that makes the queries. The rows of a head are neighbours."""
     key: str | Rows | None = None
-    """What makes the keys. There may be fewer key heads than query heads; each is then shared by as many query heads.
+    """The linear module that makes the keys. With fewer key heads than query heads, each serves the same number of
+    query heads.
     """
     value: str | Rows | None = None
-    """What makes the values, with as many heads as the keys."""
+    """The linear module that makes the values. It has as many heads as the keys."""
     counts: Sequence[str] = ()
     """Names of attributes of the module that hold the number of heads. The usual names need not be given."""
     columns: tuple[tuple[int, ...], ...] = ()
     """The input columns of W_O that read each head."""
     of_kv: tuple[int, ...] = ()
-    """Which key-value head each query head reads."""
+    """The key-value head that each query head reads."""
     why_not: str = ""
-    """Why heads cannot be removed here; empty if they can. They can be gated all the same."""
+    """The reason why heads cannot be removed here; empty if they can be. They can be gated in any case."""
     cross: bool = False
-    """Whether it is cross-attention: keys and queries are made from different inputs, with padding of their own."""
+    """Whether it is cross-attention: queries and keys are made from two inputs, each with its own padding."""
     names: tuple[int, ...] = ()
     """The number of each head in the model before any removal."""
     silent: int = 0
     """The number of input columns of W_O, from the first on, that belong to a silent head: one that had to stay in a
     layer without heads. These columns are zero, and stay zero in training."""
     whole: bool = field(default=False, repr=False)
-    """Whether all fields are filled in and all paths are complete."""
+    """Whether `completed` has filled in all fields."""
 
     def completed(self, model: nn.Module) -> AttentionBlock:
-        """Return the block with what is not given filled in from the model. Raises `Unsupported` if the module does not
-        fit."""
+        """Return the block with its missing fields filled in from the model. Raises `Unsupported` if the module does
+        not fit."""
         if self.whole:
             return self
         out = self._module(model, self.out)

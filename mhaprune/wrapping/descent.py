@@ -63,9 +63,9 @@ class Descent(Checked, ABC):
     clip_norm: Annotated[float, Gt(0)] = 1.0
     """The largest norm of all gradients together. A longer gradient is scaled down to it."""
     decay: Literal["cosine", "linear"] = "cosine"
-    """How the learning rate falls to zero after warm-up: in half a cosine or in a line."""
+    """The way in which the learning rate falls to zero after warm-up: half a cosine, or a line."""
     sorted_batches: Annotated[int, Ge(1)] = 8
-    """Number of batches whose examples are drawn together and then sorted by length. Each batch so holds examples of
+    """Number of batches whose examples are drawn together and then sorted by length. So each batch holds examples of
     similar length and little padding. 1 sorts nothing."""
     evaluate_every: Annotated[int, Ge(1)] = 25
     """Number of steps between two rows of the history: loss, held-out accuracy, gates."""

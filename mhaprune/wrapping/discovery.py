@@ -133,7 +133,7 @@ class _Trace:
         self.leaves: list[tuple[nn.Module, Tensor]] = []
         self.found: list[_Found] = []
         self.read: dict[str, Tensor] = {}
-        """What each linear module read last."""
+        """The last input of each linear module, by its path."""
         self.inside = False
 
     @contextmanager
@@ -192,8 +192,8 @@ class _Trace:
         return found
 
     def _source(self, heads: Tensor) -> Rows | str:
-        """Return the linear module that made these heads, (B, heads, T, K), with the rows of each head; or why there is
-        none."""
+        """Return the linear module that made these heads, (B, heads, T, K), with the rows of each head; or the reason
+        why there is none."""
         if not heads.requires_grad:
             return "made by no linear module"
         weights = torch.rand_like(heads) + 0.5  # without them, parts could cancel
@@ -217,8 +217,8 @@ class _Trace:
         return Rows(path, tuple(each))
 
     def _reads(self, module: nn.Module, x: Any) -> None:
-        """Record this linear module as the W_O of a block if its input comes from the heads of that block, and which of
-        its columns read which head."""
+        """If the input of this linear module comes from the heads of a block, record the module as the W_O of that
+        block, with the columns that read each head."""
         layer = self.model.get_submodule(self.paths[module].rpartition(".")[0])
         if isinstance(layer, MultiHeadAttention) and layer.out_proj is module:
             self._own(layer, module)
@@ -236,7 +236,7 @@ class _Trace:
                 found.out = module
 
     def _own(self, layer: MultiHeadAttention, out: nn.Module) -> None:
-        """Record a `MultiHeadAttention`, whose layout is known. A module around it may be the one that is called."""
+        """Record a `MultiHeadAttention`, whose layout is known. The called module may be one around it."""
         caller = self.running[-2]
         inside = set(caller.modules())
         self.found = [found for found in self.found if found.module not in inside or found.out is not None]

@@ -55,7 +55,8 @@ class GatedModel(ABC):
 
     @abstractmethod
     def real(self, batch: Batch, path: str, length: int) -> Tensor:
-        """Return which of the `length` positions that the module at `path` writes to are no padding, (B, T)."""
+        """Return a mask (B, T) that is False on padding, for the `length` positions that the module at `path` writes
+        to."""
 
     @abstractmethod
     def mapped(self, batch: Batch, block: Block, weights: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -180,7 +181,7 @@ class GatedModel(ABC):
         silent = {block.out: block.silent for block in self.blocks}
         maps = find_maps(self.module, silent, partial(self.call, batches[0][:1]))
         for each, found in walk(self.module, maps, [partial(self.call, batch) for batch in batches]):
-            # A silent head reads as before, and nothing may listen to it again.
+            # The columns of a silent head are zero and must stay zero.
             from_column = silent.get(each.path, 0)
             parts = []
             for batch, (inputs, stream) in zip(batches, found, strict=True):

@@ -32,7 +32,8 @@ class AttentionCalls(TorchFunctionMode):
         super().__init__()
         self.through = through
         self.products: dict[torch.Size, tuple[Tensor, Tensor]] = {}
-        """By the shape of a product, what it was made from: queries and keys, if it becomes weights."""
+        """The two factors of each product, by its shape. They are queries and keys if the product becomes attention
+        weights."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

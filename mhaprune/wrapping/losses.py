@@ -43,7 +43,7 @@ def language_model(output: Any, batch: Any) -> Tensor:
 
 
 def next_token_accuracy(output: Any, batch: Any) -> Tensor:
-    """The share of those tokens that the model ranks first."""
+    """The share of the tokens (see `language_model`) that the model ranks first."""
     return _mean_over_tokens(*_next_token(output, batch), _token_hits)
 
 
@@ -54,12 +54,12 @@ def seq2seq(output: Any, batch: Any) -> Tensor:
 
 
 def token_accuracy(output: Any, batch: Any) -> Tensor:
-    """The share of the tokens of `labels` (B, T) that the model ranks first, given the ones before each."""
+    """The share of the tokens of `labels` (B, T) that the model ranks first, given the true tokens before each."""
     return _mean_over_tokens(_logits(output), _field(batch, "labels"), _token_hits)
 
 
 def exact_match(output: Any, batch: Any) -> Tensor:
-    """1 where the model ranks every token of `labels` first, given the ones before it."""
+    """1 if the model ranks every token of `labels` first, given the true tokens before it; else 0."""
     logits_BTC, labels_BT = _logits(output), _field(batch, "labels")
     return ((logits_BTC.argmax(dim=-1) == labels_BT) | (labels_BT == IGNORED)).all(dim=1).float()
 

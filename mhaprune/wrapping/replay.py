@@ -117,7 +117,7 @@ class Replay:
 
     @contextmanager
     def until(self, outs: Sequence[str]) -> Iterator[None]:
-        """Replay what was finished before the first of these output projections was called; everything if there are
+        """Replay all calls that ended before the first call of one of these output projections; all calls if there are
         none.
 
         An output that has been written to in place is computed again.
@@ -204,7 +204,7 @@ class Map:
     """The path of that module; None if the map's output is added to nothing. Then the map is fitted to its own output.
     """
     call: int = 0
-    """The number of the call of that module, from 0."""
+    """Which call of that module it is, from 0."""
 
 
 def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -> list[Map]:

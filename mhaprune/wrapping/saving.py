@@ -205,7 +205,7 @@ def load_folder(path: Path, trust_remote_code: bool = False, **options: Any) -> 
 def shrinking(kind: Any) -> Iterator[None]:
     """Give models of this class, while this lasts, the shapes that their config names.
 
-    A subclass would not do: transformers renames weights by the class, and would initialise some of them in silence.
+    A subclass would not work: transformers renames weights by the class, and would silently initialise some of them.
     """
     build = kind.__init__
 
@@ -223,10 +223,10 @@ def shrinking(kind: Any) -> Iterator[None]:
 
 
 def make_plain(model: nn.Module) -> bool:
-    """Write the number of heads into the config of a pruned model, if nothing else needs to be said; else change
+    """Write the number of heads into the config of a pruned model, if this alone describes its shapes; else change
     nothing.
 
-    It is tried out: a model built from such a config, without memory, must have exactly the shapes of this one.
+    This is tested: a model built from the new config, on the meta device, must have exactly the shapes of this one.
     """
     cut, config = Cut.of(model), getattr(model, "config", None)
     if cut is None or config is None or not any(getattr(config, name, None) for name in WIDTH_OF_HEAD):

@@ -25,7 +25,8 @@ class TorchAttention(nn.Module):
         super().__init__()
         self.layer, self.batch_first = layer, batch_first
         self.names = tuple(names)
-        """Which of the heads of the whole layer are left: a mask may have a part for each of those."""
+        """The remaining heads, by their numbers in the unpruned layer. A mask may have a part for each head of that
+        layer."""
         self.whole = layer.num_heads
 
     @property
