@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Generic, NoReturn, Self, TypeVar
 
 import torch
@@ -44,12 +45,7 @@ class Vocabulary:
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Return the symbols up to the first EOS or padding."""
-        symbols = []
-        for i in ids:
-            if i in (PAD, EOS):
-                break
-            symbols.append((*SPECIAL, *self.symbols)[i])
-        return symbols
+        return [(*SPECIAL, *self.symbols)[i] for i in takewhile(lambda i: i not in (PAD, EOS), ids)]
 
 
 class Data(ABC):

@@ -24,7 +24,7 @@ class Site(StrEnum):
     CROSS = "cross"
 
 
-SITES = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
+SITES = {site.value: site.value.replace("_", " ") for site in Site}
 """The sites of the project's own model in order, with their names in figures."""
 
 

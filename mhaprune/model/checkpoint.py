@@ -117,7 +117,8 @@ def restore(
         with torch.device("meta"):  # its settings may say any size, which takes no memory here
             sketch = Seq2Seq(config, vocabulary_size, gate, HeadGrid(config.blocks, saved.heads))
         wanted = {name: value.shape for name, value in sketch.state_dict().items()}
-        if wrong := [name for name in wanted | saved.weights if wanted.get(name) != _shape(saved.weights.get(name))]:
+        found = {name: value.shape for name, value in saved.weights.items() if isinstance(value, Tensor)}
+        if wrong := [name for name in wanted | saved.weights if wanted.get(name) != found.get(name)]:
             raise ValueError(f"its weights do not fit: {', '.join(map(str, wrong[:3]))}")
         model = Seq2Seq(config, vocabulary_size, gate, HeadGrid(config.blocks, saved.heads)).to(device)
         model.load_state_dict(saved.weights)
@@ -125,7 +126,3 @@ def restore(
             raise ValueError("its weights are not those that were saved")
         check_weights_finite(model)
         return model
-
-
-def _shape(value: object) -> torch.Size | None:
-    return value.shape if isinstance(value, Tensor) else None

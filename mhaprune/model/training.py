@@ -53,7 +53,9 @@ class Training(Descent):
         Until `unstack`, the parameters of the model are slices of the optimisers' tensors.
         """
         gates = [parameter for gate in head_gates(model) for parameter in gate.parameters()]
-        matrices = [] if self.optimiser == "adamw" else inner_matrices(model)
+        ends = {id(module.weight) for module in (model.source_embedding, model.target_embedding, model.output)}
+        inner = [weight for weight in model.parameters() if weight.dim() == 2 and id(weight) not in ends]
+        matrices = [] if self.optimiser == "adamw" else inner
         apart = {id(parameter) for parameter in (*gates, *matrices)}
         rest = [parameter for parameter in model.parameters() if id(parameter) not in apart]
         groups: list[dict[str, Any]] = [{"params": stacked(rest), "weight_decay": self.weight_decay}]
@@ -75,12 +77,6 @@ def cross_entropy(model: Seq2Seq, batch: Examples, label_smoothing: float = 0.0)
     )
 
 
-def inner_matrices(model: Seq2Seq) -> list[nn.Parameter]:
-    """Return the matrices between hidden states: neither embeddings nor the output."""
-    ends = {id(module.weight) for module in (model.source_embedding, model.target_embedding, model.output)}
-    return [weight for weight in model.parameters() if weight.dim() == 2 and id(weight) not in ends]
-
-
 def head_gates(model: Seq2Seq) -> list[HeadGate]:
     """Return the trainable gates of a model, block by block; none for a model without gates."""
     gates = [sublayer.attention.gate for sublayer in model.attention_sublayers().values()]
@@ -99,7 +95,14 @@ def stacked(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     by_shape: dict[tuple[torch.Size, torch.dtype], list[nn.Parameter]] = {}
     for parameter in parameters:
         by_shape.setdefault((parameter.shape, parameter.dtype), []).append(parameter)
-    return [_stack(alike) for alike in by_shape.values()]
+    stacks = []
+    for alike in by_shape.values():
+        stack = nn.Parameter(torch.stack([parameter.detach() for parameter in alike]))
+        stack.grad = torch.zeros_like(stack)
+        for parameter, values, gradient in zip(alike, stack.detach(), stack.grad, strict=True):
+            parameter.data, parameter.grad = values, gradient
+        stacks.append(stack)
+    return stacks
 
 
 def unstack(parameters: Iterable[nn.Parameter]) -> None:
@@ -149,11 +152,3 @@ def orthogonal(matrices_PRC: Tensor, steps: int = 5) -> Tensor:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x if wide else x.mT
-
-
-def _stack(alike: list[nn.Parameter]) -> nn.Parameter:
-    stack = nn.Parameter(torch.stack([parameter.detach() for parameter in alike]))
-    stack.grad = torch.zeros_like(stack)
-    for parameter, values, gradient in zip(alike, stack.detach(), stack.grad, strict=True):
-        parameter.data, parameter.grad = values, gradient
-    return stack

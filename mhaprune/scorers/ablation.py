@@ -36,19 +36,14 @@ class Ablation(Scorer):
         replacement: Replacement | None = None
         passes = 1 + num_heads
         if self.replace == "mean":
-            replacement, passes = mean(subject, examples), passes + 1
+            outputs = mean_outputs(subject, examples)
+            replacement, passes = (lambda subject, batch, at: outputs), passes + 1
         elif self.replace == "resample":
             replacement, passes = resample(examples, seed), passes + 1
         elif self.replace == "predicted":
             replacement, passes = predicted(subject, examples), passes + PASSES + 1
         loss_ME = measure_masks(subject, examples, gates_MN, replacement).loss.double()
         return Scores.mean_over_examples((loss_ME[1:] - loss_ME[0]).T, passes)
-
-
-def mean(subject: Subject, examples: Data) -> Replacement:
-    """Return the mean outputs of the split as a replacement."""
-    outputs = mean_outputs(subject, examples)
-    return lambda subject, batch, at: outputs
 
 
 def predicted(subject: Subject, examples: Data, ridge: float = 1e-3) -> Replacement:

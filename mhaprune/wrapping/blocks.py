@@ -166,15 +166,10 @@ class AttentionBlock:
 def block_of(layer: MultiHeadAttention, path: str, called: str | None = None, **facts: Any) -> AttentionBlock:
     """Describe a `MultiHeadAttention` at `path`. `called` is the path of the module whose call computes the attention,
     by default the layer itself."""
-    H, width = layer.num_heads, layer.num_heads * layer.head_dim
-    names: dict[str, Any] = {"names": tuple(range(H))} | facts
-    made: dict[str, Any] = {
-        name: Rows(f"{path}.{name[0]}_proj", neighbours(width, H)) for name in ("query", "key", "value")
-    }
-    of_kv, columns = tuple(range(H)), neighbours(width, H)
-    return AttentionBlock(
-        called or path, f"{path}.out_proj", H, of_kv=of_kv, columns=columns, whole=True, **made, **names
-    )
+    H, columns = layer.num_heads, neighbours(layer.num_heads * layer.head_dim, layer.num_heads)
+    made: dict[str, Any] = {name: Rows(f"{path}.{name[0]}_proj", columns) for name in ("query", "key", "value")}
+    known = {"names": tuple(range(H)), "of_kv": tuple(range(H)), "columns": columns, "whole": True}
+    return AttentionBlock(called or path, f"{path}.out_proj", H, **made | known | facts)
 
 
 def neighbours(width: int, heads: int) -> tuple[tuple[int, ...], ...]:

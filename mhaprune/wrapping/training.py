@@ -3,7 +3,7 @@
 Dimensions: W = inputs of an output projection.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -46,22 +46,15 @@ class PlainTraining(Descent):
             raise ValueError("recovery=fine_tune: none of the model's weights asks for a gradient, all are frozen")
         with ExitStack() as undo:
             undo.enter_context(switched_off([("use_cache", getattr(model.model, "config", None))]))
-            for weight, hook in silenced(model):
-                undo.callback(weight.register_hook(hook).remove)
+            # A silent head stays in each layer that has lost all heads. Its columns of W_O are zero and must stay zero.
+            for block in model.blocks:
+                module: Any = model.model.get_submodule(block.out)
+                if block.silent and module.weight.requires_grad:
+                    kept_W = (torch.arange(in_features(module), device=model.device) >= block.silent).to(module.weight)
+                    kept = kept_W if isinstance(module, nn.Linear) else kept_W[:, None]
+                    undo.callback(module.weight.register_hook(partial(torch.mul, kept)).remove)
             yield
 
 
 FINE_TUNING = PlainTraining(batch_size=16, weight_decay=0.01, decay="linear")
 """The usual settings for fine-tuning pretrained models (Devlin et al. 2019, appendix A.3)."""
-
-
-def silenced(model: WrappedModel) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
-    """Yield, for each layer that has lost all heads, the weight of its output projection and a hook on the gradient.
-
-    A silent head has stayed there, with zeros in its columns of W_O. The hook keeps them zero.
-    """
-    for block in model.blocks:
-        module: Any = model.model.get_submodule(block.out)
-        if block.silent and module.weight.requires_grad:
-            says_W = (torch.arange(in_features(module), device=model.device) >= block.silent).to(module.weight)
-            yield module.weight, partial(torch.mul, says_W if isinstance(module, nn.Linear) else says_W[:, None])
