@@ -3,7 +3,6 @@
 Dimensions: B = batch, T = positions, N = all heads, M = masks.
 """
 
-import copy
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -113,10 +112,6 @@ class WrappedModel(GatedModel):
     def why_not(self) -> dict[str, str]:
         """The blocks whose heads cannot be removed, with the reason."""
         return {block.path: block.why_not for block in self.blocks if block.why_not}
-
-    def to(self, dtype: torch.dtype) -> Self:
-        """Return a copy in another precision."""
-        return self.changed(model=copy.deepcopy(self.model).to(dtype))
 
     def answered(self, data: Batches) -> Batches:
         """Return the examples as they are: a pretrained model reads no labels except those among its inputs."""
