@@ -8,13 +8,14 @@ from typing import Annotated, ClassVar
 import pandas as pd
 
 from mhaprune.heads import HeadGrid
-from mhaprune.progress import NO_STAGES, Stages
+from mhaprune.progress import NO_STAGES, Stages, doing
+from mhaprune.pruning.removal import proofs
 from mhaprune.recoveries.base import Recovery
 from mhaprune.reporting.head_map import Verdict, heads_that_matter
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import Figures, Plot, draw
 from mhaprune.schedules.base import Schedule
-from mhaprune.schedules.budgets import check_budgets
+from mhaprune.schedules.budgets import Budget, check_budgets, heads_to_remove, removing
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.ranges import Checked, Ge, Within
 from mhaprune.studies.study import Source, Study
@@ -49,6 +50,11 @@ class Setup:
     def grid(self) -> HeadGrid:
         """Return the heads that the model will have."""
         return self.source.grid
+
+    def check_scorers(self) -> None:
+        """Raise ValueError if there is no scorer."""
+        if not self.scorers:
+            raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
 
     @property
     def recipe(self) -> Recipe | None:
@@ -124,6 +130,14 @@ class HeadBudgets(Experiment):
         super().__post_init__()
         check_budgets(self.budgets)
 
+    def check(self, setup: Setup) -> None:
+        for schedule in setup.schedules.values():
+            heads_to_remove(self.budgets, len(setup.grid), len(schedule.smallest(setup.grid).removed))
+
+    def removals(self, grid: HeadGrid) -> list[Budget]:
+        """Return the budgets for a model with these heads, from the fewest heads to remove to the most."""
+        return removing(heads_to_remove(self.budgets, len(grid)), grid)
+
 
 @dataclass(frozen=True)
 class WithinTolerance(Experiment):
@@ -145,6 +159,16 @@ def the_one(schedules: Mapping[str, Schedule]) -> Schedule:
     if len(schedules) != 1:
         raise ValueError(f"schedule=[{','.join(schedules)}]: must name exactly one; experiment=prune compares several")
     return next(iter(schedules.values()))
+
+
+def with_proofs(
+    study: Study, tables: dict[str, pd.DataFrame], worst: float, files: dict[str, bytes] | None = None, **more: float
+) -> Findings:
+    """Return the findings of an experiment that removes heads, with the proofs of such a run. `worst` is the largest
+    difference between removing and masking the same heads; `more` are proofs of its own."""
+    with doing("prove"):
+        checks = proofs(study.subject, study.splits.report)
+    return Findings(tables, {"max_difference_masked_removed": worst, **more, **checks}, files or {})
 
 
 def figures_of(kind: type[Experiment], tables: Tables) -> Iterator[Plot]:

@@ -25,30 +25,22 @@ class Shown(NamedTuple):
     right: str | None
 
 
-def show(subject: Seq2Seq, task: Task, source: Sequence[str], right: Sequence[str] | None) -> Shown:
-    """Let the model answer a source sequence. An answer without an end symbol has the model's largest length."""
-    ids = pad([task.vocabulary.encode(source)]).to(subject.positions.device)
-    target = _answer(subject, ids)
-    text, answer = _words(task, ids[0].tolist(), target[0].tolist())
-    known = None if right is None else _words(task, ids[0].tolist(), task.vocabulary.encode(right))[1]
-    return Shown(Examples(ids, target), text, answer, known)
+def show(
+    subject: Seq2Seq, task: Task, source: Sequence[str], right: Sequence[str] | None, gates: Tensor | None = None
+) -> Shown:
+    """Let the model answer a source sequence, under `gates` (N,) if they are given. An answer without an end symbol has
+    the model's largest length."""
 
+    def words(target: Sequence[int]) -> tuple[str, str]:
+        text, _, answer = task.show(source_1S[0].tolist(), target).rpartition(" -> ")
+        return text, answer
 
-def answer_under(subject: Seq2Seq, task: Task, example: Shown, gates: torch.Tensor) -> str:
-    """Return the model's answer to the same source under `gates` (N,), in words."""
-    target = _answer(subject, example.batch.source, gates)
-    return _words(task, example.batch.source[0].tolist(), target[0].tolist())[1]
-
-
-def _answer(subject: Seq2Seq, source_1S: torch.Tensor, gates: torch.Tensor | None = None) -> torch.Tensor:
+    source_1S = pad([task.vocabulary.encode(source)]).to(subject.positions.device)
     said_1T = subject.decode_greedily(source_1S, subject.config.max_length, gates, stop=True)
     ends = (said_1T[0] == EOS).nonzero()[:1, 0].tolist()
-    return said_1T[:, : ends[0] + 1] if ends else said_1T
-
-
-def _words(task: Task, source: Sequence[int], target: Sequence[int]) -> tuple[str, str]:
-    text, _, answer = task.show(source, target).rpartition(" -> ")
-    return text, answer
+    target_1T = said_1T[:, : ends[0] + 1] if ends else said_1T
+    known = None if right is None else words(task.vocabulary.encode(right))[1]
+    return Shown(Examples(source_1S, target_1T), *words(target_1T[0].tolist()), known)
 
 
 def examples_table(shown: Iterable[Shown], train: Examples) -> pd.DataFrame:
@@ -86,7 +78,7 @@ def attention_table(subject: Seq2Seq, task: Task, shown: Iterable[Shown], heads:
 def _cells(
     example: int,
     own: Sequence[HeadId],
-    weights_HTU: torch.Tensor,
+    weights_HTU: Tensor,
     heads: Collection[HeadId],
     at_query: Mapping[str, Sequence[str | None]],
     keys: Sequence[str],
@@ -101,29 +93,28 @@ def _cells(
             yield pd.DataFrame({"example": example, **head_columns(head), **frame, **columns})
 
 
-def tokens(task: Task, ids: torch.Tensor) -> list[str]:
+def tokens(task: Task, ids: Tensor) -> list[str]:
     """Return the words of a batch of one."""
     names = (*SPECIAL, *task.vocabulary.symbols)
     return [names[i] for i in ids[0].tolist()]
 
 
-def check_examples(field: str, numbers: Sequence[int], task: Task) -> None:
-    """Raise ValueError if the report split has no example with one of these numbers."""
-    if max(numbers, default=0) >= task.report:
-        raise ValueError(
-            f"experiment.{field}={max(numbers)}: the report split has examples 0 to {task.report - 1} (task.report)"
-        )
+def check_examples(field: str, numbers: Sequence[int], have: int) -> None:
+    """Raise ValueError if the report split of this size has no example with one of these numbers."""
+    if max(numbers, default=0) >= have:
+        raise ValueError(f"experiment.{field}={max(numbers)}: the report split has examples 0 to {have - 1}")
 
 
-def sources(trained: Trained, numbers: Sequence[int]) -> Iterator[tuple[Sequence[str], Sequence[str] | None]]:
-    """Yield the sources to show and their right answers (None if unknown): the user's own, else from the report
-    split."""
-    if trained.example is not None:
-        yield trained.example, trained.task.answer(trained.example)
-        return
+def shown_by(model: Seq2Seq, trained: Trained, numbers: Sequence[int]) -> list[Shown]:
+    """Let a model answer the user's own example or, without one, the examples of the report split with these
+    numbers."""
     decode, report = trained.task.vocabulary.decode, trained.splits.report
-    for number in numbers:
-        yield decode(report.source[number].tolist()), decode(report.target[number].tolist())
+    pairs: list[tuple[Sequence[str], Sequence[str] | None]] = [
+        (decode(report.source[n].tolist()), decode(report.target[n].tolist())) for n in numbers
+    ]
+    if trained.example is not None:
+        pairs = [(trained.example, trained.task.answer(trained.example))]
+    return [show(model, trained.task, *pair) for pair in pairs]
 
 
 def heads_named(name: str, grid: HeadGrid) -> list[HeadId]:

@@ -15,7 +15,7 @@ from mhaprune.heads import block_label
 from mhaprune.reporting.heat_map import MATTERS, write_inside
 from mhaprune.reporting.plots import Plot, number
 from mhaprune.reporting.sentences import share
-from mhaprune.tables import HEAD, REFERENCE, Tables, blocks_in, in_unit, loss_unit, named, quality_name
+from mhaprune.tables import HEAD, REFERENCE, Tables, blocks_in, in_unit, named, quality_name
 
 REMOVED = "removed"
 """The name of a head that was removed before the run."""
@@ -34,8 +34,6 @@ class Verdict(NamedTuple):
     """The sentence that explains what a tile of each kind means."""
     together: bool = True
     """Whether the heads that can be removed were removed together; if not, each of them can be removed alone."""
-    unit: str = "nats"
-    """The unit of the loss; empty for a loss without one."""
 
 
 class SmallMap(NamedTuple):
@@ -86,7 +84,7 @@ def prunable_alone(
         title += f"; {closed}, {quality_name(tables)} is {change}"
     elif count:
         meaning += " What is left without all of them at once was not measured."
-    return Verdict(heads, scorer, title, meaning, together=False, unit=loss_unit(tables))
+    return Verdict(heads, scorer, title, meaning, together=False)
 
 
 LIGHTEST = 0.3
@@ -102,7 +100,7 @@ LONGEST = 8.0
 def heads_that_matter(verdict: Verdict) -> Plot:
     """Draw a map of the model with a tile per head: dark if the head matters, empty if it can be removed. The line
     around an empty tile is dashed if all such heads were removed together, solid if each can be removed alone."""
-    heads, scorer, title, meaning, together, unit = verdict
+    heads, scorer, title, meaning, together = verdict
     heads = heads.assign(digits=["" if isnan(score) else number(score, 3) for score in heads["score"]])
     rows = blocks_in(heads)
     columns = int(heads["head"].max()) + 1
@@ -127,7 +125,7 @@ def heads_that_matter(verdict: Verdict) -> Plot:
     figure.suptitle(words, fontsize=12.5, fontweight="bold")
     stays, goes = (heads[heads["stays"] == flag] for flag in (True, False))
     caption = meaning
-    rise = f" (rise of the loss{f' in {unit}' if unit else ''})" if scorer == REFERENCE else ""
+    rise = " (rise of the loss)" if scorer == REFERENCE else ""
     if scorer:
         caption += f" The numbers are scores by {scorer}{rise} on the score split, the darker the higher"
         caption += ", the words what the head looks at, if that is clear." if named else "."

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mhaprune.heads import block_label
-from mhaprune.reporting.heat_map import bar_in_words, heat_map, thinned
+from mhaprune.reporting.heat_map import heat_map, thinned
 from mhaprune.reporting.plots import Plot, elided, short
 from mhaprune.tables import HEAD, Tables, candidates
 
@@ -46,7 +46,11 @@ def head_scores(tables: Tables) -> Plot | None:
     for i in first[1:]:
         axes.axhline(i - 0.5, color="black", linewidth=0.6)
     axes.set(xlabel="scorer", ylabel="a row per head")
-    bar_in_words(image, [axes], "rank of the head", "matters\nleast", "matters\nmost")
+    bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02, aspect=30)
+    bar.set_label("rank of the head")
+    bar.set_ticks([-0.07, 0.95], labels=["matters\nleast", "matters\nmost"])
+    bar.ax.tick_params(length=0)
+    bar.outline.set_visible(False)
     caption = (
         "Importance of every head, in the order of the model, by every scorer. The colour is the rank of a head: the"
         " darker, the more it matters to that scorer."

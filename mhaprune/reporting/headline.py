@@ -64,7 +64,7 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
     `numbers` has a row per run and `Number`, with its fields, the `label` of the run, and a column per setting. None if
     there is nothing to compare, or too much varies for one figure.
     """
-    numbers = _comparable(numbers[~_missing_somewhere(numbers)]).assign(**{ALL_RUNS.name: ALL_RUNS.values[0]})
+    numbers = _comparable(numbers).assign(**{ALL_RUNS.name: ALL_RUNS.values[0]})
     across, colours, *others = [*settings, ALL_RUNS, ALL_RUNS][: max(2, len(settings))]
     rows = list(numbers.groupby(["after", *(each.name for each in others)], sort=False))
     if numbers[LABEL].nunique() < 2 or len(rows) > MOST_ROWS or len(colours.values) > MOST_COLOURS:
@@ -88,13 +88,11 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
     return Plot("headline", _caption(numbers, settings), figure)
 
 
-def _missing_somewhere(numbers: pd.DataFrame) -> pd.Series:
-    """Return True for rows of a number that is missing in some runs. Its mean would cover only the successful runs."""
-    return numbers["value"].isna().groupby([numbers["what"], numbers["after"]]).transform("any")
-
-
 def _comparable(numbers: pd.DataFrame) -> pd.DataFrame:
-    """Turn counts into shares where the runs have different totals: 48 of 96 heads and 6 of 12 are both 0.5."""
+    """Leave out numbers that are missing in some runs: their mean would cover only the successful ones. Turn counts
+    into shares where the runs have different totals: 48 of 96 heads and 6 of 12 are both 0.5."""
+    missing = numbers["value"].isna().groupby([numbers["what"], numbers["after"]]).transform("any")
+    numbers = numbers[~missing]
     counted = numbers["most"] == numbers["whole"]
     totals = numbers["whole"].groupby(numbers["what"])
     differ = counted.groupby(numbers["what"]).transform("all") & (totals.transform("nunique") > 1)
@@ -183,7 +181,7 @@ def _repeated(numbers: pd.DataFrame, settings: Sequence[Setting]) -> bool:
 def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterator[str]:
     """Yield a sentence per number for runs that differ only in their seed: their mean, or their values if they are few;
     none without such runs."""
-    numbers = _comparable(numbers[~_missing_somewhere(numbers)])
+    numbers = _comparable(numbers)
     if numbers.empty or not _repeated(numbers, settings):
         return
     means = False

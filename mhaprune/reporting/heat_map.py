@@ -78,14 +78,3 @@ def frame(axes: Axes) -> None:
     axes.set(xticks=[], yticks=[])
     axes.grid(visible=False)
     axes.spines[:].set(visible=True, color="#999999", linewidth=0.6)
-
-
-def bar_in_words(image: AxesImage, beside: Sequence[Axes], label: str, least: str, most: str) -> None:
-    """Draw a colour bar whose two ends have names instead of numbers."""
-    figure = beside[0].figure
-    low, high = image.get_clim()
-    bar = figure.colorbar(image, ax=list(beside), fraction=0.03, pad=0.02, aspect=30)
-    bar.set_label(label)
-    bar.set_ticks([low + 0.04 * (high - low), high - 0.04 * (high - low)], labels=[least, most])
-    bar.ax.tick_params(length=0)
-    bar.outline.set_visible(False)

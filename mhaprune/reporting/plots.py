@@ -173,7 +173,9 @@ def columns_of(count: int, most: int) -> int:
     return -(-count // -(-count // most))
 
 
-def panels(figure: Figure, count: int, columns: int, xlabel: str, ylabel: str = "", **options: Any) -> list[Axes]:
+def panels(
+    figure: Figure | SubFigure, count: int, columns: int, xlabel: str, ylabel: str = "", **options: Any
+) -> list[Axes]:
     """Return `count` axes in rows of `columns`. Only the lowest and leftmost panels have tick and axis labels."""
     grid = list(figure.subplots(-(-count // columns), columns, squeeze=False, **options).flat)
     for i, axes in enumerate(grid[:count]):
@@ -183,6 +185,23 @@ def panels(figure: Figure, count: int, columns: int, xlabel: str, ylabel: str = 
     for axes in grid[count:]:
         axes.remove()
     return grid[:count]
+
+
+def panelled(
+    count: int, most: int, cell: tuple[float, float], room: tuple[float, float], *labels: str, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return a new figure with `panels` in rows of at most `most`. `cell` is the width and height of a panel, `room`
+    what is left around all of them, in inches."""
+    columns = columns_of(count, most)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(room[0] + cell[0] * columns, room[1] + cell[1] * rows))
+    return figure, panels(figure, count, columns, *labels, **options)
+
+
+def draw_curve(axes: Axes, frame: pd.DataFrame, x: str, y: str = QUALITY, **style: Any) -> None:
+    """Draw a column as a line over another, with its intervals."""
+    frame = frame.sort_values(x, kind="stable")
+    axes.errorbar(frame[x], frame[y], errors(frame, y), **{"capsize": 2, "elinewidth": 1, **style})
 
 
 def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist], title: str | None = None) -> None:
@@ -201,12 +220,6 @@ def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist], title:
 def number(value: float, decimals: int) -> str:
     """Return a number as text, with a real minus sign but no “−0”; a dash for NaN."""
     return "–" if np.isnan(value) else f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")
-
-
-def correlation(rho: float) -> str:
-    """Return a rank correlation as text with two decimals, or with more if two would round it to 1 or −1: 0.996."""
-    decimals = (d for d in range(2, 9) if abs(round(rho, d)) < 1)
-    return number(rho, next(decimals, 2))
 
 
 def wrapped(words: str, inches: float) -> str:

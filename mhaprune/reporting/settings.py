@@ -54,10 +54,11 @@ class Setting:
 def setting(name: str, values: Iterable[str]) -> Setting:
     """Return the setting with each value once: numbers ascending, other values in the given order."""
     once = list(dict.fromkeys(values))
-    numbers = {value: _number(value) for value in once}
-    if any(math.isnan(number) for number in numbers.values()):
-        return Setting(name, tuple(once), numeric=False)
-    return Setting(name, tuple(sorted(once, key=lambda value: numbers[value])), numeric=True)
+    try:
+        numeric = all(math.isfinite(float(value)) for value in once)
+    except ValueError:
+        numeric = False
+    return Setting(name, tuple(sorted(once, key=float) if numeric else once), numeric)
 
 
 ALL_RUNS = Setting("", ("all runs",), numeric=False)
@@ -79,12 +80,3 @@ def styles_of(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
     found = setting(names.pop(), [value for _, _, value in pairs.values()])
     labelled = {value: label for label, (_, _, value) in pairs.items()}
     return {labelled[value]: style for value, style in found.styles.items()}
-
-
-def _number(value: str) -> float:
-    """Return a text as a finite number, or NaN."""
-    try:
-        number = float(value)
-    except ValueError:
-        return math.nan
-    return number if math.isfinite(number) else math.nan

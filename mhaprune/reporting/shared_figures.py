@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from mhaprune.heads import SITES
 from mhaprune.reporting import plots
@@ -42,10 +41,8 @@ def agreement(tables: Tables) -> Plot | None:
     if not others or costs.empty:
         return None
     sites = list(dict.fromkeys([*SITES, *heads["site"]]))  # mhaprune's own sites keep their colours
-    columns = plots.columns_of(len(others), 4)
-    figure = Figure(figsize=(1.2 + 3.4 * columns, 0.3 + 3.6 * -(-len(others) // columns)))
     label = f"ablation: rise of the loss{in_brackets(tables)}"
-    grid = plots.panels(figure, len(others), columns, "", label, sharey=True)
+    figure, grid = plots.panelled(len(others), 4, (3.4, 3.6), (1.2, 0.3), "", label, sharey=True)
     for axes, name in zip(grid, others, strict=True):
         scores = heads[heads["scorer"] == name].set_index(HEAD)["score"]
         for i, site in enumerate(sites):
@@ -56,7 +53,7 @@ def agreement(tables: Tables) -> Plot | None:
                 bars = [y["score"] - low, high - y["score"]]
                 axes.errorbar(x, y["score"], bars, label=SITES.get(site, site), elinewidth=1, **style)
         rho = with_reference(pairs, name)
-        title = "no rank correlation" if isnan(rho) else f"Spearman ρ = {plots.correlation(rho)}"
+        title = "no rank correlation" if isnan(rho) else f"Spearman ρ = {plots.number(rho, 2)}"
         axes.set(title=title, xlabel=plots.wrapped(f"rank by {name}", 3.2))
         axes.tick_params(labelbottom=True)
     near_zero = max(costs.abs().quantile(0.25), 1e-3 * costs.abs().max(), 1e-6)
@@ -79,18 +76,15 @@ def compare_curves(tables: Tables) -> Plot | None:
     if len(styles) > MOST_LINES:
         return None
     names = list(pruning["scorer"].unique())
-    columns = plots.columns_of(len(names), 2 if len(names) <= 4 else 4)
-    width, height = (3.6, 2.9) if columns <= 2 else (2.5, 2.1)
-    figure = Figure(figsize=(1 + width * columns, 0.6 + height * -(-len(names) // columns)))
-    grid = plots.panels(
-        figure, len(names), columns, "share of heads removed", quality_name(tables), sharex=True, sharey=True
-    )
+    few = len(names) <= 4
+    labels, size = ("share of heads removed", quality_name(tables)), (3.6, 2.9) if few else (2.5, 2.1)
+    figure, grid = plots.panelled(len(names), 2 if few else 4, size, (1.0, 0.6), *labels, sharex=True, sharey=True)
     for axes, name in zip(grid, names, strict=True):
         own = pruning[pruning["scorer"] == name]
         for label, style in styles.items():
             _draw_mean_curve(axes, own[own[SETTING] == label], label, style)
         axes.set(ylim=(-0.03, 1.03), xticks=(0, 0.25, 0.5, 0.75, 1), xticklabels=("0", "", "0.5", "", "1"))
-        axes.set_title(name, fontsize=10 if columns > 2 else 12)
+        axes.set_title(name, fontsize=12 if few else 10)
     lines = {line.get_label(): line for axes in grid for line in axes.get_lines()}
     plots.legend_above(figure, [lines[label] for label in styles if label in lines])
     caption = f"{quality_name(tables).capitalize()} on the report split against the share of heads removed, by scorer."

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -101,8 +101,6 @@ class PretrainedModel(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class PretrainedSource(Source):
     """A pretrained model with its examples. It is read and its heads are proved at first use."""
-
-    key: ClassVar[str] = "model"
 
     model: Pretrained
     data: str | None

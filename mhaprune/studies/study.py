@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mhaprune.attention.gates import GateConfig
 from mhaprune.data import Data, Examples, Splits
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.times import device_name
@@ -40,13 +39,9 @@ class Trained:
     task: Task
     splits: Splits[Examples]
     training: Training
-    gate: GateConfig | None
-    """The settings from which the gates of the model were made."""
     save: Callable[..., bytes]
     """Returns the content of a file that `model_file` loads. Takes the model and the number of its training steps after
     the study's own training."""
-    retrain: Callable[[GateConfig], tuple[Seq2Seq, pd.DataFrame]]
-    """Returns the model and the history of the same training with another gate."""
     example: Sequence[str] | None = None
     """The symbols of the user's own source sequence; None without one."""
 
@@ -78,8 +73,6 @@ class Study:
     """Returns the tokens of each example of a batch as texts; None if they are not known."""
     trained_with: Mapping[str, Any] = field(default_factory=dict)
     """The threads, device and version of torch that trained the model; empty if they are not known."""
-    groups: Sequence[str] = ()
-    """The group of each example of the report split; empty for a model without a task of mhaprune."""
     origin: Trained | None = None
     """The parts that only a model trained by mhaprune has; None for a pretrained model."""
     steps_since: int = 0
@@ -104,9 +97,6 @@ class Study:
 @dataclass(frozen=True, kw_only=True)
 class Source(ABC):
     """The source of a run's model and examples. It can be examined before anything slow is computed."""
-
-    key: ClassVar[str]
-    """The group of settings that contains the numbers of examples, `task` or `model`."""
 
     seed: int
     device: str

@@ -3,9 +3,9 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 import torch
@@ -13,7 +13,6 @@ import torch
 from mhaprune.attention.gates import GateConfig
 from mhaprune.data import PAD, Examples, Splits
 from mhaprune.heads import HeadGrid
-from mhaprune.measure.columns import groups_of
 from mhaprune.model.checkpoint import SavedModel, load, restore, to_bytes
 from mhaprune.model.network import Transformer
 from mhaprune.model.training import Training
@@ -45,8 +44,6 @@ COMPUTES = tuple(f"mhaprune.{room}" for room in ("heads", "data", "subject", "at
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Source):
     """All settings that decide the model: how to train it, or the file to load it from. Nothing is computed yet."""
-
-    key: ClassVar[str] = "task"
 
     task: Task
     model: Transformer
@@ -142,15 +139,12 @@ class Recipe(Source):
             saved=lambda name, model, steps=0: {f"{name}.pt": save(model, steps)},
             history=history,
             trained_with=with_what,
-            groups=groups_of(self.task, splits.report),
             origin=Trained(
                 network=network,
                 task=self.task,
                 splits=splits,
                 training=self.training,
-                gate=self.gate,
                 save=save,
-                retrain=lambda gate: replace(self, gate=gate, seed=self.trained_seed).trained(splits)[:2],
                 example=self.example,
             ),
         )

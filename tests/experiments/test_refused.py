@@ -26,7 +26,6 @@ REFUSED = {
         ("schedule=[]", "schedule=[]: must name at least one that uses scores, for example one_shot"),
         ("schedule.greedy.keep_at_least=2", "left in every block only 12 of 24 may go"),
         ("schedule=iterative", "scorer=gate: needs learned gates, so gate=softmax and a schedule"),
-        ("task.score=3", "task.score=3: halves of the split need 4 or more examples"),
         ("scorer=[random]", "scorer=['random']: must name at least one scorer beside a control"),
         ("recovery=refit", "recovery=[refit]: experiment=compare recovers nothing, experiment=prune does"),
     ],
@@ -50,7 +49,7 @@ REFUSED = {
     ],
     "prune": [
         ("schedule=[]", "schedule=[]: must name at least one schedule"),
-        ("scorer=[]", "scorer=[]: schedule=one_shot needs at least one scorer"),
+        ("scorer=[]", "scorer=[]: must name at least one scorer"),
         ("schedule=one_shot; schedule.one_shot.keep_at_least=1", OF_24),
         ("experiment.budgets=[30 heads]", "experiment.budgets=30 heads: the model has 24 heads, allowed are 0 to 24"),
         ("experiment.budgets=[3 seconds]", "experiment.budgets=3 seconds: a text must be a number and one of heads"),

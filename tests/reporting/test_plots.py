@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from mhaprune.heads import HeadId
 from mhaprune.reporting import heat_map
 from mhaprune.reporting.heat_map import thinned
-from mhaprune.reporting.plots import STYLE, Plot, correlation, room_for, short
+from mhaprune.reporting.plots import STYLE, Plot, room_for, short
 from mhaprune.reporting.sentences import if_poor
 from mhaprune.tables import by_block
 from support import PACKAGE, ROOT
@@ -77,22 +77,6 @@ def test_names_are_thinned_to_what_fits() -> None:
     assert thinned("abcd", 4) == list("abcd")
     assert thinned("abcde", 2) == ["a", "", "", "d", ""]
     assert thinned("abc", 0) == ["a", "", ""]
-
-
-@pytest.mark.parametrize(
-    ("rho", "text"),
-    [
-        (0.874, "0.87"),
-        (0.9957, "0.996"),
-        (0.99996, "0.99996"),
-        (1.0, "1.00"),
-        (-0.999, "−0.999"),
-        (np.nan, "–"),
-        (0, "0.00"),
-    ],
-)
-def test_a_correlation_that_is_not_1_is_not_written_so(rho: float, text: str) -> None:
-    assert correlation(rho) == text
 
 
 def figure_of_all_kinds() -> Figure:

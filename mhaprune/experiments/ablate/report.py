@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.can_go import if_too_few, surely_words, what_can_go, what_is_sure
@@ -24,17 +23,11 @@ from mhaprune.tables import (
     by_block,
     candidates,
     head_names,
-    loss_unit,
     named,
     quality_name,
     repeated_draws,
     timed_name,
 )
-
-
-def as_they_are(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of models without a recovery."""
-    return summary[summary["recovery"] == NOTHING]
 
 
 def largest_budget(summary: pd.DataFrame) -> pd.Series:
@@ -45,8 +38,8 @@ def largest_budget(summary: pd.DataFrame) -> pd.Series:
 def say(tables: Tables) -> Iterator[str]:
     """Yield sentences: how many heads can be removed, which heads, the speed-up, and what is uncertain."""
     summary, quality = tables["summary"], quality_name(tables)
-    plain = as_they_are(summary)
-    recovered, best = summary.drop(plain.index).to_dict("records"), largest_budget(plain).to_dict()
+    plain = summary["recovery"] == NOTHING
+    recovered, best = summary[~plain].to_dict("records"), largest_budget(summary[plain]).to_dict()
     total, dense = int(best["heads_total"]), share(best["dense_quality"])
     if best["heads_removed"] > 0:
         yield (
@@ -81,7 +74,7 @@ def _which(row: dict[Any, Any]) -> str:
 
 def head_map(tables: Tables) -> Verdict:
     """Return the heads of the largest budget, which are removed together."""
-    best = largest_budget(as_they_are(tables["summary"]))
+    best = largest_budget(tables["summary"].query("recovery == @NOTHING"))
     scorer = REFERENCE if REFERENCE in set(tables["heads"]["scorer"]) else best["scorer"]
     heads = scored(tables["heads"], scorer)
     gone = set(head_names(best["removed"]))
@@ -90,7 +83,7 @@ def head_map(tables: Tables) -> Verdict:
     if not gone:
         title = f"None of {len(heads)} heads can go at the budgets tried"
     meaning = f"Dashed tiles are heads that were removed together, as chosen by {best['scorer']}; blue ones stay."
-    return Verdict(heads, "" if heads["score"].isna().all() else scorer, title, meaning, unit=loss_unit(tables))
+    return Verdict(heads, "" if heads["score"].isna().all() else scorer, title, meaning)
 
 
 def headline(tables: Tables) -> list[Number]:
@@ -110,14 +103,15 @@ def accuracy_curves(tables: Tables) -> Plot:
     figure = Figure(figsize=(7, 4.6))
     axes = figure.add_subplot()
     for i, name in enumerate(names):
-        _draw_curve(axes, pruning[pruning["scorer"] == name], label=name, markersize=5, **plots.line_style(i))
+        curve = pruning[pruning["scorer"] == name]
+        plots.draw_curve(axes, curve, "heads_removed", label=name, markersize=5, **plots.line_style(i))
     for name in repeated_draws(pruning):
         plots.draw_band(axes, pruning[pruning["scorer"] == name])
     recovered = tables.get("recovered", pd.DataFrame(columns=["recovery", "scorer"]))
     for i, ((name, scorer), curve) in enumerate(recovered.groupby(["recovery", "scorer"], sort=False)):
         look = plots.line_style(names.index(scorer)) if scorer in names else {"color": CONTROL_COLOUR, "marker": "x"}
         look |= {"linestyle": ("--", ":", "-.")[i % 3], "markerfacecolor": "none", "markersize": 7}
-        _draw_curve(axes, curve, label=f"{scorer}, then {name}", **look)
+        plots.draw_curve(axes, curve, "heads_removed", label=f"{scorer}, then {name}", **look)
     axes.set(xlabel=f"heads removed, of {int(pruning['heads_total'].max())}", ylabel=quality)
     if pruning[QUALITY].between(0, 1).all():  # a share
         axes.set_ylim(-0.03, 1.03)
@@ -129,13 +123,6 @@ def accuracy_curves(tables: Tables) -> Plot:
         " the same heads gone, and what is left recovered."
     )
     return Plot("accuracy", caption, figure)
-
-
-def _draw_curve(axes: Axes, curve: pd.DataFrame, **style: Any) -> None:
-    """Draw a line with intervals."""
-    curve = curve.sort_values("heads_removed")
-    bars = plots.errors(curve, QUALITY)
-    axes.errorbar(curve["heads_removed"], curve[QUALITY], bars, capsize=2, elinewidth=1, **style)
 
 
 @needs("pruning", "latency")

@@ -9,28 +9,24 @@ import pandas as pd
 
 from mhaprune.data import Data, Splits
 from mhaprune.experiments.ablate import report
-from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, the_one
+from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, the_one, with_proofs
 from mhaprune.experiments.can_go import summary_of
-from mhaprune.experiments.examples import show, sources
+from mhaprune.experiments.examples import shown_by
 from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
-from mhaprune.pruning.removal import proofs, prune, time_removed
+from mhaprune.pruning.removal import prune, time_removed
 from mhaprune.recoveries.base import RecoveryContext, recover
 from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.shared_figures import agreement, compare_curves
 from mhaprune.reporting.training import training_curve
-from mhaprune.schedules.budgets import heads_to_remove, removing
 from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.studies.study import Study, Trained
 from mhaprune.subject import Subject
-from mhaprune.tables import (
-    NOTHING,
-    head_names,
-)
+from mhaprune.tables import NOTHING, head_names
 
 Recover = Callable[[HeadMask], tuple[Subject, str]]
 """A function that returns the model without these heads after a recovery, and a note if the recovery failed."""
@@ -61,10 +57,9 @@ class Ablate(HeadBudgets, WithinTolerance):
     head_map = staticmethod(report.head_map)
 
     def check(self, setup: Setup) -> None:
-        schedule = the_one(setup.schedules)
-        heads_to_remove(self.budgets, len(setup.grid), len(schedule.smallest(setup.grid).removed))
-        if not setup.scorers:
-            raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
+        the_one(setup.schedules)
+        super().check(setup)
+        setup.check_scorers()
         if others := [name for name, recovery in setup.recoveries.items() if recovery.between or recovery.control]:
             raise ValueError(
                 f"recovery=[{','.join(others)}]: experiment=ablate recovers models that have lost all their heads at"
@@ -74,9 +69,8 @@ class Ablate(HeadBudgets, WithinTolerance):
     def __call__(self, study: Study) -> Findings:
         subject, splits, schedule = study.subject, study.splits, the_one(study.schedules)
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
-        budgets = removing(heads_to_remove(self.budgets, len(subject.grid)), subject.grid)
         with doing("score"):
-            plans = plans_of(choices(scoring, study.scorers, schedule, budgets))
+            plans = plans_of(choices(scoring, study.scorers, schedule, self.removals(subject.grid)))
             heads = heads_table(scoring, study.scorers)
         with doing("prune"):
             pruning, _, difference = prune(subject, plans, splits)
@@ -109,9 +103,7 @@ class Ablate(HeadBudgets, WithinTolerance):
         if study.origin is not None:
             own = pruning[(pruning["scorer"] == furthest) & (pruning["draw"] == 0)]
             tables["answers"] = answers_table(study.origin, own, ways)
-        with doing("prove"):
-            proved = proofs(subject, splits.report)
-        return Findings(tables, {"max_difference_masked_removed": difference} | proved)
+        return with_proofs(study, tables, difference)
 
 
 def recover_without(study: Study, lesson: RecoveryContext, name: str, mask: HeadMask) -> tuple[Subject, str]:
@@ -157,12 +149,11 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
 def answers_table(trained: Trained, pruned: pd.DataFrame, ways: Mapping[str, Recover]) -> pd.DataFrame:
     """Return one row per function of `ways` (see `Recover`) and row of `pruned`: the model's greedy answer to the first
     example of the report split, beside the right answer."""
-    source, right = next(sources(trained, [0]))
     grid, rows = trained.network.grid, []
     for way, without in ways.items():
         for _, row in pruned.sort_values("heads_removed").iterrows():
             left: Any = without(HeadMask(grid).without(*head_names(row["removed"])))[0]
-            shown = show(left, trained.task, source, right)
+            [shown] = shown_by(left, trained, [0])
             said = {"source": shown.source, "answer": shown.answer, "right_answer": shown.right}
             what = {"scorer": row["scorer"], "recovery": way, "heads_total": len(grid)}
             rows.append({**what, "heads_removed": int(row["heads_removed"]), **said})

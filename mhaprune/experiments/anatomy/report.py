@@ -47,8 +47,7 @@ def say(tables: Tables) -> Iterator[str]:
 @needs("values")
 def life_of_the_tensors(tables: Tables) -> Plot:
     """Draw every tensor of one call as a picture of its numbers, with its formula and its shape."""
-    values, steps = tables["values"], tables["tensors"]
-    steps = steps[steps["call"] == steps["call"].iloc[0]].set_index("tensor")
+    values, steps = tables["values"], tables["tensors"].set_index("tensor")
     head = values.iloc[0]
     pictures = {
         step: cells.pivot(index="row", columns="column", values="value") for step, cells in values.groupby("step")

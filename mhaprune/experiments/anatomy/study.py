@@ -14,20 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mhaprune.attention.layer import MultiHeadAttention, causal_bias
+from mhaprune.attention.layer import causal_bias
 from mhaprune.data import PAD, Examples
 from mhaprune.experiments.anatomy import report
 from mhaprune.experiments.anatomy.walkthrough import LayerCall, largest_difference, steps_table, values_table, walk
-from mhaprune.experiments.base import Experiment, Findings, Setup
-from mhaprune.experiments.examples import check_examples, examples_table, heads_named, show, sources
+from mhaprune.experiments.base import Experiment, Findings, Setup, with_proofs
+from mhaprune.experiments.examples import check_examples, examples_table, heads_named, shown_by
 from mhaprune.heads import HeadGrid, HeadId, HeadMask, Site
 from mhaprune.measure.outcomes import MAX_DIFFERENCE, ProofFailed
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.removal import EquivalenceCheck, proofs
+from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.settings.ranges import Ge, Sizes
 from mhaprune.studies.study import Study
-from mhaprune.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -55,27 +54,29 @@ class Anatomy(Experiment):
     def check(self, setup: Setup) -> None:
         self._followed(setup.grid)
         if setup.example is None:
-            check_examples("example", (self.example,), setup.trained.task)
+            check_examples("example", (self.example,), setup.trained.task.report)
 
     def __call__(self, study: Study) -> Findings:
         subject, splits = study.trained.network, study.trained.splits
         followed = self._followed(subject.grid)
-        [shown] = [show(subject, study.trained.task, *pair) for pair in sources(study.trained, (self.example,))]
-        call, other = call_in(subject, followed, shown.batch, splits.report[:64]), call_of_other_sizes(subject)
-        steps, place = walk(call), place_in_block(subject, followed)
+        [shown] = shown_by(subject, study.trained, [self.example])
+        call = call_in(subject, followed, shown.batch, splits.report[:64])
+        steps, place = walk(call), subject.grid.index(followed) - subject.grid.positions(followed.block).start
+        difference = largest_difference(call)
+        if not difference <= MAX_DIFFERENCE:
+            raise ProofFailed(
+                f"a layer and its heads one by one differ by {difference:.3g}, allowed is {MAX_DIFFERENCE:g} in float64"
+            )
         equivalence = EquivalenceCheck(subject, splits.report)
         equivalence.prove(HeadMask(subject.grid).without(followed))
-        tensors = [steps_table(str(followed.block), steps), steps_table("a layer with sizes of its own", walk(other))]
         tables = {
-            "tensors": pd.concat(tensors),
+            "tensors": steps_table(steps),
             "values": values_table(steps, place).assign(**head_columns(followed), place=place),
             "scaling": scaling_table(self.head_dims),
             "examples": examples_table([shown], splits.train),
             **study.training_table,
         }
-        proved = {"max_difference_masked_removed": equivalence.worst}
-        proved |= {"max_difference_wide_independent": proved_equal(call, other)}
-        return Findings(tables, proved | proofs(subject, splits.report))
+        return with_proofs(study, tables, equivalence.worst, max_difference_wide_independent=difference)
 
     def _followed(self, grid: HeadGrid) -> HeadId:
         """Return the head to follow. Raises ValueError for a missing head and for a layer of several heads."""
@@ -90,16 +91,6 @@ class Anatomy(Experiment):
         if len(found) > 1:
             raise ValueError(f"experiment.head={self.head}: names a layer, must name one head such as {found[0]}")
         return found[0]
-
-
-def proved_equal(*calls: LayerCall) -> float:
-    """Return the largest difference of a layer from its separate heads. Raises `ProofFailed` if it is too large."""
-    difference = float(np.max([largest_difference(call) for call in calls]))
-    if not difference <= MAX_DIFFERENCE:
-        raise ProofFailed(
-            f"a layer and its heads one by one differ by {difference:.3g}, allowed is {MAX_DIFFERENCE:g} in float64"
-        )
-    return difference
 
 
 def call_in(subject: Seq2Seq, head: HeadId, example: Examples, some: Examples) -> LayerCall:
@@ -122,32 +113,10 @@ def call_in(subject: Seq2Seq, head: HeadId, example: Examples, some: Examples) -
     return LayerCall(sublayer.attention, query, key, key, bias)
 
 
-def call_of_other_sizes(subject: Seq2Seq) -> LayerCall:
-    """Return a call with queries, keys and values of different sizes, always with the same fresh weights."""
-    width, heads = subject.config.d_model, subject.config.num_heads
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layer = MultiHeadAttention(
-            width, heads, qdim=width + 2, kdim=width + 4, vdim=width + 6, head_dim=subject.head_dim
-        )
-        query, key, value = torch.randn(2, 4, width + 2), torch.randn(2, 6, width + 4), torch.randn(2, 6, width + 6)
-    return LayerCall(layer, query, key, value)
-
-
-def place_in_block(subject: Subject, head: HeadId) -> int:
-    """Return the place of a head among the remaining heads of its layer."""
-    return subject.grid.index(head) - subject.grid.positions(head.block).start
-
-
 def softmax_gradient(weights: Tensor) -> Tensor:
     """Return the Frobenius norm of softmax's derivative, diag(a) − a aᵀ, at weights a (..., U): 0 for a weight of 1."""
     second, third = weights.square().sum(dim=-1), weights.pow(3).sum(dim=-1)
     return (second - 2 * third + second.square()).clamp(min=0).sqrt()
-
-
-def entropy(weights: Tensor) -> Tensor:
-    """Return the entropy in nats over the last axis."""
-    return -weights.xlogy(weights).sum(dim=-1)
 
 
 def scaling_table(head_dims: Sequence[int], num_keys: int = 10, draws: int = 400, seed: int = 0) -> pd.DataFrame:
@@ -168,7 +137,8 @@ def scaling_table(head_dims: Sequence[int], num_keys: int = 10, draws: int = 400
             weights_RU = entering_RU.softmax(dim=-1)
             row: dict[str, float] = {"head_dim": head_dim, "scaled": scaled, "num_keys": num_keys, "draws": draws}
             row["score_std"] = float(entering_RU.std())
-            for name, values_R in (("entropy", entropy(weights_RU)), ("gradient", softmax_gradient(weights_RU))):
+            entropy_R = -weights_RU.xlogy(weights_RU).sum(dim=-1)
+            for name, values_R in (("entropy", entropy_R), ("gradient", softmax_gradient(weights_RU))):
                 q1, median, q3 = np.quantile(values_R.numpy(), (0.25, 0.5, 0.75))
                 row |= {name: median, f"{name}_q1": q1, f"{name}_q3": q3, f"{name}_mean": float(values_R.mean())}
             rows.append(row)

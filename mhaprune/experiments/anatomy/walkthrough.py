@@ -113,11 +113,10 @@ def largest_difference(call: LayerCall) -> float:
     return float((others - output).abs().max())
 
 
-def steps_table(name: str, steps: Sequence[Step]) -> pd.DataFrame:
-    """Return one row per step of the named call: its shape in symbols and in numbers."""
+def steps_table(steps: Sequence[Step]) -> pd.DataFrame:
+    """Return one row per step of a call: its shape in symbols and in numbers."""
     return pd.DataFrame(
         {
-            "call": name,
             "step": range(1, len(steps) + 1),
             "tensor": [step.name for step in steps],
             "formula": [step.formula for step in steps],

@@ -17,31 +17,19 @@ from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, elided, needs, number
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.shared_figures import setting_names
 from mhaprune.statistics.intervals import LEAST_RUNS, prunable, student_interval
-from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, QUALITY, REFERENCE, SETTING, UNINFORMED, Tables, quality_name
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, REFERENCE, SETTING, UNINFORMED, Tables, quality_name
 
 MOST_NAMES = 6
 """Largest number of methods to name in one sentence."""
-MOST_LINES = 6
-"""Largest number of curves in one panel; more cannot be told apart."""
 MOST_COLUMNS = 3
 """Largest number of panels side by side."""
 REGRET = "regret_quality"
-BEST: Any = {"color": "#F0E442", "linewidth": 8, "solid_capstyle": "butt", "zorder": 1.5}
-"""A broad, bright line below the other curves, because they often coincide with it."""
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Yield sentences: the best methods at any cost and at few passes, and the optimism of a single split."""
-    winners, quality = tables["winner"], quality_name(tables)
-    for _, row in winners.drop_duplicates("choice").iterrows():
-        yield from _best(row, quality)
-    row = winners.iloc[0]
-    if not math.isnan(row["leak"]):
-        yield (
-            "Leak: with scoring, choosing and reporting on one split, the best choices by a score would have been"
-            f" reported {100 * abs(row['leak']):.1f} points of {quality} {'higher' if row['leak'] >= 0 else 'lower'}"
-            f" ({number(100 * row['leak_low'], 1)} to {number(100 * row['leak_high'], 1)})."
-        )
+    """Yield sentences: the best methods at any cost and at few passes."""
+    for _, row in tables["winner"].drop_duplicates("choice").iterrows():
+        yield from _best(row, quality_name(tables))
 
 
 def _best(row: pd.Series, quality: str) -> Iterator[str]:
@@ -140,49 +128,6 @@ def limit_words(most_passes: float) -> str:
 
 
 @needs("pruning")
-def method_curves(tables: Tables) -> Plot:
-    """Draw exact match against heads removed: panels of a few scorers each, with the best subset and the control."""
-    pruning, methods = tables["pruning"], tables["methods"]
-    names = list(methods.loc[methods["family"] != UNINFORMED].sort_values("family", kind="stable")["scorer"])
-    size = plots.columns_of(len(names), MOST_LINES)
-    groups = [names[start : start + size] for start in range(0, len(names), size)]
-    oracle = tables["oracle"].query("objective == @QUALITY").sort_values("heads_removed")
-    columns = plots.columns_of(len(groups), 2)
-    figure = Figure(figsize=(7, 4.4) if len(groups) == 1 else (8.4, 0.5 + 3.2 * -(-len(groups) // columns)))
-    label = f"heads removed, of {int(pruning['heads_total'].max())}"
-    grid = plots.panels(figure, len(groups), columns, label, quality_name(tables), sharex=True, sharey=True)
-    for axes, group in zip(grid, groups, strict=True):
-        for _, curves in pruning[pruning["family"] == UNINFORMED].groupby("scorer", sort=False):
-            plots.draw_band(axes, curves)
-        axes.plot(oracle["heads_removed"], oracle[QUALITY], label=best_subset(oracle), **BEST)
-        lines = []
-        for i, name in enumerate(group):
-            curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
-            style: Any = {"elinewidth": 0.8, "linewidth": 1.2, "markersize": 4, **plots.line_style(i)}
-            bars = plots.errors(curve, QUALITY)
-            lines.append(axes.errorbar(curve["heads_removed"], curve[QUALITY], bars, label=elided(name, 24), **style))
-        axes.set(ylim=(-0.03, 1.03))
-        if pruning["heads_removed"].nunique() <= 10:
-            axes.set_xticks(sorted(pruning["heads_removed"].unique()))
-        # above the curves, which may fill every corner
-        place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "alignment": "left", "borderaxespad": 0.2}
-        long = sum(len(name) > 22 for name in group)
-        axes.legend(handles=lines, ncols=1 if long > 1 else 2, columnspacing=1, **place)
-    plots.legend_above(figure, [line for line in grid[0].get_lines() if not str(line.get_label()).startswith("_")])
-    caption = (
-        f"{quality_name(tables).capitalize()} on the report split after the lowest-scored heads were removed, or those"
-        " that a search found; the best choice of heads in yellow, random ones in grey (mean and range), bars are 95 %"
-        " intervals over examples."
-    )
-    return Plot("accuracy", caption, figure)
-
-
-def best_subset(oracle: pd.DataFrame) -> str:
-    """Return the name of the oracle's curve. It is the best subset for certain only if all subsets were tried."""
-    return "best subset" if (oracle["kind"] == "exact").all() else "best subset found"
-
-
-@needs("pruning")
 def regret_map(tables: Tables) -> Plot | None:
     """Draw the loss of each method against the best subset, by budget and on average, with its cost; the best method on
     top."""
@@ -236,12 +181,11 @@ def compare_methods(tables: Tables) -> Plot:
     chosen = methods.groupby("scorer", sort=False)[CHOOSE_QUALITY].mean()
     names = list(chosen.sort_values(ascending=False, kind="stable").index)
     settings = list(methods.groupby(SETTING, sort=False))
-    columns = plots.columns_of(len(settings), MOST_COLUMNS)
-    lines, row_of = -(-len(settings) // columns), range(len(names))
-    figure = Figure(figsize=(7.5 if columns == 1 else 1.5 + 3.5 * columns, 1.2 + lines * (0.3 + 0.3 * len(names))))
+    row_of, alone = range(len(names)), len(settings) == 1
     xlabel = f"mean regret in {quality_name(tables)} (percentage points, lower is better)"
-    xlabel = xlabel if columns == 1 else "mean regret (points)"
-    drawn = plots.panels(figure, len(settings), columns, xlabel, sharex=True)
+    size = (6.0 if alone else 3.5, 0.3 + 0.3 * len(names))
+    xlabel = xlabel if alone else "mean regret (points)"
+    figure, drawn = plots.panelled(len(settings), MOST_COLUMNS, size, (1.5, 1.2), xlabel, sharex=True)
     shown = methods[methods["points"] <= plots.ceiling(methods["points"], methods["family"])]
     ends = [end for _, runs in shown.groupby([SETTING, "scorer"])["points"] for end in student_interval(runs)]
     limits = plots.room_for(pd.concat([shown["points"], pd.Series([0.0])]), ends)

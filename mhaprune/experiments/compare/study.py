@@ -1,49 +1,69 @@
-"""Compare all scores and searches on one model with the best subset of heads."""
+"""Compare all scores and searches on one model with the best subset of heads.
 
-from collections.abc import Mapping, Sequence
+Dimensions: E = examples of the report split.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, nan
+from math import inf
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
-import torch
 
-from mhaprune.experiments.base import Findings, HeadBudgets, Setup
+from mhaprune.experiments.base import Findings, HeadBudgets, Setup, with_proofs
 from mhaprune.experiments.compare import report
-from mhaprune.experiments.compare.regret import Regrets
 from mhaprune.experiments.compare.report import passes
-from mhaprune.measure.outcomes import measure_removed
+from mhaprune.heads import HeadMask
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.oracle import OBJECTIVES, find_best, most_heads_for
 from mhaprune.pruning.plans import COSTS, Choice, Plan, choices
-from mhaprune.pruning.removal import proofs, prune
+from mhaprune.pruning.removal import prune
 from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.shared_figures import compare_curves
 from mhaprune.reporting.training import training_curve
-from mhaprune.schedules.base import Schedule
-from mhaprune.schedules.budgets import Budget, heads_to_remove, removing, with_a_choice
-from mhaprune.scorers.agreement import rank_agreement, spearman, with_reference
-from mhaprune.scorers.base import Scorer
-from mhaprune.scorers.gate_training import TrainedGates
+from mhaprune.schedules.budgets import heads_to_remove, with_a_choice
+from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.settings.ranges import Ge
-from mhaprune.statistics.intervals import CONFIDENCE, difference_interval, holm, prunable, sign_flip_p, with_interval
+from mhaprune.statistics import intervals
 from mhaprune.studies.study import Study
+from mhaprune.subject import Outcome
 from mhaprune.tables import CHOOSE_QUALITY, MOMENTS, QUALITY, REFERENCE, UNINFORMED
 
 
-def contestants(
-    scoring: Scoring, scorers: Mapping[str, Scorer], schedules: Mapping[str, Schedule], budgets: Sequence[Budget]
-) -> dict[str, Choice]:
-    """Return the choices of heads by name; their plans have the same name. The name is the scorer for the first
-    schedule that uses it, and `scorer + schedule` for each later schedule."""
-    found: dict[str, Choice] = {}
-    for how, schedule in track(schedules.items(), "schedule"):
-        for choice in choices(scoring, scorers, schedule, budgets, how):
-            name = f"{choice.scorer} + {how}" if choice.scorer in found else choice.scorer
-            found[name] = choice._replace(plans=[plan._replace(scorer=name) for plan in choice.plans])
-    return found
+class Regrets:
+    """Regret: the loss of a choice of heads against the best choice, example by example. It is computed from the plans
+    of scorers and of the oracle and from the outcomes of both on the report split. The `scorer` of an oracle's plan is
+    its objective: "loss" or "quality"."""
+
+    def __init__(self, plans: Iterable[Plan], best: Iterable[Plan], reported: Mapping[HeadMask, Outcome]) -> None:
+        self.plans, self.reported = list(plans), reported
+        self.best = {(plan.scorer, len(plan.mask.removed)): plan.mask for plan in best}
+
+    def of(self, scorer: str) -> list[Plan]:
+        """Return the plans of a scorer that remove some heads and keep some; otherwise there is no choice."""
+        plans = [plan for plan in self.plans if plan.scorer == scorer]
+        return [plan for plan in plans if 0 < len(plan.mask.removed) < len(plan.mask.grid)]
+
+    def regret(self, plans: Sequence[Plan], name: str) -> np.ndarray:
+        """Return how much worse the plans are than the oracle, (E,), as a mean over the plans; in nats or in share of
+        exact matches."""
+        sign = 1 if name == "loss" else -1
+        pairs = [(plan.mask, self.best[name, len(plan.mask.removed)]) for plan in plans]
+        differences = [self._outcome(mask, name) - self._outcome(best, name) for mask, best in pairs]
+        return sign * np.mean(differences, axis=0)
+
+    def _outcome(self, mask: HeadMask, name: str) -> np.ndarray:
+        values: np.ndarray = getattr(self.reported[mask], name).double().cpu().numpy()
+        return values
+
+    def columns(self, plans: Sequence[Plan]) -> dict[str, float]:
+        """Return `regret_quality` and `regret_loss` with intervals. The best subset has regret 0 for certain."""
+        quality_E, loss_E = self.regret(plans, QUALITY), self.regret(plans, "loss")
+        of_loss = intervals.mean_interval if loss_E.any() else lambda values_E: (0.0, 0.0)
+        columns = intervals.with_interval("regret_quality", quality_E, intervals.difference_interval)
+        return columns | intervals.with_interval("regret_loss", loss_E, of_loss)
 
 
 @dataclass(frozen=True)
@@ -69,31 +89,28 @@ class Compare(HeadBudgets):
     choice at any cost and the best within this limit."""
 
     tables = ("winner", "methods", "heads", "pruning", "oracle", "agreement", "training")
-    figures = (report.method_curves, report.regret_map, head_scores, training_curve)
+    figures = (report.regret_map, head_scores, training_curve)
     figures_over_runs = (report.compare_methods, compare_curves)
-    stages: ClassVar[Stages] = {"score": 300, "best subset": 80, "prune": 15, "score again": 190, "prove": 1}
+    stages: ClassVar[Stages] = {"score": 300, "best subset": 80, "prune": 15, "prove": 1}
     say = staticmethod(report.say)
     say_in_common = staticmethod(report.over_runs)
     headline = staticmethod(report.headline)
     head_map = staticmethod(report.head_map)
 
     def check(self, setup: Setup) -> None:
-        grid, scorers, schedules = setup.grid, setup.scorers, setup.schedules
-        if (examples := len(setup.source.splits.score)) < 4:
-            raise ValueError(f"{setup.source.key}.score={examples}: halves of the split need 4 or more examples")
-        if not using_scores(schedules):
+        if all(schedule.scoring == "none" for schedule in setup.schedules.values()):
             raise ValueError(
-                f"schedule=[{','.join(schedules)}]: must name at least one that uses scores, for example one_shot"
+                f"schedule=[{','.join(setup.schedules)}]: must name at least one that uses scores, for example one_shot"
             )
-        most = min(len(schedule.smallest(grid).removed) for schedule in schedules.values())
-        heads_to_remove(self.budgets, len(grid), most)
-        with_a_choice(self.budgets, len(grid))
-        if all(scorer.family == UNINFORMED for scorer in scorers.values()):
+        super().check(setup)
+        with_a_choice(self.budgets, len(setup.grid))
+        if all(scorer.family == UNINFORMED for scorer in setup.scorers.values()):
             raise ValueError(
-                f"scorer={list(scorers)}: must name at least one scorer beside a control, for example scorer=[ablation]"
+                f"scorer={list(setup.scorers)}: must name at least one scorer beside a control, for example"
+                " scorer=[ablation]"
             )
         try:
-            most_heads_for(self.oracle, len(grid))
+            most_heads_for(self.oracle, len(setup.grid))
         except ValueError as error:
             raise ValueError(f"experiment.{error}") from None
 
@@ -102,116 +119,58 @@ class Compare(HeadBudgets):
         budgets = heads_to_remove(self.budgets, len(subject.grid))
         scoring = Scoring(subject, splits.score, study.seed, study.remember)
         with doing("score", 1):
-            compared = contestants(scoring, study.scorers, study.schedules, removing(budgets, subject.grid))
+            compared = self._contestants(study, scoring)
             heads = heads_table(scoring, study.scorers)
         plans = [plan for choice in compared.values() for plan in choice.plans]
+        masks = [plan.mask for plan in plans]
         with doing("best subset", 1):
             oracle = find_best(
-                subject,
-                splits.choose,
-                budgets,
-                self.oracle,
-                self.beam_width,
-                also=[plan.mask for plan in plans],
-                remember=study.remember,
+                subject, splits.choose, budgets, self.oracle, self.beam_width, masks, remember=study.remember
             )
         kind = "exact" if oracle.exact else "bound"
         best = [Plan(name, 0, kind, oracle.best(k, name), str(k)) for name in OBJECTIVES for k in budgets]
         with doing("prune"):
             pruned = prune(subject, [*plans, *best], splits)
-        pruning, bests = pruned.table[: len(plans)], pruned.table[len(plans) :]
-        oracles = bests.rename(columns={"scorer": "objective", "schedule": "kind"}).drop(columns="draw")
+        pruning, oracles = pruned.table[: len(plans)], pruned.table[len(plans) :].reset_index(drop=True)
+        oracles = oracles.rename(columns={"scorer": "objective", "schedule": "kind"}).drop(columns="draw")
         oracles.insert(2, "masks_evaluated", len(oracle.outcomes))
         regrets = Regrets(plans, best, pruned.reported)
-        each = pd.DataFrame([regrets.columns([plan]) for plan in plans])
-        pruning = pd.concat([pruning.reset_index(drop=True), each], axis=1)
+        pruning = pruning.join(pd.DataFrame([regrets.columns([plan]) for plan in plans]))
         pruning.insert(1, "family", [compared[name].family for name in pruning["scorer"]])
         pruning.insert(2, "settings", [compared[name].settings for name in pruning["scorer"]])
         agreement = rank_agreement(heads)
-        with doing("score again", 2) as step:
-            leak = self._leak(study, plans, pruning)
-            step.advance()
-            reliability = split_half(study)
-        methods = methods_table(compared, regrets, pruning, agreement, reliability)
-        winner = winner_table(methods, regrets, self.few_passes)
-        facts = prunable_columns(heads, self.tolerance_nats) | leak | {"oracle": kind}
-        with doing("prove"):
-            proved = proofs(subject, splits.report)
-        return Findings(
-            {
-                "winner": winner.assign(**facts),
-                "methods": methods,
-                "heads": heads,
-                "pruning": pruning,
-                "oracle": oracles.reset_index(drop=True),
-                "agreement": agreement,
-                **study.training_table,
-            },
-            {"max_difference_masked_removed": pruned.difference, **proved},
-        )
-
-    def _leak(self, study: Study, plans: Sequence[Plan], pruning: pd.DataFrame) -> dict[str, float]:
-        """Return how much higher the reported exact match would be if scoring and choosing used the report split too.
-
-        At each budget the best scorer is chosen twice: on the report split, and on the choose split. The leak is the
-        difference of the two reported numbers, mean over budgets. Scorers that train or draw and searches are left out.
-        """
-        scorers = {
-            name: scorer
-            for name, scorer in study.scorers.items()
-            if not isinstance(scorer, TrainedGates) and scorer.family != UNINFORMED
+        methods = methods_table(compared, regrets, pruning, agreement)
+        winner = winner_table(methods, regrets, self.few_passes).assign(oracle=kind)
+        ablation = heads[heads["scorer"] == REFERENCE]
+        if len(ablation):
+            prunable = intervals.prunable(ablation[MOMENTS].to_numpy().T, self.tolerance_nats)
+            winner = winner.assign(
+                prunable_heads=prunable.sum(), heads_total=len(prunable), prunable_tolerance=self.tolerance_nats
+            )
+        tables = {
+            "winner": winner,
+            "methods": methods,
+            "heads": heads,
+            "pruning": pruning,
+            "oracle": oracles,
+            "agreement": agreement,
+            **study.training_table,
         }
-        if not scorers:
-            return {"leak": nan, "leak_low": nan, "leak_high": nan}
-        subject, reported = study.subject, study.splits.report
-        budgets = with_a_choice(self.budgets, len(subject.grid))
-        unfair = Scoring(subject, reported, study.seed)
-        again = contestants(unfair, scorers, using_scores(study.schedules), removing(budgets, subject.grid))
-        mixed = [plan for choice in again.values() for plan in choice.plans]
-        candidates = best_first(pruning[pruning["scorer"].isin(again)])
-        honest = {k: plans[candidates.index[candidates["heads_removed"] == k][0]].mask for k in budgets}
-        masks = list(dict.fromkeys([*(plan.mask for plan in mixed), *honest.values()]))
-        exact_ME = measure_removed(subject, reported, masks).quality.double().cpu().numpy()
-        exact = dict(zip(masks, exact_ME, strict=True))
-        gains = []
-        for k in budgets:
-            seeming = max((exact[plan.mask] for plan in mixed if len(plan.mask.removed) == k), key=np.mean)
-            gains.append(seeming - exact[honest[k]])
-        return with_interval("leak", np.mean(gains, axis=0), difference_interval)
+        return with_proofs(study, tables, pruned.difference)
 
-
-def using_scores(schedules: Mapping[str, Schedule]) -> dict[str, Schedule]:
-    """Return the schedules that use scores. The others are searches."""
-    return {name: schedule for name, schedule in schedules.items() if schedule.scoring != "none"}
-
-
-def best_first(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort rows by exact match on the choose split. Ties go to the lower loss on that split."""
-    return rows.sort_values([CHOOSE_QUALITY, "choose_loss"], ascending=[False, True], kind="stable")
-
-
-def split_half(study: Study) -> dict[str, float]:
-    """Return Spearman's rank correlation between a scorer's scores on two halves of the score split.
-
-    A scorer that draws at random draws again for the second half. Scorers that read no examples have no reliability.
-    """
-    score = study.splits.score
-    first, second = (
-        Scoring(study.subject, score[torch.arange(i, len(score), 2)], study.seed + i, study.remember) for i in (0, 1)
-    )
-    return {
-        name: spearman(*(scoring(name, scorer).scores.values[0].cpu().numpy() for scoring in (first, second)))
-        for name, scorer in study.scorers.items()
-        if scorer.reads_examples
-    }
+    def _contestants(self, study: Study, scoring: Scoring) -> dict[str, Choice]:
+        """Return the choices of heads by name; their plans have the same name. The name is the scorer for the first
+        schedule that uses it, and `scorer + schedule` for each later schedule."""
+        budgets, found = self.removals(scoring.subject.grid), dict[str, Choice]()
+        for how, schedule in track(study.schedules.items(), "schedule"):
+            for choice in choices(scoring, study.scorers, schedule, budgets, how):
+                name = f"{choice.scorer} + {how}" if choice.scorer in found else choice.scorer
+                found[name] = choice._replace(plans=[plan._replace(scorer=name) for plan in choice.plans])
+        return found
 
 
 def methods_table(
-    compared: Mapping[str, Choice],
-    regrets: Regrets,
-    pruning: pd.DataFrame,
-    agreement: pd.DataFrame,
-    reliability: Mapping[str, float],
+    compared: Mapping[str, Choice], regrets: Regrets, pruning: pd.DataFrame, agreement: pd.DataFrame
 ) -> pd.DataFrame:
     """Return one row per scorer or search: means over draws and over the budgets that remove some heads and keep some.
 
@@ -223,18 +182,10 @@ def methods_table(
         curve = pruning[(pruning["scorer"] == name) & (pruning["draw"] == 0)]
         inner = curve[curve["heads_removed"].between(1, curve["heads_total"] - 1)]
         rows.append(
-            {
-                "scorer": name,
-                "family": choice.family,
-                "settings": choice.settings,
-                "schedule": choice.schedule,
-                CHOOSE_QUALITY: float(inner[CHOOSE_QUALITY].mean()),
-                "choose_loss": float(inner["choose_loss"].mean()),
-                **regrets.columns(regrets.of(name)),
-                "spearman_with_ablation": with_reference(agreement, name),
-                "reliability": reliability.get(name, nan),
-                **choice.cost,
-            }
+            {"scorer": name, "family": choice.family, "settings": choice.settings, "schedule": choice.schedule}
+            | inner[[CHOOSE_QUALITY, "choose_loss"]].mean().to_dict()
+            | regrets.columns(regrets.of(name))
+            | {"spearman_with_ablation": with_reference(agreement, name), **choice.cost}
         )
     return pd.DataFrame(rows)
 
@@ -242,7 +193,8 @@ def methods_table(
 def winner_table(methods: pd.DataFrame, regrets: Regrets, few_passes: float) -> pd.DataFrame:
     """Return the best methods: a row at any cost, and a row at a cost of at most `few_passes`, if possible."""
     informed = methods[methods["family"] != UNINFORMED]
-    within = {limit: best_first(informed[passes(informed) <= limit]) for limit in (inf, few_passes)}
+    order = informed.sort_values([CHOOSE_QUALITY, "choose_loss"], ascending=[False, True], kind="stable")
+    within = {limit: order[passes(order) <= limit] for limit in (inf, few_passes)}
     return pd.DataFrame(
         [{"most_passes": limit, **winner_columns(order, regrets)} for limit, order in within.items() if len(order)]
     )
@@ -256,26 +208,16 @@ def winner_columns(order: pd.DataFrame, regrets: Regrets) -> dict[str, Any]:
     first and the tied methods; its regret and cost are in the same row.
     """
     ours, *others = (regrets.regret(regrets.of(name), QUALITY) for name in order["scorer"])
-    sure = holm(np.array([sign_flip_p(theirs - ours) for theirs in others])) < 1 - CONFIDENCE
-    sides = np.array([(theirs - ours).mean() > 0 for theirs in others], dtype=bool)
-    names = order["scorer"].to_numpy()[1:]
+    p_values = np.array([intervals.sign_flip_p(theirs - ours) for theirs in others])
+    sure = intervals.holm(p_values) < 1 - intervals.CONFIDENCE
+    worse = np.array([(theirs - ours).mean() > 0 for theirs in others], dtype=bool)
+    first, *names = order["scorer"]
+    sides = {"tied": ~sure, "worse": sure & worse, "better": sure & ~worse}
     tied = order[[True, *~sure]]
     choice = tied.loc[passes(tied).idxmin()]
     return {
-        "first": order["scorer"].iloc[0],
-        **{
-            column: ", ".join(names[which])
-            for column, which in (("tied", ~sure), ("worse", sure & sides), ("better", sure & ~sides))
-        },
+        "first": first,
+        **{side: ", ".join(np.array(names, dtype=object)[which]) for side, which in sides.items()},
         "choice": choice["scorer"],
         **{name: choice[name] for name in order if name.startswith("regret_") or name in COSTS},
     }
-
-
-def prunable_columns(heads: pd.DataFrame, tolerance: float) -> dict[str, float]:
-    """Return the number of prunable heads; an empty dict without a score by ablation."""
-    ablation = heads[heads["scorer"] == REFERENCE]
-    if not len(ablation):
-        return {}
-    count = int(prunable(ablation[MOMENTS].to_numpy().T, tolerance).sum())
-    return {"prunable_heads": count, "heads_total": len(ablation), "prunable_tolerance": tolerance}

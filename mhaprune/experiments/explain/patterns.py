@@ -96,7 +96,7 @@ Points = Callable[[View], Tensor]
 """A function that returns the places of a pattern: a boolean tensor that broadcasts to (B, T, U)."""
 
 
-def offset(view: View, by: int) -> Tensor:
+def shifted(view: View, by: int) -> Tensor:
     return view.key_places == view.query_places + by
 
 
@@ -104,69 +104,64 @@ def mirrored(view: View, by: int) -> Tensor:
     return (view.key_places == view.last - view.query_places + by) & (view.key_places <= view.last)
 
 
-def first(view: View) -> Tensor:
-    return view.key_places == view.first
-
-
-def last(view: View) -> Tensor:
-    return view.key_places == view.last
-
-
-def end(view: View) -> Tensor:
-    return (view.keys == EOS)[:, None]
-
-
-def symbol_to_write(view: View) -> Tensor:
-    return (view.keys[:, None] == view.writes[:, :, None]) & (view.keys != EOS)[:, None]
-
-
 def symbol_read(view: View) -> Tensor:
-    return view.keys[:, None] == view.reads[:, :, None]
+    """Return the keys with the symbol at the query. In self-attention they are elsewhere: the query itself is left
+    out."""
+    same_BTU = view.keys[:, None] == view.reads[:, :, None]
+    return same_BTU & ~shifted(view, 0) if view.keys is view.reads else same_BTU
 
 
-def same_symbol_elsewhere(view: View) -> Tensor:
-    return symbol_read(view) & ~offset(view, 0)
+NEAR = ("i−2", "i−1", "i", "i+1", "i+2")
+PLACES: dict[str, Points] = {
+    **{name: partial(shifted, by=by) for by, name in enumerate(NEAR, -2)},
+    **{name: partial(mirrored, by=by) for by, name in enumerate(("n−i−1", "n−i", "n−i+1"), -1)},
+    "first": lambda view: view.key_places == view.first,
+    "last": lambda view: view.key_places == view.last,
+    "end": lambda view: (view.keys == EOS)[:, None],
+    "=read": symbol_read,
+    "=write": lambda view: (view.keys[:, None] == view.writes[:, :, None]) & (view.keys != EOS)[:, None],
+}
+"""The places of each pattern. Positions count from 0, and n is the position of the last symbol. A decoder's query at i
+is about to write symbol i, and has read symbol i − 1."""
 
 
-def _near(*names: str) -> dict[str, tuple[str, Points]]:
-    """Return patterns for the places near the query, named in this order from two before it."""
-    places = zip(("i−2", "i−1", "i", "i+1", "i+2"), range(-2, 3), names, strict=False)
-    return {column: (name, partial(offset, by=by)) for column, by, name in places}
+def near(*names: str) -> dict[str, str]:
+    """Return names in words for the places near the query, from two before it."""
+    return dict(zip(NEAR, names, strict=False))
 
 
-PATTERNS: dict[str, dict[str, tuple[str, Points]]] = {
+PATTERNS: dict[str, dict[str, str]] = {
     Site.ENCODER_SELF: {
-        **_near("two before", "previous symbol", "itself", "next symbol", "two after"),
-        "n−i": ("reverse position", partial(mirrored, by=0)),
-        "first": ("first symbol", first),
-        "last": ("last symbol", last),
-        "end": ("end of sequence", end),
-        "=read": ("same symbol elsewhere", same_symbol_elsewhere),
+        **near("two before", "previous symbol", "itself", "next symbol", "two after"),
+        "n−i": "reverse position",
+        "first": "first symbol",
+        "last": "last symbol",
+        "end": "end of sequence",
+        "=read": "same symbol elsewhere",
     },
     Site.DECODER_SELF: {
-        **_near("last but two", "last but one symbol", "symbol just written"),
-        "first": ("begin of sequence", first),
-        "=read": ("earlier copies", same_symbol_elsewhere),
-        "=write": ("symbol to write", symbol_to_write),
+        **near("last but two", "last but one symbol", "symbol just written"),
+        "first": "begin of sequence",
+        "=read": "earlier copies",
+        "=write": "symbol to write",
     },
     Site.CROSS: {
-        **_near("two before", "position before", "same position", "position after", "two after"),
-        "n−i−1": ("before reverse position", partial(mirrored, by=-1)),
-        "n−i": ("reverse position", partial(mirrored, by=0)),
-        "n−i+1": ("after reverse position", partial(mirrored, by=1)),
-        "first": ("first symbol", first),
-        "last": ("last symbol", last),
-        "end": ("end of sequence", end),
-        "=read": ("symbol just written", symbol_read),
-        "=write": ("symbol to write", symbol_to_write),
+        **near("two before", "position before", "same position", "position after", "two after"),
+        "n−i−1": "before reverse position",
+        "n−i": "reverse position",
+        "n−i+1": "after reverse position",
+        "first": "first symbol",
+        "last": "last symbol",
+        "end": "end of sequence",
+        "=read": "symbol just written",
+        "=write": "symbol to write",
     },
 }
-"""By site: the column of a table, the name in words, and the places. Positions count from 0, and n is the position of
-the last symbol. A decoder's query at i is about to write symbol i, and has read symbol i − 1."""
+"""The patterns of each site of mhaprune's own model, with their names in words."""
 OF_ANY_SITE = {
-    **_near("two before", "previous token", "itself", "next token", "two after"),
-    "first": ("first token", first),
-    "last": ("last token", last),
+    **near("two before", "previous token", "itself", "next token", "two after"),
+    "first": "first token",
+    "last": "last token",
 }
 """The patterns of each site of a pretrained model."""
 
@@ -194,22 +189,25 @@ def observe(subject: Subject, examples: Data) -> Observed:
         for block, seen in subject.attention_maps(batch).items():
             view = View.seen_by(block.site, batch, seen)
             looks[block] = looks.get(block, 0.0) + _looks(seen, view)
-            for name, (_, points) in PATTERNS.get(block.site, OF_ANY_SITE).items():
-                masses[block, name] = masses.get((block, name), 0.0) + _masses(seen, view, points(view))
+            for name in PATTERNS.get(block.site, OF_ANY_SITE):
+                masses[block, name] = masses.get((block, name), 0.0) + _masses(seen, view, PLACES[name](view))
     heads = {block: pd.DataFrame(head_columns(h) for h in subject.grid if h.block == block) for block in looks}
     parts = []
     for (block, name), (mass_H, largest_H, chance_H, queries_H, possible_H) in masses.items():
-        meaning, some_H = PATTERNS.get(block.site, OF_ANY_SITE)[name][0], np.where(queries_H > 0, queries_H, nan)
+        some_H = np.where(queries_H > 0, queries_H, nan)
         shares = {"mass": mass_H / some_H, "largest": largest_H / some_H, "chance": chance_H / some_H}
         counts = {"queries": queries_H.astype(int), "applies": queries_H / possible_H}
+        meaning = PATTERNS.get(block.site, OF_ANY_SITE)[name]
         parts.append(heads[block].assign(pattern=name, meaning=meaning, **shares, **counts))
     patterns = pd.concat(parts, ignore_index=True)
     by_head = dict(list(patterns.groupby(HEAD)))
-    parts = [
-        heads[block].assign(entropy=entropy_H / queries_H, unevenness=uneven_H / queries_H)
-        for block, (entropy_H, uneven_H, queries_H) in looks.items()
-    ]
-    table = pd.concat(parts, ignore_index=True)
+    table = pd.concat(
+        [
+            heads[block].assign(entropy=entropy_H / queries_H, unevenness=uneven_H / queries_H)
+            for block, (entropy_H, uneven_H, queries_H) in looks.items()
+        ],
+        ignore_index=True,
+    )
     names = [
         ("everywhere", "") if uneven <= EVERYWHERE else named_after(by_head[site, layer, head])
         for site, layer, head, uneven in table[[*HEAD, "unevenness"]].itertuples(index=False)

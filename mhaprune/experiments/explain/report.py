@@ -13,14 +13,11 @@ from mhaprune.heads import SITES, HeadId
 from mhaprune.reporting.head_map import REMOVED, Verdict, prunable_alone
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.heat_map import MATTERS, MISSING, frame, heat_map
-from mhaprune.reporting.plots import CONTROL_COLOUR, SIGNS, Plot, correlation, needs, number, wrapped
+from mhaprune.reporting.plots import CONTROL_COLOUR, SIGNS, Plot, needs, number, wrapped
 from mhaprune.reporting.sentences import share
 from mhaprune.tables import HEAD, QUALITY, REFERENCE, Tables, in_brackets, in_unit, named, quality_name
 
 SPREAD = "spreads its attention evenly over all that it may look at"
-ABOVE_CHANCE = 0.15
-"""A pattern names a head if the head pays it at least this share of the attention that is possible beyond chance.
-Chance is large if few keys are allowed: 1 / (i + 1) in row i of a causal block."""
 NAMED = 3
 """Number of the most important heads that get a sentence each."""
 ACROSS = 4
@@ -38,9 +35,12 @@ MOST_ROWS = 72
 """Largest number of heads in one figure; the most important heads are shown."""
 CLEAR = 0.05
 """The smallest difference from a head that looks everywhere equally, as a share, that is written in a cell."""
+ABOVE_CHANCE = 0.15
+"""A pattern names a head if the head pays it at least this share of the attention that is possible beyond chance.
+Chance is large if few keys are allowed: 1 / (i + 1) in row i of a causal block."""
 COLUMNS = ("i−2", "i−1", "i", "i+1", "i+2", "n−i−1", "n−i", "n−i+1", "first", "last", "end", "=read", "=write")
 """The patterns of all sites, in the order of the figure."""
-PLACES = (0.4, 1.2, 2.0, 2.9)
+WORDS_AT = (0.4, 1.2, 2.0, 2.9)
 """Positions of the columns of words, in inches from the map."""
 
 
@@ -69,8 +69,6 @@ def say(tables: Tables) -> Iterator[str]:
             said = _cut(example["said_without_it"] or "nothing", example["example"])
             line += f"; of {example['example']} it makes {said}"
         yield f"{line}."
-    if "gates" in tables:
-        yield from _gates(tables["gates"])
 
 
 def _answers(examples: pd.DataFrame) -> Iterator[str]:
@@ -105,18 +103,6 @@ def _look(head: pd.Series, patterns: pd.DataFrame) -> str:
         f"follows “{head['name']}”: its largest weight is there in {largest} of the rows that have such a place, with"
         f" {mass} of its attention ({chance} by chance)"
     )
-
-
-def _gates(gates: pd.DataFrame) -> Iterator[str]:
-    own = gates.iloc[0]["spearman_with_ablation"]
-    if not isnan(own):
-        yield f"The learned gates rank the heads like ablation at ρ = {correlation(own)} (Spearman)."
-    for again in gates[gates["gates"].str.startswith("retrained")].itertuples():
-        start, ablation = (correlation(getattr(again, f"spearman_with_{name}")) for name in ("start", "ablation"))
-        yield (
-            f"With the whole model {again.gates}, its gates are at ρ = {start} with where they started and at"
-            f" {ablation} with the ablation of its own heads."
-        )
 
 
 def over_runs(tables: Tables) -> Iterator[str]:
@@ -275,8 +261,12 @@ def head_profiles(tables: Tables) -> Plot:
     axes, words = figure.subplots(1, 2, sharey=True, width_ratios=[width, 4.9])
     names: Any = {"rows": [head.label for head in named(looks)], "columns": columns}
     names |= {"vmin": 0, "vmax": max(0.3, float(np.nanmax(shares, initial=0.0)))}
+
+    def points(share: float) -> str:
+        return f"{'+' if share > 0 else ''}{number(100 * share, 0)}"
+
     clear = np.where(np.abs(shares) >= CLEAR, shares, np.nan)
-    heat_map(axes, np.maximum(shares, 0), **names, write=_points, written=clear)
+    heat_map(axes, np.maximum(shares, 0), **names, write=points, written=clear)
     for side in (axes, words):
         side.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False, labelsize=9)
         side.grid(visible=False)
@@ -302,11 +292,6 @@ def head_profiles(tables: Tables) -> Plot:
     return Plot("patterns", caption, figure)
 
 
-def _points(share: float) -> str:
-    """Return a difference of two shares in percentage points with its sign."""
-    return f"{'+' if share > 0 else ''}{number(100 * share, 0)}"
-
-
 def _write_facts(words: Axes, looks: pd.DataFrame, tables: Tables) -> None:
     """Write the columns of words beside the map: bold for heads that matter, grey for heads without a name."""
     scorer = looks["scorer"].iloc[0]
@@ -318,8 +303,8 @@ def _write_facts(words: Axes, looks: pd.DataFrame, tables: Tables) -> None:
         "entropy\n(nats)": [number(value, 2) for value in looks["entropy"]],
         "looks at": list(looks.apply(name_of, axis=1) + places),
     }
-    words.set(xlim=(0, 4.9), xticks=PLACES, xticklabels=list(facts))
-    for (name, cells), place in zip(facts.items(), PLACES, strict=True):
+    words.set(xlim=(0, 4.9), xticks=WORDS_AT, xticklabels=list(facts))
+    for (name, cells), place in zip(facts.items(), WORDS_AT, strict=True):
         for row, (cell, idle) in enumerate(zip(cells, looks["prunable"], strict=True)):
             style: Any = {"fontweight": "normal" if idle else "bold"}
             if cell == NO_PATTERN:

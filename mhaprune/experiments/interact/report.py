@@ -10,9 +10,10 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
 from mhaprune.heads import HeadId, block_label
+from mhaprune.reporting import plots
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.heat_map import EXTRA_COST, heat_map
-from mhaprune.reporting.plots import Plot, errors, legend_above, line_style, needs, panels
+from mhaprune.reporting.plots import Plot, needs
 from mhaprune.tables import HEAD, INTERACTION, LOSS_RISE, OTHER_HEAD, Tables, in_brackets, in_unit, named, quality_name
 
 STAND_IN, TOGETHER, BROKEN, NEITHER = "stand in for each other", "work together", "one breaks the model", "neither"
@@ -105,21 +106,19 @@ def together(tables: Tables) -> Plot:
     """Draw the measured rise of the loss when heads are removed together, and the expected rise: a panel per scorer."""
     table = tables["together"]
     scorers = list(table["scorer"].unique())
-    figure = Figure(figsize=(1.6 + 4.6 * min(2, len(scorers)), 0.6 + 3.3 * -(-len(scorers) // 2)))
-    label = f"heads removed, of {int(table['heads_total'].max())}"
-    rise = f"rise of the loss{in_brackets(tables)}"
-    grid = panels(figure, len(scorers), min(2, len(scorers)), label, rise, sharey=True)
+    labels = f"heads removed, of {int(table['heads_total'].max())}", f"rise of the loss{in_brackets(tables)}"
+    figure, grid = plots.panelled(len(scorers), 2, (4.6, 3.3), (1.6, 0.6), *labels, sharey=True)
     for axes, scorer in zip(grid, scorers, strict=True):
         rows = table[table["scorer"] == scorer].sort_values("heads_removed")
         removed = rows["heads_removed"]
         what = {"expected_alone": "sum of each alone", "expected_pairs": "sum with pairs"}
         for i, (column, name) in enumerate(what.items()):
-            axes.plot(removed, rows[column], linestyle="--", markersize=3.5, label=name, **line_style(i))
-        measured: Any = {"color": "black", "marker": "o", "markersize": 3.5, "elinewidth": 0.8, "label": "measured"}
-        axes.errorbar(removed, rows[LOSS_RISE], errors(rows, LOSS_RISE), **measured)
+            axes.plot(removed, rows[column], linestyle="--", markersize=3.5, label=name, **plots.line_style(i))
+        measured = {"color": "black", "marker": "o", "markersize": 3.5, "label": "measured"}
+        plots.draw_curve(axes, rows, "heads_removed", LOSS_RISE, **measured)
         axes.set_yscale("symlog", linthresh=SMALL)
         axes.set_title(f"in the order of {scorer}")
-    legend_above(figure, grid[0])
+    plots.legend_above(figure, grid[0])
     caption = (
         "The rise of the loss on the report split as heads go together, and what one expects of it: the sum of what"
         " each head costs alone, and that sum with the interactions of all pairs added. Bars are 95 % intervals over"

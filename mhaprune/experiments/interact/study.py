@@ -13,14 +13,14 @@ import pandas as pd
 import torch
 
 from mhaprune.data import Data
-from mhaprune.experiments.base import Experiment, Findings, Setup, the_one
+from mhaprune.experiments.base import Experiment, Findings, Setup, the_one, with_proofs
 from mhaprune.experiments.interact import report
 from mhaprune.experiments.interact.report import BROKEN, NEITHER, STAND_IN, TOGETHER, other_heads
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import BATCH_SIZE, measure_removed
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
-from mhaprune.pruning.removal import EquivalenceCheck, proofs
+from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.schedules.budgets import removing
 from mhaprune.scorers.scoring import Scoring, head_columns
 from mhaprune.settings.ranges import Ge
@@ -55,8 +55,7 @@ class Interact(Experiment):
 
     def check(self, setup: Setup) -> None:
         the_one(setup.schedules)
-        if not setup.scorers:
-            raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
+        setup.check_scorers()
         if len(setup.grid) < 2:
             raise ValueError(f"experiment=interact: the model has {len(setup.grid)} heads, a pair needs 2")
 
@@ -95,8 +94,7 @@ class Interact(Experiment):
         with doing("prove"):
             for plan in track(plans, "removed equals masked", name=plan_words):
                 equivalence.prove(plan.mask)
-            proved = proofs(subject, examples)
-        return Findings(tables, {"max_difference_masked_removed": equivalence.worst} | proved)
+        return with_proofs(study, tables, equivalence.worst)
 
 
 def kinds_of_pairs(pairs: pd.DataFrame, alone: pd.DataFrame) -> list[str]:

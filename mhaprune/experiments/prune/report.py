@@ -1,22 +1,19 @@
-"""The report of `experiment=prune`: how few heads are enough, which heads, and which kinds of examples suffer first."""
+"""The report of `experiment=prune`: how few heads are enough, and which heads."""
 
 from collections.abc import Iterator
-from functools import partial
 from math import nan
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 
 from mhaprune.experiments.can_go import surely_words, what_can_go, what_is_sure
 from mhaprune.heads import SITES, block_label
 from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
-from mhaprune.reporting.heat_map import LOST, heat_map
-from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, needs, number, wrapped
+from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, needs, wrapped
 from mhaprune.reporting.sentences import as_fast, share
 from mhaprune.tables import (
     CHOOSE_QUALITY,
@@ -119,9 +116,8 @@ def recovery_curves(tables: Tables) -> Plot:
     table = tables["recovery"].assign(way=tables["recovery"].apply(_way, axis=1))
     control, own = table[table["control"]], table[~table["control"]]
     names, ways, place = list(own["recovery"].unique()), list(own["way"].unique()), _places(table)
-    columns = plots.columns_of(len(names), 3)
-    figure = Figure(figsize=(1 + 3.6 * columns, 1.0 + 3.0 * -(-len(names) // columns)))
-    grid = plots.panels(figure, len(names), columns, SIZES, quality_name(tables), sharex=True, sharey=True)
+    labels = SIZES, quality_name(tables)
+    figure, grid = plots.panelled(len(names), 3, (3.6, 3.0), (1.0, 1.0), *labels, sharex=True, sharey=True)
     for axes, name in zip(grid, names, strict=True):
         if len(control):
             band = control.groupby("heads_kept")[QUALITY].agg(["min", "mean", "max"]).sort_index()
@@ -133,8 +129,7 @@ def recovery_curves(tables: Tables) -> Plot:
             i = ways.index(way)
             # A shift along x keeps coinciding curves apart.
             x = curve["heads_kept"].map(place) + 0.08 * (i - (len(ways) - 1) / 2)
-            bars = plots.errors(curve, QUALITY)
-            axes.errorbar(x, curve[QUALITY], bars, label=way, capsize=2, elinewidth=1, **plots.line_style(i))
+            plots.draw_curve(axes, curve.assign(x=x), "x", label=way, **plots.line_style(i))
         axes.set(title=wrapped(_title(name), 3.4), ylim=(-0.03, 1.03))
         axes.set_xticks(range(len(place)), list(map(str, place)))
     plots.legend_above(figure, grid[0])
@@ -163,9 +158,8 @@ def survivors(tables: Tables) -> Plot | None:
     if not blocks:
         return None
     sites = list(dict.fromkeys([*SITES, *sorted(site for site, _ in blocks)]))  # mhaprune's sites keep their colours
-    columns = plots.columns_of(len(choices), 4)
-    figure = Figure(figsize=(1.2 + 2.9 * columns, 1.0 + 2.6 * -(-len(choices) // columns)))
-    grid = plots.panels(figure, len(choices), columns, SIZES, "heads in each block", sharex=True, sharey=True)
+    labels = SIZES, "heads in each block"
+    figure, grid = plots.panelled(len(choices), 4, (2.9, 2.6), (1.2, 1.0), *labels, sharex=True, sharey=True)
     for axes, (way, models) in zip(grid, choices.items(), strict=True):
         x, bottom = models.index.map(place), np.zeros(len(models))
         for site, layer in sorted(blocks, key=lambda block: block_order(*block)):
@@ -183,35 +177,6 @@ def survivors(tables: Tables) -> Plot | None:
         " the layer. After Voita et al. 2019, figure 8."
     )
     return Plot("survivors", caption, figure)
-
-
-@needs("groups", "smallest")
-def accuracy_by_group(tables: Tables) -> Plot:
-    """Draw exact match by kind of example and heads kept, a panel per recovery, for the best schedule."""
-    own = tables["smallest"][~tables["smallest"]["control"]]
-    best = fewest_heads(own)
-    groups = tables["groups"]
-    groups = groups[(groups["schedule"] == best["schedule"]) & (groups["scorer"] == best["scorer"])]
-    groups = groups[groups["recovery"].isin(own["recovery"])]
-    names, kinds = list(groups["recovery"].unique()), groups.drop_duplicates("group").set_index("group")["examples"]
-    labels = [f"{kind} (n = {count})" for kind, count in kinds.items()]
-    sizes = sorted(groups["heads_kept"].unique(), reverse=True)
-    columns = plots.columns_of(len(names), 3)
-    width, height = max(0.5 + 0.42 * len(sizes), 2.4), 0.7 + 0.3 * len(kinds)
-    figure = Figure(figsize=(2.2 + width * columns, 1.0 + height * -(-len(names) // columns)))
-    figure.suptitle(f"{quality_name(tables)} in %, by kind of example", fontsize=11)
-    for axes, name in zip(plots.panels(figure, len(names), columns, SIZES), names, strict=True):
-        values = groups[groups["recovery"] == name].pivot_table(index="group", columns="heads_kept", values=QUALITY)
-        values = 100 * values.reindex(index=kinds.index, columns=sizes).to_numpy(float)
-        colours: Any = {"cmap": f"{LOST}_r", "vmin": 0, "vmax": 100}
-        heat_map(axes, values, rows=labels, columns=sizes, write=partial(number, decimals=0), **colours)
-        axes.set_title(wrapped(_title(name), width))
-    caption = (
-        f"{quality_name(tables).capitalize()} in percent on every kind of example of the report split, heads"
-        f" chosen by {_way(best)}: what suffers first, and what each recovery brings back. The"
-        " darker the red, the more is lost; n is how many examples a kind has."
-    )
-    return Plot("groups", caption, figure)
 
 
 def _title(recovery: str) -> str:

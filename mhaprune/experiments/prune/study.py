@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import pandas as pd
 
 from mhaprune.data import Data
-from mhaprune.experiments.base import Findings, Setup, WithinTolerance
+from mhaprune.experiments.base import Findings, Setup, WithinTolerance, with_proofs
 from mhaprune.experiments.can_go import summary_of
 from mhaprune.experiments.prune import report
 from mhaprune.experiments.prune.trials import WAY, Trial, Trials
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.costs import Costs
 from mhaprune.pruning.plans import Plan, choices, plans_of
-from mhaprune.pruning.removal import proofs, time_removed
+from mhaprune.pruning.removal import time_removed
 from mhaprune.recoveries.base import left_digest
 from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.budgets import (
@@ -37,7 +37,7 @@ from mhaprune.tables import BEST_OF_SIZE, CHOOSE_DROP, CHOOSE_QUALITY, NOTHING, 
 
 @dataclass(frozen=True)
 class Prune(WithinTolerance):
-    """Schedules × scorers × recoveries × budgets: tables `smallest`, `recovery`, `groups`, `latency`, `costs`,
+    """Schedules × scorers × recoveries × budgets: tables `smallest`, `recovery`, `latency`, `costs`,
     `recovery_training` and `training`. `models/` has the model of each row of `smallest` that has lost heads, except
     controls.
 
@@ -52,8 +52,8 @@ class Prune(WithinTolerance):
     of the model: `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms` (the time of one greedy decoding)."""
 
     recovers = True
-    tables = ("smallest", "recovery", "groups", "latency", "costs", "recovery_training", "training")
-    figures = (report.recovery_curves, report.survivors, report.accuracy_by_group, training_curve)
+    tables = ("smallest", "recovery", "latency", "costs", "recovery_training", "training")
+    figures = (report.recovery_curves, report.survivors, training_curve)
     stages: ClassVar[Stages] = {"cost": 1, "prune and recover": 450, "controls": 800, "time": 10, "prove": 1}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
@@ -64,12 +64,12 @@ class Prune(WithinTolerance):
         check_budgets(self.budgets)
 
     def check(self, setup: Setup) -> None:
-        grid, scorers, schedules = setup.grid, setup.scorers, setup.schedules
-        if not schedules:
+        grid = setup.grid
+        if not setup.schedules:
             raise ValueError("schedule=[]: must name at least one schedule, for example schedule=[greedy]")
-        for name, schedule in schedules.items():
-            if not scorers and schedule.scoring != "none":
-                raise ValueError(f"scorer=[]: schedule={name} needs at least one scorer, for example scorer=[ablation]")
+        for schedule in setup.schedules.values():
+            if schedule.scoring != "none":
+                setup.check_scorers()
             counts, texts = in_heads(self.budgets, len(grid))
             heads_to_remove(counts, len(grid), len(schedule.smallest(grid).removed))
             if counted_texts := [text for text in texts if unit_of(text) in COUNTED_UNITS]:
@@ -105,21 +105,17 @@ class Prune(WithinTolerance):
         with doing("time"):
             latency = latency_table(subject, found, batch, self.latency_rounds)
         smallest = smallest_table(table, latency, self.tolerance)
-        groups = [trial.by_group(study.groups) for trial in found if study.groups]
         tables = {
             "smallest": smallest,
             "recovery": table,
-            "groups": pd.concat(groups, ignore_index=True) if groups else pd.DataFrame(),
             "latency": latency,
             "costs": costs.table(),
             "recovery_training": pd.concat(trials.histories) if trials.histories else pd.DataFrame(),
             **study.training_table,
         }
-        with doing("prove"):
-            checks = {"max_difference_masked_removed": trials.worst, **proofs(subject, splits.report)}
         saved = [study.saved(f"models/{name}", model, steps) for name, model, steps in _to_save(found, smallest)]
         files = {name: content for files in saved for name, content in files.items()}
-        return Findings({name: frame for name, frame in tables.items() if len(frame)}, checks, files)
+        return with_proofs(study, {name: frame for name, frame in tables.items() if len(frame)}, trials.worst, files)
 
 
 def choose_next(study: Study, scorer: str, name: str, left: Subject, budget: Budget) -> Plan:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from mhaprune.heads import HeadMask
-from mhaprune.measure.columns import accuracy_columns, by_group, choose_columns, size_columns
+from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
 from mhaprune.measure.outcomes import measure
 from mhaprune.progress import track
 from mhaprune.pruning.plans import Plan, plan_columns, plan_words
@@ -15,7 +15,7 @@ from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.recoveries.base import Recovery, RecoveryContext, recover
 from mhaprune.schedules.budgets import Budget
 from mhaprune.storage.cache import Remember
-from mhaprune.subject import Outcome, Subject
+from mhaprune.subject import Subject
 from mhaprune.tables import NOTHING, join_names
 
 WAY = ["schedule", "scorer", "recovery"]
@@ -23,7 +23,7 @@ WAY = ["schedule", "scorer", "recovery"]
 
 
 class Trial(NamedTuple):
-    """A model without the heads of a plan, recovered or not; its row of the table; and its outcome on the report split.
+    """A model without the heads of a plan, recovered or not, and its row of the table.
 
     `plan.mask` is a mask of the dense model. The column `steps` counts training after pruning; for a control trained
     from scratch, all of its training.
@@ -32,12 +32,6 @@ class Trial(NamedTuple):
     plan: Plan
     model: Subject
     columns: dict[str, Any]
-    reported: Outcome
-
-    def by_group(self, groups: Sequence[str]) -> pd.DataFrame:
-        """Return the exact match on each kind of example."""
-        where = {name: self.columns[name] for name in (*WAY, "draw", "heads_kept")}
-        return by_group(self.reported, groups).assign(**where)
 
 
 class Trials:
@@ -120,7 +114,7 @@ class Trials:
         columns |= size_columns(left, splits.report) | {"note": note}
         if control and note:  # if the control failed, the model kept its old weights
             columns |= {name: nan for name, value in columns.items() if isinstance(value, float)}
-        return Trial(plan, left, columns, reported)
+        return Trial(plan, left, columns)
 
 
 def _identity(plan: Plan, recovery: str, draw: int) -> dict[str, Any]:

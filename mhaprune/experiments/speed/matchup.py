@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from math import nan
 from typing import Any, Literal
 
 import pandas as pd
@@ -68,7 +67,8 @@ class Workload:
     def grid(self, grid: HeadGrid) -> HeadGrid:
         """Return the heads of a model that take part in this work."""
         sites = {"encoder": [Site.ENCODER_SELF], "decoder": [Site.DECODER_SELF, Site.CROSS], "both": list(Site)}
-        return only(grid, *sites[self.what])
+        blocks = tuple(block for block in grid.blocks if block.site in sites[self.what])
+        return HeadGrid(blocks, tuple(head for head in grid if head.block in blocks))
 
     def count_flops(self, model: Seq2Seq, batch: Examples) -> int:
         """Return the floating-point operations of one call, as torch counts them: two for each multiply-add of a matrix
@@ -77,12 +77,6 @@ class Workload:
         with torch.no_grad(), eager, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             self.call(model, batch)()
         return counter.get_total_flops()
-
-
-def only(grid: HeadGrid, *sites: Site) -> HeadGrid:
-    """Return the blocks of a grid at these sites, with their heads."""
-    blocks = tuple(block for block in grid.blocks if block.site in sites)
-    return HeadGrid(blocks, tuple(head for head in grid if head.block in blocks))
 
 
 def scaled(shape: Transformer, d_model: int, max_length: int) -> Transformer:
@@ -137,13 +131,12 @@ class Matchup:
     def speed(self, work: Workload, rounds: int) -> pd.DataFrame:
         """Return a row per mask, with the columns of `speed_columns`. Other ratios are also taken round by round:
         `built_ratio` is removed over built, `aa_ratio` dense over itself. `flop_ratio` is the ratio of operations, the
-        ideal speed-up. `peak_mb` is the largest memory of a call on a GPU beside the weights."""
+        ideal speed-up."""
         batch = work.batch(self.vocabulary_size, self.device)
         calls = {name: [work.call(model, batch) for model in models] for name, models in self.models.items()}
         with many_programs() if self.compiled else nullcontext():
             turns = {name: taking_turns(copies) for name, copies in calls.items()}
             times = in_turn(turns, rounds, COPIES, self.device)
-            peaks = {name: peak_bytes(copies[0], self.device) for name, copies in calls.items()}
         flops = [work.count_flops(self.models[_removed(mask)][0], batch) for mask in self.masks]
         rows = []
         for mask, own_flops in zip(self.masks, flops, strict=True):
@@ -158,8 +151,6 @@ class Matchup:
                 **ratio_columns("aa_ratio", times, DENSE, DENSE_AGAIN),
                 "flop_ratio": flops[0] / own_flops,
                 "parameters": self.models[pruned][0].count_parameters(),
-                "peak_mb": peaks[pruned] / 1e6,
-                "built_peak_mb": peaks[built] / 1e6,
             }
             rows.append(self._identity(work) | row)
         return pd.DataFrame(rows)
@@ -217,17 +208,6 @@ def time_parts(
         whole = milliseconds(lambda: run(watched), device)
         rows.append({**spent, REST: whole - spent[ATTENTION] - spent[FEED_FORWARD]})
     return pd.DataFrame(rows[warmup:])
-
-
-def peak_bytes(call: Callable[[], object], device: torch.device) -> float:
-    """Return the most bytes allocated on a GPU during one call, beyond the bytes allocated before it; NaN on a CPU."""
-    if device.type != "cuda":
-        return nan
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    with torch.no_grad():
-        call()
-    return torch.cuda.max_memory_allocated(device) - before
 
 
 def _removed(mask: HeadMask) -> str:

@@ -24,9 +24,8 @@ FRONT: Any = {"color": "black", "linewidth": 1, "marker": "o", "markersize": 10,
 
 def say(tables: Tables) -> Iterator[str]:
     """Yield sentences: the speed-up by removal at several sizes, its limits, and what the trained model can afford."""
-    if "sizes" in tables:
-        yield _at_best(tables["sizes"])
     if "speed" in tables:
+        yield _at_best(at_half(tables["speed"]))
         removed = tables["speed"].query("heads_removed > 0")
         ratios = removed["built_ratio"]
         yield (
@@ -39,19 +38,19 @@ def say(tables: Tables) -> Iterator[str]:
 
 def headline(tables: Tables) -> list[Number]:
     """Return the largest speed-up of fresh models with about half of the heads."""
-    largest = at_half(tables["sizes"])["speedup"].max() if "sizes" in tables else math.nan
+    largest = at_half(tables["speed"])["speedup"].max() if "speed" in tables else math.nan
     return [Number("times as fast with half of the heads", float(largest), 1.0, least=0.0)]
 
 
-def at_half(sizes: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with about half of the heads removed."""
-    off_half = (sizes["model_heads_removed"] / sizes["model_heads"] - 0.5).abs()
-    return sizes[off_half == off_half.min()]
+def at_half(speed: pd.DataFrame) -> pd.DataFrame:
+    """Return the times of whole answers with about half of the heads removed, a row per size."""
+    whole = speed[speed["what"] == ("both" if (speed["what"] == "both").any() else "decoder")]
+    off_half = (whole["model_heads_removed"] / whole["model_heads"] - 0.5).abs()
+    return whole[off_half == off_half.min()]
 
 
-def _at_best(sizes: pd.DataFrame) -> str:
+def _at_best(rows: pd.DataFrame) -> str:
     """Return in words the largest and smallest speed-up with half of the heads, beside dense against itself."""
-    rows = at_half(sizes)
     best, least = rows.loc[rows["speedup"].idxmax()], rows.loc[rows["speedup"].idxmin()]
     line = (
         f"With {int(best['model_heads_removed'])} of {int(best['model_heads'])} heads removed greedy decoding is"
@@ -152,10 +151,8 @@ def accuracy_milliseconds(tables: Tables) -> Plot:
     """Draw exact match against milliseconds of a greedy decoding, with the Pareto front."""
     tradeoff = judged(tables["tradeoff"], tables)
     batches, names = list(tradeoff["batch_size"].unique()), list(tradeoff["scorer"].unique())
-    columns = plots.columns_of(len(batches), 2)
-    figure = Figure(figsize=(0.8 + 4.4 * columns, 0.7 + 3.5 * -(-len(batches) // columns)))
-    names_of_axes = f"milliseconds of {timed_name(tables)}", quality_name(tables)
-    grid = plots.panels(figure, len(batches), columns, *names_of_axes, sharey=True)
+    labels = f"milliseconds of {timed_name(tables)}", quality_name(tables)
+    figure, grid = plots.panelled(len(batches), 2, (4.4, 3.5), (0.8, 0.7), *labels, sharey=True)
     for axes, batch_size in zip(grid, batches, strict=True):
         models = tradeoff[tradeoff["batch_size"] == batch_size]
         for i, name in enumerate(names):

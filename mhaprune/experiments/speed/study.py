@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pandas as pd
 
-from mhaprune.experiments.base import Findings, HeadBudgets, Setup, the_one
+from mhaprune.experiments.base import Findings, HeadBudgets, Setup, the_one, with_proofs
 from mhaprune.experiments.speed import report
 from mhaprune.experiments.speed.matchup import PRECISIONS, Matchup, Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
@@ -17,20 +17,20 @@ from mhaprune.measure.times import device_name
 from mhaprune.model.network import Transformer
 from mhaprune.progress import Stages, doing
 from mhaprune.pruning.plans import choices, plans_of
-from mhaprune.pruning.removal import proofs, prune, time_removed
-from mhaprune.schedules.budgets import heads_to_remove, removing
+from mhaprune.pruning.removal import prune, time_removed
+from mhaprune.schedules.budgets import heads_to_remove
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.settings.ranges import Ge, Sizes, Within
 from mhaprune.studies.study import Study, Trained
 from mhaprune.subject import Subject
-from mhaprune.tables import CHOOSE_QUALITY, DENSE_AGAIN, QUARTILES
+from mhaprune.tables import CHOOSE_QUALITY, DENSE_AGAIN
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Speed(HeadBudgets):
-    """Sizes × shares of the heads: tables `sizes`, `speed`, `parts`, `tradeoff`, `pruning` and `training`.
+    """Sizes × shares of the heads: tables `speed`, `parts`, `tradeoff`, `pruning` and `training`.
 
     Time does not depend on the values of the weights. So each size is timed on fresh models with random weights. They
     have the layers and heads of the run's own model, and its feed-forward in proportion. Four models take turns: a
@@ -58,25 +58,21 @@ class Speed(HeadBudgets):
     compile: bool = False
     """Whether the layers of the fresh models are compiled by torch.compile."""
 
-    tables = ("sizes", "speed", "parts", "tradeoff", "pruning", "training")
+    tables = ("speed", "parts", "tradeoff", "pruning", "training")
     figures = (report.speedup_curves, report.accuracy_milliseconds, report.time_by_part)
     stages: ClassVar[Stages] = {"sizes": 125, "trained model": 23, "prove": 1}
     say = staticmethod(report.say)
     headline = staticmethod(report.headline)
 
     def check(self, setup: Setup) -> None:
-        grid, scorers, schedule = setup.grid, setup.scorers, the_one(setup.schedules)
-        heads_to_remove(self.budgets, len(grid), len(schedule.smallest(grid).removed))
-        if not scorers and schedule.scoring != "none":
-            raise ValueError("scorer=[]: must name at least one scorer, for example scorer=[ablation]")
+        super().check(setup)
+        if the_one(setup.schedules).scoring != "none":
+            setup.check_scorers()
         if setup.recipe is None:
             log.warning("a pretrained model is timed as it is, so experiment.d_models and lengths are left out")
             return
-        # A pruned model has lost heads, but each head keeps its number.
-        self._check_widths(setup.recipe.model, max((head.head + 1 for head in grid), default=1))
-
-    def _check_widths(self, shape: Transformer, num_heads: int) -> None:
-        shared = shape.head_dim is None  # else heads keep their width at every d_model
+        num_heads = setup.recipe.model.num_heads
+        shared = setup.recipe.model.head_dim is None  # else heads keep their width at every d_model
         allowed = f"even and a multiple of {num_heads}, the heads of a block" if shared else "even"
         for d_model in self.d_models:
             if d_model % 2 or (shared and d_model % num_heads):
@@ -93,14 +89,11 @@ class Speed(HeadBudgets):
             "pruning": pruning,
             **study.training_table,
         }
-        with doing("prove"):
-            checks = {"max_difference_masked_removed": difference, **proofs(study.subject, study.splits.report)}
-        return Findings(tables, checks)
+        return with_proofs(study, tables, difference)
 
     def sizes(self, trained: Trained, timed_on: Mapping[str, str]) -> dict[str, pd.DataFrame]:
-        """Return tables `sizes`, `speed` and `parts`, of fresh models."""
+        """Return tables `speed` and `parts`, of fresh models."""
         config, device = trained.network.config, trained.network.device
-        self._check_widths(config, config.num_heads)
         full = HeadGrid.full(config.blocks, config.num_heads)
         masks = [evenly(full, count) for count in heads_to_remove(self.shares, len(full))]
         longest = max(*self.source_lengths, *self.target_lengths)
@@ -118,7 +111,6 @@ class Speed(HeadBudgets):
                             step.advance()
         table = pd.concat(speed, ignore_index=True).assign(**timed_on, compiled=self.compile)
         return {
-            "sizes": half_and_sixth(table),
             "speed": table,
             "parts": pd.concat(parts, ignore_index=True).assign(**timed_on, compiled=False),
         }
@@ -138,8 +130,7 @@ class Speed(HeadBudgets):
         difference of the proof."""
         subject = study.subject
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
-        budgets = removing(heads_to_remove(self.budgets, len(subject.grid)), subject.grid)
-        plans = plans_of(choices(scoring, study.scorers, the_one(study.schedules), budgets))
+        plans = plans_of(choices(scoring, study.scorers, the_one(study.schedules), self.removals(subject.grid)))
         ours: Any = copy.deepcopy(subject)
         cast: Subject = ours.to(PRECISIONS[self.dtype])
         pruning, _, difference = prune(cast, plans, study.splits)
@@ -154,17 +145,6 @@ class Speed(HeadBudgets):
             both[["aa_ratio", "aa_ratio_q1", "aa_ratio_q3"]] = floor[["speedup", "speedup_q1", "speedup_q3"]].tolist()
             parts.append(both.assign(batch_size=batch_size))
         return pruning, pd.concat(parts, ignore_index=True), difference
-
-
-def half_and_sixth(speed: pd.DataFrame) -> pd.DataFrame:
-    """Return the time of a whole answer with about half and about a sixth of the heads kept, at every size."""
-    waited_for = speed[speed["what"] == ("both" if (speed["what"] == "both").any() else "decoder")]
-    shares = waited_for["model_heads_removed"] / waited_for["model_heads"]
-    nearest = {min(shares, key=lambda share: abs(share - wanted)) for wanted in (1 / 2, 5 / 6)}
-    columns = ["what", "timed_d_model", "batch_size", "source_length", "target_length", "model_heads"]
-    columns += ["model_heads_removed", "latency_ms"]
-    columns += [f"{name}{q}" for name in ("speedup", "built_ratio", "aa_ratio") for q in QUARTILES]
-    return waited_for.loc[shares.isin(nearest), [*columns, "flop_ratio", "device", "dtype", "compiled"]]
 
 
 def on_front(cost: pd.Series, quality: pd.Series) -> pd.Series:

@@ -13,13 +13,10 @@ import pytest
 import torch
 
 from mhaprune.data import Examples
-from mhaprune.experiments.anatomy.study import Anatomy, call_of_other_sizes, scaling_table, softmax_gradient
-from mhaprune.experiments.anatomy.walkthrough import walk
+from mhaprune.experiments.anatomy.study import Anatomy, scaling_table, softmax_gradient
 from mhaprune.experiments.base import figures_of
 from mhaprune.heads import HeadId, Site
 from mhaprune.measure.outcomes import ProofFailed
-from mhaprune.model.network import Transformer
-from mhaprune.model.transformer import Seq2Seq
 from mhaprune.runs.run import Run, build
 from support.composing import compose
 from support.sizes import TINY, chosen, small
@@ -43,7 +40,7 @@ def test_the_call_that_is_followed_is_that_of_the_head(run: Run, head: str) -> N
     answer = model.decode_greedily(source, model.config.max_length, stop=True)
     batch = Examples(source, answer[:, answer[0] != 0])
     values = tables["values"].set_index("step")
-    steps = tables["tensors"].iloc[:18].set_index("tensor")["step"]
+    steps = tables["tensors"].set_index("tensor")["step"]
     lengths = {"T": batch.source if name.site == Site.ENCODER_SELF else batch.target}
     queries = lengths["T"].shape[1]
     keys = (batch.target if name.site == Site.DECODER_SELF else batch.source).shape[1]
@@ -73,14 +70,6 @@ def test_what_is_compared_has_one_scale(run: Run) -> None:
     assert all(low == -high for low, high in scales.values()), "else a colour has no sign"
     assert scales["10. scores"] == scales["11. scaled scores"] == scales["12. masked scores"]
     assert scales["14. head outputs"] == scales["16. gated outputs"] != scales["10. scores"]
-
-
-def test_the_call_of_other_sizes_has_the_heads_of_the_model() -> None:
-    """Also five heads of two columns each, where five does not divide the width."""
-    config = Transformer(d_model=12, num_heads=5, head_dim=2, num_encoder_layers=1, num_decoder_layers=1)
-    call = call_of_other_sizes(Seq2Seq(config, 8))
-    assert (call.layer.num_heads, call.layer.head_dim) == (5, 2)
-    assert walk(call)[-1].value.shape == (2, 4, 12)
 
 
 def test_the_gradient_is_the_norm_of_the_jacobian() -> None:

@@ -116,7 +116,7 @@ def test_the_worked_example_of_the_textbooks() -> None:
 
 def test_the_table_gives_every_shape_in_symbols_and_numbers(calls: dict[str, LayerCall]) -> None:
     call = calls["sizes of its own"]
-    table = steps_table("own", walk(call)).set_index("tensor")
+    table = steps_table(walk(call)).set_index("tensor")
     sizes = {"B": 2, "T": 4, "U": 6, "H": 4, "K": 2, "D": 8, "H·K": 8, "qdim": 5, "kdim": 7, "vdim": 3, "1": 1}
     for _, row in table.iterrows():
         assert row["shape"] == " × ".join(str(sizes[axis]) for axis in row["axes"].split(" × "))

@@ -12,31 +12,22 @@ from scipy import stats
 
 from mhaprune.data import Splits
 from mhaprune.experiments.compare import report
-from mhaprune.experiments.compare.regret import Regrets
-from mhaprune.experiments.compare.study import Compare, winner_table
+from mhaprune.experiments.compare.study import Compare, Regrets, winner_table
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
-from mhaprune.measure.outcomes import measure
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.progress import under_way
 from mhaprune.pruning.plans import Plan
 from mhaprune.runs.run import build
-from mhaprune.schedules.budgets import removing
-from mhaprune.schedules.one_shot import OneShot
 from mhaprune.scorers.ablation import Ablation
-from mhaprune.scorers.fisher import Fisher
-from mhaprune.scorers.gate import Gate
-from mhaprune.scorers.subset import Subset
-from mhaprune.scorers.taylor import Taylor
 from mhaprune.statistics.intervals import prunable, student_interval
 from mhaprune.storage.store import RunFolder
 from mhaprune.subject import AnswerOutcome
 from support.composing import compose
-from support.models import judged
 from support.sizes import LEARNT
 
 
 def overrides(cache: Path) -> list[str]:
-    """Trained for longer than the learnt model of other tests: scores that agree too well leave no leak to measure."""
+    """Trained for longer than the learnt model of other tests, whose scores agree too well."""
     longer = ["training.steps=300", "training.learning_rate=0.01"]
     scorers = ["scorer=[gate,ablation,taylor,fisher,subset,random]", "scorer.subset.steps=5"]
     return ["experiment=compare", *LEARNT, *longer, *scorers, f"cache={cache}", "experiment.budgets=[1,2,3,4,5,6]"]
@@ -95,41 +86,6 @@ def test_methods_are_means_over_the_budgets_that_leave_a_choice(tables: Mapping[
     scores = tables["heads"].pivot_table(index=["site", "layer", "head"], columns="scorer", values="score")
     rho = stats.spearmanr(scores["gate"], scores["ablation"]).statistic
     assert methods.loc["gate", "spearman_with_ablation"] == pytest.approx(rho)
-
-
-def test_reliability_is_between_halves_that_share_nothing(
-    tables: Mapping[str, pd.DataFrame], studied: tuple[Seq2Seq, Splits]
-) -> None:
-    model, splits = studied
-    reliability = tables["methods"].set_index("scorer")["reliability"]
-    assert reliability.isna().to_dict() == {
-        "ablation": False, "taylor": False, "fisher": False, "subset": False, "gate": True, "random": True,
-        "greedy": True, "swap_after_greedy": True, "rearrangement": True,
-    }  # fmt: skip
-    for name, scorer in (("ablation", Ablation()), ("taylor", Taylor()), ("subset", Subset(keep=3, steps=5))):
-        halves = [scorer(model, splits.score[torch.arange(seed, 60, 2)], seed).values[0].tolist() for seed in (0, 1)]
-        assert reliability[name] == pytest.approx(stats.spearmanr(*halves).statistic), name
-
-
-def test_the_leak_is_what_one_split_for_all_would_have_reported_more(
-    tables: Mapping[str, pd.DataFrame], studied: tuple[Seq2Seq, Splits]
-) -> None:
-    model, splits = studied
-    pruning = tables["pruning"][tables["pruning"]["scorer"].isin(["gate", "ablation", "taylor", "fisher"])]
-    gains = []
-    for budget in range(1, 6):
-        seeming = []
-        for scorer in (Gate(), Ablation(), Taylor(), Fisher()):
-            values = scorer(model, splits.report, 0).values[0]
-            (mask,) = OneShot()(judged(model, values), removing([budget], model.grid))
-            seeming.append(float(measure(model.without(mask), splits.report).quality.mean()))
-        mine = pruning[pruning["heads_removed"] == budget]
-        honest = mine.sort_values(["choose_quality", "choose_loss"], ascending=[False, True], kind="stable")
-        gains.append(max(seeming) - honest["quality"].iloc[0])
-    winner = tables["winner"].iloc[0]
-    assert winner["leak"] == pytest.approx(np.mean(gains), abs=1e-6)
-    assert winner["leak"] != 0, "the fixture must tell right from wrong"
-    assert winner["leak_low"] <= winner["leak"] <= winner["leak_high"]
 
 
 def test_the_winner_is_chosen_on_the_choose_split(tables: Mapping[str, pd.DataFrame]) -> None:
@@ -247,14 +203,14 @@ def test_what_is_said(snapshot: Any) -> None:
     few = {
         "first": "fisher", "tied": "", "worse": "taylor", "better": "", "choice": "fisher", "most_passes": 30.0,
         "forward_passes": 1, "backward_passes": 1, "seconds": 0.31, "regret_quality": 0.004,
-        "regret_quality_low": -0.001, "regret_quality_high": 0.009, "leak": 0.004, "leak_low": -0.001,
-        "leak_high": 0.008, "prunable_heads": 3, "heads_total": 6, "prunable_tolerance": 0.01, "oracle": "exact",
+        "regret_quality_low": -0.001, "regret_quality_high": 0.009, "prunable_heads": 3, "heads_total": 6,
+        "prunable_tolerance": 0.01, "oracle": "exact",
     }  # fmt: skip
     any_cost = few | {
         "first": "swap", "tied": "greedy, all", "worse": ", ".join(f"s{i}" for i in range(9)), "choice": "greedy",
         "most_passes": np.inf, "forward_passes": 300, "backward_passes": 0, "regret_quality": 0.001, "oracle": "bound",
     }  # fmt: skip
-    better = few | {"worse": float("nan"), "better": "taylor", "leak": -0.004, "backward_passes": 0}
+    better = few | {"worse": float("nan"), "better": "taylor", "backward_passes": 0}
     runs = pd.DataFrame(
         {"task": task, "label": f"{task} {seed}", "scorer": scorer, "family": "control" if scorer == "random" else "x"}
         | {"choose_quality": chosen, "regret_quality": regret + 0.001 * seed}
@@ -299,8 +255,7 @@ def test_a_scorer_with_a_second_schedule_goes_by_both_names(folder: Path, monkey
     scorers = ["scorer=[ablation,random]", "scorer.random.draws=2", "schedule=[one_shot,iterative,swap]"]
     kept = [override for override in overrides(folder.parent / "cache") if not override.startswith("scorer")]
     tables = build(compose(*kept, *scorers)).results().found
-    stages = {steps[1][0]: steps[1][1] for steps in seen}
-    assert stages == {"score": 1, "score again": 2}
+    assert {steps[1][0]: steps[1][1] for steps in seen} == {"score": 1}
     assert seen[0][2:4] == [("schedule", 3, None), ("one_shot", 2, "ablation")]
     methods = tables["methods"].set_index("scorer")
     assert methods.index.tolist() == [

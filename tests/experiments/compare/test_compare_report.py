@@ -29,36 +29,6 @@ def test_no_word_of_a_figure_is_clipped_or_covered(case: str) -> None:
         assert plot.caption.endswith(".")
 
 
-@pytest.mark.parametrize("case", ["all", "three", "small"])
-def test_every_scorer_has_its_curve_in_one_panel_between_the_best_subset_and_the_control(case: str) -> None:
-    tables = method_tables(*CASES[case])
-    figure = drawn(tables)["accuracy"].figure
-    oracle = tables["oracle"].query("objective == 'quality'")
-    control = tables["pruning"].query("scorer == 'random'").groupby("heads_removed")["quality"].mean()
-    found = []
-    for axes in figure.axes:
-        curves = {line.get_label(): line.get_ydata() for line in axes.get_lines() if line.get_label()[0] != "_"}
-        np.testing.assert_array_equal(curves.pop("best subset found"), oracle["quality"])
-        np.testing.assert_allclose(curves.pop("random (10 draws)"), control)
-        assert curves == {}
-        legend = axes.get_legend()
-        assert legend is not None
-        names = [text.get_text() for text in legend.get_texts()]
-        assert 1 <= len(names) <= 6
-        for name, container in zip(names, axes.containers, strict=True):
-            own = tables["pruning"].set_index("scorer").loc[name, "quality"]
-            np.testing.assert_array_equal(container.lines[0].get_ydata(), own)
-        found += names
-    assert sorted(found) == sorted(set(tables["methods"]["scorer"]) - {"random"})
-
-
-def test_the_best_subset_is_called_so_only_where_all_were_tried() -> None:
-    tables = method_tables(("gate", "random"))
-    for kind, label in (("bound", "best subset found"), ("exact", "best subset")):
-        tables["oracle"]["kind"] = kind
-        assert label in [text.get_text() for text in drawn(tables)["accuracy"].figure.legends[0].get_texts()]
-
-
 def cells(axes: Axes) -> np.ndarray:
     shown = np.full(axes.images[0].get_size(), "", dtype=object)
     for text in axes.texts:

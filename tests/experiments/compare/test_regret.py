@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mhaprune.experiments.compare.regret import Regrets
+from mhaprune.experiments.compare.study import Regrets
 from mhaprune.heads import Block, HeadGrid, HeadMask, Site
 from mhaprune.pruning.plans import Plan
 from mhaprune.statistics.intervals import difference_interval, mean_interval

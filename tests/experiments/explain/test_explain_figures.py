@@ -83,15 +83,12 @@ def test_what_is_said(snapshot: Any) -> None:
     found["wrong"] = pd.DataFrame([dict(zip(HEAD, HEADS[0], strict=True)) | {"example": "3 1 -> 1 3"}]).assign(
         said_without_it="e" * 64
     )
-    gates = [("trained", np.nan, 0.95), ("retrained, init=rand", 0.5, 0.996), ("retrained, init=rand", 0.5, np.nan)]
-    columns = ["gates", "spearman_with_start", "spearman_with_ablation"]
     wrong, endless = right.assign(right_answer="9 9"), right.assign(answer=" ".join("0" * 64), ended=False, symbols=12)
     text = {name: frame for name, frame in found.items() if name != "wrong"}
     runs = [found["looks"].assign(label=label, task="sort") for label in ("one", "other")]
     runs[1]["name"] = runs[1]["name"].where(runs[1]["rank"] > 1, "")
     cases = {
         "an example of the task": found,
-        "learned gates, and those of a second training": found | {"gates": pd.DataFrame(gates, columns=columns)},
         "a wrong answer": found | {"examples": wrong},
         "an answer without an end, to a source that is too long": found | {"examples": endless},
         "no answer is known": found | {"examples": right.assign(right_answer=None)},

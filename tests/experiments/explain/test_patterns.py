@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mhaprune.data import Examples
-from mhaprune.experiments.explain.patterns import PATTERNS, View, named_after, observe
+from mhaprune.experiments.explain.patterns import PATTERNS, PLACES, View, named_after, observe
 from mhaprune.heads import Block, HeadGrid, Site
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.scorers.entropy import Entropy
@@ -28,8 +28,8 @@ class Staring:
         maps = {}
         for block in self.grid.blocks:
             view, weights = View.of(block.site, batch), []
-            for _, points in [*PATTERNS[block.site].values()]:
-                weights.append(_evenly_on(points(view) & view.allowed, view.allowed))
+            for pattern in PATTERNS[block.site]:
+                weights.append(_evenly_on(PLACES[pattern](view) & view.allowed, view.allowed))
             weights += [_evenly_on(view.allowed, view.allowed)] * (len(self.grid) // 3 - len(weights))
             valid = view.reads != 0
             maps[block] = AttentionMap(torch.stack(weights, dim=1), valid, view.keys != 0)
@@ -89,7 +89,7 @@ def test_patterns_point_to_what_a_person_would_point_to(site: Site, pattern: str
     """In a batch with a longer example, so that there is padding."""
     batch = TASK.encode([(["3", "1", "3"], ["3", "1", "3"]), (["0", "1", "2", "3", "4"], ["4", "3", "2", "1", "0"])])
     view = View.of(site, batch)
-    there = PATTERNS[site][pattern][1](view) & view.allowed
+    there = PLACES[pattern](view) & view.allowed
     assert {(query, key) for query, key in there[0].nonzero().tolist()} == BY_HAND[site][pattern]
 
 
@@ -128,7 +128,7 @@ def test_a_head_that_stares_at_a_pattern_gives_it_all(
     # On `reverse` the symbol to write stands at the reverse position and the one just written after it: the narrower
     # pattern is meant.
     if mine.loc[pattern, "applies"] >= 0.5 and (site, pattern) not in ((Site.CROSS, "=write"), (Site.CROSS, "=read")):
-        assert name == PATTERNS[site][pattern][0]
+        assert name == PATTERNS[site][pattern]
 
 
 def test_a_head_that_looks_everywhere_gets_chance_and_says_so(staring: tuple[pd.DataFrame, pd.DataFrame]) -> None:

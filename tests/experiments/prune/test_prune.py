@@ -287,16 +287,6 @@ def test_ten_comes_after_nine() -> None:
     assert list(by_group(outcome, ["10 symbols", "9 symbols", "10 symbols"])["group"]) == ["9 symbols", "10 symbols"]
 
 
-def test_groups_are_parts_of_the_whole(tables: Mapping[str, pd.DataFrame]) -> None:
-    groups, table = tables["groups"], tables["recovery"]
-    assert set(groups["group"]) == {"2 symbols", "3 symbols", "4 symbols"}
-    assert len(groups) == 3 * len(table)
-    way = ["schedule", "recovery", "draw", "heads_kept"]
-    for key, mine in groups.groupby(way):
-        row = one(table, **dict(zip(way, key, strict=True)))
-        assert np.average(mine["quality"], weights=mine["examples"]) == pytest.approx(row["quality"])
-
-
 def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_tables(
     cache: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

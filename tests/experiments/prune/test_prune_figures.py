@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from mhaprune.experiments.base import figures_of
-from mhaprune.experiments.prune.report import accuracy_by_group, recovery_curves, survivors
+from mhaprune.experiments.prune.report import recovery_curves, survivors
 from mhaprune.experiments.prune.study import Prune
 from mhaprune.tables import Tables
 from support.legible import check_legible
@@ -51,8 +51,7 @@ def tables() -> Tables:
         )
     )
     smallest = smallest.assign(control_quality=0.85, control_least=0.8, control_most=0.9, control_draws=2)
-    groups = pd.concat([table.assign(group=f"{n} symbols", examples=7, quality=n / 20) for n in (2, 10)])
-    return {"recovery": table, "smallest": smallest, "groups": groups}
+    return {"recovery": table, "smallest": smallest}
 
 
 def titles(figure: Figure) -> list[str]:
@@ -96,20 +95,6 @@ def test_survivors_are_counted_block_by_block_and_equal_choices_shown_once(table
         "encoder self 0",
         "decoder self 0",
         "cross 0",
-    ]
-
-
-def test_groups_are_those_of_the_best_schedule(tables: Tables) -> None:
-    better = tables["smallest"].copy()
-    better.loc[better["schedule"] == "one_shot", "heads_kept"] = 3
-    plot = accuracy_by_group({**tables, "smallest": better})
-    assert plot is not None
-    assert "one_shot with ablation" in plot.caption
-    assert titles(plot.figure) == ["no recovery", "tune", "between"]
-    np.testing.assert_allclose(plot.figure.axes[0].images[0].get_array(), [[10, 10, 10], [50, 50, 50]])
-    assert [label.get_text() for label in plot.figure.axes[0].get_yticklabels()] == [
-        "2 symbols (n = 7)",
-        "10 symbols (n = 7)",
     ]
 
 

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from mhaprune.experiments.base import figures_of
-from mhaprune.experiments.speed.study import Speed, half_and_sixth, on_front
+from mhaprune.experiments.speed.report import at_half
+from mhaprune.experiments.speed.study import Speed, on_front
 from mhaprune.model.network import Transformer
 from mhaprune.runs.run import build
 from support.composing import compose, tables_in
@@ -64,19 +65,13 @@ def test_numbers_that_belong_together_agree(tables: Frames) -> None:
         assert mine["flop_ratio"].iloc[0] == 1
         assert mine["flop_ratio"].is_monotonic_increasing
         assert (mine["parameters"].diff().dropna() < 0).all() or mine["what"].iloc[0] == "decoder"
-    # What was removed holds as much memory as what was built without it.
-    assert speed[["peak_mb", "built_peak_mb"]].isna().all(axis=None), "memory is measured on a GPU only"
 
 
-def test_in_short_there_is_what_half_and_a_sixth_bring_at_every_size(tables: Frames) -> None:
-    sizes, speed = tables["sizes"], tables["speed"]
-    assert set(sizes["what"]) == {"both"}
-    assert sizes["model_heads_removed"].tolist() == [3, 5] * 4
-    rows = speed[(speed["what"] == "both") & speed["model_heads_removed"].isin([3, 5])]
-    for name in ("timed_d_model", "batch_size", "speedup", "built_ratio_q1", "aa_ratio_q3"):
-        np.testing.assert_array_equal(sizes[name], rows[name])
-    alone = speed[speed["what"] == "decoder"]
-    assert half_and_sixth(alone)["model_heads_removed"].tolist() == [3, 5] * 4
+def test_in_short_there_is_what_half_of_the_heads_bring_at_every_size(tables: Frames) -> None:
+    speed = tables["speed"]
+    for found, what in ((at_half(speed), "both"), (at_half(speed[speed["what"] == "decoder"]), "decoder")):
+        assert (set(found["what"]), found["model_heads_removed"].tolist()) == ({what}, [3] * 4)
+    assert Speed.headline(tables)[0].value == at_half(speed)["speedup"].max()
 
 
 def test_parts_add_up(tables: Frames) -> None:
@@ -144,7 +139,7 @@ def made_up() -> dict[str, pd.DataFrame]:
     ]
     speed = pd.DataFrame(rows).assign(latency_ms=1.0, device="cpu (x)", dtype="float32", compiled=False)
     others = {"parts": pd.DataFrame(parts), "tradeoff": pd.DataFrame(tradeoff)}
-    return {"sizes": half_and_sixth(speed), "speed": speed, **others}
+    return {"speed": speed, **others}
 
 
 OFF = {"q1": -0.02, "q3": 0.03}
