@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 
-from mhaprune.data import PAD, Examples, Splits
+from mhaprune.data import Examples, Splits
 from mhaprune.measure.columns import accuracy_columns, choose_columns
 from mhaprune.measure.outcomes import greedy_disagreements, mean_outputs, measure
-from mhaprune.model.training import Training
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval
-from mhaprune.studies.trained import nothing_learnt
 from mhaprune.wrapping.losses import LossAndQuality
 
 
@@ -64,20 +60,6 @@ def test_mean_outputs_leave_padding_out(model: Seq2Seq, splits: Splits) -> None:
         sums += torch.cat([context[0].sum(1) for context in contexts])
         tokens += torch.cat([torch.full((context.shape[1], 1), context.shape[2]) for context in contexts])
     torch.testing.assert_close(means, sums / tokens)
-
-
-def test_a_training_that_taught_nothing_is_named(splits: Splits) -> None:
-    """A model that knows how often each symbol is, and nothing else, has a loss of their entropy."""
-    history = pd.DataFrame({"valid_loss": [3.0, 0.0], "valid_quality": [0.1, 0.0]})
-    tokens = splits.valid.target[splits.valid.target != PAD].tolist()
-    entropy = -sum(math.log(tokens.count(token) / len(tokens)) for token in tokens) / len(tokens)
-    for loss, named in ((entropy - 1e-6, False), (entropy + 1e-6, True), (math.inf, True)):
-        history.loc[1, "valid_loss"] = loss
-        line = nothing_learnt(Training(learning_rate=5.0, weight_decay=0.1), history, splits.valid)
-        assert (line is not None) == named
-    assert line is not None
-    assert line.startswith("training.learning_rate=5.0, steps=600: nothing was learnt.")
-    assert "exact match reached 0.100" in line
 
 
 IntervalOf = Callable[[np.ndarray], tuple[float, float]]

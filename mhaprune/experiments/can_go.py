@@ -10,24 +10,18 @@ from mhaprune.reporting.headline import Number, share_number
 from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, ENDS, NOTHING, QUALITY, QUARTILES, SURE, Tables, quality_name
 
 
-def within_tolerance(curve: pd.DataFrame, dense: pd.Series, tolerance: float) -> tuple[pd.Series, float]:
-    """Return the row of `curve` with the most heads removed that loses at most `tolerance` of exact match, or else the
-    dense row; and the number of heads that can be removed at 95 % confidence.
+def summary_of(curve: pd.DataFrame, dense: pd.Series, tolerance: float, *more: str) -> dict[str, Any]:
+    """Return a row of a summary: the model of `curve` with the most heads removed that loses at most `tolerance` of
+    exact match, or else the dense model; its quality and speed-up, and the columns `more`.
 
-    The row is chosen by the observed loss, the number by `surely`. `curve` has one model per row.
+    The model is chosen by the observed loss, the number of heads at 95 % confidence by `surely`. `curve` has one model
+    per row.
     """
     within = curve[curve[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - tolerance]
-    best = (within if len(within) else dense.to_frame().T).sort_values("heads_removed", ascending=False, kind="stable")
-    return best.iloc[0], surely(curve, tolerance)
-
-
-def summary_of(curve: pd.DataFrame, dense: pd.Series, tolerance: float, *more: str) -> dict[str, Any]:
-    """Return a row of a summary: the model with the most heads removed within the tolerance, its quality and speed-up,
-    and the columns `more` of `curve`."""
-    best, sure = within_tolerance(curve, dense, tolerance)
+    order = (within if len(within) else dense.to_frame().T).sort_values("heads_removed", ascending=False, kind="stable")
     ends = [f"{name}{end}" for name in (CHOOSE_DROP, QUALITY) for end in ENDS] + [f"speedup{q}" for q in QUARTILES]
-    columns = best[["heads_total", "heads_removed", "removed", CHOOSE_QUALITY, *ends, *more]]
-    return {"tolerance": tolerance, **columns, SURE: sure, "dense_quality": dense[QUALITY]}
+    columns = order.iloc[0][["heads_total", "heads_removed", "removed", CHOOSE_QUALITY, *ends, *more]]
+    return {"tolerance": tolerance, **columns, SURE: surely(curve, tolerance), "dense_quality": dense[QUALITY]}
 
 
 def surely(curve: pd.DataFrame, tolerance: float) -> float:
@@ -54,31 +48,42 @@ def surely_words(row: Mapping[str, Any] | pd.Series, kept: bool = False) -> str:
     return f" ({int(row['heads_total'] - sure) if kept else int(sure) or 'none'} surely)"
 
 
-def what_can_go(row: pd.Series, recovery: str, tables: Tables) -> list[Number]:
-    """Return the first numbers of a summary's row: heads that can be removed after a recovery, quality, speed-up."""
-    total, after = float(row["heads_total"]), "" if recovery == NOTHING else recovery
-    return [
-        Number("heads that can go", float(row["heads_removed"]), total, after, 0.0, total),
-        share_number(quality_name(tables), row[QUALITY], row["dense_quality"], after),
-        Number("times as fast", float(row["speedup"]), 1.0, after, 0.0),
-    ]
+def most_removed(summary: pd.DataFrame) -> pd.Series:
+    """Return the row with the most heads removed. Ties go to the best on the choose split."""
+    return summary.sort_values(["heads_removed", CHOOSE_QUALITY], ascending=False, kind="stable").iloc[0]
 
 
-def what_is_sure(tolerance: float, quality: str = "exact match") -> str:
-    """Return the sentence that explains the number of heads that can be removed at 95 % confidence."""
-    return (
-        f"Surely means that the 95 % interval of the {quality} lost on the choose split ends within"
-        f" {tolerance:g}, for that number of removed heads and for every smaller one."
-    )
+def headline(summary: pd.DataFrame, tables: Tables) -> list[Number]:
+    """Return the first numbers of a summary for each recovery: heads that can be removed, quality and speed-up."""
+    numbers: list[Number] = []
+    for recovery, rows in summary.groupby("recovery", sort=False):
+        row, after = most_removed(rows), "" if recovery == NOTHING else str(recovery)
+        total = float(row["heads_total"])
+        numbers += [
+            Number("heads that can go", float(row["heads_removed"]), total, after, 0.0, total),
+            share_number(quality_name(tables), row[QUALITY], row["dense_quality"], after),
+            Number("times as fast", float(row["speedup"]), 1.0, after, 0.0),
+        ]
+    return numbers
 
 
-def if_too_few(tables: Tables, tolerance: float) -> Iterator[str]:
-    """Yield a sentence if the choose split is too small to show any removal as safe. In that case the interval of the
-    dense model against itself is already wider than the tolerance."""
-    whole = tables.get("pruning", pd.DataFrame(columns=["heads_removed", f"{CHOOSE_DROP}_high"]))
-    widest = whole.loc[whole["heads_removed"] == 0, f"{CHOOSE_DROP}_high"].min()
-    if widest > tolerance:
+def caveats(tables: Tables, sure: bool, tolerance: float, recovered: str) -> Iterator[str]:
+    """Yield the meaning of `surely_words`, if they are `sure` to stand in a sentence; a warning if the choose split is
+    too small for any such claim, because the interval of the dense model against itself is already wider than the
+    tolerance; and the recoveries that failed in the table `recovered`."""
+    if sure:
         yield (
-            "None can be sure with a choose split this small: even of the whole model against itself the interval ends"
-            f" at {widest:.3f}."
+            f"Surely means that the 95 % interval of the {quality_name(tables)} lost on the choose split ends within"
+            f" {tolerance:g}, for that number of removed heads and for every smaller one."
         )
+        whole = tables.get("pruning", pd.DataFrame(columns=["heads_removed", f"{CHOOSE_DROP}_high"]))
+        widest = whole.loc[whole["heads_removed"] == 0, f"{CHOOSE_DROP}_high"].min()
+        if widest > tolerance:
+            yield (
+                "None can be sure with a choose split this small: even of the whole model against itself the interval"
+                f" ends at {widest:.3f}."
+            )
+    if recovered in tables:
+        failed = tables[recovered].query("note != ''")
+        for (name, note), rows in failed.groupby(["recovery", "note"], sort=False):
+            yield f"{name} failed for {len(rows)} of the models ({note})."

@@ -4,10 +4,9 @@ import platform
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from itertools import cycle
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pandas as pd
 import torch
@@ -19,9 +18,6 @@ COPIES = 4
 of its weights in memory."""
 COPIES_BYTES = 2**31
 """The largest memory of all copies together, in bytes."""
-
-PROGRAMS = 10_000
-"""The largest number of programs that torch.compile may make for one layer."""
 
 Device = torch.device | str
 Model = TypeVar("Model")
@@ -89,14 +85,6 @@ def taking_turns(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
     """Return a function that makes these calls in turn, one per call."""
     turns = cycle(calls)
     return lambda: next(turns)()
-
-
-def many_programs() -> AbstractContextManager[Any]:
-    """Let torch.compile make a program for every number of heads of a layer while this lasts. Otherwise, after eight
-    programs, it would run uncompiled in silence."""
-    import torch._dynamo  # slow to import, and seldom needed
-
-    return torch._dynamo.config.patch(recompile_limit=PROGRAMS, accumulated_recompile_limit=PROGRAMS)
 
 
 def ratios(times: pd.DataFrame, ours: str, peer: str) -> pd.Series:

@@ -83,8 +83,16 @@ def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot
             across.draw_axis(axes)
             axes.set_title("\n".join([what, *(f"after {after}" for after in key[:1] if after), *key[1:]]))
             axes.set_xlabel(across.name if i == len(rows) - 1 else "")
-            _scale(axes, numbers[numbers["what"] == what], ends)
-    legend_above(figure, list(_legend(numbers, colours)))
+            own = numbers[numbers["what"] == what]
+            low, high = room_for(pd.concat([own["value"], own["whole"]]).dropna(), ends)
+            axes.set_ylim(-0.06 * high if own["least"].min() == 0 and low < 0.5 * high else low, high)
+    styles = {} if colours is ALL_RUNS else colours.styles
+    legend = [
+        Line2D([], [], label=f"{colours.name}={value}", markersize=6, linestyle="", **style)
+        for value, style in styles.items()
+    ]
+    legend += [Line2D([], [], label="the whole model", **WHOLE)] if numbers["whole"].notna().any() else []
+    legend_above(figure, legend)
     return Plot("headline", _caption(numbers, settings), figure)
 
 
@@ -103,8 +111,8 @@ def _comparable(numbers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) -> list[float]:
-    """Draw a small mark per run, and a large one for the mean of several runs, with its interval. Return the ends of
-    the intervals."""
+    """Draw a small mark per run, and a large one for the mean of runs that differ only in their seed, with its
+    interval. Return the ends of the intervals."""
     dodge = 0.7 / len(colours.values)
     ends: list[float] = []
     for i, colour in enumerate(colours.values):
@@ -113,52 +121,30 @@ def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) ->
         means = {}
         for value in across.values:
             runs = own[own[across.name] == value]
-            if len(runs):
-                place = across.values.index(value) + dodge * (i - (len(colours.values) - 1) / 2)
-                means[place] = runs["value"].mean()
-                axes.hlines(runs["whole"].mean(), place - dodge / 2, place + dodge / 2, zorder=1, **WHOLE)
-                ends += _draw_runs(axes, runs, place, dodge, style)
+            if runs.empty:
+                continue
+            place = across.values.index(value) + dodge * (i - (len(colours.values) - 1) / 2)
+            means[place] = runs["value"].mean()
+            axes.hlines(runs["whole"].mean(), place - dodge / 2, place + dodge / 2, zorder=1, **WHOLE)
+            if len(runs) == 1:
+                axes.scatter([place], runs["value"], s=34, linewidth=0, zorder=3, **style)
+                continue
+            places = place + dodge * np.linspace(-0.38, -0.14, len(runs))  # beside each other, and beside their mean
+            axes.scatter(places, runs["value"], s=13, linewidth=0, alpha=0.55, zorder=2, **style)
+            if len(runs) >= LEAST_RUNS:
+                low, high = _within(runs, student_interval)
+                ends += [low, high]
+                axes.vlines(place, low, high, color=style["color"], linewidth=1.4, zorder=3)
+                axes.scatter([place], [means[place]], s=46, edgecolor="white", linewidth=0.7, zorder=4, **style)
         if across.numeric:
             axes.plot(list(means), list(means.values()), color=style["color"], linewidth=1.1, zorder=1.5)
     return ends
-
-
-def _draw_runs(axes: Axes, runs: pd.DataFrame, place: float, width: float, style: dict[str, Any]) -> list[float]:
-    """Draw runs that differ only in their seed. Return the ends of the interval of their mean; none for fewer than
-    `LEAST_RUNS`."""
-    if len(runs) == 1:
-        axes.scatter([place], runs["value"], s=34, linewidth=0, zorder=3, **style)
-        return []
-    places = place + width * np.linspace(-0.38, -0.14, len(runs))  # beside each other, and beside their mean
-    axes.scatter(places, runs["value"], s=13, linewidth=0, alpha=0.55, zorder=2, **style)
-    if len(runs) < LEAST_RUNS:
-        return []
-    low, high = _within(runs, student_interval)
-    axes.vlines(place, low, high, color=style["color"], linewidth=1.4, zorder=3)
-    axes.scatter([place], [runs["value"].mean()], s=46, edgecolor="white", linewidth=0.7, zorder=4, **style)
-    return [low, high]
 
 
 def _within(runs: pd.DataFrame, interval: Callable[[pd.Series], tuple[float, float]]) -> tuple[float, float]:
     """Return an interval over runs, cut to the possible values of the number."""
     low, high = np.clip(interval(runs["value"]), runs["least"].min(), runs["most"].max())
     return float(low), float(high)
-
-
-def _scale(axes: Axes, numbers: pd.DataFrame, ends: Sequence[float]) -> None:
-    """Fit the y axis to all runs, and to intervals unless they are much wider. It begins at 0 if that is near."""
-    low, high = room_for(pd.concat([numbers["value"], numbers["whole"]]).dropna(), ends)
-    if numbers["least"].min() == 0 and low < 0.5 * high:
-        low = -0.06 * high
-    axes.set_ylim(low, high)
-
-
-def _legend(numbers: pd.DataFrame, colours: Setting) -> Iterator[Line2D]:
-    if colours is not ALL_RUNS:
-        for value, style in colours.styles.items():
-            yield Line2D([], [], label=f"{colours.name}={value}", markersize=6, linestyle="", **style)
-    if numbers["whole"].notna().any():
-        yield Line2D([], [], label="the whole model", **WHOLE)
 
 
 def _caption(numbers: pd.DataFrame, settings: Sequence[Setting]) -> str:

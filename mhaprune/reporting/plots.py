@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from mhaprune.tables import QUALITY, UNINFORMED, Tables
+from mhaprune.tables import ENDS, QUALITY, UNINFORMED, Tables
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette, which survives the common forms of colour blindness."""
@@ -138,9 +138,9 @@ def line_style(i: int) -> dict[str, Any]:
     return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]}
 
 
-def errors(frame: pd.DataFrame, column: str) -> np.ndarray:
+def errors(frame: pd.DataFrame, column: str, ends: Sequence[str] = ENDS) -> np.ndarray:
     """Return the distances from a column down and up to the ends of its interval, as `errorbar` takes them."""
-    return np.abs(np.stack([frame[column] - frame[f"{column}_low"], frame[f"{column}_high"] - frame[column]]))
+    return np.abs(np.stack([frame[column] - frame[f"{column}{end}"] for end in ends[1:]]))
 
 
 def ceiling(highest: pd.Series, families: pd.Series) -> float:
@@ -198,10 +198,12 @@ def panelled(
     return figure, panels(figure, count, columns, *labels, **options)
 
 
-def draw_curve(axes: Axes, frame: pd.DataFrame, x: str, y: str = QUALITY, **style: Any) -> None:
-    """Draw a column as a line over another, with its intervals."""
+def draw_curve(
+    axes: Axes, frame: pd.DataFrame, x: str, y: str = QUALITY, ends: Sequence[str] = ENDS, **style: Any
+) -> None:
+    """Draw a column as a line over another, with its intervals; `ends` are the endings of their columns."""
     frame = frame.sort_values(x, kind="stable")
-    axes.errorbar(frame[x], frame[y], errors(frame, y), **{"capsize": 2, "elinewidth": 1, **style})
+    axes.errorbar(frame[x], frame[y], errors(frame, y, ends), **{"capsize": 2, "elinewidth": 1, **style})
 
 
 def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist], title: str | None = None) -> None:

@@ -60,9 +60,8 @@ def agreement(tables: Tables) -> Plot | None:
     grid[0].set_yscale("symlog", linthresh=10.0 ** np.ceil(np.log10(near_zero)))
     plots.legend_above(figure, grid[0])
     caption = (
-        "What closing each head really costs against its rank by another score, the most important one at the right"
-        " (the axis is linear near 0; bars are 95 % intervals over examples; a point without a"
-        " bar rests on too few examples for an interval)."
+        "What closing each head really costs against its rank by another score, the most important one at the right;"
+        " the axis is linear near 0, bars are 95 % intervals over examples, where there are enough for one."
     )
     return Plot("agreement", caption, figure)
 
@@ -89,8 +88,7 @@ def compare_curves(tables: Tables) -> Plot | None:
     plots.legend_above(figure, [lines[label] for label in styles if label in lines])
     caption = f"{quality_name(tables).capitalize()} on the report split against the share of heads removed, by scorer."
     if (pruning.groupby(SETTING)[LABEL].nunique() > 1).any():
-        caption += " Lines are means over runs that differ only in their seed, bands their 95 % intervals, of three"
-        caption += " or more."
+        caption += " Lines are means over runs that differ only in their seed, bands their 95 % intervals."
     else:
         caption += " A line per run; bands span the draws of a control."
     return Plot("comparison", caption, figure)
@@ -101,8 +99,12 @@ def _draw_mean_curve(axes: Axes, rows: pd.DataFrame, label: str, style: Mapping[
     if rows.empty:
         return
     several = rows[LABEL].nunique() > 1
-    own = rows.groupby([LABEL, "fraction_removed"])[QUALITY].mean() if several else rows.set_index("fraction_removed")
-    values = (own if several else own[QUALITY]).groupby("fraction_removed")
+    own = (
+        rows.groupby([LABEL, "fraction_removed"])[QUALITY].mean()
+        if several
+        else rows.set_index("fraction_removed")[QUALITY]
+    )
+    values = own.groupby("fraction_removed")
     means = values.mean()
     low, high = np.array([student_interval(each) if several else (each.min(), each.max()) for _, each in values]).T
     axes.plot(means.index, means, label=label, markersize=4, **style)

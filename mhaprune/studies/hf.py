@@ -72,15 +72,9 @@ class Hf(Pretrained):
         folder = Folder(self.path, self.hub, self.trust_remote_code)
         task = folder.task(self.task)
         name, judged_by = chosen(objective, OBJECTIVES[task], f"model.task={task}")
-        rows = in_splits(read_rows(data, *needed(task, name)), self.sizes, f"data={data}")
+        needed = [LABEL] if name == CLASSIFICATION else [TARGET] if task == "seq2seq-lm" else []
+        rows = in_splits(read_rows(data, *needed), self.sizes, f"data={data}")
         return model_with_texts(folder, task, name, judged_by, rows, self)
-
-
-def needed(task: str, objective: str) -> list[str]:
-    """Return the columns that a file must have beside the text."""
-    if objective == CLASSIFICATION:
-        return [LABEL]
-    return [TARGET] if task == "seq2seq-lm" else []
 
 
 def model_with_texts(
@@ -158,14 +152,14 @@ class Folder:
             raise ValueError(f"model.path={path}: reading it needs transformers: {INSTALL}") from None
         self.library: Any = transformers
         self.path, self.options = path, {"local_files_only": not hub, "trust_remote_code": trust_remote_code}
-        if not hub and not os.path.isdir(path):
-            raise ValueError(
-                f"model.path={path}: no such folder; name one that save_pretrained wrote, or add model.hub=true to"
-                " download a model of that name"
-            )
-        if not hub and not (Path(path) / "config.json").is_file():
-            raise ValueError(f"model.path={path}: has no config.json, must be a folder that save_pretrained wrote")
         if not hub:
+            if not os.path.isdir(path):
+                raise ValueError(
+                    f"model.path={path}: no such folder; name one that save_pretrained wrote, or add model.hub=true to"
+                    " download a model of that name"
+                )
+            if not (Path(path) / "config.json").is_file():
+                raise ValueError(f"model.path={path}: has no config.json, must be a folder that save_pretrained wrote")
             with foreign(f"model.path={path}: cannot be read"):
                 check_folder(Path(path))
         self.config = self._read("config", transformers.AutoConfig.from_pretrained)
@@ -197,7 +191,8 @@ class Folder:
         more: dict[str, Any] = {}
         with shrinking(kind):
             model, found = self._load(kind)
-            if _only_pooler(found["missing_keys"]):
+            missing = found["missing_keys"]
+            if missing and all("pooler" in name for name in missing):
                 more = {"add_pooling_layer": False}
                 model, found = self._load(kind, **more)
         for what in ("missing_keys", "mismatched_keys"):
@@ -234,7 +229,3 @@ class Folder:
     def _read(self, what: str, read: Any) -> Any:
         with foreign(f"model.path={self.path}: its {what} cannot be read", "model.trust_remote_code=true"):
             return read(self.path, **self.options)
-
-
-def _only_pooler(names: Any) -> bool:
-    return bool(names) and all("pooler" in name for name in names)

@@ -159,9 +159,6 @@ class PretrainedSource(Source):
         if why_not := self.heads.proven.why_not:
             raise Unsupported(f"model={self.name}: its heads can be gated, not removed: {why_not}")
 
-    def prepare(self) -> None:
-        Cache(self.cache)
-
     def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
         reasons = {name: reason for name, scorer in scorers.items() if (reason := self._why_not(scorer))}
         trains = {name: reason for name, each in recoveries.items() if (reason := each.why_only_ours)}
@@ -215,13 +212,10 @@ class PretrainedSource(Source):
             "device": torch.device(self.device).type,
             "torch": str(torch.__version__),
         }
-        study = study_of(self.heads, Cache(self.cache).about(recipe))
-        read = self.loaded.tokens
-        return replace(
-            study,
-            saved=files_of if self.model.save else no_files,
-            tokens=None if read is None else lambda batch: read(batch.as_given()),
-        )
+        study, read = study_of(self.heads, Cache(self.cache).about(recipe)), self.loaded.tokens
+        if self.model.save:
+            study = replace(study, saved=files_of)
+        return study if read is None else replace(study, tokens=lambda batch: read(batch.as_given()))
 
 
 def study_of(model: ModelWithData, remember: Remember = no_memory) -> Study:
@@ -233,7 +227,6 @@ def study_of(model: ModelWithData, remember: Remember = no_memory) -> Study:
         training=FINE_TUNING,
         seed=model.seed,
         remember=remember,
-        saved=no_files,
         words=model.words,
     )
 
@@ -250,11 +243,6 @@ def files_of(name: str, model: WrappedModel, steps: int = 0) -> dict[str, bytes]
             return {}
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
         return {f"{name}/{path.relative_to(folder)}": path.read_bytes() for path in files}
-
-
-def no_files(name: str, model: WrappedModel, steps: int = 0) -> dict[str, bytes]:
-    """Return no files: pruned pretrained models are large, so they are saved only on request."""
-    return {}
 
 
 def batched(rows: Sequence[Any]) -> list[Sequence[Any]]:

@@ -22,7 +22,7 @@ from mhaprune.model.training import Training
 from mhaprune.recoveries.base import Recovery, RecoveryContext
 from mhaprune.schedules.base import Schedule
 from mhaprune.scorers.base import Scorer
-from mhaprune.storage.cache import Remember
+from mhaprune.storage.cache import Cache, Remember
 from mhaprune.subject import Subject
 from mhaprune.tasks.base import Task
 from mhaprune.wrapping.descent import Descent
@@ -59,9 +59,9 @@ class Study:
     seed: int
     remember: Remember
     """The cache of results for exactly this model."""
-    saved: Callable[..., dict[str, bytes]]
-    """Returns the files of a saved model by name; none for a model that is not saved. Takes a name, the model and the
-    number of its training steps after the study's own training."""
+    saved: Callable[..., dict[str, bytes]] = lambda name, model, steps=0: {}
+    """Returns the files of a saved model by name; by default none. Takes a name, the model and the number of its
+    training steps after the study's own training."""
     scorers: Mapping[str, Scorer] = field(default_factory=dict)
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
     recoveries: Mapping[str, Recovery] = field(default_factory=dict)
@@ -148,9 +148,10 @@ class Source(ABC):
     def check(self) -> None:
         """Raise ValueError for settings that are not possible; fast."""
 
-    @abstractmethod
     def prepare(self) -> None:
-        """Raise ValueError for data and folders that are not allowed."""
+        """Raise ValueError for data that are not allowed and for a cache that cannot be written."""
+        assert len(self.splits.report)
+        Cache(self.cache)
 
     @abstractmethod
     def study(self, facts: Mapping[str, Any]) -> Study:

@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mhaprune.storage.locks import regular
 
@@ -40,22 +39,21 @@ def read_rows(path: str, *needed: str) -> list[Row]:
         # A byte order mark is skipped, and only \n, \r\n and \r end a line.
         with open(path, encoding="utf-8-sig", newline="" if kind == ".csv" else None, opener=regular) as file:
             for number, values in readers[kind](file):
-                place = f"data={path}: line {number}"
                 for name in (TEXT, *needed):
                     if name not in values:
                         raise ValueError(
-                            f"{place} has no {name}, it has {', '.join(values) or 'nothing'}"
+                            f"line {number} has no {name}, it has {', '.join(values) or 'nothing'}"
                             f"{'; objective=drift needs none' if name == LABEL else ''}"
                         )
                     if not values[name].strip():
-                        raise ValueError(f"{place} has an empty {name}")
+                        raise ValueError(f"line {number} has an empty {name}")
                 read = {name: " ".join(values.get(name, "").split()) for name in COLUMNS}
-                rows.append(Row(**read, place=place))
+                rows.append(Row(**read, place=f"data={path}: line {number}"))
     except OSError as error:
         raise ValueError(f"data={path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise ValueError(f"data={path}: is no text in UTF-8") from None
-    except Unreadable as error:
+    except ValueError as error:
         raise ValueError(f"data={path}: {error}") from None
     if not rows:
         raise ValueError(f"data={path}: is empty, must hold a text in each line")
@@ -80,10 +78,6 @@ Numbered = Iterator[tuple[int, Mapping[str, str]]]
 """Line numbers, each with the texts of the line by column."""
 
 
-class Unreadable(ValueError):
-    """An error in a line of a file; the message names the line."""
-
-
 def _lines(file: Iterable[str]) -> Numbered:
     for number, line in enumerate(file, 1):
         if line.strip():
@@ -95,16 +89,16 @@ def _csv(file: Iterable[str]) -> Numbered:
     try:
         header = next(reader, [])
         if twice := [name for name in COLUMNS if header.count(name) > 1]:
-            raise Unreadable(f"line 1 has more than one column {twice[0]}")
+            raise ValueError(f"line 1 has more than one column {twice[0]}")
         for values in filter(None, reader):
             if len(values) > len(header):
-                raise Unreadable(
+                raise ValueError(
                     f"line {reader.line_num} has {len(values)} fields, its header {len(header)}; a text with commas"
                     " stands in quotes"
                 )
             yield reader.line_num, dict(zip(header, values, strict=False))
     except csv.Error as error:
-        raise Unreadable(f"line {reader.line_num} is no CSV ({error})") from None
+        raise ValueError(f"line {reader.line_num} is no CSV ({error})") from None
 
 
 def _jsonl(file: Iterable[str]) -> Numbered:
@@ -113,20 +107,14 @@ def _jsonl(file: Iterable[str]) -> Numbered:
             continue
         try:
             # Numbers stay as they are written.
-            values = json.loads(line, parse_int=str, parse_float=str, object_pairs_hook=_once)
+            values = json.loads(line, parse_int=str, parse_float=str)
             "".join(value for value in values.values() if isinstance(value, str)).encode()
         except AttributeError:
-            raise Unreadable(f"line {number} must be an object, like {{'text': '...'}}") from None
+            raise ValueError(f"line {number} must be an object, like {{'text': '...'}}") from None
         except (ValueError, RecursionError) as error:
-            raise Unreadable(f"line {number} is no JSON ({error})") from None
+            raise ValueError(f"line {number} is no JSON ({error})") from None
         for name in COLUMNS:
             if not isinstance(values.get(name, ""), str):
                 given = json.dumps(values[name])[:40]
-                raise Unreadable(f"line {number} has {name}={given}, must be a text or a number")
+                raise ValueError(f"line {number} has {name}={given}, must be a text or a number")
         yield number, {name: value for name, value in values.items() if isinstance(value, str)}
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if twice := [name for name, _ in pairs if name in COLUMNS and [other for other, _ in pairs].count(name) > 1]:
-        raise ValueError(f"more than one {twice[0]}")
-    return dict(pairs)

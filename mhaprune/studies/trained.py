@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from mhaprune.attention.gates import GateConfig
-from mhaprune.data import PAD, Examples, Splits
+from mhaprune.data import Examples, Splits
 from mhaprune.heads import HeadGrid
 from mhaprune.model.checkpoint import SavedModel, load, restore, to_bytes
 from mhaprune.model.network import Transformer
@@ -24,7 +24,6 @@ from mhaprune.settings.options import describe, option_name
 from mhaprune.settings.refusals import BROUGHT, foreign
 from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
 from mhaprune.studies.study import Source, Study, Trained, trained_with
-from mhaprune.tables import VALID_QUALITY
 from mhaprune.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -103,11 +102,6 @@ class Recipe(Source):
                     f" {have / 2**30:.3g} GiB, the memory of this machine"
                 )
 
-    def prepare(self) -> None:
-        """Raise ValueError for examples that are too long for the model and for a cache that cannot be written."""
-        assert len(self.splits.report)
-        Cache(self.cache)
-
     def study(self, facts: Mapping[str, Any]) -> Study:
         """Return the study of the trained model. The model comes from the cache if it was trained before."""
         torch.set_num_threads(self.num_threads)
@@ -116,10 +110,14 @@ class Recipe(Source):
         splits = self.splits
         for source, target in zip(splits.report.source[:2].tolist(), splits.report.target[:2].tolist(), strict=True):
             log.info("%s, for example: %s", option_name(self.task), self.task.show(source, target))
-        network, history, with_what = self.trained(splits) if self.saved is None else self._loaded(self.saved)
+        if (saved := self.saved) is None:
+            network, history, with_what = self.trained(splits)
+        else:
+            network = restore(saved, self.model, len(self.task.vocabulary), self.gate, self.device)
+            history, with_what = pd.DataFrame(saved.history), saved.facts.get(TRAINED_WITH, {})
         recipe = self._recipe(splits) | {"weights": weights_digest(network), "heads": list(map(str, network.grid))}
 
-        steps_since = 0 if self.saved is None else self.saved.steps_since
+        steps_since = 0 if saved is None else saved.steps_since
 
         def save(model: Seq2Seq, steps: int = 0) -> bytes:
             settings = {name: describe(getattr(self, name)) for name in BROUGHT}
@@ -185,14 +183,7 @@ class Recipe(Source):
 
         content = Cache(self.cache).get("trained", self._recipe(splits), make)
         model.load_state_dict(content["model"])
-        history = pd.DataFrame(content["history"])
-        if warning := nothing_learnt(self.training, history, splits.valid):
-            log.warning(warning)
-        return model, history, trained_with(content["environment"])
-
-    def _loaded(self, saved: SavedModel) -> tuple[Seq2Seq, pd.DataFrame, dict[str, Any]]:
-        model = restore(saved, self.model, len(self.task.vocabulary), self.gate, self.device)
-        return model, pd.DataFrame(saved.history), saved.facts.get(TRAINED_WITH, {})
+        return model, pd.DataFrame(content["history"]), trained_with(content["environment"])
 
     def _recipe(self, splits: Splits[Examples]) -> dict[str, Any]:
         """Return everything that decides the weights after training: settings, code, data, device, torch."""
@@ -221,20 +212,3 @@ def parts_of(saved: SavedModel) -> dict[str, Any]:
     """Build the settings that a file was saved with. Raises ValueError that names the file."""
     with foreign(f"model_file={saved.path}: damaged"):
         return {name: options.build(kind, saved.settings[name], name) for name, kind in BUILT_FROM.items()}
-
-
-def nothing_learnt(training: Training, history: pd.DataFrame, valid: Examples) -> str | None:
-    """Return a warning if a trained model predicts worse than the frequency of each symbol alone does; else None.
-
-    The loss of such a guess is the entropy of the symbols in the targets of the valid split.
-    """
-    tokens = valid.target[valid.target != PAD]
-    shares = tokens.bincount().double() / len(tokens)
-    guess, loss = float(torch.special.entr(shares).sum()), float(history["valid_loss"].iloc[-1])
-    if loss < guess:
-        return None
-    return (
-        f"training.learning_rate={training.learning_rate}, steps={training.steps}: nothing was learnt. The loss on the"
-        f" valid split is {loss:.3g} nats, that of guessing by the frequency of each symbol is {guess:.3g}; exact match"
-        f" reached {history[VALID_QUALITY].max():.3f}. Another rate or more steps may help."
-    )

@@ -8,7 +8,7 @@ from math import isnan, nan
 import pandas as pd
 import torch
 
-from mhaprune.experiments.can_go import surely, surely_words, within_tolerance
+from mhaprune.experiments.can_go import summary_of, surely, surely_words
 from mhaprune.measure.columns import choose_columns
 from mhaprune.statistics.intervals import paired_interval
 from mhaprune.subject import AnswerOutcome
@@ -32,14 +32,15 @@ def changed(lost: int, gained: int = 0) -> AnswerOutcome:
 def curve_of(changes: Sequence[tuple[int, int]]) -> pd.DataFrame:
     """Models without 0, 3, 6, ... heads that lose and gain so many answers."""
     rows = [choose_columns(changed(*change), outcome(DENSE)) for change in changes]
-    return pd.DataFrame(rows).assign(heads_removed=range(0, 3 * len(rows), 3))
+    others = ["heads_total", "removed", "speedup", "speedup_q1", "speedup_q3", "quality", "quality_low", "quality_high"]
+    return pd.DataFrame(rows).assign(heads_removed=range(0, 3 * len(rows), 3), **dict.fromkeys(others, 0.0))
 
 
 def decided(*changes: tuple[int, int], tolerance: float = 0.01) -> tuple[float, float]:
     """The heads that can go, and those that surely can."""
     curve = curve_of([(0, 0), *changes])
-    best, sure = within_tolerance(curve, curve.iloc[0], tolerance)
-    return best["heads_removed"], sure
+    row = summary_of(curve, curve.iloc[0], tolerance)
+    return row["heads_removed"], row["heads_removed_sure"]
 
 
 def test_the_columns_are_what_is_lost_to_the_dense_model_pair_by_pair() -> None:
@@ -84,14 +85,14 @@ def test_what_is_sure_is_within_tolerance_too() -> None:
 def test_the_order_of_the_rows_does_not_matter() -> None:
     curve = curve_of([(0, 0), (0, 0), (1, 0), (9, 0)])
     for rows in (curve, curve[::-1]):
-        best, sure = within_tolerance(rows, curve.iloc[0], 0.01)
-        assert (best["heads_removed"], sure) == (6, 3)
+        row = summary_of(rows, curve.iloc[0], 0.01)
+        assert (row["heads_removed"], row["heads_removed_sure"]) == (6, 3)
 
 
 def test_where_nothing_is_within_tolerance_the_dense_model_stays() -> None:
     curve = curve_of([(0, 0), (20, 0), (30, 0)])
-    best, sure = within_tolerance(curve[1:], curve.iloc[0], 0.01)
-    assert (best["heads_removed"], sure) == (0, 0)
+    row = summary_of(curve[1:], curve.iloc[0], 0.01)
+    assert (row["heads_removed"], row["heads_removed_sure"]) == (0, 0)
 
 
 def test_without_an_interval_nothing_is_said_of_what_is_sure() -> None:

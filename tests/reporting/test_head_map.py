@@ -51,6 +51,7 @@ def summary(**best: Any) -> pd.DataFrame:
 GONE = {"scorer": "ablation", "heads_removed": 2, "removed": "encoder_self.0.1 cross.0.10", "quality": 0.98}
 SMALLEST = {
     "heads_kept": 2,
+    "heads_removed": 3,
     "kept": "encoder_self.0.0 cross.0.0",
     "removed": "encoder_self.0.1 decoder_self.0.0 cross.0.10",
     "control": False,
@@ -84,7 +85,7 @@ CASES: dict[str, tuple[type[Experiment], Tables, str, set[int]]] = {
     ),
     "prune": (
         Prune,
-        {"smallest": pd.DataFrame([SMALLEST, SMALLEST | {"control": True, "heads_kept": 1}])},
+        {"smallest": pd.DataFrame([SMALLEST, SMALLEST | {"control": True, "heads_kept": 1, "heads_removed": 4}])},
         "2 of 5 heads are enough: 0.970 exact match after fine_tune",
         {0, 3},
     ),

@@ -3,21 +3,21 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from mhaprune.experiments.can_go import if_too_few, surely_words, what_can_go, what_is_sure
+from mhaprune.experiments import can_go
+from mhaprune.experiments.can_go import caveats, most_removed, surely_words
 from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict, scored
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, needs
 from mhaprune.reporting.sentences import as_fast, share
 from mhaprune.tables import (
-    CHOOSE_QUALITY,
     DENSE_AGAIN,
     NOTHING,
     QUALITY,
+    QUARTILES,
     REFERENCE,
     Tables,
     by_block,
@@ -30,16 +30,11 @@ from mhaprune.tables import (
 )
 
 
-def largest_budget(summary: pd.DataFrame) -> pd.Series:
-    """Return the row of the scorer that can remove the most heads. Ties go to the best on the choose split."""
-    return summary.sort_values(["heads_removed", CHOOSE_QUALITY], ascending=False, kind="stable").iloc[0]
-
-
 def say(tables: Tables) -> Iterator[str]:
     """Yield sentences: how many heads can be removed, which heads, the speed-up, and what is uncertain."""
     summary, quality = tables["summary"], quality_name(tables)
     plain = summary["recovery"] == NOTHING
-    recovered, best = summary[~plain].to_dict("records"), largest_budget(summary[plain]).to_dict()
+    recovered, best = summary[~plain].to_dict("records"), most_removed(summary[plain]).to_dict()
     total, dense = int(best["heads_total"]), share(best["dense_quality"])
     if best["heads_removed"] > 0:
         yield (
@@ -58,12 +53,8 @@ def say(tables: Tables) -> Iterator[str]:
             )
         else:
             yield f"After {row['recovery']} none can go."
-    if any(surely_words(row) for row in (best, *recovered) if row["heads_removed"]):
-        yield what_is_sure(best["tolerance"], quality)
-        yield from if_too_few(tables, best["tolerance"])
-    failed = tables["recovered"].query("note != ''") if "recovered" in tables else pd.DataFrame()
-    for (name, note), rows in failed.groupby(["recovery", "note"]) if len(failed) else ():
-        yield f"{name} failed for {len(rows)} of the models ({note})."
+    sure = any(surely_words(row) for row in (best, *recovered) if row["heads_removed"])
+    yield from caveats(tables, sure, best["tolerance"], "recovered")
 
 
 def _which(row: dict[Any, Any]) -> str:
@@ -74,7 +65,7 @@ def _which(row: dict[Any, Any]) -> str:
 
 def head_map(tables: Tables) -> Verdict:
     """Return the heads of the largest budget, which are removed together."""
-    best = largest_budget(tables["summary"].query("recovery == @NOTHING"))
+    best = most_removed(tables["summary"].query("recovery == @NOTHING"))
     scorer = REFERENCE if REFERENCE in set(tables["heads"]["scorer"]) else best["scorer"]
     heads = scored(tables["heads"], scorer)
     gone = set(head_names(best["removed"]))
@@ -88,11 +79,7 @@ def head_map(tables: Tables) -> Verdict:
 
 def headline(tables: Tables) -> list[Number]:
     """Return how many heads can be removed, the quality and the speed-up, without a recovery and after each."""
-    return [
-        number
-        for name, rows in tables["summary"].groupby("recovery", sort=False)
-        for number in what_can_go(largest_budget(rows), str(name), tables)
-    ]
+    return can_go.headline(tables["summary"], tables)
 
 
 @needs("pruning")
@@ -139,11 +126,10 @@ def latency_curves(tables: Tables) -> Plot | None:
     axes.axhspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0, label="dense against itself")
     total = int(pruning["heads_total"].max())
     for i, name in enumerate(names):
-        curve = pruning[pruning["scorer"] == name].sort_values("heads_removed")
-        speedup = curve["speedup"]
-        bars = np.abs(np.stack([speedup - curve["speedup_q1"], curve["speedup_q3"] - speedup]))
-        place = curve["heads_removed"] + 0.012 * total * (i - (len(names) - 1) / 2)  # keeps equal points apart
-        axes.errorbar(place, speedup, bars, label=name, capsize=2, elinewidth=1, **plots.line_style(i))
+        curve = pruning[pruning["scorer"] == name]
+        shift = 0.012 * total * (i - (len(names) - 1) / 2)  # keeps equal points apart
+        curve = curve.assign(x=curve["heads_removed"] + shift)
+        plots.draw_curve(axes, curve, "x", "speedup", QUARTILES, label=name, **plots.line_style(i))
     axes.set(xlabel=f"heads removed, of {total}", ylabel=f"speed-up of {timed_name(tables)}")
     axes.set_xticks(sorted(pruning["heads_removed"].unique()))
     seen = pd.concat([pruning["speedup"], pd.Series([1.0, *floor])])  # a bar may leave the figure, no mark may

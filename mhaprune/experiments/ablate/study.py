@@ -1,16 +1,14 @@
 """Score every head, remove the weakest heads from the model, and measure the cost and the speed-up."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any, ClassVar
 
 import pandas as pd
 
-from mhaprune.data import Data, Splits
 from mhaprune.experiments.ablate import report
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, WithinTolerance, the_one, with_proofs
-from mhaprune.experiments.can_go import summary_of
+from mhaprune.experiments.can_go import most_removed, summary_of
 from mhaprune.experiments.examples import shown_by
 from mhaprune.heads import HeadMask
 from mhaprune.measure.columns import accuracy_columns, choose_columns, size_columns
@@ -18,18 +16,17 @@ from mhaprune.measure.outcomes import measure
 from mhaprune.progress import Stages, doing, track
 from mhaprune.pruning.plans import Plan, choices, plan_columns, plan_words, plans_of
 from mhaprune.pruning.removal import prune, time_removed
-from mhaprune.recoveries.base import RecoveryContext, recover
+from mhaprune.recoveries.base import recover
 from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.shared_figures import agreement, compare_curves
 from mhaprune.reporting.training import training_curve
 from mhaprune.scorers.agreement import rank_agreement, with_reference
 from mhaprune.scorers.scoring import Scoring, heads_table
-from mhaprune.studies.study import Study, Trained
-from mhaprune.subject import Subject
-from mhaprune.tables import NOTHING, head_names
+from mhaprune.studies.study import Study
+from mhaprune.tables import NOTHING
 
-Recover = Callable[[HeadMask], tuple[Subject, str]]
-"""A function that returns the model without these heads after a recovery, and a note if the recovery failed."""
+ANSWERED = ("scorer", "recovery", "heads_total", "heads_removed")
+"""The columns that name a model in the table `answers`."""
 
 
 @dataclass(frozen=True)
@@ -77,62 +74,54 @@ class Ablate(HeadBudgets, WithinTolerance):
         first, batch = [plan for plan in plans if plan.draw == 0], splits.report[: self.latency_batch]
         with doing("time"):
             latency = time_removed(subject, first, batch, self.latency_rounds)
-        pruning, alike, lesson = with_times(pruning, latency), rank_agreement(heads), study.lesson()
-        summaries = [summary_table(pruning, alike, self.tolerance)]
-        furthest = report.largest_budget(summaries[0])["scorer"]
-        ways: dict[str, Recover] = {NOTHING: lambda mask: (subject.without(mask), "")}
-        recovered = []
-        with doing("recover", len(study.recoveries)) as step:
-            for name in study.recoveries:
-                ways[name] = partial(recover_without, study, lesson, name)
-                if study.origin is not None:
-                    ways[name] = cache(ways[name])  # called again for the answers
-                mine = [plan for plan in first if plan.scorer == furthest]
-                recovered.append(with_times(recovered_table(subject, splits, name, ways[name], mine), latency))
-                summaries.append(summary_table(recovered[-1], alike, self.tolerance))
-                step.advance()
+        pruning, alike = with_times(pruning, latency), rank_agreement(heads)
+        furthest = most_removed(summary_table(pruning, alike, self.tolerance))["scorer"]
+        recovered, answers = recover_and_answer(study, [plan for plan in first if plan.scorer == furthest])
+        curves = [pruning]
+        if len(recovered):
+            recovered = with_times(recovered, latency)
+            curves += [rows for _, rows in recovered.groupby("recovery", sort=False)]
+        summaries = [summary_table(curve, alike, self.tolerance) for curve in curves]
         tables = {
             "summary": pd.concat(summaries, ignore_index=True),
             "heads": heads,
             "pruning": pruning,
-            **({"recovered": pd.concat(recovered, ignore_index=True)} if recovered else {}),
+            **({"recovered": recovered} if len(recovered) else {}),
             "agreement": alike,
             "latency": latency,
             **study.training_table,
+            **({"answers": answers} if len(answers) else {}),
         }
-        if study.origin is not None:
-            own = pruning[(pruning["scorer"] == furthest) & (pruning["draw"] == 0)]
-            tables["answers"] = answers_table(study.origin, own, ways)
         return with_proofs(study, tables, difference)
 
 
-def recover_without(study: Study, lesson: RecoveryContext, name: str, mask: HeadMask) -> tuple[Subject, str]:
-    """Return the model without these heads after a recovery, and a note if the recovery failed. The dense model does
-    not change."""
-    left = study.subject.without(mask)
-    if not mask.removed:
-        return left, ""
-    model, _, note = recover(study.recoveries[name], lesson, left, 0, study.remember)
-    return model, note
+def recover_and_answer(study: Study, plans: Sequence[Plan]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return rows like those of `pruning` for the models of these plans after each recovery, which leaves the dense
+    model as it is; and, for mhaprune's own model, the answer of each to the first example, also without a recovery."""
+    subject, splits, lesson = study.subject, study.splits, study.lesson()
+    rows, answers = list[dict[str, Any]](), list[dict[str, Any]]()
+    dense = measure(subject.without(HeadMask(subject.grid)), splits.choose)
+    for name in track([*([NOTHING] if study.origin else []), *study.recoveries], "recover"):
+        for plan in track(sorted(plans, key=lambda plan: len(plan.mask.removed)), name, name=plan_words):
+            left, note = subject.without(plan.mask), ""
+            if name != NOTHING and plan.mask.removed:
+                left, _, note = recover(study.recoveries[name], lesson, left, 0, study.remember)
+            columns = plan_columns(plan) | {"recovery": name}
+            if study.origin is not None:
+                own: Any = left
+                [shown] = shown_by(own, study.origin, [0])
+                said = {"source": shown.source, "answer": shown.answer, "right_answer": shown.right}
+                answers.append({key: columns[key] for key in ANSWERED} | said)
+            if name != NOTHING:
+                columns |= accuracy_columns(measure(left, splits.report))
+                columns |= choose_columns(measure(left, splits.choose), dense)
+                rows.append(columns | size_columns(left, splits.report) | {"note": note})
+    return pd.DataFrame(rows), pd.DataFrame(answers)
 
 
 def with_times(table: pd.DataFrame, latency: pd.DataFrame) -> pd.DataFrame:
     """Add the measured times to the table; NaN for models that were not timed."""
     return table.merge(latency, how="left", on=[name for name in latency if name in table])
-
-
-def recovered_table(
-    subject: Subject, splits: Splits[Data], name: str, recovered: Recover, plans: Sequence[Plan]
-) -> pd.DataFrame:
-    """Return rows like those of `pruning` for the models of these plans after the named recovery."""
-    rows = []
-    dense = measure(subject.without(HeadMask(subject.grid)), splits.choose)
-    for plan in track(plans, name, name=plan_words):
-        model, note = recovered(plan.mask)
-        columns = plan_columns(plan) | {"recovery": name} | accuracy_columns(measure(model, splits.report))
-        columns |= choose_columns(measure(model, splits.choose), dense)
-        rows.append(columns | size_columns(model, splits.report) | {"note": note})
-    return pd.DataFrame(rows)
 
 
 def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: float) -> pd.DataFrame:
@@ -143,18 +132,4 @@ def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: flo
         recovery = curve["recovery"].iloc[0] if "recovery" in curve else NOTHING
         rho = {"spearman_with_ablation": with_reference(agreement, name)}
         rows.append({"scorer": name, "recovery": recovery, **summary_of(curve, dense, tolerance), **rho})
-    return pd.DataFrame(rows)
-
-
-def answers_table(trained: Trained, pruned: pd.DataFrame, ways: Mapping[str, Recover]) -> pd.DataFrame:
-    """Return one row per function of `ways` (see `Recover`) and row of `pruned`: the model's greedy answer to the first
-    example of the report split, beside the right answer."""
-    grid, rows = trained.network.grid, []
-    for way, without in ways.items():
-        for _, row in pruned.sort_values("heads_removed").iterrows():
-            left: Any = without(HeadMask(grid).without(*head_names(row["removed"])))[0]
-            [shown] = shown_by(left, trained, [0])
-            said = {"source": shown.source, "answer": shown.answer, "right_answer": shown.right}
-            what = {"scorer": row["scorer"], "recovery": way, "heads_total": len(grid)}
-            rows.append({**what, "heads_removed": int(row["heads_removed"]), **said})
     return pd.DataFrame(rows)

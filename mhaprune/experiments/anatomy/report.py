@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -64,7 +63,11 @@ def life_of_the_tensors(tables: Tables) -> Plot:
         for name, axes in zip(names, line, strict=False):
             step, matrix = steps.loc[name], matrices[name]
             colours = WEIGHTS if name == "weights" else around_zero(matrices[COLOURS_OF.get(name, name)])
-            _draw_numbers(axes, matrix, colours)
+            axes.set_facecolor(MISSING)
+            image = heat_map(axes, np.where(np.isfinite(matrix), matrix, np.nan), **colours)
+            if matrix.size == 1:
+                write_cells(axes, image, matrix, partial(number, decimals=2), 14)
+            frame(axes)
             if "H·K" in step["axes"]:  # a frame around the columns of the head
                 look: Any = {"fill": False, "edgecolor": COLOURS[0], "linewidth": 2, "clip_on": False}
                 axes.add_patch(Rectangle((head["place"] * head_dim - 0.5, -0.5), head_dim, len(matrix), **look))
@@ -77,19 +80,10 @@ def life_of_the_tensors(tables: Tables) -> Plot:
         f" apart, head {head['head']} (framed before). Rows are positions, columns features or, of scores and weights,"
         " keys; where the example ends, padding follows. Orange is positive, purple negative, each picture in its own"
         " scale but 10 to 12 in one and 14 and 16 in one; weights are blue, from 0 to 1; grey is where attention is"
-        " forbidden. Under each its formula and its shape, in symbols and in numbers: B examples, T queries, U keys, H"
-        " heads of size K, model width D, inputs of width qdim, kdim and vdim."
+        " forbidden. Shapes are in symbols and numbers: B examples, T queries, U keys, H heads of size K, model width"
+        " D, inputs of width qdim, kdim and vdim."
     )
     return Plot("tensors", caption, figure)
-
-
-def _draw_numbers(axes: Axes, matrix: np.ndarray, colours: dict[str, Any]) -> None:
-    """Draw a matrix as colours, grey for NaN and ±∞; a single number is written."""
-    axes.set_facecolor(MISSING)
-    image = heat_map(axes, np.where(np.isfinite(matrix), matrix, np.nan), **colours)
-    if matrix.size == 1:
-        write_cells(axes, image, matrix, partial(number, decimals=2), 14)
-    frame(axes)
 
 
 def around_zero(matrix: np.ndarray) -> dict[str, Any]:

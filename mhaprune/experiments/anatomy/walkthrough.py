@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -38,12 +38,6 @@ class LayerCall(NamedTuple):
     key: Tensor
     value: Tensor
     bias: Tensor | None = None
-
-    def double(self) -> LayerCall:
-        """Return this call in float64."""
-        layer, query, key, value, bias = self
-        inputs = query.double(), key.double(), value.double()
-        return LayerCall(copy.deepcopy(layer).double(), *inputs, None if bias is None else bias.double())
 
 
 @torch.no_grad()
@@ -107,7 +101,8 @@ def head_by_head(call: LayerCall) -> Tensor:
 def largest_difference(call: LayerCall) -> float:
     """Return the largest difference, in float64, of the layer's output from the last step and from the sum of the
     separate heads; NaN if one of the three has a NaN."""
-    call = call.double()
+    inputs: Any = (each if each is None else each.double() for each in call[1:])
+    call = LayerCall(copy.deepcopy(call.layer).double(), *inputs)
     output, _ = call.layer(call.query, call.key, call.value, attn_mask=call.bias)
     others = torch.stack([walk(call)[-1].value, head_by_head(call)])
     return float((others - output).abs().max())

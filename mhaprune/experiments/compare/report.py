@@ -27,32 +27,28 @@ REGRET = "regret_quality"
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Yield sentences: the best methods at any cost and at few passes."""
+    """Yield sentences for the best method at any cost and at few passes: those that tie with it, the cheapest of these,
+    and those better at 95 % confidence."""
+    quality = quality_name(tables)
     for _, row in tables["winner"].drop_duplicates("choice").iterrows():
-        yield from _best(row, quality_name(tables))
-
-
-def _best(row: pd.Series, quality: str) -> Iterator[str]:
-    """Yield the first method, those that tie with it, those better at 95 % confidence, and the cheapest of the tied."""
-    limit, first = limit_words(row["most_passes"]), row["first"]
-    tied, better = (_names(row[column]) for column in ("tied", "better"))
-    if tied:
+        limit, first, count = limit_words(row["most_passes"]), row["first"], round(passes(row))
+        tied, better = (_names(row[column]) for column in ("tied", "better"))
+        if tied:
+            yield (
+                f"No winner {limit}: {first} is first on the choose split, but on the report split these differ from it"
+                f" by less than the noise in {quality}: {tied}."
+            )
+        else:
+            yield f"{first} does best on the choose split {limit}."
+        regret, low, high = (number(100 * row[f"{REGRET}{end}"], 1) for end in ENDS)
+        it = f"None of these is cheaper than {row['choice']}, which costs" if tied else "It costs"
         yield (
-            f"No winner {limit}: {first} is first on the choose split, but on the report split these differ from it by"
-            f" less than the noise in {quality}: {tied}."
+            f"{it} {count} {'pass' if count == 1 else 'passes'} (a backward pass counts two). On the report split its"
+            f" heads lose {regret} points of {quality} (95 % interval {low} to {high}) against the best subset"
+            f"{'' if row['oracle'] == 'exact' else ' found'}, on average over the budgets."
         )
-    else:
-        yield f"{first} does best on the choose split {limit}."
-    regret, low, high = (number(100 * row[f"{REGRET}{end}"], 1) for end in ENDS)
-    count = round(passes(row))
-    it = f"None of these is cheaper than {row['choice']}, which costs" if tied else "It costs"
-    yield (
-        f"{it} {count} {'pass' if count == 1 else 'passes'} (a backward pass counts two). On the report split its"
-        f" heads lose {regret} points of {quality} (95 % interval {low} to {high}) against the best subset"
-        f"{'' if row['oracle'] == 'exact' else ' found'}, on average over the budgets."
-    )
-    if better:
-        yield f"Surely better on the report split than {first}: {better}."
+        if better:
+            yield f"Surely better on the report split than {first}: {better}."
 
 
 def _names(cell: object) -> str:
@@ -74,25 +70,20 @@ def over_runs(tables: Tables) -> Iterator[str]:
                 within.pivot_table(index="label", columns="scorer", values=column, sort=False).dropna(axis="columns")
                 for column in (CHOOSE_QUALITY, REGRET)
             )
-            if len(chosen) >= LEAST_RUNS and chosen.shape[1]:
-                order = chosen.mean().sort_values(ascending=False, kind="stable").index
-                said = _best_over_runs(100 * regrets[order], limit_words(limit), quality_name(tables))
-                yield f"Over {len(chosen)} runs on {task} {said}."
-
-
-def _best_over_runs(points: pd.DataFrame, limit: str, quality: str) -> str:
-    """Compare choices over runs, in words. `points` has a row per run and a column per choice, the best first."""
-    first, *others = points
-    line = (
-        f"{first} is first on the choose splits {limit}: its heads lose {points_over_runs(points[first])} of {quality}"
-        " against the best subsets (mean over budgets and runs, 95 % interval over runs)"
-    )
-    if others:
-        more = points[others[0]] - points[first]
-        line += f"; {others[0]} comes next, by {points_over_runs(more)} more"
-        low, high = student_interval(more)
-        line += ", which is within the noise" if low <= 0 <= high else ""
-    return line
+            if len(chosen) < LEAST_RUNS or not chosen.shape[1]:
+                continue
+            first, *others = chosen.mean().sort_values(ascending=False, kind="stable").index
+            line = (
+                f"Over {len(chosen)} runs on {task} {first} is first on the choose splits {limit_words(limit)}: its"
+                f" heads lose {points_over_runs(100 * regrets[first])} of {quality_name(tables)} against the best"
+                " subsets (mean over budgets and runs, 95 % interval over runs)"
+            )
+            if others:
+                more = 100 * (regrets[others[0]] - regrets[first])
+                low, high = student_interval(more)
+                line += f"; {others[0]} comes next, by {points_over_runs(more)} more"
+                line += ", which is within the noise" if low <= 0 <= high else ""
+            yield f"{line}."
 
 
 def head_map(tables: Tables) -> Verdict | None:
@@ -161,11 +152,10 @@ def regret_map(tables: Tables) -> Plot | None:
     right.tick_params(axis="y", length=0)
     right.set_title("mean with 95 % interval")
     caption = (
-        f"{quality_name(tables).capitalize()} that each scorer's or search's choice loses to the best subset of the"
-        " same size, in percentage points; the darker the red, the more is lost. All numbers are of the"
-        " report split. The least regret is on top; at the right the mean over the budgets with its 95 % interval (a"
-        " control far outside has a number only) and what the choices cost, in forward passes over the score split; a"
-        " backward pass counts two."
+        f"{quality_name(tables).capitalize()} that the choices of each scorer or search lose on the report split to the"
+        " best subset of the same size, in percentage points. The least regret is on top; at the right the mean over"
+        " the budgets with its 95 % interval (a control far outside has a number only) and what the choices cost, in"
+        " forward passes over the score split; a backward pass counts two."
     )
     if chosen:
         which = [f"{row.choice} {limit_words(row.most_passes)}" for row in tables["winner"].itertuples()]
@@ -191,10 +181,8 @@ def compare_methods(tables: Tables) -> Plot:
     limits = plots.room_for(pd.concat([shown["points"], pd.Series([0.0])]), ends)
     for axes, (name, own) in zip(drawn, settings, strict=True):
         runs = own.groupby("scorer")["points"]
-        means, intervals = (
-            runs.mean().reindex(names),
-            np.array([student_interval(runs.get_group(name)) for name in names]),
-        )
+        means = runs.mean().reindex(names)
+        intervals = np.array([student_interval(runs.get_group(name)) for name in names])
         apart = 0.5 * ((runs.cumcount() + 0.5) / runs.transform("size") - 0.5)  # equal runs would cover each other
         places = own["scorer"].map(names.index) + apart
         axes.scatter(own["points"], places, s=24, linewidth=0, zorder=3, color=CONTROL_COLOUR, label="one run")
@@ -209,9 +197,8 @@ def compare_methods(tables: Tables) -> Plot:
                 axes.annotate(f"{number(mean, 1)} →", (limits[1], row), color="#555555", **where)
     plots.legend_above(figure, drawn[0])
     caption = (
-        f"How much {quality_name(tables)} each scorer's or search's choice of heads loses to the best subset, on"
-        " average over the budgets: a small mark per run, a bar for their mean with its 95 % interval over runs; on top"
-        " what does best on the choose splits. A control far outside is given in words. Runs with other settings have a"
-        " panel of their own."
+        f"{quality_name(tables).capitalize()} that each scorer's or search's choice of heads loses to the best subset,"
+        " on average over the budgets: a small mark per run, a bar for their mean with its 95 % interval over runs; on"
+        " top what does best on the choose splits. A control far outside is given in words."
     )
     return Plot("methods", caption, figure)

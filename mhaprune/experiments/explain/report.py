@@ -139,20 +139,22 @@ def headline(tables: Tables) -> list[Number]:
 @needs("attention")
 def attention_maps(tables: Tables) -> Iterator[Plot]:
     """Yield a figure per example and site: a panel for every head, queries down, keys across."""
-    attention, examples = tables["attention"], tables["examples"].set_index("example")
-    for (example, site), maps in attention.groupby(["example", "site"], sort=False):
+    examples = tables["examples"].set_index("example")
+    for (example, site), maps in tables["attention"].groupby(["example", "site"], sort=False):
         looks = tables["looks"].query("site == @site and layer in @maps.layer")
-        layers = [rows for _, rows in looks.groupby("layer", sort=True)]
-        columns = min(ACROSS, max(map(len, layers)))
-        lines = [rows.iloc[start : start + columns] for rows in layers for start in range(0, len(rows), columns)]
-        figure = _draw_maps(maps, lines, columns, str(site))
-        shown = examples.loc[example]
-        title, caption = _words(shown, f"{SITES[site]} attention" if site in SITES else str(site))
-        figure.suptitle(wrapped(title, figure.get_figwidth()), fontsize=11)
+        where, shown, verdict = f"{SITES[site]} attention" if site in SITES else str(site), examples.loc[example], ""
+        said = str(shown["source"])
+        if "answer" in shown:
+            said += f" → {shown['answer']}"
+            wrong = isinstance(shown["right_answer"], str) and shown["answer"] != shown["right_answer"]
+            verdict = f" (wrong: it is {shown['right_answer']})" if wrong else ""
+        figure = _draw_maps(maps, looks, str(site))
+        figure.suptitle(wrapped(f"{where}: {said}", figure.get_figwidth()), fontsize=11)
         top = scale_of(maps)["vmax"]
         beyond = f" (darkest: {top:g} or more)" if maps["weight"].max() > top else ""
-        caption += (
-            f" The darker a cell, the larger the attention weight, on one scale for all of the figure{beyond}; a row is"
+        caption = (
+            f"Where every head of {where} looks in {said}{verdict}. The darker a cell, the larger the attention weight,"
+            f" on one scale for all of the figure{beyond}; a row is"
             f" {'the token that is written there' if site in WRITING else 'a token that is read'}, and its weights add"
             " up to 1. Above each its score and the pattern that it follows on the score split, if one is clear."
             f" {bold(looks, in_unit(tables))}"
@@ -160,18 +162,11 @@ def attention_maps(tables: Tables) -> Iterator[Plot]:
         yield Plot(f"attention-{example}-{site}", caption, figure)
 
 
-def _words(example: pd.Series, site: str) -> tuple[str, str]:
-    """Return the title of a figure, and the beginning of its caption."""
-    if "answer" not in example:
-        return f"{site}: {example['source']}", f"Where every head of {site} looks in {example['source']}."
-    said = f"{example['source']} → {example['answer']}"
-    wrong = isinstance(example["right_answer"], str) and example["answer"] != example["right_answer"]
-    verdict = f" (wrong: it is {example['right_answer']})" if wrong else ""
-    return f"{site}: {said}", f"Where every head of {site} looks while the model answers {said}{verdict}."
-
-
-def _draw_maps(attention: pd.DataFrame, lines: list[pd.DataFrame], columns: int, site: str) -> Figure:
-    """Draw an attention map for each head of a site; `lines` are the rows of panels."""
+def _draw_maps(attention: pd.DataFrame, looks: pd.DataFrame, site: str) -> Figure:
+    """Draw an attention map for each head of a site. Each layer begins a new row of panels."""
+    layers = [rows for _, rows in looks.groupby("layer", sort=True)]
+    columns = min(ACROSS, max(map(len, layers)))
+    lines = [rows.iloc[start : start + columns] for rows in layers for start in range(0, len(rows), columns)]
     counts = attention["query"].nunique(), attention["key"].nunique()
     height, width = (count * min(CELL, PANEL / counts[1]) for count in counts)
     height, width = max(height, 0.6), max(width, 1.85)
@@ -183,23 +178,23 @@ def _draw_maps(attention: pd.DataFrame, lines: list[pd.DataFrame], columns: int,
             axes.remove()
         for axes, (_, head) in zip(grid[i], rows.iterrows(), strict=False):
             matters = not head["removed"] and not head["prunable"]
-            axes.set_title(_title(head), fontsize=9.5, fontweight="bold" if matters else "normal", loc="left")
+            title = f"head {head['head']}, {head['scorer']} {number(head['score'], 3)}\n{name_of(head)}"
+            title = f"head {head['head']}\n " if head["removed"] else title
+            axes.set_title(title, fontsize=9.5, fontweight="bold" if matters else "normal", loc="left")
             weights = attention[(attention["layer"] == head["layer"]) & (attention["head"] == head["head"])]
+            frame(axes)
             if weights.empty:
                 axes.set_facecolor(MISSING if head["removed"] else "white")
-                frame(axes)
                 why = REMOVED if head["removed"] else "not asked for"
                 axes.text(0.5, 0.5, why, ha="center", va="center", fontsize=9.5, transform=axes.transAxes)
                 continue
             table = weights.pivot_table(index="query", columns="key", values="weight", sort=True)
             image = heat_map(axes, table.to_numpy(float), **scale)
-            frame(axes)
             tokens = weights.drop_duplicates("query")["writes" if site in WRITING else "reads"]
             _name_tokens(axes, "y", tokens, height, axes is grid[i, 0])
             _name_tokens(axes, "x", weights.drop_duplicates("key")["looks_at"], width, i == len(lines) - 1)
-        grid[i, 0].set_ylabel(
-            f"layer {rows['layer'].iloc[0]}\n{'writing' if site in WRITING else 'at token'}", fontsize=9.5
-        )
+        reading = "writing" if site in WRITING else "at token"
+        grid[i, 0].set_ylabel(f"layer {rows['layer'].iloc[0]}\n{reading}", fontsize=9.5)
     figure.supxlabel("it looks at", fontsize=9.5)
     shrink = min(1.0, 1.6 / len(lines) / height + 0.3)
     extend = "max" if attention["weight"].max() > scale["vmax"] else "neither"
@@ -221,12 +216,6 @@ def scale_of(attention: pd.DataFrame) -> dict[str, Any]:
 
 def bold(looks: pd.DataFrame, unit: str) -> str:
     return f"Bold: heads that matter, whose closing alone costs {looks['tolerance'].iloc[0]:g}{unit} or may do so."
-
-
-def _title(head: pd.Series) -> str:
-    if head["removed"]:
-        return f"head {head['head']}\n "
-    return f"head {head['head']}, {head['scorer']} {number(head['score'], 3)}\n{name_of(head)}"
 
 
 def name_of(head: pd.Series) -> str:
@@ -280,14 +269,13 @@ def head_profiles(tables: Tables) -> Plot:
     )
     others = "“first” and “last” are the ends of the text, where many tokenizers put a mark"
     caption = (
-        f"Where {shown}, the most important first. +19 means: 19 percentage points more of its attention on the score"
-        " split fall there than of a head that looks everywhere alike; the darker, the more. There is no number within"
-        f" {100 * CLEAR:g} points of such a head; a cell is grey where the head has no such place. i is the place of"
-        f" the query, i−1 is the key before it; {ours if 'end' in columns else others}. Then its score, the"
-        f" {quality_name(tables)} on the report split without it, the mean entropy of its weights (nats), and what it"
-        " is named after: of the patterns on which most of its largest weights fall, and"
-        f" {100 * ABOVE_CHANCE:g} % of the attention that is possible beyond chance, the one that exceeds chance most;"
-        f" or “everywhere”. {bold(looks, in_unit(tables))}"
+        f"Where {shown}, the most important first. +19: 19 percentage points more of its attention on the score split"
+        " than a head that looks everywhere alike pays; the darker, the more. There is no number within"
+        f" {100 * CLEAR:g} points of such a head; grey is where a head has no such place. i is the place of the query,"
+        f" i−1 the key before it; {ours if 'end' in columns else others}. Then its score, the {quality_name(tables)} on"
+        " the report split without it, the mean entropy of its weights (nats), and the pattern that names it: one with"
+        f" most of its largest weights and {100 * ABOVE_CHANCE:g} % of the attention that is possible beyond chance."
+        f" {bold(looks, in_unit(tables))}"
     )
     return Plot("patterns", caption, figure)
 

@@ -90,13 +90,13 @@ def interactions(tables: Tables) -> Plot:
     words = f"red: {STAND_IN}\nblue: {TOGETHER}\n×: {BROKEN}\n"
     bar.set_label(f"{words}interaction{in_brackets(tables)}", fontsize=9)
     bar.ax.minorticks_off()
+    tolerance = f"{pairs['tolerance'].iloc[0]:g}{in_unit(tables)}"
     caption = (
-        "What two heads cost together beyond the sum of what each costs alone, in loss on the report split:"
-        " the second difference of the loss. Red: they stand in for each other, and closing both costs more. Blue: they"
-        " work together, and each is worth less without the other. A cross: one of them alone already leaves at most"
-        f" half of {quality_name(tables)}. Colours are in proportion up to {SMALL:g}{in_unit(tables)} and follow"
-        f" the logarithm beyond. A dot: less than {pairs['tolerance'].iloc[0]:g}{in_unit(tables)}, or no difference"
-        " from 0 at 95 % confidence for all pairs together."
+        "What two heads cost together beyond the sum of what each costs alone, in loss on the report split. Red: they"
+        " stand in for each other, and closing both costs more. Blue: they work together, and each is worth less"
+        f" without the other. A cross: one of them alone already leaves at most half of {quality_name(tables)}. A dot:"
+        f" less than {tolerance}, or no difference from 0 at 95 % confidence for all pairs together. Colours are in"
+        f" proportion up to {SMALL:g}{in_unit(tables)} and follow the logarithm beyond."
     )
     return Plot("interactions", caption, figure)
 
@@ -114,7 +114,7 @@ def together(tables: Tables) -> Plot:
         what = {"expected_alone": "sum of each alone", "expected_pairs": "sum with pairs"}
         for i, (column, name) in enumerate(what.items()):
             axes.plot(removed, rows[column], linestyle="--", markersize=3.5, label=name, **plots.line_style(i))
-        measured = {"color": "black", "marker": "o", "markersize": 3.5, "label": "measured"}
+        measured: Any = {"color": "black", "marker": "o", "markersize": 3.5, "label": "measured"}
         plots.draw_curve(axes, rows, "heads_removed", LOSS_RISE, **measured)
         axes.set_yscale("symlog", linthresh=SMALL)
         axes.set_title(f"in the order of {scorer}")

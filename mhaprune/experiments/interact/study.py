@@ -101,16 +101,10 @@ def kinds_of_pairs(pairs: pd.DataFrame, alone: pd.DataFrame) -> list[str]:
     """Return the kind of each pair: `STAND_IN`, `TOGETHER`, `BROKEN` or, for a small or unsure interaction, `NEITHER`.
     A head breaks the model if closing it alone leaves at most half of the quality."""
     broken = set(named(alone[alone[QUALITY] <= alone["open_quality"] / 2]))
-    kinds = []
-    for first, second, row in zip(named(pairs), other_heads(pairs), pairs.to_dict("records"), strict=True):
-        counts = abs(row[INTERACTION]) >= row["tolerance"] and row[f"{INTERACTION}_p"] < 1 - CONFIDENCE
-        if not counts:
-            kinds.append(NEITHER)
-        elif row[INTERACTION] > 0:
-            kinds.append(STAND_IN)
-        else:
-            kinds.append(BROKEN if {first, second} & broken else TOGETHER)
-    return kinds
+    breaks = [bool({first, second} & broken) for first, second in zip(named(pairs), other_heads(pairs), strict=True)]
+    counts = (pairs[INTERACTION].abs() >= pairs["tolerance"]) & (pairs[f"{INTERACTION}_p"] < 1 - CONFIDENCE)
+    cases = {NEITHER: ~counts, STAND_IN: pairs[INTERACTION] > 0, BROKEN: np.array(breaks, dtype=bool)}
+    return list(np.select(list(cases.values()), list(cases), TOGETHER))
 
 
 def rises_and_quality(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,6 @@ from mhaprune.tables import SETTING, VALID_QUALITY, Tables
 
 TIMES = ("steps", "seconds")
 LAST = f"last_{VALID_QUALITY}"
-UNEVEN = 1.25
-"""A warning is given if milliseconds per step differ by more than this ratio between runs of one setting."""
 REACHED: Any = {"marker": "o", "markersize": 5, "linestyle": "", "color": COLOURS[0], "label": "a run"}
 CENSORED: Any = REACHED | {"color": COLOURS[1], "markerfacecolor": "white", "label": "a run that does not get there"}
 MEAN: Any = {"marker": "|", "markersize": 13, "markeredgewidth": 2.5, "linestyle": "", "color": "black"}
@@ -69,13 +67,6 @@ def over_runs(tables: Tables) -> Iterator[str]:
         for name in others:
             yield f"{on}{_compared_with_first(name, settings[name], first, settings[first])}"
     yield "Means are geometric, with 95 % intervals over runs; fewer than three runs have neither."
-    steps = reached.groupby(["task", SETTING], sort=False)["ms_per_step"].agg(["min", "max"])
-    worst = steps.loc[(steps["max"] / steps["min"]).idxmax()]
-    if worst["max"] > UNEVEN * worst["min"]:
-        yield (
-            f"A step took from {plain(worst['min'])} to {plain(worst['max'])} ms in runs of one setting, so the machine"
-            " was not equally free in all of them: trust the steps more than the seconds."
-        )
 
 
 def by_task(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -109,38 +100,29 @@ def _compared_with_first(name: str, runs: pd.DataFrame, first: str, others: pd.D
         return f"{name} is not compared with {first}: no seed reaches the target with both."
     seeds = set(runs["seed"]) | set(others["seed"])
     return (
-        f"{name} needs {_mean(steps, _ratio)} times the steps and {_mean(seconds, _ratio)} times the seconds of {first}"
+        f"{name} needs {_mean(steps)} times the steps and {_mean(seconds)} times the seconds of {first}"
         f" (by seed; {len(steps)} of {len(seeds)} reach the target with both)."
     )
 
 
 def paired_ratios(runs: pd.DataFrame, others: pd.DataFrame, time: str) -> pd.Series:
     """Return, by seed, the ratio of the times of `runs` to those of `others`, for seeds with which all of them reach
-    the target."""
-    mine, theirs = (_by_seed(rows, time) for rows in (runs, others))
-    return (mine / theirs).dropna()
+    the target. The time of runs that repeat a seed is their geometric mean."""
+    logarithms = (np.log(rows[time].where(rows["reached"])).groupby(rows["seed"]) for rows in (runs, others))
+    mine, theirs = (own.agg(lambda times: times.mean(skipna=False)) for own in logarithms)
+    return np.exp(mine - theirs).dropna()
 
 
-def _by_seed(runs: pd.DataFrame, time: str) -> pd.Series:
-    """Return the time of each seed: the geometric mean of repeated runs; NaN if one of them misses the target."""
-    times = runs[time].where(runs["reached"])
-    return np.exp(np.log(times).groupby(runs["seed"]).agg(lambda own: own.mean(skipna=False)))
-
-
-def _mean(values: pd.Series, write: Callable[[float], str] = plain) -> str:
+def _mean(values: pd.Series) -> str:
     """Return the geometric mean with its interval, in words; the values themselves, if they are few."""
     if len(values) < LEAST_RUNS:
-        return _listed(values, write)
-    mean, low, high = map(write, geometric_mean(values))
+        return _listed(values)
+    mean, low, high = map(plain, geometric_mean(values))
     return f"{mean} ({low} to {high})"
 
 
-def _listed(values: Sequence[Any] | pd.Series, write: Callable[[float], str] = plain) -> str:
-    return " and ".join(map(write, sorted(values)))
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.2f}" if 0.095 <= value < 99.5 else f"{value:.2g}"
+def _listed(values: Sequence[Any] | pd.Series) -> str:
+    return " and ".join(map(plain, sorted(values)))
 
 
 @needs("reached")

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import to_rgb
 
-from mhaprune.experiments.can_go import surely_words, what_can_go, what_is_sure
+from mhaprune.experiments import can_go
+from mhaprune.experiments.can_go import caveats, most_removed, surely_words
 from mhaprune.heads import SITES, block_label
 from mhaprune.reporting import plots
 from mhaprune.reporting.head_map import Verdict
@@ -16,7 +17,6 @@ from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, needs, wrapped
 from mhaprune.reporting.sentences import as_fast, share
 from mhaprune.tables import (
-    CHOOSE_QUALITY,
     HEAD,
     NOTHING,
     QUALITY,
@@ -35,7 +35,7 @@ CONTROL: Any = {"color": CONTROL_COLOUR, "linewidth": 8, "alpha": 0.45, "solid_c
 def say(tables: Tables) -> Iterator[str]:
     """Yield sentences: how few heads are enough, which heads, what each recovery needs, and what failed."""
     smallest, quality = tables["smallest"], quality_name(tables)
-    best = fewest_heads(smallest[~smallest["control"]])
+    best = most_removed(smallest[~smallest["control"]])
     kept, total, dense = int(best["heads_kept"]), int(best["heads_total"]), share(best["dense_quality"])
     if best["heads_removed"]:
         yield (
@@ -57,23 +57,24 @@ def say(tables: Tables) -> Iterator[str]:
         )
     if 0 < kept < total:
         yield f"They are (site.layer: heads, counted from 0) {by_block(head_names(best['kept']))}."
-    rows = [fewest_heads(rows) for _, rows in smallest.groupby("recovery", sort=False)]
-    parts = [f"{row['heads_kept']} {_after(row)} ({share(row[QUALITY])}, {_way(row)})" for row in rows]
+    parts = []
+    for name, rows in smallest.groupby("recovery", sort=False):
+        row = most_removed(rows)
+        after = name if row["control"] else f"after {name}"
+        after = "with nothing done afterwards" if name == NOTHING else after
+        parts.append(f"{row['heads_kept']} {after} ({share(row[QUALITY])}, {_way(row)})")
     yield (
         f"The fewest heads within {best['tolerance']:g} of {quality} on the choose split, and what is left"
         f" on the report split: {', '.join(parts)}."
     )
-    if best["heads_removed"] and surely_words(best):
-        yield what_is_sure(best["tolerance"], quality)
-    failed = tables["recovery"].query("note != ''")
-    for (name, note), rows in failed.groupby(["recovery", "note"], sort=False):
-        yield f"{name} failed for {len(rows)} of the models ({note})."
+    sure = bool(best["heads_removed"] and surely_words(best))
+    yield from caveats(tables, sure, best["tolerance"], "recovery")
 
 
 def head_map(tables: Tables) -> Verdict:
     """Return the heads of the smallest model within the tolerance. Controls are left out."""
     smallest = tables["smallest"]
-    best = fewest_heads(smallest[~smallest["control"]])
+    best = most_removed(smallest[~smallest["control"]])
     stays = dict.fromkeys(head_names(best["removed"]), False) | dict.fromkeys(head_names(best["kept"]), True)
     order = sorted(stays, key=lambda name: (*block_order(name.site, name.layer), name.head))
     heads = pd.DataFrame(order, columns=HEAD).assign(score=nan, name="", stays=[stays[name] for name in order])
@@ -84,30 +85,13 @@ def head_map(tables: Tables) -> Verdict:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """Return the number of heads that can be removed after each recovery, quality and speed-up; without controls."""
-    own = tables["smallest"][~tables["smallest"]["control"]]
-    return [
-        number
-        for name, rows in own.groupby("recovery", sort=False)
-        for number in what_can_go(fewest_heads(rows), str(name), tables)
-    ]
-
-
-def fewest_heads(smallest: pd.DataFrame) -> pd.Series:
-    """Return the row with the fewest heads. If several have as few, it is the best on the choose split."""
-    order = smallest.sort_values(["heads_kept", CHOOSE_QUALITY], ascending=[True, False], kind="stable")
-    return order.iloc[0]
+    """Return the first numbers of the smallest models; without controls."""
+    return can_go.headline(tables["smallest"][~tables["smallest"]["control"]], tables)
 
 
 def _way(row: pd.Series) -> str:
     """Return the name of the schedule, with its scorer if it uses one."""
     return str(row["schedule"]) + (f" with {row['scorer']}" if row["scorer"] != row["schedule"] else "")
-
-
-def _after(row: pd.Series) -> str:
-    if row["recovery"] == NOTHING:
-        return "with nothing done afterwards"
-    return str(row["recovery"]) if row["control"] else f"after {row['recovery']}"
 
 
 @needs("recovery")
@@ -130,7 +114,7 @@ def recovery_curves(tables: Tables) -> Plot:
             # A shift along x keeps coinciding curves apart.
             x = curve["heads_kept"].map(place) + 0.08 * (i - (len(ways) - 1) / 2)
             plots.draw_curve(axes, curve.assign(x=x), "x", label=way, **plots.line_style(i))
-        axes.set(title=wrapped(_title(name), 3.4), ylim=(-0.03, 1.03))
+        axes.set(title=wrapped("no recovery" if name == NOTHING else name, 3.4), ylim=(-0.03, 1.03))
         axes.set_xticks(range(len(place)), list(map(str, place)))
     plots.legend_above(figure, grid[0])
     caption = (
@@ -177,10 +161,6 @@ def survivors(tables: Tables) -> Plot | None:
         " the layer. After Voita et al. 2019, figure 8."
     )
     return Plot("survivors", caption, figure)
-
-
-def _title(recovery: str) -> str:
-    return "no recovery" if recovery == NOTHING else recovery
 
 
 def _places(table: pd.DataFrame) -> dict[int, int]:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from mhaprune.data import Data
 from mhaprune.experiments.base import Findings, Setup, WithinTolerance, with_proofs
 from mhaprune.experiments.can_go import summary_of
 from mhaprune.experiments.prune import report
@@ -103,7 +102,8 @@ class Prune(WithinTolerance):
             found += trials.controls(name, best)
         table = pd.DataFrame([trial.columns for trial in found])
         with doing("time"):
-            latency = latency_table(subject, found, batch, self.latency_rounds)
+            plans = list({trial.plan.mask: trial.plan for trial in found}.values())
+            latency = time_removed(subject, plans, batch, self.latency_rounds)
         smallest = smallest_table(table, latency, self.tolerance)
         tables = {
             "smallest": smallest,
@@ -113,9 +113,8 @@ class Prune(WithinTolerance):
             "recovery_training": pd.concat(trials.histories) if trials.histories else pd.DataFrame(),
             **study.training_table,
         }
-        saved = [study.saved(f"models/{name}", model, steps) for name, model, steps in _to_save(found, smallest)]
-        files = {name: content for files in saved for name, content in files.items()}
-        return with_proofs(study, {name: frame for name, frame in tables.items() if len(frame)}, trials.worst, files)
+        tables = {name: frame for name, frame in tables.items() if len(frame)}
+        return with_proofs(study, tables, trials.worst, saved_files(study, found, smallest))
 
 
 def choose_next(study: Study, scorer: str, name: str, left: Subject, budget: Budget) -> Plan:
@@ -134,24 +133,17 @@ def best_of_each_size(found: Sequence[Trial]) -> list[Trial]:
     """Return the best pruned model on the choose split for each number of heads kept."""
     best: dict[int, Trial] = {}
     for trial in found:
-        kept = len(trial.plan.mask.kept)
-        if trial.plan.mask.removed and (kept not in best or _choice(trial) > _choice(best[kept])):
-            best[kept] = trial
+        if trial.plan.mask.removed:
+            kept = len(trial.plan.mask.kept)
+            pair = (best.get(kept, trial), trial)
+            best[kept] = max(pair, key=lambda each: (each.columns[CHOOSE_QUALITY], -each.columns["choose_loss"]))
     return list(best.values())
-
-
-def latency_table(subject: Subject, found: Sequence[Trial], batch: Data, rounds: int) -> pd.DataFrame:
-    """Return one row per set of removed heads, timed without recovery, then two rows of the dense model."""
-    plans = list({trial.plan.mask: trial.plan for trial in found}.values())
-    rows = time_removed(subject, plans, batch, rounds)
-    rows.insert(0, "model", [*(["removed"] * len(plans)), *rows["scorer"][len(plans) :]])
-    return rows.drop(columns=["scorer", "draw", "schedule", "budget"])
 
 
 def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float) -> pd.DataFrame:
     """Return one row per schedule, scorer and recovery: the smallest model within `tolerance` of the dense exact match,
     beside the control of its size. A control has a row too, with means over its draws."""
-    speeds = latency.loc[latency["model"] == "removed", ["removed", *(f"speedup{q}" for q in QUARTILES)]]
+    speeds = latency.loc[latency["removed"].notna(), ["removed", *(f"speedup{q}" for q in QUARTILES)]]
     table = table.merge(speeds, how="left", on="removed")
     dense = table[(table["recovery"] == NOTHING) & (table["heads_removed"] == 0)].iloc[0]
     controls = table[table["control"]]
@@ -175,19 +167,14 @@ def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
         yield (BEST_OF_SIZE, BEST_OF_SIZE, recovery), rows.assign(**means, **blank).drop_duplicates("heads_kept")
 
 
-def _choice(trial: Trial) -> tuple[float, float]:
-    return trial.columns[CHOOSE_QUALITY], -trial.columns["choose_loss"]
-
-
-def _to_save(found: Sequence[Trial], smallest: pd.DataFrame) -> Iterator[tuple[str, Subject, int]]:
-    """Yield file name, model and training steps after pruning, for each row that has lost heads; not for controls."""
-    models = {
-        (*(trial.columns[name] for name in WAY), trial.plan.budget): trial
-        for trial in found
-        if not trial.columns["control"]
-    }
+def saved_files(study: Study, found: Sequence[Trial], smallest: pd.DataFrame) -> dict[str, bytes]:
+    """Return the files of the models of the rows that have lost heads; not of controls."""
+    own = [trial for trial in found if not trial.columns["control"]]
+    models = {(*(trial.columns[name] for name in WAY), trial.plan.budget): trial for trial in own}
+    files: dict[str, bytes] = {}
     for row in smallest[(smallest["heads_removed"] > 0) & ~smallest["control"]].to_dict("records"):
         way = [row[name] for name in WAY]
-        words = [*dict.fromkeys(way), str(row["heads_kept"])]
         trial = models[*way, row["budget"]]
-        yield "-".join(words), trial.model, trial.columns["steps"]
+        name = "-".join([*dict.fromkeys(way), str(row["heads_kept"])])
+        files |= study.saved(f"models/{name}", trial.model, trial.columns["steps"])
+    return files

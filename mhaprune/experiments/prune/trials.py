@@ -51,18 +51,14 @@ class Trials:
     def after(self, plans: Sequence[Plan]) -> Iterator[Trial]:
         """Yield the model of each plan without recovery, then after each recovery that acts once, at the end."""
         dense, equivalence = self.lesson.dense, EquivalenceCheck(self.lesson.dense, self.lesson.splits.report)
-        ends = {
-            name: recovery
-            for name, recovery in self.recoveries.items()
-            if not recovery.between and not recovery.control
-        }
+        ends = [name for name, each in self.recoveries.items() if not each.between and not each.control]
         for plan in track(plans, "plan", name=plan_words):
             equivalence.prove(plan.mask)
             self.worst = max(self.worst, equivalence.worst)
             for name in (NOTHING, *ends):
                 known = self._done.get((name, plan.mask))
                 if known is None:
-                    steps = ends[name].extra_steps if name in ends else 0
+                    steps = 0 if name == NOTHING else self.recoveries[name].extra_steps
                     known = self._recovered(plan, name, dense.without(plan.mask), 0, steps)
                     self._done[name, plan.mask] = known
                 yield known._replace(plan=plan, columns=known.columns | _identity(plan, name, 0))

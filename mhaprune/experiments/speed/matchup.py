@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -15,17 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.data import SPECIAL, Examples
 from mhaprune.heads import HeadGrid, HeadMask, Site
-from mhaprune.measure.times import (
-    COPIES,
-    Device,
-    copies,
-    in_turn,
-    many_programs,
-    milliseconds,
-    ratio_columns,
-    speed_columns,
-    taking_turns,
-)
+from mhaprune.measure import times
 from mhaprune.model.network import Transformer
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tables import DENSE, DENSE_AGAIN
@@ -73,8 +62,7 @@ class Workload:
     def count_flops(self, model: Seq2Seq, batch: Examples) -> int:
         """Return the floating-point operations of one call, as torch counts them: two for each multiply-add of a matrix
         product."""
-        eager = torch.compiler.set_stance("force_eager")
-        with torch.no_grad(), eager, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             self.call(model, batch)()
         return counter.get_total_flops()
 
@@ -93,9 +81,6 @@ def evenly(grid: HeadGrid, count: int) -> HeadMask:
     return HeadMask(grid, frozenset(grid.heads[n] for n in taken))
 
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
 class Matchup:
     """Timing of dense models, pruned models and models built small, in turn, with several copies and random weights.
 
@@ -108,25 +93,17 @@ class Matchup:
         vocabulary_size: int,
         masks: Sequence[HeadMask],
         device: torch.device,
-        dtype: str,
-        compiled: bool,
     ) -> None:
-        self.masks, self.device, self.vocabulary_size, self.compiled = masks, device, vocabulary_size, compiled
+        self.masks, self.device, self.vocabulary_size = masks, device, vocabulary_size
         fresh = partial(Seq2Seq, shape, vocabulary_size)
         dense = fresh()
-
-        def ready(make: Callable[[], Seq2Seq]) -> Seq2Seq:
-            model = make().to(device, PRECISIONS[dtype])
-            for layer in (*model.encoder, *model.decoder) if compiled else ():
-                layer.compile(fullgraph=True)  # fails instead of running uncompiled code
-            return model
-
         makers: dict[str, Callable[[], Seq2Seq]] = {DENSE: fresh, DENSE_AGAIN: fresh}
         for mask in masks:
             present = HeadMask(dense.grid, mask.removed & frozenset(dense.grid))
             makers[_removed(mask)] = partial(dense.without, present)
             makers[_built(mask)] = partial(fresh, grid=dense.grid.without(present.removed))
-        self.models = copies({name: partial(ready, make) for name, make in makers.items()})
+        made = times.copies(makers)
+        self.models = {name: [model.to(device) for model in models] for name, models in made.items()}
 
     def speed(self, work: Workload, rounds: int) -> pd.DataFrame:
         """Return a row per mask, with the columns of `speed_columns`. Other ratios are also taken round by round:
@@ -134,9 +111,8 @@ class Matchup:
         ideal speed-up."""
         batch = work.batch(self.vocabulary_size, self.device)
         calls = {name: [work.call(model, batch) for model in models] for name, models in self.models.items()}
-        with many_programs() if self.compiled else nullcontext():
-            turns = {name: taking_turns(copies) for name, copies in calls.items()}
-            times = in_turn(turns, rounds, COPIES, self.device)
+        turns = {name: times.taking_turns(copies) for name, copies in calls.items()}
+        timed = times.in_turn(turns, rounds, times.COPIES, self.device)
         flops = [work.count_flops(self.models[_removed(mask)][0], batch) for mask in self.masks]
         rows = []
         for mask, own_flops in zip(self.masks, flops, strict=True):
@@ -146,9 +122,9 @@ class Matchup:
                 "model_heads_removed": len(mask.removed),
                 "heads_total": len(grid),
                 "heads_removed": len(mask.removed & frozenset(grid)),
-                **speed_columns(times, DENSE, pruned),
-                **ratio_columns("built_ratio", times, pruned, built),
-                **ratio_columns("aa_ratio", times, DENSE, DENSE_AGAIN),
+                **times.speed_columns(timed, DENSE, pruned),
+                **times.ratio_columns("built_ratio", timed, pruned, built),
+                **times.ratio_columns("aa_ratio", timed, DENSE, DENSE_AGAIN),
                 "flop_ratio": flops[0] / own_flops,
                 "parameters": self.models[pruned][0].count_parameters(),
             }
@@ -158,9 +134,9 @@ class Matchup:
     def parts(self, work: Workload, rounds: int) -> pd.DataFrame:
         """Return the time of the dense model, a row per part."""
         batch, model = work.batch(self.vocabulary_size, self.device), self.models[DENSE][0]
-        times = time_parts(model, lambda watched: work.call(watched, batch)(), rounds, device=self.device)
-        medians = times.median()
-        parts = {"part": list(times), "part_ms": medians.to_numpy(), "share": (medians / medians.sum()).to_numpy()}
+        spent = time_parts(model, lambda watched: work.call(watched, batch)(), rounds, device=self.device)
+        medians = spent.median()
+        parts = {"part": list(spent), "part_ms": medians.to_numpy(), "share": (medians / medians.sum()).to_numpy()}
         return pd.DataFrame(self._identity(work) | parts)
 
     def _identity(self, work: Workload) -> dict[str, Any]:
@@ -172,7 +148,7 @@ ATTENTION, FEED_FORWARD, REST = "attention", "feed_forward", "rest"
 
 @torch.no_grad()
 def time_parts(
-    model: Seq2Seq, run: Callable[[Seq2Seq], object], rounds: int, warmup: int = 2, device: Device = "cpu"
+    model: Seq2Seq, run: Callable[[Seq2Seq], object], rounds: int, warmup: int = 2, device: times.Device = "cpu"
 ) -> pd.DataFrame:
     """Return milliseconds of each part (columns) in every round (rows) of `run` on a copy of the model.
 
@@ -185,7 +161,7 @@ def time_parts(
     def timed(part: str, function: Callable[..., Any]) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
             results = []
-            spent[part] += milliseconds(lambda: results.append(function(*arguments, **named)), device)
+            spent[part] += times.milliseconds(lambda: results.append(function(*arguments, **named)), device)
             return results[0]
 
         return call
@@ -205,7 +181,7 @@ def time_parts(
     rows = []
     for _ in range(warmup + rounds):
         spent |= {ATTENTION: 0.0, FEED_FORWARD: 0.0}
-        whole = milliseconds(lambda: run(watched), device)
+        whole = times.milliseconds(lambda: run(watched), device)
         rows.append({**spent, REST: whole - spent[ATTENTION] - spent[FEED_FORWARD]})
     return pd.DataFrame(rows[warmup:])
 

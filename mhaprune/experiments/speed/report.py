@@ -13,7 +13,7 @@ from mhaprune.reporting import plots
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, needs
 from mhaprune.reporting.sentences import share
-from mhaprune.tables import CHOOSE_QUALITY, QUALITY, Tables, candidates, quality_name, timed_name
+from mhaprune.tables import CHOOSE_QUALITY, QUALITY, QUARTILES, Tables, candidates, quality_name, timed_name
 
 WHAT = {"encoder": "encoder", "decoder": "decoder, KV cache", "both": "encoder and decoder"}
 SIZE = ["batch_size", "source_length", "target_length"]
@@ -116,8 +116,7 @@ def speedup_curves(tables: Tables) -> Plot:
         axes.axhspan(*floor, color=CONTROL_COLOUR, alpha=0.25, linewidth=0)
         for n, (_, line) in enumerate(panel.groupby(SIZE, sort=False)):
             removed, look = line["model_heads_removed"], plots.line_style(n)
-            bars = np.abs(line[["speedup_q1", "speedup_q3"]].to_numpy().T - line["speedup"].to_numpy())
-            axes.errorbar(removed, line["speedup"], bars, capsize=2, markersize=4, elinewidth=1, **look)
+            plots.draw_curve(axes, line, "model_heads_removed", "speedup", QUARTILES, markersize=4, **look)
             axes.plot(removed, line["speedup"] * line["built_ratio"], **BUILT)
             axes.plot(removed, line["flop_ratio"], color=look["color"], linestyle=":", linewidth=1.2)
         axes.set_xticks(sorted(panel["model_heads_removed"].unique()))

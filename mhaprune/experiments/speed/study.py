@@ -1,17 +1,16 @@
 """Time models with and without heads, at several sizes, and find where the time is spent."""
 
-import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import pandas as pd
 
 from mhaprune.experiments.base import Findings, HeadBudgets, Setup, the_one, with_proofs
 from mhaprune.experiments.speed import report
-from mhaprune.experiments.speed.matchup import PRECISIONS, Matchup, Workload, evenly, scaled
+from mhaprune.experiments.speed.matchup import Matchup, Workload, evenly, scaled
 from mhaprune.heads import HeadGrid
 from mhaprune.measure.times import device_name
 from mhaprune.model.network import Transformer
@@ -22,7 +21,6 @@ from mhaprune.schedules.budgets import heads_to_remove
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.settings.ranges import Ge, Sizes, Within
 from mhaprune.studies.study import Study, Trained
-from mhaprune.subject import Subject
 from mhaprune.tables import CHOOSE_QUALITY, DENSE_AGAIN
 
 log = logging.getLogger(__name__)
@@ -37,8 +35,8 @@ class Speed(HeadBudgets):
     dense model, a second copy of it (A/A), one with heads removed, and one built without them.
 
     The trained model shows the quality too. Its heads are removed as the schedule and the scorers choose, and
-    `tradeoff` has exact match beside the milliseconds of a greedy decoding, both in `dtype` and not compiled. A
-    pretrained model has only this table: its quality beside the milliseconds of a forward pass.
+    `tradeoff` has exact match beside the milliseconds of a greedy decoding. A pretrained model has only this table: its
+    quality beside the milliseconds of a forward pass.
     """
 
     d_models: Sizes = (64, 256, 512)
@@ -53,10 +51,6 @@ class Speed(HeadBudgets):
     """The shares of all heads to remove from the fresh models, evenly from all blocks."""
     rounds: Annotated[int, Ge(1)] = 20
     """Number of rounds in which each model is timed once."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """The type of weights and activations."""
-    compile: bool = False
-    """Whether the layers of the fresh models are compiled by torch.compile."""
 
     tables = ("speed", "parts", "tradeoff", "pruning", "training")
     figures = (report.speedup_curves, report.accuracy_milliseconds, report.time_by_part)
@@ -79,19 +73,14 @@ class Speed(HeadBudgets):
                 raise ValueError(f"experiment.d_models={d_model}: must be {allowed}")
 
     def __call__(self, study: Study) -> Findings:
-        timed_on = {"device": device_name(study.subject.device), "dtype": self.dtype}
-        sizes = {} if study.origin is None else self.sizes(study.trained, timed_on)
+        timed = {} if study.origin is None else self.sizes(study.trained)
         with doing("trained model"):
-            pruning, tradeoff, difference = self.trained(study)
-        tables = {
-            **sizes,
-            "tradeoff": tradeoff.assign(**timed_on, compiled=False),
-            "pruning": pruning,
-            **study.training_table,
-        }
-        return with_proofs(study, tables, difference)
+            pruning, timed["tradeoff"], difference = self.trained(study)
+        device = device_name(study.subject.device)
+        tables = {name: table.assign(device=device) for name, table in timed.items()}
+        return with_proofs(study, {**tables, "pruning": pruning, **study.training_table}, difference)
 
-    def sizes(self, trained: Trained, timed_on: Mapping[str, str]) -> dict[str, pd.DataFrame]:
+    def sizes(self, trained: Trained) -> dict[str, pd.DataFrame]:
         """Return tables `speed` and `parts`, of fresh models."""
         config, device = trained.network.config, trained.network.device
         full = HeadGrid.full(config.blocks, config.num_heads)
@@ -103,17 +92,13 @@ class Speed(HeadBudgets):
             for d_model in self.d_models:
                 whole = scaled(config, d_model, longest)
                 for shape in dict.fromkeys(work.shape(whole) for work in workloads):
-                    matchup = Matchup(shape, len(trained.task.vocabulary), masks, device, self.dtype, self.compile)
+                    matchup = Matchup(shape, len(trained.task.vocabulary), masks, device)
                     for work in workloads:
                         if work.shape(whole) == shape:
                             speed.append(matchup.speed(work, self.rounds))
                             parts.append(matchup.parts(work, self.rounds))
                             step.advance()
-        table = pd.concat(speed, ignore_index=True).assign(**timed_on, compiled=self.compile)
-        return {
-            "speed": table,
-            "parts": pd.concat(parts, ignore_index=True).assign(**timed_on, compiled=False),
-        }
+        return {"speed": pd.concat(speed, ignore_index=True), "parts": pd.concat(parts, ignore_index=True)}
 
     def workloads(self, shape: Transformer) -> Iterator[Workload]:
         """Yield encoder and decoder apart and both together; only the decoder without encoder layers."""
@@ -131,13 +116,11 @@ class Speed(HeadBudgets):
         subject = study.subject
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
         plans = plans_of(choices(scoring, study.scorers, the_one(study.schedules), self.removals(subject.grid)))
-        ours: Any = copy.deepcopy(subject)
-        cast: Subject = ours.to(PRECISIONS[self.dtype])
-        pruning, _, difference = prune(cast, plans, study.splits)
+        pruning, _, difference = prune(subject, plans, study.splits)
         examples, first = study.splits.report, [plan for plan in plans if plan.draw == 0]
         parts = []
         for batch_size in dict.fromkeys(min(size, len(examples)) for size in self.batch_sizes):
-            latency = time_removed(cast, first, examples[:batch_size], self.rounds)
+            latency = time_removed(subject, first, examples[:batch_size], self.rounds)
             floor = latency[latency["scorer"] == DENSE_AGAIN].iloc[0]
             both = pruning.merge(latency, on=[name for name in latency if name in pruning])
             own = report.judged(both, {"pruning": pruning})

@@ -26,7 +26,6 @@ def test_what_is_said(snapshot: Any) -> None:
         for name, at in (("slow", 40), ("fast", 10 * factor))
         for seed in (0, 1, 2)
     ]
-    uneven = [("sort", "", seed, run(40, ms_per_step=ms)) for seed, ms in enumerate((20, 30))]
     one = {
         "a run that stays at its target": tables(history(0, 0.1, 0.995, 0.97, 0.99, 1.0, every=100, ms_per_step=18.5)),
         "a run that does not": tables(history(0, 0.1, 0.995, 0.93, every=100)),
@@ -37,7 +36,6 @@ def test_what_is_said(snapshot: Any) -> None:
         "runs that never get there": sweep(first=[40, None, 60], second=[20, 30, None], third=[None, None, None]),
         "two runs of each setting": sweep(a=[60, 40], b=[20, 20]),
         "several tasks": collected(tasks),
-        "a machine that was not equally free": collected(uneven),
     }
     cases = {name: list(Learn.say(found)) for name, found in one.items()}
     cases |= {name: list(Learn.say_in_common(found)) for name, found in several.items()}

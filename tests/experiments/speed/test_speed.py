@@ -48,8 +48,6 @@ def test_every_size_has_a_row_per_share_of_the_heads(tables: Frames) -> None:
     assert mine.loc["decoder", "heads_removed"].tolist() == [0, 2, 2, 4, 4]
     assert mine.loc["encoder", "heads_total"].unique().tolist() == [2]
     assert mine.loc["encoder", "target_length"].unique().tolist() == [0]
-    assert set(speed["compiled"]) == {False}
-    assert set(speed["dtype"]) == {"float32"}
     assert speed["device"].str.startswith("cpu (").all()
 
 
@@ -137,7 +135,7 @@ def made_up() -> dict[str, pd.DataFrame]:
         | {"quality": right - 0.01, "choose_quality": right, "on_front": gone > 0}
         for gone, time, right in ((0, 8.0, 1.0), (1, 7.0, 1.0), (2, 6.5, 0.995), (6, 2.0, 0.0))
     ]
-    speed = pd.DataFrame(rows).assign(latency_ms=1.0, device="cpu (x)", dtype="float32", compiled=False)
+    speed = pd.DataFrame(rows).assign(latency_ms=1.0, device="cpu (x)")
     others = {"parts": pd.DataFrame(parts), "tradeoff": pd.DataFrame(tradeoff)}
     return {"speed": speed, **others}
 
@@ -197,25 +195,6 @@ def test_one_draw_of_a_control_is_neither_drawn_nor_the_fastest() -> None:
     )
     assert "random" not in text_of(both)
     assert both.figure.axes[0].get_xlim() == plain.figure.axes[0].get_xlim()
-
-
-def test_bfloat16_computes_in_bfloat16(tables: Frames, cache: Path) -> None:
-    small = ["experiment.d_models=[16]", "experiment.batch_sizes=[3]", "experiment.shares=[0.5]", "scorer=[ablation]"]
-    half = run(cache, "experiment.dtype=bfloat16", *small)
-    for name in ("speed", "parts", "tradeoff"):
-        assert set(half[name]["dtype"]) == {"bfloat16"}
-    key = ["what", "timed_d_model", "batch_size", "model_heads_removed"]
-    both = half["speed"].merge(tables["speed"], on=key, suffixes=("", "_float32"))
-    assert len(both) == 6
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_compiled_layers_run_and_nothing_falls_back_in_silence(cache: Path) -> None:
-    small = ["experiment.compile=true", "experiment.d_models=[16]", "experiment.batch_sizes=[2]"]
-    tables = run(cache, *small, "experiment.shares=[0.5]")
-    assert set(tables["speed"]["compiled"]) == {True}
-    assert set(tables["parts"]["compiled"]) == {False}
 
 
 def test_a_model_without_encoder_layers_has_a_decoder_only() -> None:
