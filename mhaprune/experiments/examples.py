@@ -1,17 +1,20 @@
 """Examples for the user to look at: the model's answers, and the attention of each head."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 from mhaprune.data import EOS, SPECIAL, Examples, pad, shift_right
-from mhaprune.heads import HeadGrid, HeadId, Site
+from mhaprune.heads import HeadId, HeadMask, Site
 from mhaprune.model.transformer import Seq2Seq
+from mhaprune.progress import track
 from mhaprune.scorers.scoring import head_columns
 from mhaprune.studies.study import Study, Trained
+from mhaprune.subject import Outcome
+from mhaprune.tables import HEAD
 from mhaprune.tasks.base import Task
 
 
@@ -57,7 +60,7 @@ def examples_table(shown: Iterable[Shown], train: Examples) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def attention_table(subject: Seq2Seq, task: Task, shown: Iterable[Shown], heads: Collection[HeadId]) -> pd.DataFrame:
+def attention_table(subject: Seq2Seq, task: Task, shown: Iterable[Shown]) -> pd.DataFrame:
     """Return one row per example, head, query and key with the attention `weight`. `reads` is the token at the query,
     `looks_at` the token at the key. `writes` is the token that the decoder predicts there; None in the encoder."""
     parts = list[pd.DataFrame]()
@@ -71,7 +74,7 @@ def attention_table(subject: Seq2Seq, task: Task, shown: Iterable[Shown], heads:
             keys = prefix if block.site == Site.DECODER_SELF else source
             writes = [None] * len(source) if block.site == Site.ENCODER_SELF else target
             own = [head for head in subject.grid if head.block == block]
-            parts += _cells(number, own, seen.weights[0], heads, {"reads": reads, "writes": writes}, keys)
+            parts += _cells(number, own, seen.weights[0], {"reads": reads, "writes": writes}, keys)
     return pd.concat(parts, ignore_index=True)
 
 
@@ -79,18 +82,16 @@ def _cells(
     example: int,
     own: Sequence[HeadId],
     weights_HTU: Tensor,
-    heads: Collection[HeadId],
     at_query: Mapping[str, Sequence[str | None]],
     keys: Sequence[str],
 ) -> Iterator[pd.DataFrame]:
-    """Yield a table for each of a block's `own` heads that is among `heads`, with one row per query and key."""
+    """Yield a table for each of a block's `own` heads, with one row per query and key."""
     for head, weights_TU in zip(own, weights_HTU.double().cpu().numpy(), strict=True):
-        if head in heads:
-            places = pd.MultiIndex.from_product(map(range, weights_TU.shape), names=["query", "key"])
-            frame = places.to_frame(index=False)
-            columns = {name: [words[i] for i in frame["query"]] for name, words in at_query.items()}
-            columns |= {"looks_at": [keys[i] for i in frame["key"]], "weight": weights_TU.flatten()}
-            yield pd.DataFrame({"example": example, **head_columns(head), **frame, **columns})
+        places = pd.MultiIndex.from_product(map(range, weights_TU.shape), names=["query", "key"])
+        frame = places.to_frame(index=False)
+        columns = {name: [words[i] for i in frame["query"]] for name, words in at_query.items()}
+        columns |= {"looks_at": [keys[i] for i in frame["key"]], "weight": weights_TU.flatten()}
+        yield pd.DataFrame({"example": example, **head_columns(head), **frame, **columns})
 
 
 def tokens(task: Task, ids: Tensor) -> list[str]:
@@ -117,23 +118,20 @@ def shown_by(model: Seq2Seq, trained: Trained, numbers: Sequence[int]) -> list[S
     return [show(model, trained.task, *pair) for pair in pairs]
 
 
-def heads_named(name: str, grid: HeadGrid) -> list[HeadId]:
-    """Return a head by its name (`cross.1.2`) or all of a layer (`cross.1`). Raises ValueError with the allowed
-    names."""
-    if len(name.split(".")) not in (2, 3):
-        raise ValueError(f"heads={name}: must read SITE.LAYER or SITE.LAYER.HEAD, for example {next(iter(grid))}")
-    layers = {str(block): [head for head in grid if head.block == block] for block in grid.blocks}
-    layer = ".".join(name.split(".")[:2])
-    if layer not in layers:
-        raise ValueError(f"heads={name}: no such layer, the model has {', '.join(layers)}")
-    found = [head for head in layers[layer] if name in (layer, str(head))]
-    if not found:
-        have = ", ".join(str(head.head) for head in layers[layer])
-        raise ValueError(f"heads={name}: no such head, layer {layer} has {f'heads {have}' if have else 'none left'}")
-    return found
+def answer_tables(
+    trained: Trained, numbers: Sequence[int], closed: Outcome, most_wrong: int
+) -> dict[str, pd.DataFrame]:
+    """Return the tables `wrong` (see `turned_wrong`), `examples` and `attention` for mhaprune's own model."""
+    network, task, splits = trained.network, trained.task, trained.splits
+    shown = shown_by(network, trained, numbers)
+    return {
+        "wrong": turned_wrong(network, task, shown, splits.report, closed, most_wrong),
+        "examples": examples_table(shown, splits.train),
+        "attention": attention_table(network, task, shown),
+    }
 
 
-def text_tables(study: Study, numbers: Sequence[int], heads: Collection[HeadId]) -> dict[str, pd.DataFrame]:
+def text_tables(study: Study, numbers: Sequence[int]) -> dict[str, pd.DataFrame]:
     """Return `examples`, one row per text, and `attention`, as `attention_table` does, for a pretrained model. Tokens
     without names are called by their positions."""
     texts, parts = [], list[pd.DataFrame]()
@@ -144,14 +142,35 @@ def text_tables(study: Study, numbers: Sequence[int], heads: Collection[HeadId])
         with torch.no_grad():
             maps = study.subject.attention_maps(batch)
         for block, seen in maps.items():
-            queries, keys = (_named(real[0], words) for real in (seen.queries, seen.keys))
+            counts = (int(real[0].sum()) for real in (seen.queries, seen.keys))  # without padding
+            queries, keys = (words if count == len(words) else list(map(str, range(count))) for count in counts)
             weights_HTU = seen.weights[0][:, seen.queries[0]][:, :, seen.keys[0]]
             own = [head for head in study.subject.grid if head.block == block]
-            parts += _cells(example, own, weights_HTU, heads, {"reads": queries}, keys)
+            parts += _cells(example, own, weights_HTU, {"reads": queries}, keys)
     return {"examples": pd.DataFrame(texts), "attention": pd.concat(parts, ignore_index=True)}
 
 
-def _named(real_T: Tensor, words: Sequence[str]) -> list[str]:
-    """Return the words at the real (unpadded) positions if there is one word for each; else position numbers."""
-    count = int(real_T.sum())
-    return list(words) if count == len(words) else [str(i) for i in range(count)]
+def turned_wrong(
+    subject: Seq2Seq, task: Task, asked: Sequence[Shown], examples: Examples, closed: Outcome, shown: int
+) -> pd.DataFrame:
+    """Return, for each head, examples that turn wrong when it is closed, with the model's answer: first the
+    examples that the user `asked` for, then up to `shown` of `examples`."""
+    right_E = closed.quality[0] == 1
+    rows: list[dict[str, Any]] = []
+    for head in track(subject.grid, "heads", name=str):
+        gates_N = HeadMask(subject.grid).without(head).gates(examples.device).to(subject.positions.dtype)
+        for one in asked:
+            symbols = task.vocabulary.decode(one.batch.source[0].tolist())
+            without_it = show(subject, task, symbols, None, gates_N).answer
+            if one.answer == one.right != without_it:
+                example = f"{one.source} -> {one.right}"
+                rows.append(head_columns(head) | {"example": example, "said_without_it": without_it})
+        at = (right_E & (closed.quality[1 + subject.grid.index(head)] == 0)).nonzero()[:shown, 0]
+        if not len(at):
+            continue
+        some = examples[at]
+        said = subject.decode_greedily(some.source, examples.target.shape[1], gates_N)
+        for source, target, answer in zip(some.source.tolist(), some.target.tolist(), said.tolist(), strict=True):
+            words = task.show(source, answer).rpartition(" -> ")[2]
+            rows.append(head_columns(head) | {"example": task.show(source, target), "said_without_it": words})
+    return pd.DataFrame(rows, columns=[*HEAD, "example", "said_without_it"])

@@ -138,12 +138,7 @@ class Recipe(Source):
             history=history,
             trained_with=with_what,
             origin=Trained(
-                network=network,
-                task=self.task,
-                splits=splits,
-                training=self.training,
-                save=save,
-                example=self.example,
+                network=network, task=self.task, splits=splits, training=self.training, save=save, example=self.example
             ),
         )
 
@@ -164,14 +159,10 @@ class Recipe(Source):
         with torch.random.fork_rng(devices=[]):
             return Seq2Seq(self.model, len(self.task.vocabulary), None, self.grid)
 
-    def untrained(self) -> Seq2Seq:
-        """Return the unpruned model before training. The random seed of torch is set, as training does."""
-        torch.manual_seed(self.trained_seed)
-        return Seq2Seq(self.model, len(self.task.vocabulary), self.gate).to(self.device)
-
     def trained(self, splits: Splits[Examples]) -> tuple[Seq2Seq, pd.DataFrame, dict[str, Any]]:
         """Return the model after training, its history, and its environment. The same recipe is trained only once."""
-        model = self.untrained()
+        torch.manual_seed(self.trained_seed)  # before the weights are drawn
+        model = Seq2Seq(self.model, len(self.task.vocabulary), self.gate).to(self.device)
 
         def make(state: dict[str, Any] | None, save: Any) -> dict[str, Any]:
             history = self.training(model, splits.train, splits.valid, self.gate, self.seed, state, save)

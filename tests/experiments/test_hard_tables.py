@@ -88,7 +88,7 @@ def one_size(tables: Frames) -> Frames:
 
 
 def nothing_measured(tables: Frames) -> Frames:
-    gone = (*MOMENTS, "spearman", "spearman_with_ablation", "entropy", "mass")
+    gone = (*MOMENTS, "spearman", "entropy", "mass")
     return {
         name: frame.assign(**{column: np.nan for column in gone if column in frame}) for name, frame in tables.items()
     }

@@ -35,12 +35,6 @@ REFUSED = {
         (f"example={'1 ' * 70}", "has 70 symbols, model.max_length=64 allows 63 and the end of sequence"),
         ("task=inflection; example=walk", "example='walk': must be a lemma and one of noun0 (plural), verb0 (past)"),
         ("task=inflection; example=Walk verb3", "example='Walk verb3': W is not in the vocabulary"),
-        ("experiment.heads=[cross.7]", "experiment.heads=cross.7: no such layer, the model has encoder_self.0"),
-        (
-            "experiment.heads=[cross.0.5]",
-            "experiment.heads=cross.0.5: no such head, layer cross.0 has heads 0, 1,",
-        ),
-        ("experiment.heads=[cross.0.1.2]", "heads=cross.0.1.2: must read SITE.LAYER or SITE.LAYER.HEAD, for example"),
         ("scorer=[gate]", "scorer=[gate]: must name ablation, which says what heads are worth"),
     ],
     "interact": [

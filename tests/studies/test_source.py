@@ -179,7 +179,6 @@ def test_what_it_has_not_is_left_out_with_a_notice(cache: Path, caplog: pytest.L
         ("ablate", ["experiment.budgets=[9]"], "experiment.budgets=9: the model has 8 heads"),
         ("explain", ["example=hello"], "example='hello': only a model that is trained here reads one"),
         ("explain", ["experiment.examples=[99]"], r"experiment.examples=99: the report split has examples 0 to 17"),
-        ("explain", ["experiment.heads=[cross.0]"], "experiment.heads=cross.0: no such layer"),
         ("compare", ["scorer=[ablation]", "schedule=[]"], r"schedule=\[\]: must name at least one"),
     ],
 )

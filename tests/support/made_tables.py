@@ -81,11 +81,9 @@ def summary() -> pd.DataFrame:
     }
     return pd.DataFrame(
         [
+            row | {"scorer": "gate", "heads_removed": 3, "quality": 1.0} | {"removed": "cross.0.0 cross.0.1 cross.1.2"},
             row
-            | {"scorer": "gate", "heads_removed": 3, "quality": 1.0, "spearman_with_ablation": 0.44}
-            | {"removed": "cross.0.0 cross.0.1 cross.1.2"},
-            row
-            | {"scorer": "ablation", "heads_removed": 9, "quality": 0.993, "spearman_with_ablation": None}
+            | {"scorer": "ablation", "heads_removed": 9, "quality": 0.993}
             | {"removed": " ".join(f"cross.1.{n}" for n in range(9))},
         ]
     )

@@ -20,7 +20,7 @@ from mhaprune.recoveries.base import recover
 from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.shared_figures import agreement, compare_curves
 from mhaprune.reporting.training import training_curve
-from mhaprune.scorers.agreement import rank_agreement, with_reference
+from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.studies.study import Study
 from mhaprune.tables import NOTHING
@@ -74,20 +74,20 @@ class Ablate(HeadBudgets, WithinTolerance):
         first, batch = [plan for plan in plans if plan.draw == 0], splits.report[: self.latency_batch]
         with doing("time"):
             latency = time_removed(subject, first, batch, self.latency_rounds)
-        pruning, alike = with_times(pruning, latency), rank_agreement(heads)
-        furthest = most_removed(summary_table(pruning, alike, self.tolerance))["scorer"]
+        pruning = with_times(pruning, latency)
+        furthest = most_removed(summary_table(pruning, self.tolerance))["scorer"]
         recovered, answers = recover_and_answer(study, [plan for plan in first if plan.scorer == furthest])
         curves = [pruning]
         if len(recovered):
             recovered = with_times(recovered, latency)
             curves += [rows for _, rows in recovered.groupby("recovery", sort=False)]
-        summaries = [summary_table(curve, alike, self.tolerance) for curve in curves]
+        summaries = [summary_table(curve, self.tolerance) for curve in curves]
         tables = {
             "summary": pd.concat(summaries, ignore_index=True),
             "heads": heads,
             "pruning": pruning,
             **({"recovered": recovered} if len(recovered) else {}),
-            "agreement": alike,
+            "agreement": rank_agreement(heads),
             "latency": latency,
             **study.training_table,
             **({"answers": answers} if len(answers) else {}),
@@ -124,12 +124,11 @@ def with_times(table: pd.DataFrame, latency: pd.DataFrame) -> pd.DataFrame:
     return table.merge(latency, how="left", on=[name for name in latency if name in table])
 
 
-def summary_table(pruning: pd.DataFrame, agreement: pd.DataFrame, tolerance: float) -> pd.DataFrame:
+def summary_table(pruning: pd.DataFrame, tolerance: float) -> pd.DataFrame:
     """Return a row per scorer: the largest budget within `tolerance` of the dense quality. Only first draws count."""
     rows = []
     for name, curve in pruning[pruning["draw"] == 0].groupby("scorer", sort=False):
         dense = curve[curve["heads_removed"] == 0].iloc[0]
         recovery = curve["recovery"].iloc[0] if "recovery" in curve else NOTHING
-        rho = {"spearman_with_ablation": with_reference(agreement, name)}
-        rows.append({"scorer": name, "recovery": recovery, **summary_of(curve, dense, tolerance), **rho})
+        rows.append({"scorer": name, "recovery": recovery, **summary_of(curve, dense, tolerance)})
     return pd.DataFrame(rows)

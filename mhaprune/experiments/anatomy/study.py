@@ -19,7 +19,7 @@ from mhaprune.data import PAD, Examples
 from mhaprune.experiments.anatomy import report
 from mhaprune.experiments.anatomy.walkthrough import LayerCall, largest_difference, steps_table, values_table, walk
 from mhaprune.experiments.base import Experiment, Findings, Setup, with_proofs
-from mhaprune.experiments.examples import check_examples, examples_table, heads_named, shown_by
+from mhaprune.experiments.examples import check_examples, examples_table, shown_by
 from mhaprune.heads import HeadGrid, HeadId, HeadMask, Site
 from mhaprune.measure.outcomes import MAX_DIFFERENCE, ProofFailed
 from mhaprune.model.transformer import Seq2Seq
@@ -79,18 +79,17 @@ class Anatomy(Experiment):
         return with_proofs(study, tables, equivalence.worst, max_difference_wide_independent=difference)
 
     def _followed(self, grid: HeadGrid) -> HeadId:
-        """Return the head to follow. Raises ValueError for a missing head and for a layer of several heads."""
+        """Return the head to follow. Raises ValueError if the model does not have it."""
         if self.head is None:
             if not len(grid):
                 raise ValueError("model_file: has no heads left to follow, anatomy needs one")
             return min(grid, key=lambda head: (head.site != "cross", grid.index(head)))
-        try:
-            found = heads_named(self.head, grid)
-        except ValueError as error:
-            raise ValueError(f"experiment.{str(error).replace('heads=', 'head=', 1)}") from None
-        if len(found) > 1:
-            raise ValueError(f"experiment.head={self.head}: names a layer, must name one head such as {found[0]}")
-        return found[0]
+        heads = {str(head): head for head in grid}
+        if self.head not in heads:
+            raise ValueError(
+                f"experiment.head={self.head}: no such head, the model has {', '.join(heads) or 'none left'}"
+            )
+        return heads[self.head]
 
 
 def call_in(subject: Seq2Seq, head: HeadId, example: Examples, some: Examples) -> LayerCall:

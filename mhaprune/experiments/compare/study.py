@@ -23,7 +23,7 @@ from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.shared_figures import compare_curves
 from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.budgets import heads_to_remove, with_a_choice
-from mhaprune.scorers.agreement import rank_agreement, with_reference
+from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics import intervals
@@ -138,8 +138,7 @@ class Compare(HeadBudgets):
         pruning = pruning.join(pd.DataFrame([regrets.columns([plan]) for plan in plans]))
         pruning.insert(1, "family", [compared[name].family for name in pruning["scorer"]])
         pruning.insert(2, "settings", [compared[name].settings for name in pruning["scorer"]])
-        agreement = rank_agreement(heads)
-        methods = methods_table(compared, regrets, pruning, agreement)
+        methods = methods_table(compared, regrets, pruning)
         winner = winner_table(methods, regrets, self.few_passes).assign(oracle=kind)
         ablation = heads[heads["scorer"] == REFERENCE]
         if len(ablation):
@@ -153,7 +152,7 @@ class Compare(HeadBudgets):
             "heads": heads,
             "pruning": pruning,
             "oracle": oracles,
-            "agreement": agreement,
+            "agreement": rank_agreement(heads),
             **study.training_table,
         }
         return with_proofs(study, tables, pruned.difference)
@@ -169,9 +168,7 @@ class Compare(HeadBudgets):
         return found
 
 
-def methods_table(
-    compared: Mapping[str, Choice], regrets: Regrets, pruning: pd.DataFrame, agreement: pd.DataFrame
-) -> pd.DataFrame:
+def methods_table(compared: Mapping[str, Choice], regrets: Regrets, pruning: pd.DataFrame) -> pd.DataFrame:
     """Return one row per scorer or search: means over draws and over the budgets that remove some heads and keep some.
 
     Intervals are over examples, not over draws. The *choose* columns are of the first draw. The cost covers the choices
@@ -185,7 +182,7 @@ def methods_table(
             {"scorer": name, "family": choice.family, "settings": choice.settings, "schedule": choice.schedule}
             | inner[[CHOOSE_QUALITY, "choose_loss"]].mean().to_dict()
             | regrets.columns(regrets.of(name))
-            | {"spearman_with_ablation": with_reference(agreement, name), **choice.cost}
+            | choice.cost
         )
     return pd.DataFrame(rows)
 

@@ -105,19 +105,6 @@ def _look(head: pd.Series, patterns: pd.DataFrame) -> str:
     )
 
 
-def over_runs(tables: Tables) -> Iterator[str]:
-    """Yield, for each task, what the most important head looks at in each run."""
-    looks = tables["looks"]
-    for task, rows in looks[~looks["removed"].astype(bool)].groupby("task", sort=False):
-        best = rows.sort_values("rank", kind="stable").drop_duplicates("label")
-        if len(best) > 1:
-            counts = best.apply(name_of, axis=1).value_counts()
-            names = ", ".join(f"“{name}” in {count}" for name, count in counts.items())
-            without = " ".join(map(share, best[QUALITY]))
-            line = f"Over {len(best)} runs on {task} the head that matters most follows {names}"
-            yield f"{line}; exact match without it: {without}."
-
-
 def head_map(tables: Tables) -> Verdict:
     """Return the heads that are not prunable one at a time, with what they look at."""
     looks = tables["looks"]
@@ -184,9 +171,8 @@ def _draw_maps(attention: pd.DataFrame, looks: pd.DataFrame, site: str) -> Figur
             weights = attention[(attention["layer"] == head["layer"]) & (attention["head"] == head["head"])]
             frame(axes)
             if weights.empty:
-                axes.set_facecolor(MISSING if head["removed"] else "white")
-                why = REMOVED if head["removed"] else "not asked for"
-                axes.text(0.5, 0.5, why, ha="center", va="center", fontsize=9.5, transform=axes.transAxes)
+                axes.set_facecolor(MISSING)
+                axes.text(0.5, 0.5, REMOVED, ha="center", va="center", fontsize=9.5, transform=axes.transAxes)
                 continue
             table = weights.pivot_table(index="query", columns="key", values="weight", sort=True)
             image = heat_map(axes, table.to_numpy(float), **scale)

@@ -5,29 +5,19 @@ Dimensions: E = examples of a split, M = the model with all heads open and with 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import pandas as pd
 
-from mhaprune.data import Data, Examples
+from mhaprune.data import Data
 from mhaprune.experiments.base import Experiment, Findings, Setup, with_proofs
-from mhaprune.experiments.examples import (
-    Shown,
-    attention_table,
-    check_examples,
-    examples_table,
-    heads_named,
-    show,
-    shown_by,
-    text_tables,
-)
+from mhaprune.experiments.examples import answer_tables, check_examples, text_tables
 from mhaprune.experiments.explain import report
 from mhaprune.experiments.explain.patterns import observe
 from mhaprune.heads import HeadGrid, HeadId, HeadMask
 from mhaprune.measure.columns import interval_for
 from mhaprune.measure.outcomes import all_open, measure, measure_masks
-from mhaprune.model.transformer import Seq2Seq
-from mhaprune.progress import Stages, doing, track
+from mhaprune.progress import Stages, doing
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.reporting.shared_figures import agreement
 from mhaprune.reporting.training import training_curve
@@ -38,7 +28,6 @@ from mhaprune.statistics.intervals import prunable, with_interval
 from mhaprune.studies.study import Study
 from mhaprune.subject import Outcome, Subject
 from mhaprune.tables import HEAD, MOMENTS, QUALITY, REFERENCE, named
-from mhaprune.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -53,8 +42,6 @@ class Explain(Experiment):
     examples: tuple[Annotated[int, Ge(0)], ...] = ()
     """Numbers of the examples of the report split to show, counted from 0. If empty, the run's own `example` is shown,
     or else the first of the split."""
-    heads: tuple[str, ...] = ()
-    """The heads (`cross.1.2`) and layers (`cross.1`) to look at. If empty, all heads."""
     shown: Annotated[int, Ge(0)] = 3
     """Number of examples to list for each head that become wrong without the head."""
     tolerance_nats: Annotated[float, Ge(0)] = 0.01
@@ -65,7 +52,6 @@ class Explain(Experiment):
     tables = ("looks", "examples", "attention", "wrong", "heads", "agreement", "patterns", "training")
     figures = (report.head_profiles, report.attention_maps, agreement, training_curve)
     say = staticmethod(report.say)
-    say_in_common = staticmethod(report.over_runs)
     headline = staticmethod(report.headline)
     head_map = staticmethod(report.head_map)
 
@@ -76,11 +62,6 @@ class Explain(Experiment):
             raise ValueError(f"experiment.examples={list(self.examples)}: an example of your own is shown already")
         have = len(setup.source.splits.report) if setup.recipe is None else setup.recipe.task.report
         check_examples("examples", self.examples, have)
-        try:
-            for name in self.heads:
-                heads_named(name, setup.grid)
-        except ValueError as error:
-            raise ValueError(f"experiment.{error}") from None
         if setup.recipe is None:
             try:
                 setup.source.sketch().attention_maps(setup.source.splits.report[:1])
@@ -100,12 +81,12 @@ class Explain(Experiment):
         looks = looks_table(study.whole_grid, subject.grid, seen.looks, heads, worth, self.tolerance_nats)
         idle = HeadMask(subject.grid).without(*named(looks[looks["prunable"] & ~looks["removed"]]))
         looks["without_prunable"] = float(measure(subject, examples, idle.gates(examples.device)).quality.mean())
-        chosen = [head for name in self.heads for head in heads_named(name, subject.grid)] or list(subject.grid)
         equivalence = EquivalenceCheck(subject, examples)
-        for mask in (HeadMask(subject.grid).without(*chosen), idle):
+        for mask in (HeadMask(subject.grid).without(*subject.grid), idle):
             equivalence.prove(mask)
         with doing("show"):
-            shown = self._shown(study, closed, chosen)
+            numbers, own = self.examples or (0,), study.origin
+            shown = text_tables(study, numbers) if own is None else answer_tables(own, numbers, closed, self.shown)
         tables = {
             "looks": looks,
             **shown,
@@ -115,19 +96,6 @@ class Explain(Experiment):
             **study.training_table,
         }
         return with_proofs(study, tables, equivalence.worst)
-
-    def _shown(self, study: Study, closed: Outcome, heads: Sequence[HeadId]) -> dict[str, pd.DataFrame]:
-        """Return tables `examples` and `attention` and, for a model that answers, `wrong`."""
-        numbers = self.examples or (0,)
-        if study.origin is None:
-            return text_tables(study, numbers, heads)
-        network, task, splits = study.trained.network, study.trained.task, study.trained.splits
-        shown = shown_by(network, study.trained, numbers)
-        return {
-            "wrong": turned_wrong(network, task, shown, splits.report, closed, heads, self.shown),
-            "examples": examples_table(shown, splits.train),
-            "attention": attention_table(network, task, shown, heads),
-        }
 
 
 def looks_table(
@@ -165,35 +133,3 @@ def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
             | {"loss_rise": (loss_E - loss_ME[0]).mean()}
         )
     return pd.DataFrame(rows)
-
-
-def turned_wrong(
-    subject: Seq2Seq,
-    task: Task,
-    asked: Sequence[Shown],
-    examples: Examples,
-    closed: Outcome,
-    heads: Sequence[HeadId],
-    shown: int,
-) -> pd.DataFrame:
-    """Return, for each of `heads`, examples that turn wrong when it is closed, with the model's answer: first the
-    examples that the user `asked` for, then up to `shown` of `examples`."""
-    right_E = closed.quality[0] == 1
-    rows: list[dict[str, Any]] = []
-    for head in track(heads, "heads", name=str):
-        gates_N = HeadMask(subject.grid).without(head).gates(examples.device).to(subject.positions.dtype)
-        for one in asked:
-            symbols = task.vocabulary.decode(one.batch.source[0].tolist())
-            without_it = show(subject, task, symbols, None, gates_N).answer
-            if one.answer == one.right != without_it:
-                example = f"{one.source} -> {one.right}"
-                rows.append(head_columns(head) | {"example": example, "said_without_it": without_it})
-        at = (right_E & (closed.quality[1 + subject.grid.index(head)] == 0)).nonzero()[:shown, 0]
-        if not len(at):
-            continue
-        some = examples[at]
-        said = subject.decode_greedily(some.source, examples.target.shape[1], gates_N)
-        for source, target, answer in zip(some.source.tolist(), some.target.tolist(), said.tolist(), strict=True):
-            words = task.show(source, answer).rpartition(" -> ")[2]
-            rows.append(head_columns(head) | {"example": task.show(source, target), "said_without_it": words})
-    return pd.DataFrame(rows, columns=[*HEAD, "example", "said_without_it"])

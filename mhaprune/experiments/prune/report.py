@@ -16,16 +16,7 @@ from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import COLOURS, CONTROL_COLOUR, Plot, needs, wrapped
 from mhaprune.reporting.sentences import as_fast, share
-from mhaprune.tables import (
-    HEAD,
-    NOTHING,
-    QUALITY,
-    Tables,
-    block_order,
-    by_block,
-    head_names,
-    quality_name,
-)
+from mhaprune.tables import HEAD, NOTHING, QUALITY, Tables, block_order, by_block, head_names, quality_name
 
 SIZES = "heads kept (fewer to the right)"
 CONTROL: Any = {"color": CONTROL_COLOUR, "linewidth": 8, "alpha": 0.45, "solid_capstyle": "round", "zorder": 1.5}

@@ -88,11 +88,7 @@ class Matchup:
     """
 
     def __init__(
-        self,
-        shape: Transformer,
-        vocabulary_size: int,
-        masks: Sequence[HeadMask],
-        device: torch.device,
+        self, shape: Transformer, vocabulary_size: int, masks: Sequence[HeadMask], device: torch.device
     ) -> None:
         self.masks, self.device, self.vocabulary_size = masks, device, vocabulary_size
         fresh = partial(Seq2Seq, shape, vocabulary_size)

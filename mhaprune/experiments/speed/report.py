@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mhaprune.reporting import plots
@@ -25,7 +24,13 @@ FRONT: Any = {"color": "black", "linewidth": 1, "marker": "o", "markersize": 10,
 def say(tables: Tables) -> Iterator[str]:
     """Yield sentences: the speed-up by removal at several sizes, its limits, and what the trained model can afford."""
     if "speed" in tables:
-        yield _at_best(at_half(tables["speed"]))
+        half = at_half(tables["speed"])
+        best, least = half.loc[half["speedup"].idxmax()], half.loc[half["speedup"].idxmin()]
+        line = (
+            f"With {int(best['model_heads_removed'])} of {int(best['model_heads'])} heads removed greedy decoding is"
+            f" {best['speedup']:.2f}× as fast at {_where(best)}"
+        )
+        yield line + (f", and least at {_where(least)}: {least['speedup']:.2f}×." if len(half) > 1 else ".")
         removed = tables["speed"].query("heads_removed > 0")
         ratios = removed["built_ratio"]
         yield (
@@ -47,18 +52,6 @@ def at_half(speed: pd.DataFrame) -> pd.DataFrame:
     whole = speed[speed["what"] == ("both" if (speed["what"] == "both").any() else "decoder")]
     off_half = (whole["model_heads_removed"] / whole["model_heads"] - 0.5).abs()
     return whole[off_half == off_half.min()]
-
-
-def _at_best(rows: pd.DataFrame) -> str:
-    """Return in words the largest and smallest speed-up with half of the heads, beside dense against itself."""
-    best, least = rows.loc[rows["speedup"].idxmax()], rows.loc[rows["speedup"].idxmin()]
-    line = (
-        f"With {int(best['model_heads_removed'])} of {int(best['model_heads'])} heads removed greedy decoding is"
-        f" {best['speedup']:.2f}× as fast at {_where(best)}"
-    )
-    if len(rows) > 1:
-        line += f", and least at {_where(least)}: {least['speedup']:.2f}×"
-    return f"{line}."
 
 
 def _where(row: pd.Series) -> str:
@@ -105,9 +98,8 @@ def speedup_curves(tables: Tables) -> Plot:
     """Draw speed-up against heads removed: a row of panels per part, a column per width, a line per batch size."""
     speed = tables["speed"]
     rows, columns = _whats(speed), list(speed["timed_d_model"].unique())
-    figure = Figure(figsize=(1.2 + 2.9 * len(columns), 1.1 + 2.3 * len(rows)))
-    xlabel = f"heads removed, of {int(speed['model_heads'].max())}"
-    grid = plots.panels(figure, len(rows) * len(columns), len(columns), xlabel, sharex=True, sharey="row")
+    count, xlabel = len(rows) * len(columns), f"heads removed, of {int(speed['model_heads'].max())}"
+    figure, grid = plots.panelled(count, len(columns), (2.9, 2.3), (1.2, 1.1), xlabel, sharex=True, sharey="row")
     for i, axes in enumerate(grid):
         what, d_model = rows[i // len(columns)], columns[i % len(columns)]
         row = speed[speed["what"] == what]
@@ -128,9 +120,7 @@ def speedup_curves(tables: Tables) -> Plot:
             axes.set_ylabel(f"{WHAT[what]}\nspeed-up (×)")
     sizes = speed.loc[speed["what"] == rows[-1], SIZE].drop_duplicates().itertuples()
     handles = [
-        Line2D([], [], label=_size(size, speed), markersize=4, **plots.line_style(n)) for n, size in enumerate(sizes)
-    ]
-    handles += [
+        *(Line2D([], [], label=_size(s, speed), markersize=4, **plots.line_style(n)) for n, s in enumerate(sizes)),
         Line2D([], [], label="a model built so", **BUILT),
         Line2D([], [], color="#555555", linestyle=":", label="if time went by FLOPs"),
         Line2D([], [], color=CONTROL_COLOUR, alpha=0.4, linewidth=7, label="dense against itself"),
@@ -138,9 +128,8 @@ def speedup_curves(tables: Tables) -> Plot:
     plots.legend_above(figure, handles)
     caption = (
         "Speed-up when heads are really removed, evenly from all blocks, against the dense model in turn; bars are"
-        " quartiles over rounds. Black dashes are models built with as few heads from the start, the most that removal"
-        " can reach; the dotted line is what counting operations would promise, the grey strip the dense model timed"
-        " against itself. Once no cross-attention has a head the encoder need not run."
+        " quartiles over rounds. A model built with as few heads from the start is the most that removal can reach."
+        " Once no cross-attention has a head the encoder need not run."
     )
     return Plot("speedup", caption, figure)
 
@@ -181,8 +170,8 @@ def time_by_part(tables: Tables) -> Plot:
     parts = tables["parts"]
     whats, sizes = _whats(parts), ["timed_d_model", *SIZE]
     most = max(len(parts.loc[parts["what"] == what, sizes].drop_duplicates()) for what in whats)
-    figure = Figure(figsize=(1.6 + 2.9 * len(whats), 1.2 + 0.34 * most))
-    grid = plots.panels(figure, len(whats), len(whats), "share of the time", sharex=True)
+    size = (2.9, 0.34 * most)
+    figure, grid = plots.panelled(len(whats), len(whats), size, (1.6, 1.2), "share of the time", sharex=True)
     for axes, what in zip(grid, whats, strict=True):
         rows = parts[parts["what"] == what]
         wide = rows.pivot_table(index=sizes, columns="part", values=["share", "part_ms"], sort=False)

@@ -70,9 +70,7 @@ def test_its_budget_is_chosen_as_that_of_every_other(tables: Mapping[str, pd.Dat
     report = recovered.set_index("heads_removed")["quality"]
     assert row["quality"] == report[row["heads_removed"]]
     turned = recovered.assign(choose_quality=[1.0] + [0.0] * (len(recovered) - 1), quality=1.0)
-    assert summary_table(turned, pd.DataFrame(columns=["scorer", "other", "spearman"]), 0.01)[
-        "heads_removed"
-    ].tolist() == [0]
+    assert summary_table(turned, 0.01)["heads_removed"].tolist() == [0]
 
 
 @pytest.mark.parametrize("name", ["pruning", "recovered"])
@@ -97,9 +95,9 @@ def test_what_is_lost_on_the_choose_split_has_its_paired_interval(
 
 def test_the_summary_says_how_many_surely_can_go(tables: Mapping[str, pd.DataFrame]) -> None:
     assert tables["summary"]["heads_removed_sure"].notna().all()
-    pruning, none = tables["pruning"], pd.DataFrame(columns=["scorer", "other", "spearman"])
+    pruning = tables["pruning"]
     highest = [0.0 if n <= 2 else 1.0 for n in pruning["heads_removed"]]
-    table = summary_table(pruning.assign(choose_quality=1.0, choose_drop_high=highest), none, 0.01)
+    table = summary_table(pruning.assign(choose_quality=1.0, choose_drop_high=highest), 0.01)
     most = pruning["heads_removed"].max()
     sure = pruning.loc[pruning["heads_removed"] <= 2, "heads_removed"].max()
     assert 0 < sure < most

@@ -72,7 +72,7 @@ def _methods(pruning: pd.DataFrame, scorers: tuple[str, ...], heads: int) -> pd.
         rows.append(
             {"scorer": name, "family": FAMILIES[name], "settings": "", "area": 0.7}
             | {"choose_quality": 0.7 - regret, "choose_loss": regret}
-            | {"regret_quality": regret, "spearman_with_ablation": np.nan}
+            | {"regret_quality": regret}
             | {"regret_quality_low": regret - 0.012, "regret_quality_high": regret + 0.012}
             | {"forward_passes": heads, "backward_passes": int(FAMILIES[name] == "gradient"), "seconds": 1.0}
         )

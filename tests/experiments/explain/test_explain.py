@@ -106,7 +106,7 @@ def test_an_answer_that_begins_with_padding_or_never_ends(run: Run) -> None:
             study.subject.output.bias.zero_()[token] = 1e4
         shown = show(study.subject, study.trained.task, ["3", "1"], None)
         assert shown.batch.target.shape == (1, count)
-        assert len(attention_table(study.subject, study.trained.task, [shown], list(study.subject.grid)))
+        assert len(attention_table(study.subject, study.trained.task, [shown]))
         table = examples_table([shown], study.trained.splits.train)
         assert table["ended"].item() == (token == 2)
 
@@ -172,23 +172,9 @@ def test_removed_heads_are_grey_and_say_so(run: Run, cache: Path, tmp_path: Path
         check_legible(plot)
 
 
-def test_one_layer_or_head_can_be_asked_for(run: Run) -> None:
-    named = Explain(heads=("encoder_self.0", "cross.0.1"))
-    tables = replace(run, experiment=named).experiment(run.study()).tables
-    asked = {"encoder_self.0.0", "encoder_self.0.1", "cross.0.1"}
-    for name in ("attention", "wrong"):
-        rows = tables[name][["site", "layer", "head"]].astype(str).agg(".".join, axis=1)
-        assert set(rows) <= asked
-    assert len(tables["looks"]) == 6
-    plots = {plot.name: plot for plot in figures_of(Explain, tables)}
-    left = plots["attention-0-cross"].figure.axes[0]
-    assert [text.get_text() for text in left.texts] == ["not asked for"]
-    assert "attention-0-decoder_self" not in plots
-
-
 def test_what_long_examples_look_like(cache: Path, tmp_path: Path) -> None:
     """Forty symbols, longer than any that was trained: every so many tokens have a name, and all names can be read."""
-    settings = [f"cache={cache}", f"example={'012345' * 6}0123", "experiment.heads=[encoder_self.0]"]
+    settings = [f"cache={cache}", f"example={'012345' * 6}0123"]
     tables = explained(tmp_path, *LEARNT, *settings)
     plot = next(plot for plot in figures_of(Explain, tables) if plot.name == "attention-0-encoder_self")
     check_legible(plot)
@@ -205,7 +191,7 @@ def test_an_example_that_the_split_does_not_have(run: Run, cache: Path) -> None:
 
 
 def test_examples_of_the_split_are_shown_with_what_is_right(run: Run) -> None:
-    chosen = replace(run, example=None, experiment=Explain(examples=(4, 0), heads=("cross.0.1",)))
+    chosen = replace(run, example=None, experiment=Explain(examples=(4, 0)))
     study = chosen.study()
     examples = chosen.experiment(study).tables["examples"]
     for row, number in zip(examples.itertuples(), (4, 0), strict=True):

@@ -85,8 +85,6 @@ def test_what_is_said(snapshot: Any) -> None:
     )
     wrong, endless = right.assign(right_answer="9 9"), right.assign(answer=" ".join("0" * 64), ended=False, symbols=12)
     text = {name: frame for name, frame in found.items() if name != "wrong"}
-    runs = [found["looks"].assign(label=label, task="sort") for label in ("one", "other")]
-    runs[1]["name"] = runs[1]["name"].where(runs[1]["rank"] > 1, "")
     cases = {
         "an example of the task": found,
         "a wrong answer": found | {"examples": wrong},
@@ -94,8 +92,7 @@ def test_what_is_said(snapshot: Any) -> None:
         "no answer is known": found | {"examples": right.assign(right_answer=None)},
         "a text": text | {"examples": right[["example", "source"]]},
     }
-    over = Explain.say_in_common({"looks": pd.concat(runs, ignore_index=True)})
-    snapshot("explain", {name: Explain.say(case) for name, case in cases.items()} | {"two runs": over})
+    snapshot("explain", {name: Explain.say(case) for name, case in cases.items()})
 
 
 @pytest.mark.parametrize(
