@@ -61,12 +61,6 @@ class Setup:
         """Return the training recipe; None for a pretrained model."""
         return self.source if isinstance(self.source, Recipe) else None
 
-    @property
-    def trained(self) -> Recipe:
-        """Return the training recipe, for an experiment with `needs_training`."""
-        assert self.recipe is not None, "the experiment says that it needs no training"
-        return self.recipe
-
 
 @dataclass(frozen=True)
 class Experiment(Checked, ABC):

@@ -50,10 +50,13 @@ def present(
 ) -> Results:
     """Return the findings with their figures and sentences. `identity` has the first columns of every table."""
     found = {name: frame.assign(**study.words) for name, frame in findings.tables.items()}
-    verdict = experiment.head_map(found)
+    verdict, first = experiment.head_map(found), dict(identity or {})
+    others = {name: frame.drop(columns=list(first), errors="ignore") for name, frame in found.items()}
     return Results(
         title=title,
-        tables={name: _identified(frame, identity or {}) for name, frame in found.items()},
+        tables={
+            name: pd.concat([pd.DataFrame(first, index=frame.index), frame], axis=1) for name, frame in others.items()
+        },
         figures={plot.name: plot for plot in figures_of(type(experiment), found)},
         sentences=[*experiment.say(found), *if_poor(found)],
         checks=findings.checks,
@@ -62,8 +65,3 @@ def present(
         small_map=None if verdict is None else in_small(verdict),
         trained_with=study.trained_with,
     )
-
-
-def _identified(frame: pd.DataFrame, identity: Mapping[str, Any]) -> pd.DataFrame:
-    columns = pd.DataFrame(dict(identity), index=frame.index)
-    return pd.concat([columns, frame.drop(columns=list(identity), errors="ignore")], axis=1)

@@ -1,9 +1,8 @@
 """Train a model, or load a saved model, and look at its answers: the experiments `train` and `evaluate`."""
 
-from abc import ABC
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from mhaprune.experiments.base import Experiment, Findings
 from mhaprune.measure.columns import evaluate
@@ -16,20 +15,23 @@ from mhaprune.tables import QUALITY, Tables, quality_name
 
 
 @dataclass(frozen=True)
-class Answers(Experiment, ABC):
-    """The accuracy on the report split and on each kind of example, and the first examples with their answers."""
+class Train(Experiment):
+    """The training curve, the accuracy on the report split and on each kind of example, the first examples with their
+    answers, and the model itself, as `model.pt`."""
 
     examples: Annotated[int, Ge(1)] = 20
     """Number of examples of the report split to show with the model's answers."""
 
+    saves: ClassVar[bool] = True
+    """Whether the model is saved."""
     needs_training = True
     tables = ("accuracy", "groups", "examples", "training")
     figures = (training_curve,)
 
-    def findings(self, study: Study, files: dict[str, bytes]) -> Findings:
-        """Return the tables, together with these files."""
+    def __call__(self, study: Study) -> Findings:
         trained = study.trained
         tables = evaluate(trained.network, trained.task, trained.splits.report, self.examples)
+        files = study.saved("model", trained.network) if self.saves else {}
         return Findings({**study.training_table, **tables}, files=files)
 
     @staticmethod
@@ -42,19 +44,10 @@ class Answers(Experiment, ABC):
 
 
 @dataclass(frozen=True)
-class Train(Answers):
-    """The training curve, the accuracy, and the model itself, as `model.pt`."""
-
-    def __call__(self, study: Study) -> Findings:
-        return self.findings(study, study.saved("model", study.trained.network))
-
-
-@dataclass(frozen=True)
-class Evaluate(Answers):
+class Evaluate(Train):
     """The findings of `train`, without a `model.pt`.
 
     The model is one that `train` or `prune` has saved; else it is trained, or taken from the cache.
     """
 
-    def __call__(self, study: Study) -> Findings:
-        return self.findings(study, {})
+    saves = False

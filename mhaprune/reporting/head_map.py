@@ -1,7 +1,7 @@
 """The map of heads: which heads stay and which can be removed, by the tables of an experiment."""
 
 import textwrap
-from math import isnan, nan
+from math import isnan
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -14,8 +14,7 @@ from matplotlib.patches import FancyBboxPatch
 from mhaprune.heads import block_label
 from mhaprune.reporting.heat_map import MATTERS, write_inside
 from mhaprune.reporting.plots import Plot, number
-from mhaprune.reporting.sentences import share
-from mhaprune.tables import HEAD, REFERENCE, Tables, blocks_in, in_unit, named, quality_name
+from mhaprune.tables import REFERENCE, blocks_in, named
 
 REMOVED = "removed"
 """The name of a head that was removed before the run."""
@@ -51,40 +50,6 @@ def in_small(verdict: Verdict) -> SmallMap:
     for site, layer, head, stays in zip(heads["site"], heads["layer"], heads["head"], heads["stays"], strict=True):
         rows.setdefault((site, layer), {})[int(head)] = "1" if stays else "0"
     return SmallMap(verdict.title, ["".join(row.get(i, " ") for i in range(max(row) + 1)) for row in rows.values()])
-
-
-def scored(heads: pd.DataFrame, scorer: str) -> pd.DataFrame:
-    """Return the heads of a table `heads` with the scores of one scorer (NaN without a score) and with empty names."""
-    rows = heads[(heads["scorer"] == scorer) & (heads["draw"] == 0)]
-    if rows.empty:  # a schedule that needs no scorer
-        rows = heads[heads["draw"] == 0].drop_duplicates(HEAD).assign(score=nan)
-    return rows[[*HEAD, "score"]].assign(name="").reset_index(drop=True)
-
-
-def prunable_alone(
-    heads: pd.DataFrame, scorer: str, tolerance: float, tables: Tables, together: tuple[float, float] | None = None
-) -> Verdict:
-    """Return the verdict about each head alone. `together` is the quality with all heads open and with all prunable
-    heads closed, None if it was not measured; `tables` have the names of the quality and of the loss's unit."""
-    count, total = int((~heads["stays"]).sum()), len(heads)
-    meaning = (
-        f"Empty tiles with a whole line are heads whose ablation costs less than {tolerance:g}{in_unit(tables)}, each"
-        " alone, at 95 % confidence for all of these claims, on the score split; for the blue ones there is no such"
-        " confidence."
-    )
-    if not count:
-        title = f"None of {total} heads surely costs next to nothing when it is closed"
-    else:
-        some = f"any one of {count} heads" if count > 1 else "one head"
-        title = f"Closing {some} (of {total}) costs next to nothing"
-    if count and together is not None:
-        closed = f"with all {count} closed" if count > 1 else "without it"
-        whole, left = map(share, together)
-        change = f"still {left}" if whole == left else f"{left} instead of {whole}"
-        title += f"; {closed}, {quality_name(tables)} is {change}"
-    elif count:
-        meaning += " What is left without all of them at once was not measured."
-    return Verdict(heads, scorer, title, meaning, together=False)
 
 
 LIGHTEST = 0.3

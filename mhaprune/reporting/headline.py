@@ -191,7 +191,6 @@ def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterat
 def _mean(runs: pd.DataFrame) -> str:
     """Return the mean with its interval and the interval for a new run; the values, for fewer than `LEAST_RUNS`."""
     if len(runs) < LEAST_RUNS:
-        texts = [f"{value:.3g}" for value in runs["value"]]
-        return " and ".join(texts) if len(set(texts)) == len(texts) else f"{texts[0]} in both runs"
+        return " and ".join(f"{value:.3g}" for value in runs["value"])
     (low, high), (least, most) = (_within(runs, interval) for interval in (student_interval, prediction_interval))
     return f"{runs['value'].mean():.3g} ({low:.3g} to {high:.3g}; new run {least:.3g} to {most:.3g})"

@@ -160,14 +160,6 @@ def room_for(values: pd.Series, ends: Iterable[float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def draw_band(axes: Axes, curves: pd.DataFrame, x: str = "heads_removed") -> None:
-    """Draw the exact match of a control: the mean of its draws in a band from the lowest to the highest."""
-    band = curves.groupby(x)[QUALITY].agg(["min", "mean", "max"])
-    label = f"{curves['scorer'].iloc[0]} ({curves['draw'].nunique()} draws)"
-    axes.fill_between(band.index, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.2, linewidth=0)
-    axes.plot(band.index, band["mean"], color=CONTROL_COLOUR, linestyle="--", label=label)
-
-
 def columns_of(count: int, most: int) -> int:
     """Return the number of panels in a row, at most `most`, so that rows are as equal as possible."""
     return -(-count // -(-count // most))
@@ -206,8 +198,8 @@ def draw_curve(
     axes.errorbar(frame[x], frame[y], errors(frame, y, ends), **{"capsize": 2, "elinewidth": 1, **style})
 
 
-def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist], title: str | None = None) -> None:
-    """Draw a legend above all panels, in as many columns as fit the figure; `title` is the figure's title."""
+def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist]) -> None:
+    """Draw a legend above all panels, in as many columns as fit the figure."""
     handles = of.get_legend_handles_labels()[0] if isinstance(of, Axes) else list(of)
     if not handles:
         return
@@ -216,7 +208,7 @@ def legend_above(figure: Figure | SubFigure, of: Axes | Sequence[Artist], title:
     width = 0.6 + 0.085 * max(len(line) for label in labels for line in label.splitlines() or [""])
     columns = max(1, int(room / width))
     place: Any = {"loc": "outside upper center", "ncols": columns_of(len(labels), columns)}
-    figure.legend(handles, labels, title=title and wrapped(title, room - 1.0), title_fontsize=11, **place)
+    figure.legend(handles, labels, **place)
 
 
 def number(value: float, decimals: int) -> str:

@@ -178,19 +178,12 @@ class Source(ABC):
 PACKAGES = ("mhaprune", "torch", "hydra-core", "pandas", "numpy", "matplotlib")
 
 
-def trained_with(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an environment that may change a trained model or the duration of its training."""
-    found = {name: environment.get(name) for name in ("num_threads", "device")}
-    return found | {"torch": environment.get("versions", {}).get("torch")}
-
-
 def _git_commit() -> str | None:
     """Return the commit of the working copy that this package is imported from, with `+` if it has changes; None
     outside git."""
     git = ["git", "-C", str(Path(__file__).parents[1])]
+    commit = ["describe", "--always", "--dirty=+", "--abbrev=40", "--exclude=*"]
     try:
-        commit = subprocess.check_output([*git, "rev-parse", "HEAD"], stderr=subprocess.DEVNULL, text=True)
-        changes = subprocess.check_output([*git, "status", "--porcelain", "--untracked-files=no"], text=True)
+        return subprocess.check_output([*git, *commit], stderr=subprocess.DEVNULL, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit.strip() + ("+" if changes else "")

@@ -23,7 +23,7 @@ from mhaprune.settings import options
 from mhaprune.settings.options import describe, option_name
 from mhaprune.settings.refusals import BROUGHT, foreign
 from mhaprune.storage.cache import Cache, data_digest, sources, weights_digest
-from mhaprune.studies.study import Source, Study, Trained, trained_with
+from mhaprune.studies.study import Source, Study, Trained
 from mhaprune.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,9 @@ class Recipe(Source):
 
         content = Cache(self.cache).get("trained", self._recipe(splits), make)
         model.load_state_dict(content["model"])
-        return model, pd.DataFrame(content["history"]), trained_with(content["environment"])
+        made = content["environment"]
+        with_what = {"num_threads": made["num_threads"], "device": made["device"], "torch": made["versions"]["torch"]}
+        return model, pd.DataFrame(content["history"]), with_what
 
     def _recipe(self, splits: Splits[Examples]) -> dict[str, Any]:
         """Return everything that decides the weights after training: settings, code, data, device, torch."""

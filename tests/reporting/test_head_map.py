@@ -13,7 +13,6 @@ from matplotlib.patches import FancyBboxPatch
 
 from mhaprune.experiments.ablate.study import Ablate
 from mhaprune.experiments.base import Experiment
-from mhaprune.experiments.compare.study import Compare
 from mhaprune.experiments.explain.study import Explain
 from mhaprune.experiments.prune.study import Prune
 from mhaprune.reporting.head_map import heads_that_matter
@@ -95,12 +94,6 @@ CASES: dict[str, tuple[type[Experiment], Tables, str, set[int]]] = {
         "Closing one head (of 4) costs next to nothing; without it, exact match is 0.400 instead of 0.900",
         {0, 2, 3},
     ),
-    "compare": (
-        Compare,
-        {"winner": pd.DataFrame({"prunable_tolerance": [0.01]}), "heads": scored("gate", "ablation")},
-        "Closing any one of 2 heads (of 5) costs next to nothing",
-        {0, 2, 3},
-    ),
 }
 
 
@@ -118,7 +111,7 @@ def test_what_stays_is_filled_and_what_can_go_is_empty(case: str) -> None:
     tiles = [patch for patch in plot.figure.axes[0].patches if isinstance(patch, FancyBboxPatch)]
     assert {i for i, tile in enumerate(tiles) if tile.get_facecolor() != to_rgba("none")} == stay
     assert plot.alt.startswith(title)
-    alone = kind in (Explain, Compare)
+    alone = kind is Explain
     gone = [tile for i, tile in enumerate(tiles) if i not in stay]
     assert {tile.get_linestyle() in ("-", "solid") for tile in gone} <= {alone}
     before, mark, after = plot.alt.partition("Cost next to nothing alone:" if alone else "Can go:")
@@ -150,8 +143,3 @@ def test_closing_all_at_once_is_told_apart_from_closing_any_one() -> None:
         titles.append(verdict.title)
     alone = "Closing any one of 2 heads (of 4) costs next to nothing; with all 2 closed, exact match is "
     assert titles == [f"{alone}0.400 instead of 0.900", f"{alone}still 0.900"]
-
-
-def test_without_a_score_by_ablation_a_comparison_has_no_map() -> None:
-    _, tables, *_ = CASES["compare"]
-    assert Compare.head_map({"winner": tables["winner"], "heads": scored("gate")}) is None

@@ -116,7 +116,7 @@ def test_of_two_runs_there_are_the_values_and_no_interval() -> None:
     )
     assert exact.startswith("Exact match: 0.99 and 0.98 with")
     same = frame.assign(value=0.5)[lambda rows: rows["what"] == "exact match"]
-    assert next(means_in_words(same[same["num_heads"] == "2"], [])) == "Exact match: 0.5 in both runs."
+    assert next(means_in_words(same[same["num_heads"] == "2"], [])) == "Exact match: 0.5 and 0.5."
     plot = drawn(frame, "num_heads")
     assert plot is not None
     bars = [found for axes in plot.figure.axes for found in axes.collections if isinstance(found, LineCollection)]

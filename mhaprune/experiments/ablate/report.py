@@ -1,6 +1,7 @@
 """The report of `experiment=ablate`: how many heads can be removed, which heads, and the cost and benefit."""
 
 from collections.abc import Iterator
+from math import nan
 from typing import Any
 
 import pandas as pd
@@ -9,12 +10,13 @@ from matplotlib.figure import Figure
 from mhaprune.experiments import can_go
 from mhaprune.experiments.can_go import caveats, most_removed, surely_words
 from mhaprune.reporting import plots
-from mhaprune.reporting.head_map import Verdict, scored
+from mhaprune.reporting.head_map import Verdict
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, needs
 from mhaprune.reporting.sentences import as_fast, share
 from mhaprune.tables import (
     DENSE_AGAIN,
+    HEAD,
     NOTHING,
     QUALITY,
     QUARTILES,
@@ -66,8 +68,12 @@ def _which(row: dict[Any, Any]) -> str:
 def head_map(tables: Tables) -> Verdict:
     """Return the heads of the largest budget, which are removed together."""
     best = most_removed(tables["summary"].query("recovery == @NOTHING"))
-    scorer = REFERENCE if REFERENCE in set(tables["heads"]["scorer"]) else best["scorer"]
-    heads = scored(tables["heads"], scorer)
+    scores = tables["heads"][tables["heads"]["draw"] == 0]
+    scorer = REFERENCE if REFERENCE in set(scores["scorer"]) else best["scorer"]
+    own = scores[scores["scorer"] == scorer]
+    if own.empty:  # chosen by a schedule that needs no scorer
+        own = scores.drop_duplicates(HEAD).assign(score=nan)
+    heads = own[[*HEAD, "score"]].assign(name="")
     gone = set(head_names(best["removed"]))
     heads["stays"] = [head not in gone for head in named(heads)]
     title = f"{len(gone)} of {len(heads)} heads removed: {share(best[QUALITY])} {quality_name(tables)} is left"
@@ -93,7 +99,11 @@ def accuracy_curves(tables: Tables) -> Plot:
         curve = pruning[pruning["scorer"] == name]
         plots.draw_curve(axes, curve, "heads_removed", label=name, markersize=5, **plots.line_style(i))
     for name in repeated_draws(pruning):
-        plots.draw_band(axes, pruning[pruning["scorer"] == name])
+        curves = pruning[pruning["scorer"] == name]
+        band = curves.groupby("heads_removed")[QUALITY].agg(["min", "mean", "max"])
+        axes.fill_between(band.index, band["min"], band["max"], color=CONTROL_COLOUR, alpha=0.2, linewidth=0)
+        label = f"{name} ({curves['draw'].nunique()} draws)"
+        axes.plot(band.index, band["mean"], color=CONTROL_COLOUR, linestyle="--", label=label)
     recovered = tables.get("recovered", pd.DataFrame(columns=["recovery", "scorer"]))
     for i, ((name, scorer), curve) in enumerate(recovered.groupby(["recovery", "scorer"], sort=False)):
         look = plots.line_style(names.index(scorer)) if scorer in names else {"color": CONTROL_COLOUR, "marker": "x"}

@@ -53,8 +53,8 @@ class Anatomy(Experiment):
 
     def check(self, setup: Setup) -> None:
         self._followed(setup.grid)
-        if setup.example is None:
-            check_examples("example", (self.example,), setup.trained.task.report)
+        if setup.example is None and setup.recipe is not None:
+            check_examples("example", (self.example,), setup.recipe.task.report)
 
     def __call__(self, study: Study) -> Findings:
         subject, splits = study.trained.network, study.trained.splits

@@ -10,14 +10,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mhaprune.reporting import plots
-from mhaprune.reporting.head_map import Verdict, prunable_alone, scored
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.heat_map import LOST, heat_map
 from mhaprune.reporting.plots import CONTROL_COLOUR, Plot, elided, needs, number
 from mhaprune.reporting.sentences import points_over_runs
 from mhaprune.reporting.shared_figures import setting_names
-from mhaprune.statistics.intervals import LEAST_RUNS, prunable, student_interval
-from mhaprune.tables import CHOOSE_QUALITY, ENDS, MOMENTS, REFERENCE, SETTING, UNINFORMED, Tables, quality_name
+from mhaprune.statistics.intervals import LEAST_RUNS, student_interval
+from mhaprune.tables import CHOOSE_QUALITY, ENDS, SETTING, UNINFORMED, Tables, quality_name
 
 MOST_NAMES = 6
 """Largest number of methods to name in one sentence."""
@@ -86,25 +85,9 @@ def over_runs(tables: Tables) -> Iterator[str]:
             yield f"{line}."
 
 
-def head_map(tables: Tables) -> Verdict | None:
-    """Return the heads that are prunable one at a time; None without a score by ablation."""
-    scores = tables["heads"]
-    ablation = scores[scores["scorer"] == REFERENCE]
-    if ablation.empty:
-        return None
-    heads, tolerance = scored(scores, REFERENCE), float(tables["winner"]["prunable_tolerance"].iloc[0])
-    heads["stays"] = ~prunable(ablation[MOMENTS].to_numpy().T, tolerance)
-    return prunable_alone(heads, REFERENCE, tolerance, tables)
-
-
 def headline(tables: Tables) -> list[Number]:
-    """Return the regret of the best choice at few passes, and how many heads are prunable alone."""
-    few = tables["winner"].iloc[-1]
-    numbers = [Number("points of regret", 100 * float(few[REGRET]))]
-    if "prunable_heads" in few:
-        total = float(few["heads_total"])
-        numbers.append(Number("heads prunable alone", float(few["prunable_heads"]), total, "", 0.0, total))
-    return numbers
+    """Return the regret of the best choice at few passes."""
+    return [Number("points of regret", 100 * float(tables["winner"].iloc[-1][REGRET]))]
 
 
 def passes(methods: Any) -> Any:

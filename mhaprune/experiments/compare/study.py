@@ -23,13 +23,12 @@ from mhaprune.reporting.head_scores import head_scores
 from mhaprune.reporting.shared_figures import compare_curves
 from mhaprune.reporting.training import training_curve
 from mhaprune.schedules.budgets import heads_to_remove, with_a_choice
-from mhaprune.scorers.agreement import rank_agreement
 from mhaprune.scorers.scoring import Scoring, heads_table
 from mhaprune.settings.ranges import Ge
 from mhaprune.statistics import intervals
 from mhaprune.studies.study import Study
 from mhaprune.subject import Outcome
-from mhaprune.tables import CHOOSE_QUALITY, MOMENTS, QUALITY, REFERENCE, UNINFORMED
+from mhaprune.tables import CHOOSE_QUALITY, QUALITY, UNINFORMED
 
 
 class Regrets:
@@ -68,13 +67,11 @@ class Regrets:
 
 @dataclass(frozen=True)
 class Compare(HeadBudgets):
-    """Scorers, searches × budgets × oracle: tables `winner`, `methods`, `heads`, `pruning`, `oracle`, `agreement` and
-    `training`.
+    """Scorers, searches × budgets × oracle: tables `winner`, `methods`, `heads`, `pruning`, `oracle` and `training`.
 
     A schedule that uses no scores is a search, and competes with the scorers under its own name. The oracle is the best
     subset of heads on the *choose* split. Regret is how much worse a chosen subset is than the oracle on the *report*
-    split. A head is prunable if its ablation costs less than `tolerance_nats`, at 95 % confidence for all such heads
-    together.
+    split.
     """
 
     oracle: Literal["auto", "exact", "beam"] = "auto"
@@ -82,20 +79,17 @@ class Compare(HeadBudgets):
     searches and a beam search with swaps (`beam`). `auto` is `exact` if that is possible."""
     beam_width: Annotated[int, Ge(1)] = 8
     """Number of subsets that the beam search keeps at each step."""
-    tolerance_nats: Annotated[float, Ge(0)] = 0.01
-    """The largest cost of a prunable head, in nats of mean loss."""
     few_passes: Annotated[float, Ge(0)] = 30
     """A limit on the cost in forward passes over the score split; a backward pass counts two. The report names the best
     choice at any cost and the best within this limit."""
 
-    tables = ("winner", "methods", "heads", "pruning", "oracle", "agreement", "training")
+    tables = ("winner", "methods", "heads", "pruning", "oracle", "training")
     figures = (report.regret_map, head_scores, training_curve)
     figures_over_runs = (report.compare_methods, compare_curves)
     stages: ClassVar[Stages] = {"score": 300, "best subset": 80, "prune": 15, "prove": 1}
     say = staticmethod(report.say)
     say_in_common = staticmethod(report.over_runs)
     headline = staticmethod(report.headline)
-    head_map = staticmethod(report.head_map)
 
     def check(self, setup: Setup) -> None:
         if all(schedule.scoring == "none" for schedule in setup.schedules.values()):
@@ -139,20 +133,12 @@ class Compare(HeadBudgets):
         pruning.insert(1, "family", [compared[name].family for name in pruning["scorer"]])
         pruning.insert(2, "settings", [compared[name].settings for name in pruning["scorer"]])
         methods = methods_table(compared, regrets, pruning)
-        winner = winner_table(methods, regrets, self.few_passes).assign(oracle=kind)
-        ablation = heads[heads["scorer"] == REFERENCE]
-        if len(ablation):
-            prunable = intervals.prunable(ablation[MOMENTS].to_numpy().T, self.tolerance_nats)
-            winner = winner.assign(
-                prunable_heads=prunable.sum(), heads_total=len(prunable), prunable_tolerance=self.tolerance_nats
-            )
         tables = {
-            "winner": winner,
+            "winner": winner_table(methods, regrets, self.few_passes).assign(oracle=kind),
             "methods": methods,
             "heads": heads,
             "pruning": pruning,
             "oracle": oracles,
-            "agreement": rank_agreement(heads),
             **study.training_table,
         }
         return with_proofs(study, tables, pruned.difference)

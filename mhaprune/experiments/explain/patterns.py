@@ -45,26 +45,22 @@ class View:
     causal: bool
 
     @classmethod
-    def seen_by(cls, site: str, batch: Data, seen: AttentionMap) -> View:
-        """Return the view of a batch from its attention map.
+    def of(cls, site: str, batch: Data, seen: AttentionMap | None = None) -> View:
+        """Return the view of a batch.
 
-        For a pretrained model only the real (unpadded) places are known, so all its tokens count as equal. A square of
-        weights with only zeros above the diagonal is taken for a decoder.
+        For a pretrained model only the real (unpadded) places are known, from the attention map, so all its tokens
+        count as equal. A square of weights with only zeros above the diagonal is taken for a decoder.
         """
         if isinstance(batch, Examples):
-            return cls.of(site, batch)
+            if site == Site.ENCODER_SELF:
+                return cls(batch.source, torch.full_like(batch.source, PAD), batch.source, False)
+            prefix_BT, cross = shift_right(batch.target).masked_fill(batch.target == PAD, PAD), site == Site.CROSS
+            return cls(prefix_BT, batch.target, batch.source if cross else prefix_BT, not cross)
+        assert seen is not None
         reads, keys = (len(SPECIAL) * real.long() for real in (seen.queries, seen.keys))
         square = seen.weights.shape[-1] == seen.weights.shape[-2] > 1
         causal = square and not bool((seen.weights * seen.queries[:, None, :, None]).triu(1).any())
         return cls(reads, torch.full_like(reads, PAD), keys, causal)
-
-    @classmethod
-    def of(cls, site: str, batch: Examples) -> View:
-        prefix_BT = shift_right(batch.target).masked_fill(batch.target == PAD, PAD)
-        if site == Site.ENCODER_SELF:
-            return cls(batch.source, torch.full_like(batch.source, PAD), batch.source, False)
-        cross = site == Site.CROSS
-        return cls(prefix_BT, batch.target, batch.source if cross else prefix_BT, not cross)
 
     @cached_property
     def allowed(self) -> Tensor:
@@ -187,7 +183,7 @@ def observe(subject: Subject, examples: Data) -> Observed:
     looks: dict[Block, np.ndarray] = {}
     for batch in examples.batches(BATCH_SIZE):
         for block, seen in subject.attention_maps(batch).items():
-            view = View.seen_by(block.site, batch, seen)
+            view = View.of(block.site, batch, seen)
             looks[block] = looks.get(block, 0.0) + _looks(seen, view)
             for name in PATTERNS.get(block.site, OF_ANY_SITE):
                 masses[block, name] = masses.get((block, name), 0.0) + _masses(seen, view, PLACES[name](view))
@@ -201,13 +197,9 @@ def observe(subject: Subject, examples: Data) -> Observed:
         parts.append(heads[block].assign(pattern=name, meaning=meaning, **shares, **counts))
     patterns = pd.concat(parts, ignore_index=True)
     by_head = dict(list(patterns.groupby(HEAD)))
-    table = pd.concat(
-        [
-            heads[block].assign(entropy=entropy_H / queries_H, unevenness=uneven_H / queries_H)
-            for block, (entropy_H, uneven_H, queries_H) in looks.items()
-        ],
-        ignore_index=True,
-    )
+    means = {block: sums_3H[:2] / sums_3H[2] for block, sums_3H in looks.items()}
+    looked = (heads[block].assign(entropy=own_2H[0], unevenness=own_2H[1]) for block, own_2H in means.items())
+    table = pd.concat(looked, ignore_index=True)
     names = [
         ("everywhere", "") if uneven <= EVERYWHERE else named_after(by_head[site, layer, head])
         for site, layer, head, uneven in table[[*HEAD, "unevenness"]].itertuples(index=False)

@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mhaprune.heads import SITES, HeadId
-from mhaprune.reporting.head_map import REMOVED, Verdict, prunable_alone
+from mhaprune.reporting.head_map import REMOVED, Verdict
 from mhaprune.reporting.headline import Number
 from mhaprune.reporting.heat_map import MATTERS, MISSING, frame, heat_map
-from mhaprune.reporting.plots import CONTROL_COLOUR, SIGNS, Plot, needs, number, wrapped
+from mhaprune.reporting.plots import SIGNS, Plot, needs, number, wrapped
 from mhaprune.reporting.sentences import share
-from mhaprune.tables import HEAD, QUALITY, REFERENCE, Tables, in_brackets, in_unit, named, quality_name
+from mhaprune.tables import HEAD, QUALITY, Tables, in_unit, named, quality_name
 
 SPREAD = "spreads its attention evenly over all that it may look at"
 NAMED = 3
@@ -40,8 +40,6 @@ ABOVE_CHANCE = 0.15
 Chance is large if few keys are allowed: 1 / (i + 1) in row i of a causal block."""
 COLUMNS = ("i−2", "i−1", "i", "i+1", "i+2", "n−i−1", "n−i", "n−i+1", "first", "last", "end", "=read", "=write")
 """The patterns of all sites, in the order of the figure."""
-WORDS_AT = (0.4, 1.2, 2.0, 2.9)
-"""Positions of the columns of words, in inches from the map."""
 
 
 def say(tables: Tables) -> Iterator[str]:
@@ -54,8 +52,15 @@ def say(tables: Tables) -> Iterator[str]:
         f" {number(best['loss_rise'], 3)}{unit}, and {quality_name(tables)} is {share(best[QUALITY])}"
         f" ({low}–{high}, 95 %) on the report split, with all heads {share(best['open_quality'])}."
     )
-    if "answer" in tables["examples"]:
-        yield from _answers(tables["examples"])
+    for example in tables["examples"].itertuples() if "answer" in tables["examples"] else ():
+        known = isinstance(example.right_answer, str)
+        verdict = "right" if example.answer == example.right_answer else f"wrong, it is {example.right_answer}"
+        answer = _cut(example.answer, example.source)
+        line = f"Asked {example.source} the model says {answer} ({verdict if known else 'no answer is known'})."
+        line += "" if example.ended else " It finds no end."
+        if example.symbols > example.trained_symbols:
+            line += f" It was never trained on more than {example.trained_symbols} symbols."
+        yield line
     wrong = tables["wrong"].drop_duplicates(HEAD).set_index(HEAD) if "wrong" in tables else None
     for _, head in looks.head(NAMED).iterrows():
         key = tuple(head[HEAD])
@@ -69,18 +74,6 @@ def say(tables: Tables) -> Iterator[str]:
             said = _cut(example["said_without_it"] or "nothing", example["example"])
             line += f"; of {example['example']} it makes {said}"
         yield f"{line}."
-
-
-def _answers(examples: pd.DataFrame) -> Iterator[str]:
-    for example in examples.itertuples():
-        known = isinstance(example.right_answer, str)
-        verdict = "right" if example.answer == example.right_answer else f"wrong, it is {example.right_answer}"
-        answer = _cut(example.answer, example.source)
-        line = f"Asked {example.source} the model says {answer} ({verdict if known else 'no answer is known'})."
-        line += "" if example.ended else " It finds no end."
-        if example.symbols > example.trained_symbols:
-            line += f" It was never trained on more than {example.trained_symbols} symbols."
-        yield line
 
 
 def _cut(answer: str, example: str) -> str:
@@ -109,12 +102,22 @@ def head_map(tables: Tables) -> Verdict:
     """Return the heads that are not prunable one at a time, with what they look at."""
     looks = tables["looks"]
     heads = looks[[*HEAD, "score", "name"]].assign(stays=~(looks["removed"] | looks["prunable"]))
-    scorer = looks["scorer"].dropna().iloc[0]
     heads["name"] = heads["name"].astype(object).fillna("").mask(looks["removed"], REMOVED)
-    there = ~looks["removed"]
-    together = looks.loc[there, "open_quality"].iloc[0], looks["without_prunable"].iloc[0]
-    verdict = prunable_alone(heads[there], scorer, looks["tolerance"].iloc[0], tables, together)
-    return verdict._replace(heads=heads)  # also the heads removed before the run, as tiles
+    there = looks[~looks["removed"]]
+    first, count = there.iloc[0], int(there["prunable"].sum())
+    title = f"None of {len(there)} heads surely costs next to nothing when it is closed"
+    if count:
+        some = f"any one of {count} heads" if count > 1 else "one head"
+        closed = f"with all {count} closed" if count > 1 else "without it"
+        whole, left = share(first["open_quality"]), share(first["without_prunable"])
+        change = f"still {left}" if whole == left else f"{left} instead of {whole}"
+        title = f"Closing {some} (of {len(there)}) costs next to nothing; {closed}, {quality_name(tables)} is {change}"
+    meaning = (
+        f"Empty tiles with a whole line are heads whose ablation costs less than {first['tolerance']:g}"
+        f"{in_unit(tables)}, each alone, at 95 % confidence for all of these claims, on the score split; for the blue"
+        " ones there is no such confidence."
+    )
+    return Verdict(heads, first["scorer"], title, meaning, together=False)
 
 
 def headline(tables: Tables) -> list[Number]:
@@ -231,9 +234,8 @@ def head_profiles(tables: Tables) -> Plot:
     beyond = beyond.pivot_table(index=HEAD, columns="pattern", values="beyond", dropna=False)
     columns = [name for name in COLUMNS if name in beyond]
     shares = beyond.reindex(index=pd.MultiIndex.from_frame(looks[HEAD]), columns=columns).to_numpy(float)
-    width = 0.46 * len(columns)
-    figure = Figure(figsize=(6.4 + width, 1.1 + 0.235 * len(looks)))
-    axes, words = figure.subplots(1, 2, sharey=True, width_ratios=[width, 4.9])
+    figure = Figure(figsize=(5.2 + 0.46 * len(columns), 1.1 + 0.235 * len(looks)))
+    axes = figure.add_subplot()
     names: Any = {"rows": [head.label for head in named(looks)], "columns": columns}
     names |= {"vmin": 0, "vmax": max(0.3, float(np.nanmax(shares, initial=0.0)))}
 
@@ -242,12 +244,13 @@ def head_profiles(tables: Tables) -> Plot:
 
     clear = np.where(np.abs(shares) >= CLEAR, shares, np.nan)
     heat_map(axes, np.maximum(shares, 0), **names, write=points, written=clear)
-    for side in (axes, words):
-        side.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False, labelsize=9)
-        side.grid(visible=False)
-        side.spines[:].set_visible(False)
-    words.tick_params(labelleft=False)
-    _write_facts(words, looks, tables)
+    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False, labelsize=9)
+    axes.spines[:].set_visible(False)
+    for row, (_, head) in enumerate(looks.iterrows()):
+        place = f" ({head['pattern']})" if isinstance(head["pattern"], str) and head["pattern"] else ""
+        weight = "normal" if head["prunable"] else "bold"
+        words = f"{number(head['score'], 3)}   {name_of(head)}{place}"
+        axes.text(len(columns) - 0.2, row, words, va="center", fontsize=9, fontweight=weight)
     shown = "every head looks" if len(looks) == len(there) else f"the first {len(looks)} of {len(there)} heads look"
     ours = (
         "n is that of the last symbol, so n−i mirrors i; “end” is the mark after it; “=read” are keys with the symbol"
@@ -258,30 +261,8 @@ def head_profiles(tables: Tables) -> Plot:
         f"Where {shown}, the most important first. +19: 19 percentage points more of its attention on the score split"
         " than a head that looks everywhere alike pays; the darker, the more. There is no number within"
         f" {100 * CLEAR:g} points of such a head; grey is where a head has no such place. i is the place of the query,"
-        f" i−1 the key before it; {ours if 'end' in columns else others}. Then its score, the {quality_name(tables)} on"
-        " the report split without it, the mean entropy of its weights (nats), and the pattern that names it: one with"
-        f" most of its largest weights and {100 * ABOVE_CHANCE:g} % of the attention that is possible beyond chance."
-        f" {bold(looks, in_unit(tables))}"
+        f" i−1 the key before it; {ours if 'end' in columns else others}. At the right its score by"
+        f" {looks['scorer'].iloc[0]}, and the pattern that names it: one with most of its largest weights and"
+        f" {100 * ABOVE_CHANCE:g} % of the attention that is possible beyond chance. {bold(looks, in_unit(tables))}"
     )
     return Plot("patterns", caption, figure)
-
-
-def _write_facts(words: Axes, looks: pd.DataFrame, tables: Tables) -> None:
-    """Write the columns of words beside the map: bold for heads that matter, grey for heads without a name."""
-    scorer = looks["scorer"].iloc[0]
-    unit = in_brackets(tables).replace(" ", "\n") if scorer == REFERENCE else ""
-    places = looks["pattern"].map(lambda place: f" ({place})" if isinstance(place, str) and place else "")
-    facts = {
-        f"{wrapped(scorer, 0.8)}{unit}": [number(score, 3) for score in looks["score"]],
-        f"{wrapped(quality_name(tables), 1)}\nwithout it": [number(share, 2) for share in looks[QUALITY]],
-        "entropy\n(nats)": [number(value, 2) for value in looks["entropy"]],
-        "looks at": list(looks.apply(name_of, axis=1) + places),
-    }
-    words.set(xlim=(0, 4.9), xticks=WORDS_AT, xticklabels=list(facts))
-    for (name, cells), place in zip(facts.items(), WORDS_AT, strict=True):
-        for row, (cell, idle) in enumerate(zip(cells, looks["prunable"], strict=True)):
-            style: Any = {"fontweight": "normal" if idle else "bold"}
-            if cell == NO_PATTERN:
-                style = {"color": CONTROL_COLOUR}
-            side = "left" if name == "looks at" else "center"
-            words.text(place - 0.3 * (side == "left"), row, cell, ha=side, va="center", fontsize=9, **style)

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
@@ -73,8 +72,9 @@ def other_heads(pairs: pd.DataFrame) -> list[HeadId]:
 def interactions(tables: Tables) -> Plot:
     """Draw the matrix of second differences, head by head."""
     pairs, heads = tables["pairs"], named(tables["alone"])
-    values = _matrix(pairs, INTERACTION, heads)
-    kinds = {kind: _matrix(pairs.assign(own=pairs["kind"] == kind), "own", heads) == 1 for kind in (NEITHER, BROKEN)}
+    place, values = {head: i for i, head in enumerate(heads)}, np.full((len(heads), len(heads)), np.nan)
+    first, second = (np.array([place[head] for head in own]) for own in (named(pairs), other_heads(pairs)))
+    values[first, second] = values[second, first] = pairs[INTERACTION]
     side = min(max(0.24 * len(heads), 2.2), LARGEST)
     figure = Figure(figsize=(3.4 + side, 1.6 + side))
     axes = figure.add_subplot()
@@ -82,10 +82,21 @@ def interactions(tables: Tables) -> Plot:
     norm = SymLogNorm(SMALL, vmin=-largest, vmax=largest)
     numbers = [head.head for head in heads] if side > 0.2 * len(heads) else []
     image = heat_map(axes, values, rows=numbers, columns=numbers, cmap=EXTRA_COST, norm=norm, aspect="equal")
-    for kind, marker in ((NEITHER, "."), (BROKEN, "x")):
-        rows, columns = kinds[kind].nonzero()
-        axes.plot(columns, rows, linestyle="", marker=marker, markersize=2 if marker == "." else 4, color="black")
-    _name_blocks(axes, heads)
+    for kind, marker, size in ((NEITHER, ".", 2), (BROKEN, "x", 4)):
+        rows, columns = first[pairs["kind"] == kind], second[pairs["kind"] == kind]
+        places = [*rows, *columns], [*columns, *rows]
+        axes.plot(*places, linestyle="", marker=marker, markersize=size, color="black")
+    blocks = [(head.site, head.layer) for head in heads]
+    starts = [i for i, block in enumerate(blocks) if i == 0 or blocks[i - 1] != block]
+    for start, end in zip(starts, [*starts[1:], len(heads)], strict=True):
+        if start:
+            axes.axvline(start - 0.5, color="black", linewidth=0.6)
+            axes.axhline(start - 0.5, color="black", linewidth=0.6)
+        name, middle = block_label(*blocks[start]), (start + end - 1) / 2
+        left: Any = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center"}
+        below: Any = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "top", "rotation": 90}
+        axes.annotate(name, (0, middle), (-26, 0), textcoords="offset points", **left)
+        axes.annotate(name, (middle, 0), (0, -24), textcoords="offset points", **below)
     bar = figure.colorbar(image, ax=axes, shrink=0.8)
     words = f"red: {STAND_IN}\nblue: {TOGETHER}\n×: {BROKEN}\n"
     bar.set_label(f"{words}interaction{in_brackets(tables)}", fontsize=9)
@@ -125,27 +136,3 @@ def together(tables: Tables) -> Plot:
         f" examples; the axis is in proportion up to {SMALL:g}{in_unit(tables)} and logarithmic beyond."
     )
     return Plot("together", caption, figure)
-
-
-def _matrix(pairs: pd.DataFrame, column: str, heads: list[HeadId]) -> np.ndarray:
-    """Return a column of the table of pairs as a symmetric matrix, NaN on the diagonal."""
-    place = {head: i for i, head in enumerate(heads)}
-    values = np.full((len(heads), len(heads)), np.nan)
-    for first, second, value in zip(named(pairs), other_heads(pairs), pairs[column], strict=True):
-        values[place[first], place[second]] = values[place[second], place[first]] = value
-    return values
-
-
-def _name_blocks(axes: Axes, heads: list[HeadId]) -> None:
-    """Draw a line between blocks, and write the name of each block at both axes."""
-    blocks = [(head.site, head.layer) for head in heads]
-    starts = [i for i, block in enumerate(blocks) if i == 0 or blocks[i - 1] != block]
-    for start, end in zip(starts, [*starts[1:], len(heads)], strict=True):
-        if start:
-            axes.axvline(start - 0.5, color="black", linewidth=0.6)
-            axes.axhline(start - 0.5, color="black", linewidth=0.6)
-        name, middle = block_label(*blocks[start]), (start + end - 1) / 2
-        left: Any = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center"}
-        below: Any = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "top", "rotation": 90}
-        axes.annotate(name, (0, middle), (-26, 0), textcoords="offset points", **left)
-        axes.annotate(name, (middle, 0), (0, -24), textcoords="offset points", **below)

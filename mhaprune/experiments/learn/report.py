@@ -147,8 +147,7 @@ def time_to_accuracy(tables: Tables) -> Plot:
     caption = (
         "Steps and seconds of training until exact match on the valid split reaches the target and stays there, on"
         " logarithmic axes: a circle per run and, where all runs of a setting get there, a bar for their geometric mean"
-        " with its 95 % interval. An open circle is the end of a training that does not get there: it would take"
-        " longer."
+        " with its 95 % interval. An open circle is the end of a training that does not get there."
     )
     return Plot("time_to_accuracy", caption, figure)
 

@@ -44,9 +44,9 @@ class Learn(Experiment):
     say_in_common = staticmethod(report.over_runs)
 
     def check(self, setup: Setup) -> None:
-        saved, model = setup.trained.saved, setup.trained.model
-        if saved is None:
+        if setup.recipe is None or (saved := setup.recipe.saved) is None:
             return
+        model = setup.recipe.model
         if saved.steps_since or len(saved.heads) < len(HeadGrid.full(model.blocks, model.num_heads)):
             raise ValueError(
                 f"model_file={saved.path}: was pruned or trained again since its training, must be as experiment=train"

@@ -90,14 +90,16 @@ class Matchup:
     def __init__(
         self, shape: Transformer, vocabulary_size: int, masks: Sequence[HeadMask], device: torch.device
     ) -> None:
-        self.masks, self.device, self.vocabulary_size = masks, device, vocabulary_size
+        self.device, self.vocabulary_size = device, vocabulary_size
         fresh = partial(Seq2Seq, shape, vocabulary_size)
         dense = fresh()
         makers: dict[str, Callable[[], Seq2Seq]] = {DENSE: fresh, DENSE_AGAIN: fresh}
-        for mask in masks:
+        less = {mask: f"without {len(mask.removed)} heads" for mask in masks}
+        self.names = {mask: (name, f"built {name}") for mask, name in less.items()}
+        for mask, (pruned, built) in self.names.items():
             present = HeadMask(dense.grid, mask.removed & frozenset(dense.grid))
-            makers[_removed(mask)] = partial(dense.without, present)
-            makers[_built(mask)] = partial(fresh, grid=dense.grid.without(present.removed))
+            makers[pruned] = partial(dense.without, present)
+            makers[built] = partial(fresh, grid=dense.grid.without(present.removed))
         made = times.copies(makers)
         self.models = {name: [model.to(device) for model in models] for name, models in made.items()}
 
@@ -109,10 +111,10 @@ class Matchup:
         calls = {name: [work.call(model, batch) for model in models] for name, models in self.models.items()}
         turns = {name: times.taking_turns(copies) for name, copies in calls.items()}
         timed = times.in_turn(turns, rounds, times.COPIES, self.device)
-        flops = [work.count_flops(self.models[_removed(mask)][0], batch) for mask in self.masks]
+        flops = [work.count_flops(self.models[pruned][0], batch) for pruned, _ in self.names.values()]
         rows = []
-        for mask, own_flops in zip(self.masks, flops, strict=True):
-            pruned, built, grid = _removed(mask), _built(mask), work.grid(mask.grid)
+        for (mask, (pruned, built)), own_flops in zip(self.names.items(), flops, strict=True):
+            grid = work.grid(mask.grid)
             row = {
                 "model_heads": len(mask.grid),
                 "model_heads_removed": len(mask.removed),
@@ -180,11 +182,3 @@ def time_parts(
         whole = times.milliseconds(lambda: run(watched), device)
         rows.append({**spent, REST: whole - spent[ATTENTION] - spent[FEED_FORWARD]})
     return pd.DataFrame(rows[warmup:])
-
-
-def _removed(mask: HeadMask) -> str:
-    return f"{len(mask.removed)} heads removed"
-
-
-def _built(mask: HeadMask) -> str:
-    return f"built without {len(mask.removed)} heads"
