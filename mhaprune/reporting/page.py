@@ -53,18 +53,10 @@ def render(
     """Return the whole page. `facts` describe the run. Long tables are folded, and cut after `LONGEST` rows."""
     return fill(
         "report",
+        {"base64": lambda content: base64.b64encode(content).decode()},
         title=title,
         lines=lines,
-        figures=[
-            {
-                "name": plot.name,
-                "alt": plot.alt or plot.caption,
-                "caption": plot.caption,
-                "data": base64.b64encode(plot.svg).decode(),
-                "width": round(96 * plot.figure.get_figwidth()),  # 96 pixels of a page are an inch
-            }
-            for plot in plots
-        ],
+        figures=list(plots),
         tables=[_table(name, frame) for name, frame in tables.items()],
         longest=LONGEST,
         facts=facts,

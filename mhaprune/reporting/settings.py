@@ -68,15 +68,3 @@ ALL_RUNS = Setting("", ("all runs",), numeric=False)
 def by_use(settings: Iterable[Setting]) -> list[Setting]:
     """Return settings in the order in which a figure uses them: numbers before words, many values before few."""
     return sorted(settings, key=lambda each: (not each.numeric, -len(each.values)))
-
-
-def styles_of(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return a colour and a marker for each label of runs, such as `num_heads=2`, in the order of the legend: a ramp if
-    the labels differ in one setting with numbers."""
-    pairs = {label: label.partition("=") for label in labels}
-    names = {name for name, _, _ in pairs.values()}
-    if len(names) != 1:
-        return {label: line_style(i) for i, label in enumerate(pairs)}
-    found = setting(names.pop(), [value for _, _, value in pairs.values()])
-    labelled = {value: label for label, (_, _, value) in pairs.items()}
-    return {labelled[value]: style for value, style in found.styles.items()}

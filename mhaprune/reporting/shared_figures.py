@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from mhaprune.heads import SITES
 from mhaprune.reporting import plots
 from mhaprune.reporting.plots import COLOURS, MARKERS, Plot, needs
-from mhaprune.reporting.settings import styles_of
 from mhaprune.scorers.agreement import with_reference
 from mhaprune.statistics.intervals import skewed_ends, student_interval
 from mhaprune.tables import (
@@ -71,7 +70,7 @@ def compare_curves(tables: Tables) -> Plot | None:
     """Draw exact match against the share of heads removed: a panel per scorer, and a line per setting, the mean of its
     runs. None if there are too many settings to tell apart."""
     pruning = tables["pruning"].assign(**{SETTING: setting_names(tables["pruning"])})
-    styles = styles_of(pruning[SETTING].unique())
+    styles = {label: plots.line_style(i) for i, label in enumerate(pruning[SETTING].unique())}
     if len(styles) > MOST_LINES:
         return None
     names = list(pruning["scorer"].unique())
@@ -99,12 +98,8 @@ def _draw_mean_curve(axes: Axes, rows: pd.DataFrame, label: str, style: Mapping[
     if rows.empty:
         return
     several = rows[LABEL].nunique() > 1
-    own = (
-        rows.groupby([LABEL, "fraction_removed"])[QUALITY].mean()
-        if several
-        else rows.set_index("fraction_removed")[QUALITY]
-    )
-    values = own.groupby("fraction_removed")
+    by_run = rows.groupby([LABEL, "fraction_removed"])[QUALITY].mean()
+    values = (by_run if several else rows.set_index("fraction_removed")[QUALITY]).groupby("fraction_removed")
     means = values.mean()
     low, high = np.array([student_interval(each) if several else (each.min(), each.max()) for _, each in values]).T
     axes.plot(means.index, means, label=label, markersize=4, **style)

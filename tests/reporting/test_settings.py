@@ -11,7 +11,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from mhaprune.reporting.plots import COLOURS, STYLE
-from mhaprune.reporting.settings import Setting, by_use, setting, styles_of
+from mhaprune.reporting.settings import Setting, by_use, setting
 
 
 def lightness(found: Setting) -> np.ndarray:
@@ -38,16 +38,6 @@ def test_numbers_have_one_ramp_and_words_the_usual_colours() -> None:
     assert ramp[0] < 0.8, "still seen on white"
     words = setting("task", ["sort", "copy"])
     assert [style["color"] for style in words.styles.values()] == list(COLOURS[:2])
-
-
-def test_labels_of_one_setting_with_numbers_have_the_ramp_too() -> None:
-    labels = ["num_heads=8", "num_heads=2", "num_heads=4"]
-    found = styles_of(labels)
-    assert list(found) == ["num_heads=2", "num_heads=4", "num_heads=8"]
-    assert list(found.values()) == list(setting("num_heads", "824").styles.values())
-    for others in (["task=sort", "task=copy"], ["a=1, b=2", "a=1, b=3"], ["a=1", "b=2"], ["all runs"]):
-        assert list(styles_of(others)) == others
-        assert [style["color"] for style in styles_of(others).values()] == list(COLOURS[: len(others)])
 
 
 def test_a_figure_uses_numbers_before_words_and_many_values_before_few() -> None:

@@ -155,9 +155,7 @@ def compare_methods(tables: Tables) -> Plot:
     names = list(chosen.sort_values(ascending=False, kind="stable").index)
     settings = list(methods.groupby(SETTING, sort=False))
     row_of, alone = range(len(names)), len(settings) == 1
-    xlabel = f"mean regret in {quality_name(tables)} (percentage points, lower is better)"
-    size = (6.0 if alone else 3.5, 0.3 + 0.3 * len(names))
-    xlabel = xlabel if alone else "mean regret (points)"
+    size, xlabel = (6.0 if alone else 3.5, 0.3 + 0.3 * len(names)), "mean regret (points, lower is better)"
     figure, drawn = plots.panelled(len(settings), MOST_COLUMNS, size, (1.5, 1.2), xlabel, sharex=True)
     shown = methods[methods["points"] <= plots.ceiling(methods["points"], methods["family"])]
     ends = [end for _, runs in shown.groupby([SETTING, "scorer"])["points"] for end in student_interval(runs)]

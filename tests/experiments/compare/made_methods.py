@@ -38,7 +38,6 @@ def method_tables(scorers: tuple[str, ...] = EVERY, heads: int = 24, seed: int =
     return {
         "methods": _methods(pruning, scorers, heads),
         "pruning": pruning,
-        "oracle": _oracle(heads, best),
         "heads": _scores(scorers, heads, chance),
         "training": training.assign(valid_quality=[0.1, 0.9]),
     }
@@ -76,16 +75,6 @@ def _methods(pruning: pd.DataFrame, scorers: tuple[str, ...], heads: int) -> pd.
             | {"regret_quality_low": regret - 0.012, "regret_quality_high": regret + 0.012}
             | {"forward_passes": heads, "backward_passes": int(FAMILIES[name] == "gradient"), "seconds": 1.0}
         )
-    return pd.DataFrame(rows)
-
-
-def _oracle(heads: int, best: dict[int, Any]) -> pd.DataFrame:
-    rows = [
-        {"objective": objective, "kind": "bound", "heads_total": heads, "heads_removed": n}
-        | {"quality": best[n] - shift, "loss": 1 - best[n], "fraction_removed": n / heads}
-        for objective, shift in (("loss", 0.07), ("quality", 0.0))
-        for n in best
-    ]
     return pd.DataFrame(rows)
 
 
