@@ -31,9 +31,12 @@ def explained(text: str) -> str:
         return text
     own = _target(root)
     above = dict(_comments(root, [own] if own is not None else [] if text.startswith("# @package") else RUN))
-    return "".join(
-        f"{out}\n" for i, line in enumerate(text.splitlines()) for out in [*_wrapped(above.get(i, ""), line), line]
-    )
+    lines = []
+    for i, line in enumerate(text.splitlines()):
+        margin = line[: len(line) - len(line.lstrip())] + "# "
+        how: dict[str, Any] = {"initial_indent": margin, "subsequent_indent": margin, "break_on_hyphens": False}
+        lines += [*textwrap.wrap(above.get(i, ""), WIDTH, **how), line]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def about(target: str) -> str:
@@ -69,11 +72,6 @@ def _range(kind: Any) -> str:
     """Return the allowed values of a field in words; empty if its value is an option with its own settings."""
     parts = typing.get_args(kind) if typing.get_origin(kind) is dict else [kind]
     return "" if any(dataclasses_in(part) for part in parts) else f"Allowed: {expected(kind)}."
-
-
-def _wrapped(comment: str, line: str) -> list[str]:
-    margin = line[: len(line) - len(line.lstrip())] + "# "
-    return textwrap.wrap(comment, WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
 
 
 def _target(node: yaml.Node) -> str | None:

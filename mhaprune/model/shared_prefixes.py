@@ -92,7 +92,7 @@ class Branches:
             pairs_P, parents_M = np.unique(self.rows * len(keys) + self.memory.rows, return_inverse=True)
             x_PBTD = _take(self.states, pairs_P // len(keys))
             context_PBHTK = _cross_attend(sublayer, x_PBTD, keys, values, pairs_P % len(keys), bias)
-        open_PBTD = x_PBTD + _merged(attention, context_PBHTK)
+        open_PBTD = x_PBTD + attention.merge(context_PBHTK.flatten(0, 1)).unflatten(0, context_PBHTK.shape[:2])
         kinds_GH, kind_M = np.unique(gates[self.masks], axis=0, return_inverse=True)
         children_C, rows_M = np.unique(parents_M * len(kinds_GH) + kind_M, return_inverse=True)
         origin_C, gates_CH = children_C // len(kinds_GH), kinds_GH[children_C % len(kinds_GH)]
@@ -142,10 +142,6 @@ def _cross_attend(
         return context_BHXK.unflatten(2, (len(x_PBTD), -1)).permute(2, 0, 1, 3, 4)
     keys_values = tuple(_take(x, read_P).flatten(0, 1) for x in (keys, values))
     return _attend(sublayer, x_PBTD, bias, keys_values=keys_values)
-
-
-def _merged(attention: MultiHeadAttention, context_PBHTK: Tensor) -> Tensor:
-    return attention.merge(context_PBHTK.flatten(0, 1)).unflatten(0, context_PBHTK.shape[:2])
 
 
 def _closed(

@@ -180,20 +180,17 @@ class Seq2Seq(EncoderDecoder, GatedModel):
     def evaluate_masks(self, batch: Examples, gates: Tensor, fallback: Fallback | None = None) -> AnswerOutcome:
         length = max(batch.source.shape[1], batch.target.shape[1])
         state_bytes = len(batch) * length * self.config.d_model * self.positions.element_size()
-        parts = gates.split(max(1, WAITING_BYTES // state_bytes))
-        return joined((self._evaluate_part(batch, part, fallback, len(batch) * length) for part in parts), torch.cat)
-
-    def _evaluate_part(
-        self, batch: Examples, gates_MN: Tensor, fallback: Fallback | None, tokens: int
-    ) -> AnswerOutcome:
-        outcomes = AnswerOutcome(*(self.positions.new_empty(len(gates_MN), len(batch)) for _ in AnswerOutcome._fields))
-        root = Branches.root(self.embed(self.source_embedding, batch.source), len(gates_MN))
-        steps = self._steps(batch, gates_MN, fallback or {})
-        for end in depth_first(root, steps, max(1, TOKENS_AT_ONCE // tokens)):
-            parts = AnswerOutcome.of(end.states, batch.target.expand(len(end.states), -1, -1))
-            for values_MB, part_PB in zip(outcomes, parts, strict=True):
-                values_MB[end.masks] = part_PB[end.rows]
-        return outcomes
+        parts = []
+        for gates_MN in gates.split(max(1, WAITING_BYTES // state_bytes)):
+            part = [self.positions.new_empty(len(gates_MN), len(batch)) for _ in AnswerOutcome._fields]
+            root = Branches.root(self.embed(self.source_embedding, batch.source), len(gates_MN))
+            steps = self._steps(batch, gates_MN, fallback or {})
+            for end in depth_first(root, steps, max(1, TOKENS_AT_ONCE // (len(batch) * length))):
+                outcomes = AnswerOutcome.of(end.states, batch.target.expand(len(end.states), -1, -1))
+                for values_MB, found_PB in zip(part, outcomes, strict=True):
+                    values_MB[end.masks] = found_PB[end.rows]
+            parts.append(AnswerOutcome(*part))
+        return joined(parts, torch.cat)
 
     def _steps(self, batch: Examples, gates_MN: Tensor, fallback: Fallback) -> list[Callable[[Branches], Branches]]:
         """Return the steps of a forward pass under many masks."""

@@ -27,9 +27,12 @@ class Costs:
         self.known: dict[str, Cost] = {}
 
     def __call__(self, unit: str) -> Cost:
+        counts: dict[str, Callable[[Subject], float]] = {
+            "parameters": lambda left: left.count_parameters(),
+            "flops": lambda left: left.count_flops(self.batch) / len(self.batch),
+        }
         if unit not in self.known:
-            count = self._flops if unit == "flops" else _parameters
-            self.known[unit] = self._measured() if unit == "ms" else counted(unit, self.subject, count)
+            self.known[unit] = counted(unit, self.subject, counts[unit]) if unit in counts else self._measured()
         return self.known[unit]
 
     def table(self) -> pd.DataFrame:
@@ -39,9 +42,6 @@ class Costs:
             for unit, cost in self.known.items()
             for block, each in cost.head.items()
         )
-
-    def _flops(self, left: Subject) -> float:
-        return left.count_flops(self.batch) / len(self.batch)
 
     def _measured(self) -> Cost:
         def make(state: Any, save: Any) -> dict[str, Any]:
@@ -59,10 +59,6 @@ class Costs:
         named = {str(block): block for block in self.subject.grid.blocks}
         own, head = ({named[row[0]]: row[i] for row in content["blocks"]} for i in (1, 2))
         return Cost("ms", content["floor"], own, head)
-
-
-def _parameters(left: Subject) -> float:
-    return left.count_parameters()
 
 
 def counted(unit: str, subject: Subject, count: Callable[[Subject], float]) -> Cost:

@@ -3,7 +3,7 @@
 Dimensions: M = masks, N = all heads, E = examples.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -73,7 +73,9 @@ def find_best(
     def make(state: dict[str, Any] | None, save: Any) -> dict[str, Any]:
         run = _Runner(subject, examples, state, save)
         if exact:
-            run(_all_subsets(num_heads), 2**num_heads)
+            places = range(num_heads - 1, -1, -1)
+            every = (tuple(n for n in range(num_heads) if number >> places[n] & 1) for number in range(2**num_heads))
+            run(every, 2**num_heads)
         else:
             _search(run, num_heads, [budget for budget in budgets if 0 < budget < num_heads], beam_width)
         return run.state()
@@ -133,11 +135,6 @@ class _Runner:
         for row, subset in enumerate(self.outcomes):
             removed[row, list(subset)] = True
         return {"removed": removed, "outcomes": torch.tensor(list(self.outcomes.values()), dtype=torch.double)}
-
-
-def _all_subsets(num_heads: int) -> Iterator[Removed]:
-    for number in range(2**num_heads):
-        yield tuple(n for n in range(num_heads) if number >> (num_heads - 1 - n) & 1)
 
 
 def _search(run: _Runner, num_heads: int, budgets: Sequence[int], beam_width: int) -> None:

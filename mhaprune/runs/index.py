@@ -55,6 +55,8 @@ def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts:
     ]
     measured = dict.fromkeys(itertools.chain(*numbers))
     states = [(run.why_not or "done").partition(":")[0] for run in runs]
+    paths = [run.folder / "report.html" if inside(run.folder, "report.html") is not None else None for run in runs]
+    reports = [os.path.relpath(path, out) if path is not None and path.is_file() else None for path in paths]
     columns = [
         Column("state", states),
         *(Column(name, [mine.get(name, "") for mine in settings]) for name in own),
@@ -64,7 +66,7 @@ def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts:
         "index",
         {"url": partial(quote, errors="surrogateescape"), "thumbnail": thumbnail},
         title=title,
-        rows=[(run, state, _report(run.folder, out)) for run, state in zip(runs, states, strict=True)],
+        rows=list(zip(runs, states, reports, strict=True)),
         states=Counter(states),
         first=[column for column in columns if column.varies],
         last=[column for column in columns if not column.varies],
@@ -72,12 +74,6 @@ def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts:
         shared=shared,
         facts=facts,
     )
-
-
-def _report(folder: Path, out: Path) -> str | None:
-    """Return the path from the page to the report of a run; None if there is no report."""
-    there = inside(folder, "report.html") is not None and (folder / "report.html").is_file()
-    return os.path.relpath(folder / "report.html", out) if there else None
 
 
 def thumbnail(small: SmallMap | None) -> str:

@@ -6,10 +6,10 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from mhaprune.interrupts import before_stopping
 from mhaprune.runs.collecting import collect
@@ -135,15 +135,11 @@ def standing(root: Path, job: Job, identity: Callable[[Job], str] | None) -> str
         run.check()
     except Damaged:
         return OPEN
-    same = _same_code(run.status.get("code", {}))
-    return DONE if same and (identity is None or identity(job) == run.status["identity"].get("run")) else CHANGED
-
-
-def _same_code(noted: Mapping[str, Any]) -> bool:
-    modules = noted.get("modules", ())
+    code, same = run.status.get("code", {}), False
     with suppress(ImportError):
-        return {module.split(".")[0] for module in modules} <= set(allowed()) and code_of(modules) == noted
-    return False
+        packages = {module.split(".")[0] for module in code.get("modules", ())}
+        same = packages <= set(allowed()) and code_of(code.get("modules", ())) == code
+    return DONE if same and (identity is None or identity(job) == run.status["identity"].get("run")) else CHANGED
 
 
 def _listed(labels: Sequence[str]) -> str:

@@ -40,15 +40,12 @@ class GreedyRefit(Stepwise):
         while candidates := self.removable(evidence, mask):
             left = refits.without(mask) if mask.removed else evidence.subject
             errors = dict(zip(mask.kept, refits.errors(left).tolist(), strict=True))
-            proposals = self._lowest_of_each_block(candidates, errors)
+            by_block: dict[Block, list[HeadId]] = defaultdict(list)
+            for head in sorted(candidates, key=errors.__getitem__):
+                by_block[head.block].append(head)
+            proposals = [head for heads in by_block.values() for head in heads[: self.proposed]]
             losses = {head: refits.loss(refits.without(mask.without(head))) for head in proposals}
             for head in sorted(losses, key=losses.__getitem__)[: min(self.every, max(1, len(losses) // 2))]:
                 if head in self.removable(evidence, mask):
                     mask = mask.without(head)
                     yield mask
-
-    def _lowest_of_each_block(self, heads: list[HeadId], errors: dict[HeadId, float]) -> list[HeadId]:
-        blocks: dict[Block, list[HeadId]] = defaultdict(list)
-        for head in sorted(heads, key=errors.__getitem__):
-            blocks[head.block].append(head)
-        return [head for block in blocks.values() for head in block[: self.proposed]]

@@ -35,13 +35,9 @@ class Rearrangement(Stepwise):
         yield mask
         while candidates := self.removable(evidence, mask):
             mask = mask.without(min(candidates, key=diagonal.__getitem__))
-            yield _rearranged(mask, fisher_NN)
-
-
-def _rearranged(mask: HeadMask, fisher_NN: Tensor) -> HeadMask:
-    grid = mask.grid
-    gone = [_exchanged(set(map(grid.index, mask.removed)), grid.positions(block), fisher_NN) for block in grid.blocks]
-    return HeadMask(grid, frozenset(grid.heads[n] for heads in gone for n in heads))
+            removed, grid = set(map(mask.grid.index, mask.removed)), mask.grid
+            gone = [_exchanged(removed, grid.positions(block), fisher_NN) for block in grid.blocks]
+            yield HeadMask(grid, frozenset(grid.heads[n] for heads in gone for n in heads))
 
 
 def _exchanged(removed: set[int], block: range, fisher_NN: Tensor) -> list[int]:

@@ -33,26 +33,24 @@ class Swap(Schedule):
         return self.start.smallest(grid)
 
     def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
-        masks = self.start(evidence, budgets)
-        return [self._improved(evidence, mask, budget) for mask, budget in zip(masks, budgets, strict=True)]
-
-    def _improved(self, evidence: Evidence, mask: HeadMask, budget: Budget) -> HeadMask:
-        loss = float(evidence.loss([mask]))
-        while exchanges := [exchanged for exchanged in self._exchanges(mask) if budget.met_by(exchanged)]:
-            losses = evidence.loss(exchanges)
-            best = int(losses.argmin())
-            if not losses[best] < loss:
-                break
-            mask, loss = exchanges[best], float(losses[best])
-        return mask
+        improved = []
+        for mask, budget in zip(self.start(evidence, budgets), budgets, strict=True):
+            loss = float(evidence.loss([mask]))
+            while exchanges := [exchanged for exchanged in self._exchanges(mask) if budget.met_by(exchanged)]:
+                losses = evidence.loss(exchanges)
+                best = int(losses.argmin())
+                if not losses[best] < loss:
+                    break
+                mask, loss = exchanges[best], float(losses[best])
+            improved.append(mask)
+        return improved
 
     def _exchanges(self, mask: HeadMask) -> list[HeadMask]:
         kept = Counter(head.block for head in mask.kept)
         exchanges = []
         for back in sorted(mask.removed, key=mask.grid.index):
             for gone in mask.kept:
-                same = back.block == gone.block
-                allowed = same or (self.start.scope == "global" and kept[gone.block] > self.start.keep_at_least)
-                if allowed:
+                spare = self.start.scope == "global" and kept[gone.block] > self.start.keep_at_least
+                if spare or back.block == gone.block:
                     exchanges.append(HeadMask(mask.grid, mask.removed - {back} | {gone}))
         return exchanges

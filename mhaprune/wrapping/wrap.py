@@ -89,7 +89,8 @@ def understand(
     run = call or call_plainly
     quality = quality or quality_for(loss)
     model = converted(model)
-    first = splits["score"][:2].converted(*_place(model))
+    weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
+    first = splits["score"][:2].converted(weight.device, weight.dtype)
     _check_call(model, first, run)
     if blocks is None:
         found = discover(model, lambda one: run(one, first.arguments()))
@@ -163,11 +164,6 @@ def check_weights(model: nn.Module) -> None:
         kind = type(module)
         if "quantized" in kind.__module__ or kind.__name__ in ("Linear8bitLt", "Linear4bit"):
             raise Unsupported(f"model: {path} is a {kind.__name__} of {kind.__module__}, must have plain weights")
-
-
-def _place(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    weight = next(iter(parameter for parameter in model.parameters() if parameter.is_floating_point()))
-    return weight.device, weight.dtype
 
 
 def _first(names: Sequence[object]) -> str:
