@@ -1,7 +1,5 @@
 """Calls from Python that cannot be: each ends in one line that names the argument."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,8 +67,12 @@ CALLS: dict[str, list[Callable[[Heads], object]]] = {
     "call": [wrap(call="plainly")],
     "seed": [wrap(seed=-1), wrap(seed=0.5), wrap(seed="0")],
     "scorers": [lambda h: h.score(["ablation"]), lambda h: h.score(3)],  # type: ignore[arg-type]
-    "scorer": [lambda h: h.score("ablatoin"), lambda h: h.score("gate"), lambda h: h.score("")],
+    "scorer": [lambda h, name=name: h.score(name) for name in ("ablatoin", "gate", "lrp", "")],  # type: ignore[misc]
+    "scorer/schedule=greedi: no such scorer or schedule, did you mean greedy": [lambda h: h.mask(by="greedi")],
     "keep": [
+        lambda h: h.mask(True),
+        lambda h: h.mask(-1),
+        lambda h: h.speed(keep=[1.5]),
         lambda h: h.mask(NAN),
         lambda h: h.mask("half"),  # type: ignore[arg-type]
         lambda h: h.mask(1.5),
@@ -114,6 +116,7 @@ def test_a_call_that_cannot_be_is_refused_in_one_line(
     name: str, call: Callable[[Heads], object], heads: Heads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    """A name that stands for a whole message must be found as it is."""
     with pytest.raises(ValueError, match=f"{name}\\b") as refused:
         call(heads)
     assert "\n" not in str(refused.value)

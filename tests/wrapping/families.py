@@ -1,8 +1,5 @@
 """Tiny models of the families of transformers, with random weights, and a batch for each."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +26,8 @@ class Family(NamedTuple):
     settings: dict[str, Any]
     batch: str = "text"
     generates: bool = False
+    why_not: str = ""
+    """What is said of a family whose heads cannot be removed, or are not found."""
 
 
 FAMILIES = {
@@ -91,28 +90,38 @@ FAMILIES = {
 """Those whose heads can be gated and removed."""
 
 GATES_ONLY = {
-    "olmo2": Family("Olmo2Config", "Olmo2ForCausalLM", GROUPED),
+    "olmo2": Family(
+        "Olmo2Config",
+        "Olmo2ForCausalLM",
+        GROUPED,
+        why_not="mixed from the heads of model.layers.0.self_attn.q_proj",
+    ),
     "deepseek_v3": Family(
         "DeepseekV3Config",
         "DeepseekV3ForCausalLM",
-        {
-            **CAUSAL,
-            "num_key_value_heads": 4,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "first_k_dense_replace": 2,
-        }
-        | {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 16, "kv_lora_rank": 8, "q_lora_rank": 8}
-        | {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
+        {**CAUSAL, "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
+        | {"first_k_dense_replace": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16}
+        | {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
+        why_not="its key is made by 2 linear modules, model.layers.0.self_attn.kv_a_proj_with_mqa",
     ),
-    "phi3": Family("Phi3Config", "Phi3ForCausalLM", GROUPED),
+    "phi3": Family("Phi3Config", "Phi3ForCausalLM", GROUPED, why_not="a model with heads removed does not run"),
 }
 """Those whose heads can be gated and not removed."""
 
 
 UNKNOWN = {
-    "bloom": Family("BloomConfig", "BloomForCausalLM", {**SMALL, "n_layer": 2, "n_head": 4}),
-    "deberta": Family("DebertaV2Config", "DebertaV2Model", TEXT),
+    "bloom": Family(
+        "BloomConfig",
+        "BloomForCausalLM",
+        {**SMALL, "n_layer": 2, "n_head": 4},
+        why_not='AttentionBlock("transformer.h.1.self_attention", out="dense", heads=4)',
+    ),
+    "deberta": Family(
+        "DebertaV2Config",
+        "DebertaV2Model",
+        TEXT,
+        why_not='AttentionBlock("encoder.layer.1.attention", out="output.dense", heads=4)',
+    ),
 }
 """Those whose heads are not found."""
 
@@ -127,42 +136,40 @@ def make(family: Family, attention: str | None = None, seed: int = 0) -> nn.Modu
         config._attn_implementation = attention
     model: nn.Module = getattr(transformers, family.model)(config).eval()
     with torch.no_grad():
-        for parameter in (each for each in model.parameters() if each.requires_grad):  # others may not be saved
-            parameter.copy_(
-                torch.randn_like(parameter) * (0.2 if parameter.dim() > 1 else 0.3) + (parameter.dim() == 1)
-            )
+        for weight in (each for each in model.parameters() if each.requires_grad):  # others may not be saved
+            weight.copy_(torch.randn_like(weight) * (0.2 if weight.dim() > 1 else 0.3) + (weight.dim() == 1))
     return model
 
 
-def batch_of(family: Family, examples: int = 3, seed: int = 1) -> dict[str, Tensor]:
-    """Examples of different lengths."""
-    draw = torch.Generator().manual_seed(seed)
-    kinds: dict[str, Callable[[], dict[str, Tensor]]] = {
-        "text": lambda: _text(examples, 7, draw),
-        "image": lambda: {"pixel_values": torch.randn(examples, 3, 8, 8, generator=draw)},
-        "sound": lambda: {"input_values": torch.randn(examples, 64, generator=draw)},
-        "pair": lambda: {
-            **_text(examples, 7, draw),
-            "decoder_input_ids": torch.randint(3, VOCABULARY, (examples, 5), generator=draw),
-        },
-        "mel": lambda: {
-            "input_features": torch.randn(examples, 8, 20, generator=draw),
-            "decoder_input_ids": torch.randint(3, VOCABULARY, (examples, 5), generator=draw),
-        },
-    }
-    return kinds[family.batch]()
-
-
-def _text(examples: int, length: int, draw: torch.Generator) -> dict[str, Tensor]:
-    ids = torch.randint(3, VOCABULARY, (examples, length), generator=draw)
+def batch_of(family: Family) -> dict[str, Tensor]:
+    """Three examples, texts of different lengths."""
+    draw = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, VOCABULARY, (3, 7), generator=draw)
     mask = torch.ones_like(ids)
-    mask[0, length - 2 :] = 0
-    return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
+    mask[0, 5:] = 0
+    text = {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
+    answer = {"decoder_input_ids": torch.randint(3, VOCABULARY, (3, 5), generator=draw)}
+    return {
+        "text": text,
+        "image": {"pixel_values": torch.randn(3, 3, 8, 8, generator=draw)},
+        "sound": {"input_values": torch.randn(3, 64, generator=draw)},
+        "pair": text | answer,
+        "mel": {"input_features": torch.randn(3, 8, 20, generator=draw)} | answer,
+    }[family.batch]
 
 
-def per_example(output: Any, batch_size: int) -> Tensor:
-    """(B, numbers): every real number in what a model returned that belongs to one example."""
+def said(model: nn.Module, family: Family) -> Tensor:
+    """The first thing that a model returns."""
+    with torch.no_grad():
+        output = model.eval()(**batch_of(family), **({"use_cache": False} if family.generates else {}))
+    return next(value for value in output.values() if isinstance(value, Tensor))
+
+
+def size_of_output(output: Any, batch: Any) -> Tensor:
+    """A loss that every head changes, whatever a model returns: from every real number that belongs to an example."""
     from mhaprune.wrapping.replay import tensors_in  # families are read where mhaprune is not
 
+    examples = len(next(iter(batch.values())))
     numbers = [value for value in tensors_in(output) if value.is_floating_point() and value.dim()]
-    return torch.cat([value.reshape(batch_size, -1) for value in numbers if len(value) == batch_size], dim=1)
+    of_each = [value.reshape(examples, -1) for value in numbers if len(value) == examples]
+    return torch.cat(of_each, dim=1).double().square().mean(dim=1)

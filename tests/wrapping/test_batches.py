@@ -1,66 +1,45 @@
-"""A user's batches, put together and taken apart."""
-
-from __future__ import annotations
+"""A user's batches, put together and taken apart, and losses of them against the same by hand."""
 
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from mhaprune import losses
 from mhaprune.wrapping.batches import Batches
 
 
-def texts() -> list[dict[str, Tensor]]:
-    """Two batches of different lengths, padded on the left."""
-    return [
-        {
-            "input_ids": torch.tensor([[0, 0, 5], [6, 7, 8]]),
-            "attention_mask": torch.tensor([[0, 0, 1], [1, 1, 1]]),
-            "labels": torch.tensor([[-100, -100, 5], [-100, 7, 8]]),
-        },
-        {
-            "input_ids": torch.tensor([[0, 2, 3, 4, 9]]),
-            "attention_mask": torch.tensor([[0, 1, 1, 1, 1]]),
-            "labels": torch.tensor([[-100, 2, 3, 4, 9]]),
-        },
-    ]
+def text(*ids: list[int]) -> dict[str, Tensor]:
+    """A batch padded on the left; the first place of a row has no label."""
+    ids_BT = torch.tensor(ids)
+    labels_BT = ids_BT.masked_fill(ids_BT == 0, -100)
+    labels_BT[:, 0] = -100
+    return {"input_ids": ids_BT, "attention_mask": (ids_BT != 0).long(), "labels": labels_BT}
+
+
+TEXTS = [text([0, 0, 5], [6, 7, 8]), text([0, 2, 3, 4, 9])]
 
 
 def test_the_batches_of_a_user_come_back_as_they_were() -> None:
-    data = Batches.of(texts(), "score")
+    data = Batches.of(TEXTS, "score")
     assert len(data) == 3
-    for given, at in zip(texts(), ([0, 1], [2]), strict=True):
+    assert data.lengths().tolist() == [1, 3, 4]
+    for given, at in zip(TEXTS, ([0, 1], [2]), strict=True):
         batch = data[torch.tensor(at)].arguments()
         assert batch.keys() == given.keys()
         assert all(torch.equal(batch[key], given[key]) for key in given)
 
 
 def test_shorter_examples_are_filled_up_on_the_right_with_what_nothing_reads() -> None:
-    batch = Batches.of(texts(), "score")[torch.tensor([2, 0])].arguments()
+    """Nothing real is cut, whatever stands in the mask before it."""
+    data = Batches.of(TEXTS, "score")
+    batch = data[torch.tensor([2, 0])].arguments()
     assert batch["input_ids"].tolist() == [[0, 2, 3, 4, 9], [0, 0, 5, 0, 0]]
     assert batch["attention_mask"].tolist() == [[0, 1, 1, 1, 1], [0, 0, 1, 0, 0]]
     assert batch["labels"].tolist() == [[-100, 2, 3, 4, 9], [-100, -100, 5, -100, -100]]
-
-
-def test_real_tokens_are_never_cut_whatever_the_mask_holds() -> None:
-    """The example with one real token keeps the place of that token."""
-    data = Batches.of(texts(), "score")
-    for start in range(3):
-        for stop in range(start + 1, 4):
-            part = data[start:stop].arguments()
-            for row, e in enumerate(range(start, stop)):
-                ids = data.fields["input_ids"][e]
-                assert part["input_ids"][row].tolist() == ids[: part["input_ids"].shape[1]].tolist()
-                assert not ids[part["input_ids"].shape[1] :].any()
-
-
-def test_order_and_lengths() -> None:
-    data = Batches.of(texts(), "score")
-    assert data.lengths().tolist() == [1, 3, 4]
-    assert data.by_length().tolist() == [0, 1, 2]
-    batches = list(data.shuffled_batches(2, torch.Generator().manual_seed(0)).__next__().arguments()["input_ids"])
-    assert len(batches) == 2
+    assert data[:1].arguments()["input_ids"].tolist() == [[0, 0, 5]]
 
 
 def test_tuples_tensors_and_constants_keep_their_form() -> None:
@@ -71,7 +50,7 @@ def test_tuples_tensors_and_constants_keep_their_form() -> None:
 
 
 def test_padding_is_not_real() -> None:
-    data = Batches.of(texts(), "score")
+    data = Batches.of(TEXTS, "score")
     assert torch.equal(data.valid(5, of_decoder=False), data.fields["attention_mask"] != 0)
     assert data.valid(5, of_decoder=True)[1].tolist() == [False, True, True, False, False]  # by the labels
     assert data.valid(9, of_decoder=False).all()
@@ -80,22 +59,82 @@ def test_padding_is_not_real() -> None:
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        ([], "score: holds no batches"),
-        (None, "score: holds no batches"),
-        (
-            [{"x": torch.ones(2, 3)}, {"x": torch.ones(2, 4)}],
-            "score: batches differ in length .x. and have no attention_mask",
-        ),
-        ([{"x": torch.ones(2, 3)}, {"y": torch.ones(2, 3)}], "score: every batch must have the same tensors"),
-        (
-            [{"x": torch.ones(2), "y": torch.ones(3)}],
-            "score: every tensor of a batch must have a row per example, here are x",
-        ),
-        ([{"x": torch.ones(())}], "score: every tensor of a batch must have a row per example"),
-        (["text"], "score: a batch is a str, must be a dict, a tuple or a tensor"),
-        ([{"x": 3}], "score: every batch must have the same tensors"),
+        ([], "holds no batches"),
+        (None, "holds no batches"),
+        ([{"x": torch.ones(2, 3)}, {"x": torch.ones(2, 4)}], "batches differ in length .x. and have no attention_mask"),
+        ([{"x": torch.ones(2, 3)}, {"y": torch.ones(2, 3)}], "every batch must have the same tensors"),
+        ([{"x": torch.ones(2), "y": torch.ones(3)}], "every tensor of a batch must have a row per example, here are x"),
+        ([{"x": torch.ones(())}], "every tensor of a batch must have a row per example"),
+        (["text"], "a batch is a str, must be a dict, a tuple or a tensor"),
+        ([{"x": 3}], "every batch must have the same tensors"),
     ],
 )
 def test_batches_that_cannot_be_used_are_refused(batches: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"score: {message}"):
         Batches.of(batches, "score")
+
+
+LOGITS = torch.randn(3, 4, 7, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([[1, 2, 3, -100], [-100, -100, 4, 5], [6, -100, -100, -100]])
+
+
+def test_classification() -> None:
+    logits, labels = LOGITS[:, 0], torch.tensor([0, 1, 2])
+    batch = {"labels": labels}
+    expected = -logits.log_softmax(-1)[torch.arange(3), labels]
+    torch.testing.assert_close(losses.classification({"logits": logits}, batch), expected)
+    assert losses.accuracy(logits, {"labels": logits.argmax(-1)}).tolist() == [1, 1, 1]
+
+
+def test_a_language_model_is_judged_on_its_own_tokens_wherever_the_padding_stands() -> None:
+    expected = [
+        torch.stack([F.cross_entropy(LOGITS[b, t - 1], LABELS[b, t]) for t in range(1, 4) if LABELS[b, t] >= 0])
+        for b in range(2)
+    ]
+    found = losses.language_model(LOGITS, {"labels": LABELS})
+    torch.testing.assert_close(found[:2], torch.stack([values.mean() for values in expected]))
+    assert found[2] == 0  # no token counts
+    ids, mask = LABELS.clamp(min=0), (LABELS != -100).long()
+    torch.testing.assert_close(losses.language_model(LOGITS, {"input_ids": ids, "attention_mask": mask}), found)
+
+
+def test_share_of_next_tokens() -> None:
+    right = LOGITS.argmax(-1).roll(1, dims=1)
+    assert losses.next_token_accuracy(LOGITS, {"labels": right}).tolist() == [1, 1, 1]
+    right[0, 1] = (right[0, 1] + 1) % 7
+    assert losses.next_token_accuracy(LOGITS, {"labels": right}).tolist() == pytest.approx([2 / 3, 1, 1])
+
+
+def test_sequences_are_right_if_all_their_tokens_are() -> None:
+    right = torch.where(LABELS < 0, -100, LOGITS.argmax(-1))
+    assert losses.exact_match(LOGITS, {"labels": right}).tolist() == [1, 1, 1]
+    right[1, 2] = (right[1, 2] + 1) % 7
+    assert losses.exact_match(LOGITS, {"labels": right}).tolist() == [1, 0, 1]
+    expected = F.cross_entropy(LOGITS.mT, LABELS, reduction="none").sum(1) / torch.tensor([3, 2, 1])
+    torch.testing.assert_close(losses.seq2seq(LOGITS, {"labels": LABELS}), expected)
+
+
+def test_drift_is_the_angle_to_the_whole_model_over_real_tokens() -> None:
+    states, mask = torch.randn(2, 3, 5), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    batch = {"attention_mask": mask}
+    pooled = losses.mean_of_tokens({"last_hidden_state": states}, batch)
+    torch.testing.assert_close(pooled[0], states[0, :2].mean(0))
+    moved = {**batch, "dense": pooled.flip(0)}
+    expected = 1 - F.cosine_similarity(pooled, pooled.flip(0), dim=-1)
+    torch.testing.assert_close(losses.drift({"last_hidden_state": states}, moved), expected)
+    torch.testing.assert_close(losses.similarity({"last_hidden_state": states}, moved), 1 - expected)
+
+
+def test_each_loss_brings_its_quality() -> None:
+    assert losses.quality_for(losses.classification) is losses.accuracy
+    assert losses.name_of(losses.quality_for(losses.drift)) == "similarity"
+    own = losses.quality_for(lambda output, batch: torch.ones(3))
+    assert own(None, None).tolist() == [-1, -1, -1]
+    assert losses.name_of(own) == "minus the loss"
+
+
+def test_what_a_loss_cannot_find_is_named() -> None:
+    with pytest.raises(ValueError, match="loss: needs labels in every batch, there are x"):
+        losses.classification(LOGITS[:, 0], {"x": LABELS})
+    with pytest.raises(ValueError, match="loss: the model returns a list without logits"):
+        losses.classification([LOGITS], {"labels": LABELS})

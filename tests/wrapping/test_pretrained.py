@@ -1,7 +1,5 @@
 """A real model that comes in a package."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

@@ -1,6 +1,4 @@
-"""Proofs of `wrap`, and its answers for models that it cannot prove."""
-
-from __future__ import annotations
+"""Proofs of `wrap`, its answers for models that it cannot prove, and what a gate does."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,12 +31,13 @@ class WithDecoy(Classifier):
         return super().forward(input_ids, attention_mask, labels)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_attention_whose_answer_is_thrown_away_is_named(seed: int) -> None:
-    torch.manual_seed(seed)
+def test_attention_whose_answer_is_thrown_away_is_named_and_a_report_needs_no_effect_of_it() -> None:
     heads = wrapped(WithDecoy())
     assert heads.proven.without_effect == tuple(HeadId("decoy", 0, n) for n in range(4))
     assert "12 heads in 3 blocks, 4 without effect (decoy.0.0, decoy.0.1, decoy.0.2, decoy.0.3)" in repr(heads)
+    assert set(heads.subject.unread()) == {("decoy", 0)}
+    found = heads.report(by=["ablation"], budgets=[4, 6], rounds=2, refit=False)
+    assert found.checks["smallest_gate_effect"] > 1e-6
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -50,14 +49,6 @@ def test_a_head_whose_output_is_multiplied_by_zeros_is_named(seed: int) -> None:
     heads = wrapped(model)
     assert heads.proven.without_effect == (HeadId("attention", 1, 1),)
     assert heads.proven.smallest_effect > 1e-6
-
-
-@pytest.mark.figures
-def test_a_report_needs_an_effect_of_the_other_blocks_only() -> None:
-    heads = wrapped(WithDecoy())
-    assert set(heads.subject.unread()) == {("decoy", 0)}
-    found = heads.report(by=["ablation"], budgets=[4, 6], rounds=2, refit=False)
-    assert found.checks["smallest_gate_effect"] > 1e-6
 
 
 def test_a_model_in_which_no_gate_has_an_effect_is_refused() -> None:
@@ -140,10 +131,9 @@ def test_a_model_that_counts_its_heads_is_gated_and_not_pruned() -> None:
     assert heads.proven.why_not.startswith("masked and removed differ by 0.")
     assert len(heads.score("ablation")) == len(heads.grid)
     assert len(heads.mask(keep=6, by="greedy").removed) == 2, "masks are enough for that"
-    with pytest.raises(ValueError, match="heads of this model can be gated, not removed: masked and removed differ"):
-        heads.mask(keep=6, by="greedy_refit")
-    with pytest.raises(ValueError, match="heads of this model can be gated, not removed: masked and removed differ"):
-        heads.prune(0.5)
+    for removing in (lambda: heads.mask(keep=6, by="greedy_refit"), lambda: heads.prune(0.5)):
+        with pytest.raises(ValueError, match="of this model can be gated, not removed: masked and removed differ"):
+            removing()
 
 
 class AndInput(nn.Module):
@@ -173,3 +163,55 @@ def test_columns_that_read_no_head_stay_behind_the_heads() -> None:
     assert repr(heads) == "4 heads in 1 block, all with an effect, all removable"
     assert heads.proven.difference < 1e-12
     assert heads.prune(keep=1).attention[0].out.weight.shape == (16, 4 + 16)
+
+
+@pytest.fixture(scope="module")
+def heads() -> Heads:
+    return wrap(Classifier().double(), losses.classification, score=batches(1))
+
+
+def test_a_closed_gate_lets_its_fallback_through_instead_of_nothing(heads: Heads) -> None:
+    """Half of a head and half of what it says itself is the head; of twice that, it is one and a half of it."""
+    subject, split = heads.subject, heads.splits["score"]
+    own, n = subject.head_outputs(split), len(subject.grid)
+    half, closed = torch.full((n,), 0.5).double(), torch.zeros(n).double()
+
+    def losses_of(gates_N: torch.Tensor, times: float | None = None) -> torch.Tensor:
+        fallback = None if times is None else {block: times * context for block, context in own.items()}
+        with torch.no_grad():
+            return subject.evaluate(split, gates_N, fallback).loss
+
+    first = {head for head in subject.grid if head.block == subject.grid.blocks[0]}
+    of_first = torch.tensor([head in first for head in subject.grid])
+    open_E = subject.evaluate(split).loss.detach()
+    torch.testing.assert_close(losses_of(half, 1.0), open_E)
+    torch.testing.assert_close(losses_of(closed, 1.0), open_E)
+    assert (losses_of(closed) - open_E).abs().max() > 1e-3
+    # The second block reads what the first one wrote, so only one of them can be asked for another scale.
+    expected = losses_of(torch.where(of_first, 1.5, 1.0).double())
+    gates = torch.where(of_first, 0.5, 1.0).double()
+    torch.testing.assert_close(losses_of(gates, 2.0), expected)
+
+
+class Windows(Classifier):
+    """Attention within windows of two tokens, each of which is a row of its own."""
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        x = self.embedding(input_ids)
+        for attention in self.attention:
+            rows = x.reshape(-1, 2, x.shape[-1])
+            x = x + attention(rows, rows, rows)[0].reshape(x.shape)
+        return {"logits": self.output(x.mean(dim=1))}
+
+
+def test_gates_of_an_example_reach_all_of_its_windows() -> None:
+    """Each example has gates of its own, and loses what it loses alone."""
+    torch.manual_seed(0)
+    heads = wrap(Windows().double(), losses.classification, score=batches(1))
+    subject, split = heads.subject, heads.splits["score"]
+    gates_BN = torch.rand(len(split), len(subject.grid)).double()
+    together = subject.evaluate(split, gates_BN).loss
+    alone = torch.cat([subject.evaluate(split[e : e + 1], gates_BN[e]).loss for e in range(len(split))])
+    torch.testing.assert_close(together, alone)

@@ -1,12 +1,16 @@
-from __future__ import annotations
+"""Passes that are computed in part: with many masks at once, and from map to map, against whole passes."""
 
+import copy
+from functools import partial
+
+import pytest
 import torch
 from torch import Tensor, nn
 
 from mhaprune import losses
 from mhaprune.front.heads import wrap
 from mhaprune.measure.outcomes import all_open, measure, measure_masks
-from mhaprune.wrapping.replay import Replay
+from mhaprune.wrapping.replay import Map, Replay, find_maps, walk
 from support.classifier import Classifier, batches
 
 
@@ -19,20 +23,6 @@ class InPlace(Classifier):
             x += attention(x, x, x, key_padding_mask=attention_mask == 0)[0]
             x += forward(x.relu())
         return {"logits": self.output(x.mean(dim=1))}
-
-
-def replayed_and_plain(model: Classifier) -> tuple[Tensor, Tensor]:
-    """The losses with each head closed: as many masks at once, and mask by mask."""
-    heads = wrap(model, losses.classification, score=batches(2))
-    gates_MN = all_open(heads.subject, 1 + len(heads.grid))
-    gates_MN[1:].fill_diagonal_(0.0)
-    split = heads.splits["score"]
-    plain = torch.stack([measure(heads.subject, split, gates_N).loss for gates_N in gates_MN])
-    return measure_masks(heads.subject, split, gates_MN).loss, plain
-
-
-def test_what_was_written_to_in_place_is_computed_again() -> None:
-    torch.testing.assert_close(*replayed_and_plain(InPlace()))
 
 
 class SharedNorm(Classifier):
@@ -49,26 +39,105 @@ class SharedNorm(Classifier):
         return {"logits": self.output(x.mean(dim=1))}
 
 
-def test_a_call_that_is_computed_again_does_not_take_what_a_later_call_returned() -> None:
-    torch.testing.assert_close(*replayed_and_plain(SharedNorm()))
+@pytest.mark.parametrize("kind", [InPlace, SharedNorm])
+def test_many_masks_at_once_lose_what_each_loses_alone(kind: type[Classifier]) -> None:
+    """What was written to in place is computed again, and does not take what a later call returned."""
+    heads = wrap(kind(), losses.classification, score=batches(2))
+    gates_MN = all_open(heads.subject, 1 + len(heads.grid))
+    gates_MN[1:].fill_diagonal_(0.0)
+    split = heads.splits["score"]
+    plain = torch.stack([measure(heads.subject, split, gates_N).loss for gates_N in gates_MN])
+    torch.testing.assert_close(measure_masks(heads.subject, split, gates_MN).loss, plain)
+
+
+class Counted(nn.Linear):
+    computed = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.computed += 1
+        return super().forward(x)
 
 
 class Layer(nn.Module):
-    """Modules of modules, as the layers of a large model are."""
+    """x + W_2 relu(W_1 norm(x)), then the same with one map alone."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.value, self.out, self.inner, self.outer = (nn.Linear(4, 4) for _ in range(4))
+        self.norm, self.first, self.out = nn.LayerNorm(4), Counted(4, 6), nn.Linear(6, 4)
+        self.last_norm, self.last = nn.LayerNorm(4), nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.out(self.value(x))
-        return x + self.outer(self.inner(x).relu())
+        x = x + self.out(self.first(self.norm(x)).relu())
+        y: Tensor = x + self.last(self.last_norm(x))
+        return y
+
+
+class Stack(nn.Module):
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer()] * 3 if shared else (Layer() for _ in range(3)))
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        y: Tensor = self.norm(x)
+        return y
+
+
+def whole_pass(model: nn.Module, each: Map, x: Tensor) -> list[Tensor]:
+    """What a map read and what stood in the stream when the call of its reader came, in a pass to the end."""
+    read: list[Tensor] = []
+    found: list[list[Tensor]] = []
+    assert each.reader is not None
+    hooks = [
+        model.get_submodule(each.path).register_forward_pre_hook(lambda module, inputs: read.append(inputs[0])),
+        model.get_submodule(each.reader).register_forward_pre_hook(
+            lambda module, inputs: found.append([*read[-1:], inputs[0]])
+        ),
+    ]
+    model(x)
+    for hook in hooks:
+        hook.remove()
+    return found[each.call]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@torch.no_grad()
+def test_maps_that_change_on_the_way_decide_what_follows(shared: bool) -> None:
+    torch.manual_seed(0)
+    model = Stack(shared).double()
+    plain, xs = copy.deepcopy(model), [torch.randn(5, 4).double(), torch.randn(2, 4).double()]
+    maps = find_maps(model, [], partial(model, xs[0][:1]))
+    assert [each.path for each in maps] == [
+        f"layers.{i}.{name}" for i in range(1 if shared else 3) for name in ("out", "last")
+    ]
+    Counted.computed = computed = 0
+    for each, parts in walk(model, maps, [partial(model, x) for x in xs]):
+        computed, Counted.computed = computed + Counted.computed, 0
+        for part, x in zip(parts, xs, strict=True):
+            for one, other in zip(part, whole_pass(plain, each, x), strict=True):
+                assert torch.equal(one, other)
+        Counted.computed = 0
+        for one in (model, plain):
+            weight = one.get_submodule(each.path).weight
+            assert isinstance(weight, Tensor)
+            weight.add_(1.0)
+    assert computed == (2 if shared else 1) * 3 * len(xs), "all maps together cost one pass if no layer is shared"
 
 
 def test_only_what_can_be_replayed_is_kept() -> None:
+    """Neither the map, whose input may change, nor the modules within a call that is kept whole."""
     model = nn.Sequential(Layer(), Layer())
     replay = Replay(model, ["0.out", "1.out"])
     with replay.recording():
         model(torch.randn(2, 4))
     paths = {module: path for path, module in model.named_modules()}
-    assert [paths[call.module] for call in replay.calls if call.intact] == ["0.value", "0", "1.value", ""]
+    assert [paths[call.module] for call in replay.calls if call.intact] == [
+        "0.norm",
+        "0.first",
+        "0",
+        "1.norm",
+        "1.first",
+        "",
+    ]

@@ -1,7 +1,5 @@
 """Attention of torch.nn and of a user's own modules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -151,19 +149,19 @@ class ByHand(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        weights = (torch.einsum("bhtk,bhuk->bhtu", q, k) / q.shape[-1] ** 0.5).softmax(-1)
-        out: Tensor = self.mix(torch.einsum("bhtu,bhuk->bthk", weights, v).flatten(2))
+        out: Tensor = self.mix(self.attend(q, k, v).transpose(1, 2).flatten(2))
         return out
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (torch.einsum("bhtk,bhuk->bhtu", q, k) / q.shape[-1] ** 0.5).softmax(-1)
+        return torch.einsum("bhtu,bhuk->bhtk", weights, v)
 
 
 class Products(ByHand):
     """The same with two products of matrices."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        weights = torch.matmul(q, k.permute(0, 1, 3, 2)).div(2).softmax(-1)
-        out: Tensor = self.mix((weights @ v).transpose(1, 2).flatten(2))
-        return out
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.matmul(q, k.permute(0, 1, 3, 2)).div(2).softmax(-1) @ v
 
 
 class Tower(nn.Module):
@@ -202,10 +200,7 @@ def test_blocks_by_hand() -> None:
     ("block", "message"),
     [
         (AttentionBlock("my_attention", "nothing", 4), "the model has no module my_attention.nothing"),
-        (
-            AttentionBlock("my_attention", "mix", 3),
-            "my_attention with heads=3: must divide the 16 input columns of mix",
-        ),
+        (AttentionBlock("my_attention", "mix", 3), "my_attention with heads=3: must divide the 16 input columns"),
         (AttentionBlock("", "my_attention", 4), "is a ByHand, must be a linear module"),
     ],
 )

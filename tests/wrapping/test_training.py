@@ -1,7 +1,5 @@
 """A pretrained model is trained on: against a loop of plain torch, and without waking what was removed."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from functools import cache
@@ -113,8 +111,7 @@ def test_the_model_of_the_user_stays_as_it_is_and_the_copy_learns() -> None:
 def test_a_layer_without_heads_stays_silent(name: str) -> None:
     """A head had to stay in its weights. Neither a refit nor a training may listen to it."""
     pytest.importorskip("transformers", reason="pip install 'mhaprune[hf]'")
-    from families import FAMILIES, batch_of, make
-    from test_families import size_of_output
+    from families import FAMILIES, batch_of, make, size_of_output
 
     family = FAMILIES[name]
     batch = batch_of(family)

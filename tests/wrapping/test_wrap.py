@@ -1,7 +1,5 @@
 """`mhaprune.wrap` as a user meets it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mhaprune import losses, progress
-from mhaprune.front.heads import Heads, wrap
+from mhaprune.front.heads import Heads, generating, wrap
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.pruning.plans import Search
@@ -21,7 +19,6 @@ from mhaprune.schedules.greedy_refit import GreedyRefit
 from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option
 from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.losses import Drift
 from support.classifier import Classifier, batches, classifier
 
 
@@ -31,11 +28,9 @@ def heads() -> Heads:
 
 
 def test_scores_are_a_tidy_table_with_intervals_and_costs(heads: Heads) -> None:
-    table = heads.score("ablation", "gate_output", "refit_error", "random")
-    first = table[table["draw"] == 0]
-    assert first.groupby("scorer").size().to_dict() == dict.fromkeys(
-        ("ablation", "gate_output", "refit_error", "random"), 8
-    )
+    names = ("ablation", "gate_output", "refit_error", "random")
+    table = heads.score(*names)
+    assert table[table["draw"] == 0].groupby("scorer").size().to_dict() == dict.fromkeys(names, 8)
     ablation = table[table["scorer"] == "ablation"]
     assert ((ablation["score_low"] <= ablation["score"]) & (ablation["score"] <= ablation["score_high"])).all()
     assert sorted(ablation["rank"]) == list(range(1, 9))
@@ -61,60 +56,35 @@ def test_pruning_leaves_a_smaller_model_of_the_same_class(heads: Heads) -> None:
 
 
 def test_a_refit_follows_the_whole_model_without_labels(heads: Heads) -> None:
+    """And without what stands in the padding."""
     mask = heads.mask(keep=2, by="gate_output")
     plain, fitted = heads.without(mask), heads.without(mask, refit=True)
     split = heads.splits["score"]
     wanted = heads.subject.predict(split)["logits"]
     distances = [(each.predict(split)["logits"] - wanted).square().mean() for each in (plain, fitted)]
     assert distances[1] < 0.5 * distances[0]
-    shuffled = {**split.fields, "labels": split.fields["labels"].flip(0)}
-    again = refit(plain, show(heads.subject, Batches(shuffled, split.widths, split.constants, split.form)))
-    assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), fitted.model.parameters(), strict=True))
+    ids, labels = split.fields["input_ids"], split.fields["labels"]
+    other = {"labels": labels.flip(0), "input_ids": ids.where(split.fields["attention_mask"] != 0, (ids + 3) % 11)}
+    assert not any(torch.equal(value, split.fields[name]) for name, value in other.items())
+    shown = show(heads.subject, Batches({**split.fields, **other}, split.widths, split.constants, split.form))
+    for one, same in zip(refit(plain, shown).model.parameters(), fitted.model.parameters(), strict=True):
+        torch.testing.assert_close(one, same)
 
 
-@torch.no_grad()
-def test_a_block_without_heads_gets_a_bias(heads: Heads) -> None:
-    first = heads.grid.blocks[0]
-    mask = HeadMask(heads.grid, frozenset(head for head in heads.grid if head.block == first))
-    fitted = heads.without(mask, refit=True)
+def test_a_block_without_heads_gets_a_bias_is_scored_further_and_found_again(heads: Heads) -> None:
+    mask = HeadMask(heads.grid, frozenset(head for head in heads.grid if head.block == heads.grid.blocks[0]))
+    split, left, fitted = heads.splits["score"], heads.without(mask), heads.without(mask, refit=True)
     path = next(iter(heads.subject.blocks)).out
-    biases = [one.model.get_submodule(path).bias for one in (heads.subject, fitted)]
     assert fitted.model.get_submodule(path).weight.shape[1] == 0
-    assert not torch.equal(*biases)
-    drifts = [
-        heads.subject.outputs(heads.splits["score"]) - one.outputs(heads.splits["score"])
-        for one in (heads.without(mask), fitted)
-    ]
-    assert drifts[1].square().mean() < 0.9 * drifts[0].square().mean()
-
-
-def test_a_model_without_heads_in_a_block_is_scored_further(heads: Heads) -> None:
-    first = heads.grid.blocks[0]
-    left = heads.without(HeadMask(heads.grid, frozenset(head for head in heads.grid if head.block == first)))
+    assert not torch.equal(*(one.model.get_submodule(path).bias for one in (heads.subject, fitted)))
+    drifts = [(heads.subject.outputs(split) - one.outputs(split)).square().mean() for one in (left, fitted)]
+    assert drifts[1] < 0.9 * drifts[0]
     for name in ("ablation_mean", "gate_output", "refit_error", "redundancy", "magnitude"):
-        (scores_N,) = option(name, {"scorer": Scorer})(left, heads.splits["score"], 0).values
+        (scores_N,) = option(name, {"scorer": Scorer})(left, split, 0).values
         assert scores_N.shape == (len(left.grid),)
         assert scores_N.isfinite().all()
-
-
-def test_a_layer_without_heads_is_found_again(heads: Heads) -> None:
-    first = heads.grid.blocks[0]
-    left = heads.without(HeadMask(heads.grid, frozenset(head for head in heads.grid if head.block == first)))
     again = wrap(left.model, losses.classification, score=batches(1))
     assert repr(again) == "4 heads in 2 blocks, all with an effect, all removable"
-
-
-def test_a_refit_does_not_see_padding(heads: Heads) -> None:
-    left, split = heads.without(heads.mask(keep=2, by="gate_output")), heads.splits["score"]
-    ids, mask = split.fields["input_ids"], split.fields["attention_mask"]
-    other = {**split.fields, "input_ids": torch.where(mask == 0, (ids + 3) % 11, ids)}
-    fitted = [
-        refit(left, show(heads.subject, Batches(fields, split.widths, split.constants, split.form))).model
-        for fields in (split.fields, other)
-    ]
-    assert not torch.equal(other["input_ids"], ids)
-    for one, same in zip(*(model.parameters() for model in fitted), strict=True):
-        torch.testing.assert_close(one, same)
 
 
 def test_measuring_gives_the_users_own_loss(heads: Heads) -> None:
@@ -150,15 +120,6 @@ def test_a_split_that_was_not_given_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("scorer", "said"),
-    [("gate", "needs "), ("lrp", "needs "), ("ablatoin", "no such scorer, did you mean ablation")],
-)
-def test_scores_that_cannot_be_say_so(heads: Heads, scorer: str, said: str) -> None:
-    with pytest.raises(ValueError, match=f"scorer={scorer}: {said}"):
-        heads.score(scorer)
-
-
 @pytest.mark.parametrize("name", ["hard_concrete", "subset", "shapley", "ablation_mean", "integrated_gradients_all"])
 def test_scores_that_train_or_play_and_variants_work_on_any_model(heads: Heads, name: str) -> None:
     made: Any = option(name, {"scorer": Scorer})
@@ -177,25 +138,8 @@ def test_heads_are_chosen_by_a_search_too(heads: Heads) -> None:
     assert search(GreedyRefit(), removing([2, 3], heads.grid)) == masks == heads.masks([6, 5], GreedyRefit())
 
 
-@pytest.mark.parametrize(
-    ("by", "every", "said"),
-    [
-        ("one_shot", None, "by=one_shot: must be a scorer, or a schedule that uses no scores"),
-        ("greedy", 2, "by=greedy: must be a scorer"),
-        ("greedi", None, "scorer/schedule=greedi: no such scorer or schedule, did you mean greedy\\?"),
-    ],
-)
-def test_what_cannot_choose_heads_is_refused(heads: Heads, by: str, every: int | None, said: str) -> None:
-    with pytest.raises(ValueError, match=f"^{said}"):
-        heads.mask(by=by, rescore_every=every)
-
-
 def bad_loss(output: Any, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(output["logits"], batch["labels"])
-
-
-def truths(output: Any, batch: Any) -> Tensor:
-    return output["logits"].argmax(dim=-1) != batch["labels"]
 
 
 def logits(output: Any, batch: Any) -> Tensor:
@@ -206,16 +150,8 @@ def logits(output: Any, batch: Any) -> Tensor:
     ("change", "message"),
     [
         ({"loss": bad_loss}, r"loss: returns \(\) for a batch of 2, must be one number per example, \(2,\)"),
-        ({"loss": truths}, "loss: returns torch.bool, must be real numbers"),
-        ({"score": []}, "score: holds no batches"),
-        ({"score": None}, "score: holds no batches"),
-        (
-            {"loss": Drift(logits), "quality": Drift(lambda *given: logits(*given))},
-            "quality: looks at the output in another way than the loss",
-        ),
-        ({"model": "bert-base"}, "model='bert-base': must be a Module of torch"),
+        ({"loss": losses.Drift(logits), "quality": losses.Drift(lambda *given: logits(*given))}, "quality: looks at"),
         ({"model": nn.Linear(2, 2).to("meta")}, "model: its weight weight is on the meta device"),
-        ({"model": nn.Sequential(nn.Linear(4, 4)), "score": [torch.ones(2, 4)]}, "Sequential: no attention found"),
     ],
 )
 def test_what_cannot_be_wrapped_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
@@ -232,27 +168,16 @@ def test_quantised_weights_are_refused() -> None:
         wrap(small, losses.classification, score=batches(1))
 
 
-@pytest.mark.parametrize(
-    ("keep", "allowed"),
-    [(1.5, "0.0 to 1.0"), (9, "0 to 8"), (-1, "0 to 8"), *((keep, "number") for keep in (True, float("nan"), "half"))],
-)
-def test_a_number_of_heads_that_cannot_be_is_refused(heads: Heads, keep: Any, allowed: str) -> None:
-    with pytest.raises(ValueError, match=f"keep={keep!r}: .*{allowed}"):
-        heads.mask(keep)
-
-
 def test_gates_that_do_not_fit_are_refused(heads: Heads) -> None:
     with pytest.raises(ValueError, match=r"gates of shape \(3,\): must be \(8,\), or \(2, 8\) for a batch of 2"):
         heads.subject.evaluate(heads.splits["score"][:2], torch.ones(3))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("attention.0.q_proj.weight", float("nan")), ("output.bias", float("inf"))]
-)
-def test_a_weight_that_is_not_finite_is_named(name: str, value: float) -> None:
+@pytest.mark.parametrize(("name", "value"), [("attention.0.q_proj.weight", "nan"), ("output.bias", "inf")])
+def test_a_weight_that_is_not_finite_is_named(name: str, value: str) -> None:
     model = Classifier()
     with torch.no_grad():
-        model.get_parameter(name).view(-1)[3 if "weight" in name else 0] = value
+        model.get_parameter(name).view(-1)[0] = float(value)
     with pytest.raises(ValueError, match=f"model: its weight {name} is {value} in 1 of "):
         wrap(model, losses.classification, score=batches(1))
 
@@ -289,9 +214,8 @@ def test_the_target_of_a_tuple_is_never_an_input() -> None:
     targets = (given["labels"] == 0).long()
     pairs = wrap(model, losses.classification, score=[(given["input_ids"], targets)])
     named = wrap(model, losses.classification, score=[{"input_ids": given["input_ids"], "labels": targets}])
-    both = wrap(
-        model, losses.classification, score=[(given["input_ids"], torch.ones_like(given["input_ids"]), targets)]
-    )
+    triples = [(given["input_ids"], torch.ones_like(given["input_ids"]), targets)]
+    both = wrap(model, losses.classification, score=triples)
     wanted = named.score("ablation", "taylor")["score"].tolist()
     assert pairs.score("ablation", "taylor")["score"].tolist() == wanted
     assert both.score("ablation", "taylor")["score"].tolist() == wanted
@@ -299,7 +223,7 @@ def test_the_target_of_a_tuple_is_never_an_input() -> None:
 
 def test_the_target_of_a_tuple_is_read_beside_what_the_whole_model_said() -> None:
     given = batches(1)[0]
-    judges = {"loss": losses.classification, "quality": losses.Similarity(lambda output, batch: output["logits"])}
+    judges = {"loss": losses.classification, "quality": losses.Similarity(logits)}
     heads = wrap(TwoInputs(), score=[(given["input_ids"], given["labels"])], **judges)
     outcome = measure(heads.subject, heads.splits["score"])
     torch.testing.assert_close(outcome.quality, torch.ones(6))
@@ -309,7 +233,7 @@ def test_the_target_of_a_tuple_is_read_beside_what_the_whole_model_said() -> Non
 
 def test_a_tuple_of_which_nothing_reads_the_target_is_refused() -> None:
     """It may be an attention mask, which would be left out without a word."""
-    given, drift = batches(1)[0], losses.Drift(lambda output, batch: output["logits"])
+    given, drift = batches(1)[0], losses.Drift(logits)
     pair = [(given["input_ids"], given["attention_mask"])]
     with pytest.raises(ValueError, match=r"score: a batch is a tuple of 2, the last of them a target .* call="):
         wrap(TwoInputs(), drift, score=pair)
@@ -330,3 +254,37 @@ def test_no_pass_holds_more_examples_than_a_batch_of_the_user() -> None:
     heads.score("ablation", "gate_output", "taylor", "fisher", "confidence", "refit_error", "redundancy")
     heads.without(heads.mask(keep=4, by="gate_output"), refit=True)
     assert set(seen) <= {1, 2}
+
+
+class Writes(Classifier):
+    """Says what it was asked to generate from."""
+
+    def can_generate(self) -> bool:
+        return True
+
+    def generate(self, input_ids: Tensor, attention_mask: Tensor, **how: Any) -> tuple[Tensor, dict[str, Any]]:
+        return input_ids, how
+
+
+def wrapped(model: nn.Module) -> Heads:
+    given = {name: batches(1, seed) for seed, name in enumerate(("score", "report"))}
+    return wrap(model, losses.classification, **given)
+
+
+def test_every_size_is_timed_in_turn_with_the_whole_model_twice() -> None:
+    table = wrapped(Classifier()).speed(keep=[0.5, 2], by="random", batch_sizes=(1, 99), rounds=3)
+    assert table.groupby("batch_size")["heads_kept"].apply(list).to_dict() == {1: [4, 2, 8, 8], 6: [4, 2, 8, 8]}, ()
+    assert table["model"].tolist() == 2 * ["removed", "removed", "dense", "dense again"]
+    assert (table["latency_ms"] > 0).all()
+    assert (table["speedup_q1"] <= table["speedup_q3"]).all()
+    assert set(table["timed"]) == {"a forward pass"}
+
+
+def test_generation_is_of_so_many_tokens_and_from_no_answer() -> None:
+    heads = wrapped(Writes())
+    split = heads.splits["report"]
+    ids, how = generating(heads.subject, 5).predict(split)
+    assert torch.equal(ids, split.fields["input_ids"])
+    assert how == {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "num_beams": 1, "use_cache": True}
+    table = heads.speed(keep=[0.5], by="random", batch_sizes=(2,), new_tokens=5, rounds=3)
+    assert set(table["timed"]) == {"5 new tokens"}
