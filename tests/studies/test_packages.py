@@ -1,7 +1,5 @@
 """The two models that come as packages, and what is said where they are not installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A pretrained model goes through the same experiments as our own. No transformers are needed for it."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable
@@ -14,12 +12,12 @@ import torch
 
 import mhaprune
 from mhaprune import losses
-from mhaprune.experiments.base import figures_of
+from mhaprune.experiments.base import Experiment, figures_of
 from mhaprune.heads import HeadMask
 from mhaprune.measure.outcomes import measure
 from mhaprune.runs.run import Results, Run, build
 from mhaprune.settings import plugins
-from mhaprune.settings.options import ConfigError
+from mhaprune.settings.options import ConfigError, option
 from mhaprune.studies.pretrained import Objective, Pretrained, PretrainedModel
 from support.classifier import batches, classifier
 from support.composing import compose
@@ -73,7 +71,7 @@ def allowed() -> Any:
         yield
 
 
-KINDS = {name: type(build(compose(f"experiment={name}")).experiment) for name in options("experiment")}
+KINDS = {name: type(option(name, {"experiment": Experiment})) for name in options("experiment")}
 STUDIES = [name for name, kind in KINDS.items() if not kind.needs_training]
 QUICK = [name for name in STUDIES if name not in ("compare", "interact", "speed")]
 EACH = [*QUICK, *slow(*(name for name in STUDIES if name not in QUICK))]
@@ -91,7 +89,9 @@ def test_what_needs_no_training_runs_on_any_model() -> None:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_every_study_ends_in_sentences_proofs_and_rows_that_name_their_run(name: str, done: Done) -> None:
+def test_every_study_ends_in_proofs_rows_that_name_their_run_and_words_of_its_own_quality(
+    name: str, done: Done
+) -> None:
     found = done(name)
     assert found.sentences
     assert all("nan" not in line.split() for line in found.sentences)
@@ -102,13 +102,9 @@ def test_every_study_ends_in_sentences_proofs_and_rows_that_name_their_run(name:
         assert list(table)[:4] == ["run", "task", "gate", "seed"]
         assert set(table["task"]) <= {"guest"}
         assert set(table["quality_name"]) <= {"accuracy"}
-
-
-@pytest.mark.parametrize("name", EACH)
-def test_words_and_figures_speak_of_its_own_quality(name: str, done: Done) -> None:
-    plots = list(figures_of(KINDS[name], done(name).found))
+    plots = list(figures_of(KINDS[name], found.found))
     assert plots
-    for text in (*done(name).sentences, *(plot.caption for plot in plots)):
+    for text in (*found.sentences, *(plot.caption for plot in plots)):
         assert "xact match" not in text
         assert "decoding" not in text
 
@@ -171,11 +167,7 @@ def test_what_it_has_not_is_left_out_with_a_notice(cache: Path, caplog: pytest.L
         ("ablate", ["scorer=[gate]"], r"scorer=\[gate\]: needs learned gates, so it is not for guest; choose another"),
         ("ablate", ["scorer=[lrp]"], r"scorer=\[lrp\]: needs layers that only mhaprune's own model has"),
         ("prune", ["recovery=[from_scratch]"], r"recovery=\[from_scratch\]: trains as the model was trained"),
-        (
-            "prune",
-            ["recovery=fine_tune", "recovery.fine_tune.distillation=0.5"],
-            r"recovery=\[fine_tune\]: distils logits",
-        ),
+        ("prune", ["recovery=fine_tune", "recovery.fine_tune.distillation=0.5"], r"recovery=\[fine_tune\]: distils l"),
         ("ablate", ["experiment.budgets=[9]"], "experiment.budgets=9: the model has 8 heads"),
         ("explain", ["example=hello"], "example='hello': only a model that is trained here reads one"),
         ("explain", ["experiment.examples=[99]"], r"experiment.examples=99: the report split has examples 0 to 17"),
@@ -190,19 +182,15 @@ def test_what_does_not_fit_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_other_weights_are_another_run(cache: Path) -> None:
+def test_other_weights_are_another_run_and_take_nothing_from_the_cache(cache: Path) -> None:
     """A run is told by what it studies, wherever that lies."""
-    one, same, other = (described("ablate", cache, moved=moved).identity["run"] for moved in (0.0, 0.0, 0.5))
-    assert one == same != other
-    assert described("ablate", cache / ".." / "cache").identity["run"] == one
-
-
-def test_nothing_computed_for_other_weights_is_taken_from_the_cache(cache: Path) -> None:
     made: list[float] = []
-    for moved in (0.0, 0.0, 0.25):
-        study = described("ablate", cache, moved=moved).study()
-        study.remember("probe", {}, lambda state, save, moved=moved: made.append(moved) or {"x": 1})
+    runs = [described("ablate", cache, moved=moved) for moved in (0.0, 0.0, 0.25)]
+    for run, moved in zip(runs, (0.0, 0.0, 0.25), strict=True):
+        run.study().remember("probe", {}, lambda state, save, moved=moved: made.append(moved) or {"x": 1})
     assert made == [0.0, 0.25]
+    one, same, other, elsewhere = (run.identity["run"] for run in (*runs, described("ablate", cache / ".." / "cache")))
+    assert one == same == elsewhere != other
 
 
 def test_heads_that_cannot_be_removed_are_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

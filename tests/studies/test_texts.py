@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -22,9 +20,8 @@ def test_every_kind_of_file_says_the_same(tmp_path: Path) -> None:
     texts = [f"text number {i}" for i in range(5)]
     lines = written(tmp_path, "a.txt", "\n".join([*texts, "", "  "]))
     table = written(tmp_path, "a.csv", "label,text\n" + "\n".join(f"{i % 2},{text}" for i, text in enumerate(texts)))
-    objects = written(
-        tmp_path, "a.jsonl", "\n".join(f'{{"text": "{text}", "label": {i % 2}}}' for i, text in enumerate(texts))
-    )
+    rows = [json.dumps({"text": text, "label": i % 2}) for i, text in enumerate(texts)]
+    objects = written(tmp_path, "a.jsonl", "\n".join(rows))
     assert [row.text for row in read_rows(lines)] == [row.text for row in read_rows(table)]
     assert read_rows(table, "label") == read_rows(objects, "label")
     assert {row.text: row.label for row in read_rows(table)} == {text: str(i % 2) for i, text in enumerate(texts)}
@@ -92,15 +89,12 @@ def test_only_line_breaks_end_a_line_and_a_byte_order_mark_is_no_text(name: str,
     assert sorted(row.text for row in read_rows(str(path))) == ["a b c d e", "last", "next"]
 
 
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_and_too_few_texts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="none.txt: cannot be read .No such file"):
         read_rows(str(tmp_path / "none.txt"))
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="a.txt: is no text in UTF-8"):
         read_rows(str(tmp_path / "a.txt"))
-
-
-def test_too_few_texts_are_refused() -> None:
     with pytest.raises(ValueError, match="^data=a.txt: has 1 different texts, model.score=3 .* need 7, ask for fewer"):
         in_splits([Row("a"), Row("a")], SIZES, "data=a.txt")
 
