@@ -1,6 +1,5 @@
-from __future__ import annotations
-
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,11 @@ from torch import Tensor, nn
 
 from mhaprune.attention.gates import Softmax
 from mhaprune.attention.layer import MultiHeadAttention, causal_bias
+from mhaprune.heads import HeadMask
+from mhaprune.model.network import Transformer
+from mhaprune.model.transformer import Seq2Seq
+from mhaprune.tasks.sort import Sort
+from mhaprune.wrapping.removal import copied
 
 B, T, U, D, H = 3, 5, 7, 12, 4
 
@@ -274,3 +278,97 @@ def test_sizes_and_dropout_that_cannot_be_are_refused(setting: str, value: float
         MultiHeadAttention(64, **settings)
     with pytest.raises(ValueError, match="num_heads=5: must divide embed_dim=12, so one of 1, 2, 3, 4, 6, 12"):
         MultiHeadAttention(12, 5)
+
+
+def test_an_untrained_gate_changes_nothing_and_that_of_the_exercise_sums_to_one() -> None:
+    assert Softmax(scale="heads", init="zeros")(4)().tolist() == [1.0] * 4
+    torch.manual_seed(3)
+    gate = Softmax(scale="one", init="rand")(4)
+    torch.manual_seed(3)
+    assert torch.equal(gate(), torch.rand(4).softmax(0))
+
+
+def test_entropy_pressure_pulls_heads_apart() -> None:
+    gate = Softmax(entropy_weight=0.5)(4)
+    penalty = gate.penalty()
+    assert penalty is not None
+    assert penalty.item() == pytest.approx(0.5 * math.log(4))
+    with torch.no_grad():
+        gate.logits.copy_(torch.tensor([50.0, 0, 0, 0]))
+    peaked = gate.penalty()
+    assert peaked is not None
+    assert peaked.item() == pytest.approx(0.0, abs=1e-6)
+    assert Softmax()(4).penalty() is None
+
+
+def test_where_gates_start_leaves_the_weights_alone(task: Sort) -> None:
+    """Models of one seed differ in their gates and in nothing else."""
+    states = []
+    for init in ("zeros", "rand"):
+        torch.manual_seed(3)
+        model = Seq2Seq(Transformer(d_model=8, num_heads=2), len(task.vocabulary), Softmax(init=init))  # type: ignore[arg-type]
+        states.append(model.state_dict())
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]) != name.endswith("gate.logits"), name
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kept", [[0, 1, 3], [0, 3], [1], []])
+def test_removed_equals_masked(kept: list[int], bias: bool) -> None:
+    layer = MultiHeadAttention(8, 4, kdim=5, vdim=6, bias=bias, gate=Softmax()).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    layer.head_mask[3] = 0.5
+    q, k, v = (torch.randn(2, 3, size, dtype=torch.float64) for size in (8, 5, 6))
+    gates = torch.zeros(4).index_fill(0, torch.tensor(kept, dtype=torch.long), 1.0)
+    masked, _ = layer(q, k, v, gates=gates)
+    small = copy.deepcopy(layer)
+    small.keep_heads([0, 1, 3])  # in two steps, the second of which counts from what is left
+    small.keep_heads([place for place, n in enumerate((0, 1, 3)) if n in kept])
+    torch.testing.assert_close(small(q, k, v)[0], masked)
+    explicit, weights = small(q, k, v, need_weights=True)
+    torch.testing.assert_close(explicit, masked)
+    torch.testing.assert_close(weights, layer(q, k, v, need_weights=True)[1][:, kept])
+    assert small.num_heads == len(kept)
+    assert small.gate is None
+    assert small.q_proj.weight.shape == (2 * len(kept), 8)
+    assert small.out_proj.weight.shape == (8, 2 * len(kept))
+
+
+@pytest.mark.parametrize("encoder_layers", [0, 2])
+def test_a_copy_is_the_same_module_and_shares_nothing(encoder_layers: int) -> None:
+    model = Seq2Seq(Transformer(d_model=8, num_heads=2, num_encoder_layers=encoder_layers), 11, Softmax())
+    state = torch.get_rng_state()
+    copy = model.copied()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert repr(copy) == repr(model)
+    assert {id(module) for module in model.modules()}.isdisjoint(id(module) for module in copy.modules())
+    assert copy.output.weight is copy.target_embedding.weight
+    mine, other = model.state_dict(), copy.state_dict()
+    assert list(mine) == list(other)
+    for name in mine:
+        assert torch.equal(mine[name], other[name])
+        assert mine[name].data_ptr() != other[name].data_ptr()
+
+
+def test_what_is_left_is_built_like_a_network_without_those_heads() -> None:
+    """Down to the memory of its weights, so that neither is faster to run."""
+    model = Seq2Seq(Transformer(d_model=12, num_heads=3), 11, Softmax())
+    mask = HeadMask(model.grid, frozenset(head for n, head in enumerate(model.grid) if n % 3 < n // 5))
+    left, built = model.without(mask), Seq2Seq(model.config, 11, None, model.grid.without(mask.removed))
+    assert set(left.grid.sizes) == {0, 1, 2, 3}
+    assert left.grid == built.grid
+    assert repr(left) == repr(built)
+    for (name, mine), (other, theirs) in zip(left.state_dict().items(), built.state_dict().items(), strict=True):
+        assert (name, mine.shape, mine.stride()) == (other, theirs.shape, theirs.stride())
+        assert mine.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
+    for mine, theirs in zip(left.modules(), built.modules(), strict=True):
+        assert vars(mine).keys() == vars(theirs).keys()
+
+
+def test_a_copy_of_a_layer_that_stands_twice_stands_twice() -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4)] * 2)
+    copy = copied(model)
+    assert copy[0] is copy[1]
+    assert copy[0] is not model[0]
+    assert torch.equal(copy[0].weight, model[0].weight)

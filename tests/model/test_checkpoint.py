@@ -1,7 +1,5 @@
 """Models as files: what is read back is what was saved, in another process too, and anything else is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,7 @@ from mhaprune.storage.seals import sealed
 from mhaprune.storage.store import RunFolder
 from mhaprune.studies.study import Study
 from support.commands import run_here, run_script
-from support.composing import compose
+from support.composing import compose, tables_in
 from support.sizes import LEARNT, chosen, slow, small
 
 GONE = ("encoder_self.0.0", "decoder_self.0.1", "cross.0.0")
@@ -51,7 +49,7 @@ def file(study: Study, pruned: Seq2Seq, cache: Path) -> Path:
 def run(folder: Path, *overrides: str) -> dict[str, pd.DataFrame]:
     with RunFolder(folder).recorded() as recorded:
         build(compose(*overrides))(recorded)
-    return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
+    return tables_in(folder)
 
 
 def evaluate(file: Path, folder: Path) -> list[str]:
@@ -96,9 +94,8 @@ def test_a_pruned_model_is_pruned_again_and_heads_keep_their_names(
 
 def test_a_model_without_any_head_is_a_model(study: Study, cache: Path, tmp_path: Path) -> None:
     path = tmp_path / "none.pt"
-    path.write_bytes(
-        study.trained.save(study.subject.without(HeadMask(study.subject.grid, frozenset(study.subject.grid))))
-    )
+    grid = study.subject.grid
+    path.write_bytes(study.trained.save(study.subject.without(HeadMask(grid, frozenset(grid)))))
     overrides = [f"model_file={path}", f"cache={cache}"]
     assert list(run(tmp_path / "run", "experiment=evaluate", *overrides)["accuracy"]["heads_total"]) == [0]
     greedy = ["schedule=greedy", "scorer=[]", "recovery=[]", *small("experiment", "prune"), "experiment.budgets=[0]"]
@@ -169,10 +166,7 @@ def test_anything_else_is_refused_in_one_line(file: Path, tmp_path: Path) -> Non
         (broken(content, heads=[5]), "damaged, head='5': must read SITE.LAYER.HEAD"),
         (broken(content, settings=content["settings"] | {"task": 3}), "damaged, task=3: must be settings"),
         (broken(content, settings=content["settings"] | {"model": larger}), "damaged, its weights do not fit"),
-        (
-            broken(content, settings=content["settings"] | {"cache": "x"}),
-            "its settings are task, .* cache, must",
-        ),
+        (broken(content, settings=content["settings"] | {"cache": "x"}), "its settings are task, .* cache, must"),
         (broken({name: content[name] for name in ("format", "version", "heads")}), "damaged, settings is missing"),
     ):
         path.write_bytes(data)

@@ -1,5 +1,4 @@
-from __future__ import annotations
-
+import copy
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -9,21 +8,20 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from mhaprune.attention.gates import Softmax
 from mhaprune.data import PAD, Examples, Splits
 from mhaprune.measure.outcomes import Diverged
 from mhaprune.model.network import Transformer
-from mhaprune.model.training import Training, cross_entropy, head_gates
+from mhaprune.model.training import NEWTON_SCHULZ, Muon, Training, cross_entropy, head_gates, orthogonal, stacked
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tasks.sort import Sort
 from mhaprune.wrapping.descent import Watch
 
 GATE = Softmax(learning_rate=0.05, entropy_weight=0.01)
-RECIPE = Training(
-    optimiser="adamw", sorted_batches=1, steps=7, batch_size=8, warmup_steps=2, evaluate_every=3, checkpoint_every=2
-)
+EACH = {"warmup_steps": 2, "evaluate_every": 3, "checkpoint_every": 2}
+RECIPE = Training(optimiser="adamw", sorted_batches=1, steps=7, batch_size=8, **EACH)  # type: ignore[arg-type]
 
 
 def fresh(task: Sort, dropout: float = 0.2) -> Seq2Seq:
@@ -106,14 +104,12 @@ def test_the_rate_rises_in_a_line_and_falls_in_half_a_cosine_or_in_a_line() -> N
 def test_muon_moves_the_matrices_inside_and_adamw_the_rest(task: Sort) -> None:
     model = fresh(task)
     adamw, muon = Training(optimiser="muon", learning_rate=0.02, weight_decay=0.3).optimisers(model, GATE)
-    inside = {id(stack) for group in muon.param_groups for stack in group["params"]}
-    assert sum(stack.numel() for group in muon.param_groups for stack in group["params"]) == sum(
-        weight.numel()
-        for name, weight in model.named_parameters()
-        if weight.dim() == 2 and "embedding" not in name and not name.startswith("output")
-    )
+    inside = {id(stack): stack.numel() for group in muon.param_groups for stack in group["params"]}
+    matrices = {name: weight.numel() for name, weight in model.named_parameters() if weight.dim() == 2}
+    ends = ("source_embedding", "target_embedding", "output")
+    assert sum(inside.values()) == sum(size for name, size in matrices.items() if not name.startswith(ends))
     weights, gates = adamw.param_groups
-    assert not inside & {id(stack) for group in adamw.param_groups for stack in group["params"]}
+    assert inside.keys().isdisjoint(id(stack) for group in adamw.param_groups for stack in group["params"])
     assert sum(stack.numel() for stack in gates["params"]) == len(model.grid)
     assert (gates["lr"], gates["weight_decay"]) == (0.05, 0.0)
     assert weights["weight_decay"] == muon.param_groups[0]["weight_decay"] == 0.3
@@ -153,22 +149,7 @@ def test_batches_of_an_epoch_hold_all_examples_once_and_sorted_ones_less_padding
 
 
 def test_the_history_has_the_loss_the_accuracy_and_every_gate(task: Sort, splits: Splits) -> None:
-    model, rows = train(task, splits)
-    assert list(rows["step"]) == [0, 3, 6, 7]
-    assert rows["seconds"].iloc[0] == 0
-    assert rows["seconds"].is_monotonic_increasing
-    assert rows["seconds"].nunique() == len(rows)
-    assert {"loss", "valid_loss", "valid_token_accuracy", "valid_quality"} <= set(rows)
-    assert (rows.filter(like="gate_").iloc[0] == 1.0).all()
-    gates = model.learned_gates()
-    assert gates is not None
-    for n, head in enumerate(model.grid):
-        assert rows[f"gate_{head}"].iloc[-1] == pytest.approx(gates[n].item())
-    assert not model.training
-
-
-def test_the_loss_of_the_history_is_the_mean_since_the_last_evaluation(task: Sort, splits: Splits) -> None:
-    """Also of the last one, before which there are fewer steps."""
+    """The loss is the mean since the evaluation before, also of the last one, before which there are fewer steps."""
     losses: list[float] = []
 
     def objective(model: Any, batch: Examples) -> torch.Tensor:
@@ -176,9 +157,19 @@ def test_the_loss_of_the_history_is_the_mean_since_the_last_evaluation(task: Sor
         losses.append(loss.item())
         return loss
 
-    _, rows = train(task, splits, objective=objective)
-    expected = [sum(part) / len(part) for part in (losses[:3], losses[3:6], losses[6:])]
+    model, rows = train(task, splits, objective=objective)
     assert list(rows["step"]) == [0, 3, 6, 7]
+    assert rows["seconds"].iloc[0] == 0
+    assert rows["seconds"].is_monotonic_increasing
+    assert rows["seconds"].nunique() == len(rows)
+    assert {"valid_loss", "valid_token_accuracy", "valid_quality"} <= set(rows)
+    assert (rows.filter(like="gate_").iloc[0] == 1.0).all()
+    gates = model.learned_gates()
+    assert gates is not None
+    for n, head in enumerate(model.grid):
+        assert rows[f"gate_{head}"].iloc[-1] == pytest.approx(gates[n].item())
+    assert not model.training
+    expected = [sum(part) / len(part) for part in (losses[:3], losses[3:6], losses[6:])]
     assert rows["loss"].tolist()[1:] == pytest.approx(expected, rel=1e-6)
 
 
@@ -213,3 +204,89 @@ def test_a_watch_counts_on_and_leaves_pauses_out() -> None:
     with watch.paused() as second:
         pass
     assert 5 <= first <= second < 5.1
+
+
+SHAPES = ((6, 6), (9, 4), (6, 6), (5,), (4, 9), (9, 4), (0, 4), (2, 2), (2, 2), (2, 2))
+
+
+def parameters(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in SHAPES]
+
+
+def loss_of(weights: list[nn.Parameter], wanted: list[Tensor]) -> Tensor:
+    return sum(((a - b) ** 2).sum() for a, b in zip(weights, wanted, strict=True))  # type: ignore[return-value]
+
+
+def test_a_stack_holds_the_parameters_of_one_shape() -> None:
+    plain = parameters()
+    before = [weight.detach().clone() for weight in plain]
+    stacks = stacked(plain)
+    assert [tuple(stack.shape) for stack in stacks] == [(2, 6, 6), (2, 9, 4), (1, 5), (1, 4, 9), (1, 0, 4), (3, 2, 2)]
+    for weight, value in zip(plain, before, strict=True):
+        assert torch.equal(weight, value)
+    loss_of(plain, [torch.zeros_like(value) for value in before]).backward()
+    for stack in stacks:
+        assert stack.grad is not None
+        torch.testing.assert_close(stack.grad, 2 * stack.detach())
+        stack.data.add_(1.0)
+    for weight, value in zip(plain, before, strict=True):
+        torch.testing.assert_close(weight.detach(), value + 1)
+
+
+def test_parameters_of_different_precision_are_not_stacked() -> None:
+    assert len(stacked([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3, dtype=torch.float64))])) == 2
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_a_step_on_stacks_is_muon_on_each_matrix(weight_decay: float) -> None:
+    """Against the published update written out for one matrix."""
+    ours = [weight for weight in parameters() if weight.dim() == 2]
+    twins = copy.deepcopy(ours)
+    averages = [torch.zeros_like(weight) for weight in twins]
+    wanted = [torch.randn_like(weight) for weight in ours]
+    optimiser = Muon(stacked(ours), lr=0.05, weight_decay=weight_decay)
+    for _ in range(3):
+        optimiser.zero_grad(set_to_none=False)
+        loss_of(ours, wanted).backward()
+        optimiser.step()
+        for twin, average, target in zip(twins, averages, wanted, strict=True):
+            if not twin.numel():
+                continue
+            gradient = 2 * (twin.detach() - target)
+            average.mul_(0.95).add_(0.05 * gradient)
+            update = iterated(0.05 * gradient + 0.95 * average)
+            twin.data = twin.data * (1 - 0.05 * weight_decay) - 0.05 * 0.2 * max(twin.shape) ** 0.5 * update
+    for weight, twin in zip(ours, twins, strict=True):
+        torch.testing.assert_close(weight.detach(), twin.detach())
+
+
+def iterated(matrix: Tensor) -> Tensor:
+    a, b, c = NEWTON_SCHULZ
+    x = matrix / matrix.norm()
+    for _ in range(5):
+        x = a * x + b * x @ x.mT @ x + c * x @ x.mT @ x @ x.mT @ x
+    return x
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_muon_is_that_of_torch_up_to_its_bfloat16() -> None:
+    # Of the smallest matrices bfloat16 may lose the lesser direction altogether.
+    ours = [weight for weight in parameters(torch.float32) if weight.dim() == 2 and weight.numel() > 4]
+    twins = copy.deepcopy(ours)
+    start = copy.deepcopy(ours)
+    wanted = [torch.randn_like(weight) for weight in ours]
+    mine = Muon(stacked(ours), lr=0.02, weight_decay=0.1)
+    theirs = torch.optim.Muon(twins, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(4):
+        for weights, optimiser in ((ours, mine), (twins, theirs)):
+            optimiser.zero_grad(set_to_none=False)
+            loss_of(weights, wanted).backward()
+            optimiser.step()
+    for weight, twin, first in ((x.detach() for x in three) for three in zip(ours, twins, start, strict=True)):
+        moved = (twin - first).norm()
+        assert float((weight - twin).norm() / moved) < 0.02
+        assert float(moved) > 0.1
+
+
+def test_no_gradient_is_no_update() -> None:
+    assert torch.equal(orthogonal(torch.zeros(2, 3, 3)), torch.zeros(2, 3, 3))

@@ -1,7 +1,5 @@
 """Relevance against the rules that hand it from layer to layer, written out for one example without padding."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,11 +1,13 @@
-from __future__ import annotations
-
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprune.attention.gates import Softmax
@@ -18,19 +20,14 @@ from mhaprune.scorers.base import Scorer
 from mhaprune.settings.options import option
 from mhaprune.subject import AnswerOutcome
 
-
-def removals(model: Seq2Seq) -> dict[str, HeadMask]:
-    """None, one, a ragged lot, a whole block, every block of a site, all."""
-    grid = model.grid
-    whole = [head for head in grid if head.block == Block(Site.CROSS, 1)]
-    return {
-        "none": HeadMask(grid),
-        "one": HeadMask(grid).without(grid.heads[4]),
-        "ragged": HeadMask(grid, frozenset(grid.heads[n] for n in (0, 1, 5, 7, 11, 12, 17))),
-        "a whole block": HeadMask(grid, frozenset(whole)),
-        "a site": HeadMask(grid, frozenset(head for head in grid if head.site == Site.ENCODER_SELF)),
-        "all": HeadMask(grid, frozenset(grid)),
-    }
+GONE: dict[str, tuple[int, ...]] = {
+    "none": (),
+    "ragged": (0, 1, 5, 7, 11, 12, 17),
+    "a whole block": (15, 16, 17),
+    "a site": tuple(range(6)),
+    "all": tuple(range(18)),
+}
+"""Of the 18 heads of `model`, those of the encoder first, then block by block of the decoder."""
 
 
 def test_open_gates_change_nothing_and_every_gate_matters(model: Seq2Seq, batch: Examples) -> None:
@@ -41,9 +38,10 @@ def test_open_gates_change_nothing_and_every_gate_matters(model: Seq2Seq, batch:
         assert (closed - logits)[batch.target != PAD].abs().max() > 1e-4, head
 
 
-@pytest.mark.parametrize("which", ["none", "one", "ragged", "a whole block", "a site", "all"])
+@pytest.mark.parametrize("which", GONE)
 def test_masked_equals_removed_in_two_steps(model: Seq2Seq, batch: Examples, which: str) -> None:
-    mask, grid = removals(model)[which], model.grid
+    grid = model.grid
+    mask = HeadMask(grid, frozenset(grid.heads[n] for n in GONE[which]))
     first = HeadMask(grid, frozenset([head for head in grid if head in mask.removed][::2]))
     once = model.without(first)
     smaller = once.without(HeadMask(once.grid, mask.removed - first.removed))
@@ -70,9 +68,8 @@ def test_head_outputs_stand_in_the_order_of_the_grid(model: Seq2Seq, batch: Exam
 def test_gates_per_token_close_a_head_where_they_say(model: Seq2Seq, batch: Examples) -> None:
     gates_BN = torch.rand(len(batch), len(model.grid), dtype=torch.float64)
     lengths = {block: valid.shape[1] for block, valid in model.queries(batch).items()}
-    per_token = {
-        block: gates.unsqueeze(-1).repeat(1, 1, lengths[block]) for block, gates in model.grid.split(gates_BN).items()
-    }
+    split = model.grid.split(gates_BN)
+    per_token = {block: gates.unsqueeze(-1).repeat(1, 1, lengths[block]) for block, gates in split.items()}
     torch.testing.assert_close(model.run_gated(batch, per_token), model.run_gated(batch, gates_BN))
     # In the last layer of the decoder what happens at one position reaches no other.
     last = Block(Site.CROSS, 1)
@@ -145,11 +142,8 @@ def test_flops_equal_what_torch_counts(batch: Examples) -> None:
 
 def test_variants_have_the_parameters_that_they_say(batch: Examples) -> None:
     config = Transformer(d_model=8, num_heads=2, num_encoder_layers=0, num_decoder_layers=1)
-    plain, gated, untied = (
-        Seq2Seq(config, 11),
-        Seq2Seq(config, 11, Softmax()),
-        Seq2Seq(replace(config, tie_output=False), 11),
-    )
+    plain, gated = Seq2Seq(config, 11), Seq2Seq(config, 11, Softmax())
+    untied = Seq2Seq(replace(config, tie_output=False), 11)
     assert plain.output.weight is plain.target_embedding.weight
     assert untied.count_parameters() - plain.count_parameters() == 11 * 8
     assert gated.count_parameters() - plain.count_parameters() == len(gated.grid)
@@ -186,9 +180,8 @@ def test_a_shape_that_cannot_be_is_refused(settings: dict, message: str) -> None
 
 def test_heads_may_have_a_width_of_their_own(batch: Examples) -> None:
     """Five heads of two columns each in a model of twelve, which five does not divide."""
-    config = Transformer(
-        d_model=12, num_heads=5, head_dim=2, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=16
-    )
+    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "dim_feedforward": 16}
+    config = Transformer(d_model=12, num_heads=5, head_dim=2, **sizes)
     model = Seq2Seq(config, 8, Softmax()).double()
     assert model.head_dim == 2
     for block, weights_HKD in model.output_weights().items():
@@ -198,8 +191,7 @@ def test_heads_may_have_a_width_of_their_own(batch: Examples) -> None:
     attention = 3 * (3 * 10 * (12 + 1) + 12 * (10 + 1)) + 3 * 5
     without_heads = Seq2Seq(config, 8, None, model.grid.without(model.grid.heads)).count_parameters() - 3 * 12
     assert model.count_parameters() == attention + without_heads
-    shared = Transformer(d_model=12, num_heads=3, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=16)
-    assert config.bytes_to_train(8) < shared.bytes_to_train(8)
+    assert config.bytes_to_train(8) < Transformer(d_model=12, num_heads=3, **sizes).bytes_to_train(8)
 
 
 def test_the_network_is_a_module_like_any_other(model: Seq2Seq, batch: Examples) -> None:
@@ -225,9 +217,8 @@ def test_the_network_is_a_module_like_any_other(model: Seq2Seq, batch: Examples)
 def test_the_last_map_ends_where_the_network_does(model: Seq2Seq, batch: Examples, gone: int) -> None:
     """With live gates, with folded ones, with ragged and with empty blocks. Padding is left out."""
     for one in (model, model.without(HeadMask(model.grid, frozenset(model.grid.heads[:gone])))):
-        torch.testing.assert_close(
-            one.output(one.decoder_norm([*one.last_maps([batch])][-1].parts[0][1])), one.outputs(batch)
-        )
+        last = [*one.last_maps([batch])][-1].parts[0][1]
+        torch.testing.assert_close(one.output(one.decoder_norm(last)), one.outputs(batch))
         widths = {each.name: each.parts[0][0].shape for each in one.last_maps([batch])}
         of_encoder, of_decoder = int((batch.source != PAD).sum()), int((batch.target != PAD).sum())
         assert of_encoder < batch.source.numel(), "the fixture must have padding"
@@ -254,3 +245,68 @@ def test_dropout_acts_in_training_only_and_token_by_token_also_without_heads() -
     assert torch.equal(layer.eval()(x_BTD), layer(x_BTD))
     assert torch.equal(layer(x_BTD), x_BTD + torch.nn.Sequential.forward(layer, x_BTD))
     assert not torch.equal(layer.train()(x_BTD), layer(x_BTD))
+
+
+TOKENS = 5
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        self.counts[function.overloadpacket.__name__] += 1
+        return function(*arguments, **(named or {}))
+
+
+def operations(call: Callable[[], object]) -> Counter[str]:
+    with Operations() as seen:
+        call()
+    return seen.counts
+
+
+def emptied(model: Seq2Seq, *blocks: Block) -> Seq2Seq:
+    return model.without(HeadMask(model.grid, frozenset(head for head in model.grid if head.block in blocks)))
+
+
+@pytest.mark.parametrize("site", [Site.DECODER_SELF, Site.CROSS])
+def test_a_block_without_heads_is_one_addition(model: Seq2Seq, batch: Examples, site: Site) -> None:
+    """That of W_O's bias: no normalisation, no projection, no cache, no attention."""
+    block = Block(site, 1)
+    pruned = emptied(model, block)
+    sublayer, x_BD = pruned.attention_sublayers()[block], torch.randn(3, 12, dtype=torch.float64)
+    step = pruned.attention_step(sublayer, None, TOKENS)
+    assert operations(lambda: sublayer(x_BD[None]))["add"] == sum(operations(lambda: step(x_BD)).values()) == 1
+    # In decoding, then, everything else that the block did is saved for every token.
+    before, after = (operations(lambda m=m: m.decode_greedily(batch.source, TOKENS)) for m in (emptied(model), pruned))
+    assert not after - before
+    saved = before - after
+    assert saved["native_layer_norm"] == TOKENS
+    # Queries, keys and values are one product. Those of the source are one for all layers.
+    assert saved["addmm"] == 2 * TOKENS
+    assert saved["_scaled_dot_product_flash_attention_for_cpu"] == TOKENS
+
+
+def test_without_cross_heads_the_encoder_does_not_run(
+    model: Seq2Seq, batch: Examples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaf = emptied(model, *(block for block in model.grid.blocks if block.site == Site.CROSS))
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("the encoder was run")
+
+    monkeypatch.setattr(deaf, "encode", refuse)
+    assert deaf.predict(batch).shape == batch.target.shape
+
+
+def test_the_cache_spares_the_prefix(model: Seq2Seq, batch: Examples) -> None:
+    """Of eight tokens the last costs what the first does; without the cache it would cost eight times that."""
+    flops = []
+    for cached in (True, False):
+        with FlopCounterMode(display=False) as counter:
+            emptied(model, *model.grid.blocks).decode_greedily(batch.source, 8, use_cache=cached)
+        flops.append(counter.get_total_flops())
+    assert flops[1] > 3 * flops[0]

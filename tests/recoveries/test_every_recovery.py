@@ -1,7 +1,5 @@
 """What must hold for every recovery of conf/recovery, a new one too."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace
@@ -22,7 +20,7 @@ from support.models import gated_model, lesson_of
 from support.sizes import options
 
 
-@pytest.fixture(params=options("recovery"))
+@pytest.fixture(scope="module", params=options("recovery"))
 def recovery(request: pytest.FixtureRequest) -> Recovery:
     found = every("recovery")[request.param]
     assert isinstance(found, Recovery)
@@ -61,76 +59,83 @@ def recovered(
     return recovery(lesson, left, draw, None, lambda state: None)
 
 
-def test_a_recovered_model_of_the_same_shape_comes_back_and_what_is_left_stays(
-    recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq
+Done = tuple[dict[str, torch.Tensor], pd.DataFrame]
+
+
+@pytest.fixture(scope="module")
+def done(recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq) -> Done:
+    """The recovered weights, and the history of their training."""
+    torch.set_num_threads(1)
+    model, history = recovered(recovery, lesson, left)
+    return weights(model), history
+
+
+def test_the_same_bits_come_back_in_the_same_shape_and_what_is_left_stays(
+    recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq, done: Done
 ) -> None:
     before, dense = weights(left), weights(lesson.dense)
     model, history = recovered(recovery, lesson, left)
     assert same(weights(left), before)
     assert same(weights(lesson.dense), dense)
+    assert same(weights(model), done[0])
     assert not same(weights(model), before)
     assert model.grid.sizes == left.grid.sizes
-    assert {name: value.shape for name, value in model.state_dict().items()} == {
-        name: value.shape for name, value in before.items()
-    }, "so that it can be kept in place of what is left"
+    assert [value.shape for value in done[0].values()] == [value.shape for value in before.values()]
     assert list(history)[: len(HISTORY)] == HISTORY
     assert len(history) > 0 or not trained(recovery, lesson)
     assert max(history["step"], default=0) == trained(recovery, lesson)
     assert history["loss"].iloc[1:].gt(0).all()
-
-
-def test_the_same_call_gives_the_same_bits_and_another_draw_does_not(
-    recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq
-) -> None:
-    first, again = (weights(recovered(recovery, lesson, left)[0]) for _ in range(2))
-    assert same(first, again)
     for draw in range(1, recovery.draws):
-        assert not same(first, weights(recovered(recovery, lesson, left, draw)[0]))
+        assert not same(done[0], weights(recovered(recovery, lesson, left, draw)[0]))
 
 
-def test_what_was_interrupted_ends_in_the_same_bits(recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq) -> None:
+def test_what_was_interrupted_ends_in_the_same_bits(
+    recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq, done: Done
+) -> None:
     states: list[State] = []
-    whole, history = recovery(lesson, left, 0, None, lambda state: states.append(copy.deepcopy(state)))
+    recovery(lesson, left, 0, None, lambda state: states.append(copy.deepcopy(state)))
     assert bool(states) == bool(trained(recovery, lesson)), "training saves its state on the way"
     resumed, again = recovery(lesson, left, 0, states[0] if states else None, lambda state: None)
-    assert same(weights(whole), weights(resumed))
-    pd.testing.assert_frame_equal(*(table.drop(columns="seconds") for table in (history, again)))
+    assert same(done[0], weights(resumed))
+    pd.testing.assert_frame_equal(*(table.drop(columns="seconds") for table in (done[1], again)))
 
 
 def test_a_control_keeps_nothing_but_the_shape_and_others_are_decided_by_the_weights(
-    recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq
+    recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq, done: Done
 ) -> None:
     other = copy.deepcopy(left)
     with torch.no_grad():
         other.output.bias += 0.5
     starts = [fingerprint(recovery.starts_from(lesson, one)) for one in (left, other)]
-    ends = [weights(recovered(recovery, lesson, one)[0]) for one in (left, other)]
-    assert (starts[0] == starts[1]) == same(*ends) == recovery.control
+    end = weights(recovered(recovery, lesson, other)[0])
+    assert (starts[0] == starts[1]) == same(done[0], end) == recovery.control
     smaller = left.without(HeadMask(left.grid, frozenset(left.grid.heads[:1])))
     assert fingerprint(recovery.starts_from(lesson, smaller)) != starts[0]
 
 
-def test_a_control_trains_as_long_as_the_longest(recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq) -> None:
+def test_a_control_trains_as_long_as_the_longest(
+    recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq, done: Done
+) -> None:
     longer = replace(lesson, extra_steps=lesson.extra_steps + 1)
-    _, history = recovered(recovery, lesson, left)
-    _, other = recovered(recovery, longer, left)
-    assert (max(other["step"], default=0) == max(history["step"], default=0) + 1) == recovery.control
+    _, history = recovered(recovery, longer, left)
+    assert (max(history["step"], default=0) == max(done[1]["step"], default=0) + 1) == recovery.control
     differ = fingerprint(recovery.starts_from(lesson, left)) != fingerprint(recovery.starts_from(longer, left))
     assert differ == recovery.control
 
 
-def test_what_is_kept_in_the_cache_is_the_model(recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq) -> None:
+def test_what_is_kept_in_the_cache_is_the_model(
+    recovery: Recovery, lesson: RecoveryContext, left: Seq2Seq, done: Done
+) -> None:
     asked: list[dict[str, Any]] = []
 
     def remember(kind: str, what: dict[str, Any], make: Any) -> dict[str, Any]:
         asked.append(what)
         return dict(make(None, lambda state: None))
 
-    model, history = recovered(recovery, lesson, left)
     kept = recover(recovery, lesson, left, 0, remember)
-    assert same(weights(kept.model), weights(model))
+    assert same(weights(kept.model), done[0])
     assert kept.model.grid == left.grid, "heads keep their names"
-    kept_history, history = (table.drop(columns="seconds") for table in (kept.history, history))
+    kept_history, history = (table.drop(columns="seconds") for table in (kept.history, done[1]))
     pd.testing.assert_frame_equal(kept_history, history, check_dtype=len(history) > 0)
     assert kept.note == ""
     json.dumps(asked)  # plain values

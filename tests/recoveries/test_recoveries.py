@@ -1,7 +1,5 @@
 """Recoveries against plain twins, on a model that has learnt nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A refit against plain twins, on models that have learnt nothing; float64, so that equal means equal."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Sequence
@@ -20,16 +18,13 @@ from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import RecoveryContext, recover
 from mhaprune.recoveries.fine_tune import FineTune
 from mhaprune.recoveries.refit import Refit
-from mhaprune.recoveries.refitting import ENOUGH, ridges
+from mhaprune.recoveries.refitting import ENOUGH, correct, ridges
 from mhaprune.subject import LastMap
 from mhaprune.tasks.sort import Sort
 from support.models import gated_model, lesson_of
 
-RAGGED = (
-    *("encoder_self.0.0", "decoder_self.0.1", "decoder_self.0.2"),
-    *("cross.0.0", "cross.1.0", "cross.1.1", "cross.1.2"),
-)
-GONE = {"ragged": RAGGED, "decoder only": ("decoder_self.1.0",), "all": None}
+RAGGED = ["encoder_self.0.0", "decoder_self.0.1", "decoder_self.0.2", "cross.0.0", *(f"cross.1.{n}" for n in range(3))]
+GONE = {"ragged": RAGGED, "decoder only": ["decoder_self.1.0"], "all": None}
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +127,8 @@ def test_a_learned_gate_stays_where_it_is_and_the_map_behind_it_is_fitted(lesson
     assert output_difference(masked, cut, lesson.splits.report) < 1e-6
 
 
-def test_no_target_and_no_other_split_is_read(lesson: RecoveryContext, left: Seq2Seq) -> None:
-    train = lesson.splits.train
+def test_no_target_and_no_other_split_is_read(lesson: RecoveryContext) -> None:
+    left, train = without(lesson.dense, RAGGED), lesson.splits.train
     unlabelled = Examples(train.source, torch.full_like(train.target, -1))
     blind = replace(lesson, splits=Splits(train=unlabelled))
     first = recovered(Refit(), lesson, left)
@@ -216,3 +211,48 @@ def test_ridges_compete_where_a_map_has_few_tokens_for_its_inputs() -> None:
     assert len(several) > 1
     assert sorted(set(several)) == several
     assert set(ridges(0.0, 1, 10)) == {0.0}
+
+
+def problem(tokens: int, inputs: int) -> tuple[nn.Linear, Tensor, Tensor]:
+    torch.manual_seed(0)
+    linear = nn.Linear(inputs, 3).double()
+    read = torch.randn(tokens, inputs).double() * torch.arange(1, inputs + 1) + 2.0
+    return linear, read, torch.randn(tokens, 3).double() + 5.0
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-3])
+@torch.no_grad()
+def test_fewer_tokens_than_inputs_leave_the_rest_as_it_was(ridge: float) -> None:
+    linear, read, wanted = problem(3, 8)
+    before = linear.weight.clone()
+    correct(linear.weight, linear.bias, [(read, wanted - linear(read))], ridge)
+    change = linear.weight - before
+    assert 0 < change.abs().max() < 10
+    unseen = torch.linalg.svd(torch.cat([read, torch.ones(3, 1).double()], dim=1)).Vh[3:, :-1]
+    assert unseen.abs().max() > 0.1
+    if ridge == 0:
+        torch.testing.assert_close(linear(read), wanted)
+    assert torch.linalg.matrix_rank(change) <= 3
+
+
+@torch.no_grad()
+def test_of_several_ridges_the_one_that_holds_elsewhere_is_taken() -> None:
+    """Noise is best left alone, and what is so in all parts is best followed."""
+    draw = torch.Generator().manual_seed(0)
+    truth = torch.randn(8, 3, generator=draw).double()
+    for noise, expected in ((100.0, 100.0), (0.0, 1e-3)):
+        read = [torch.randn(10, 8, generator=draw).double() for _ in range(5)]
+        parts = [(A, A @ truth + noise * torch.randn(10, 3, generator=draw).double()) for A in read]
+        chosen, told = (torch.zeros(3, 8).double() for _ in range(2))
+        correct(chosen, None, parts, [1e-3, 1.0, 100.0])
+        correct(told, None, parts, expected)
+        torch.testing.assert_close(chosen, told)
+
+
+@torch.no_grad()
+def test_with_nothing_to_choose_by_the_largest_ridge_is_taken() -> None:
+    _, read, missing = problem(20, 4)
+    weights = [torch.zeros(3, 4).double() for _ in range(2)]
+    for weight, ridge in zip(weights, ([1e-3, 10.0], 10.0), strict=True):
+        correct(weight, None, [(read, missing)], ridge)
+    torch.testing.assert_close(*weights)
