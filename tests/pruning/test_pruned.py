@@ -1,22 +1,23 @@
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
 from mhaprune.data import Examples, Splits
-from mhaprune.heads import HeadMask, Site
-from mhaprune.measure.outcomes import ProofFailed, measure
+from mhaprune.heads import HeadGrid, HeadMask, Site
+from mhaprune.measure.outcomes import ProofFailed, gate_gradients, measure
 from mhaprune.measure.times import COPIES
 from mhaprune.model.transformer import Seq2Seq
-from mhaprune.pruning.plans import Plan, choices, plans_of
+from mhaprune.pruning.plans import Plan, Search, choices, plans_of
 from mhaprune.pruning.removal import prune, smallest_effect, time_removed
-from mhaprune.schedules.budgets import removing
+from mhaprune.schedules.base import Evidence, Schedule
+from mhaprune.schedules.budgets import Budget, removing
 from mhaprune.schedules.one_shot import OneShot
+from mhaprune.scorers.ablation import Ablation
 from mhaprune.scorers.base import Budgeted, Scores
 from mhaprune.scorers.scoring import Scoring
 from mhaprune.subject import Subject
@@ -71,9 +72,8 @@ def test_a_scorer_that_wants_a_number_is_asked_once_for_each_that_leaves_a_choic
 
 @pytest.mark.usefixtures("bias_lost_with_the_heads")
 def test_a_removal_that_is_not_the_mask_fails(model: Seq2Seq, splits: Splits) -> None:
-    with pytest.raises(
-        ProofFailed, match="masked and removed differ by .* allowed is 1e-09; removed: encoder_self.0.0 .*"
-    ):
+    differ = "masked and removed differ by .* allowed is 1e-09; removed: encoder_self.0.0 .*"
+    with pytest.raises(ProofFailed, match=differ):
         prune(model, plans(model), splits)
 
 
@@ -92,16 +92,13 @@ def test_a_mask_that_one_block_ignores_fails(model: Seq2Seq, splits: Splits, mon
         smallest_effect(model, splits.report)
 
 
-def test_a_gate_that_training_has_closed_is_no_fault(model: Seq2Seq, splits: Splits) -> None:
+def test_neither_a_gate_that_training_has_closed_nor_an_encoder_that_nobody_reads_is_a_fault(
+    model: Seq2Seq, splits: Splits
+) -> None:
     for sublayer in model.attention_sublayers().values():
         with torch.no_grad():
             sublayer.attention.gate.logits.copy_(torch.tensor([60.0, -900.0, 0.0]))  # type: ignore[union-attr]
     assert smallest_effect(model, splits.report) > 0
-
-
-def test_an_encoder_that_nobody_reads_is_no_fault_but_one_that_is_read_must_bite(
-    model: Seq2Seq, splits: Splits
-) -> None:
     crosses = [head for head in model.grid if head.site == Site.CROSS]
     deaf = model.without(HeadMask(model.grid, frozenset(crosses)))
     assert smallest_effect(deaf, splits.report) > 0, "of the blocks that are read"
@@ -121,9 +118,8 @@ def test_copies_of_each_model_are_timed_and_none_has_gates_left(
     times = Counter(map(id, asked))
     assert set(times.values()) == {1 + 2}, "once to warm up, then in turn"
     shapes = Counter(timed.grid for timed in {id(timed): timed for timed in asked}.values())
-    assert [shapes[mask.grid.without(mask.removed)] for mask in dict.fromkeys(plan.mask for plan in plans(model))] == [
-        2 * COPIES, COPIES, COPIES
-    ]  # fmt: skip
+    masks = dict.fromkeys(plan.mask for plan in plans(model))
+    assert [shapes[mask.grid.without(mask.removed)] for mask in masks] == [2 * COPIES, COPIES, COPIES]
 
 
 def test_every_plan_is_timed_against_the_dense_model(model: Seq2Seq, splits: Splits) -> None:
@@ -136,3 +132,57 @@ def test_every_plan_is_timed_against_the_dense_model(model: Seq2Seq, splits: Spl
     assert (latency["speedup_q1"] <= latency["speedup"]).all()
     assert (latency["speedup"] <= latency["speedup_q3"]).all()
     assert latency["speedup"].iloc[2] > 1.0  # no head left
+
+
+@dataclass(frozen=True)
+class Curious(Schedule):
+    """Reads all the evidence there is, and checks that it is of the score split."""
+
+    splits: Splits
+
+    @property
+    def scoring(self) -> Literal["repeated"]:
+        return "repeated"
+
+    def smallest(self, grid: HeadGrid) -> HeadMask:
+        return HeadMask(grid)
+
+    def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
+        subject, score = evidence.subject, self.splits.score
+        masks = [HeadMask(subject.grid).without(head) for head in subject.grid.heads[:3]]
+        smaller = subject.without(masks[0])
+        expected = [float(measure(subject.without(mask), score).loss.mean()) for mask in masks]
+        assert evidence.loss(masks).tolist() == pytest.approx(expected)
+        assert torch.equal(evidence.gradients(), gate_gradients(subject, score))
+        for one in (subject, smaller, subject):
+            torch.testing.assert_close(evidence.score(one), Ablation()(one, score, 0).values[0])
+        return masks[:1] * len(budgets)
+
+
+def test_a_search_counts_all_that_a_schedule_reads_but_the_score_of_the_whole_model(
+    model: Seq2Seq, splits: Splits
+) -> None:
+    scoring = Scoring(model, splits.score, 0)
+    search = Search(scoring, "ablation", Ablation())
+    search(Curious(splits), removing([1], model.grid))
+    # Three masks, the gradients, and ablation of the 17 heads that are left with the pass that it is compared with.
+    assert search.cost["forward_passes"] == 3 + 1 + 18
+    assert search.cost["backward_passes"] == 1
+    assert 0 < search.cost["seconds"] < 60
+    assert scoring.cost([Ablation()])["forward_passes"] == 19
+
+
+@dataclass(frozen=True)
+class Refitting(Curious):
+    """Asks for refits."""
+
+    def __call__(self, evidence: Evidence, budgets: Sequence[Budget]) -> list[HeadMask]:
+        evidence.refits(10)
+        return []
+
+
+def test_scores_and_refits_that_cannot_be_had_are_refused(model: Seq2Seq, splits: Splits) -> None:
+    with pytest.raises(AssertionError, match="its `scoring` says none"):
+        Search(Scoring(model, splits.score, 0))(Curious(splits), removing([1], model.grid))
+    with pytest.raises(ValueError, match="^score: one example; a schedule that refits needs 2 or more"):
+        Search(Scoring(model, splits.score[:1], 0))(Refitting(splits), [])

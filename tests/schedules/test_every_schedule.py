@@ -1,7 +1,5 @@
 """What must hold for every schedule of conf/schedule, a new one too."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -44,10 +42,8 @@ class Worths:
     def loss(self, masks: Sequence[HeadMask]) -> Tensor:
         self.measured += 1
         gone = [Counter(head.block for head in mask.removed) for mask in masks]
-        worths = [
-            sum(self.worth[str(head)] * n[head.block] for head in m.removed) for m, n in zip(masks, gone, strict=True)
-        ]
-        return torch.tensor(worths).double()
+        pairs = zip(masks, gone, strict=True)
+        return torch.tensor([sum(self.worth[str(h)] * n[h.block] for h in mask.removed) for mask, n in pairs]).double()
 
     def gradients(self) -> Tensor:
         """As many examples as heads; a head that is worth more moves its example more."""
@@ -90,20 +86,15 @@ def test_budgets_are_met_exactly_and_twice_the_same(model: Seq2Seq, schedule: Sc
 
 
 def test_it_measures_what_it_says_and_no_more(model: Seq2Seq, schedule: Schedule) -> None:
-    """`scoring` decides before a run which scorers are refused: a smaller model has no learned gates."""
+    """`scoring` decides before a run which scorers are refused: a smaller model has no learned gates. Other heads go
+    where others are worth least."""
     worths = Worths(model)
     schedule(worths.judge, removing([3, 9], model.grid))
     smaller = [left for left in worths.scored if left is not model]
-    assert (bool(worths.scored), bool(smaller)) == {
-        "none": (False, False),
-        "once": (True, False),
-        "repeated": (True, True),
-    }[schedule.scoring]
+    looks = {"none": (False, False), "once": (True, False), "repeated": (True, True)}
+    assert (bool(worths.scored), bool(smaller)) == looks[schedule.scoring]
     assert worths.scored or worths.measured, "it looks at something"
     assert schedule.removes == bool(smaller or worths.refitted)
-
-
-def test_other_heads_go_where_others_are_worth_least(model: Seq2Seq, schedule: Schedule) -> None:
     budgets = removing([6], model.grid)
     first, other = (schedule(Worths(model, seed).judge, budgets) for seed in (0, 1))
     assert first != other
@@ -131,10 +122,9 @@ def with_settings(schedule: Any, **how: Any) -> Any:
     """The schedule, or the one that it starts from, with other settings; one that has no such setting as it is."""
     if isinstance(schedule, Stepwise):
         return replace(schedule, **how)
-    inner = {
-        f.name: getattr(schedule, f.name) for f in fields(schedule) if isinstance(getattr(schedule, f.name), Stepwise)
-    }
-    return replace(schedule, **{name: replace(value, **how) for name, value in inner.items()})
+    values = {field.name: getattr(schedule, field.name) for field in fields(schedule)}
+    inner = {name: replace(value, **how) for name, value in values.items() if isinstance(value, Stepwise)}
+    return replace(schedule, **inner)
 
 
 def test_blocks_are_treated_alike_and_keep_what_they_must(model: Seq2Seq, schedule: Schedule) -> None:

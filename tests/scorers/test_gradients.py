@@ -1,7 +1,5 @@
 """Gradient and path scores against loops that a reader can check by eye."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
@@ -27,21 +25,20 @@ def gradients_by_hand(model: Seq2Seq, examples: Examples) -> Tensor:
     return torch.stack(gradients)
 
 
-def test_gradients_of_all_examples_come_at_once(model: Seq2Seq, splits: Splits) -> None:
-    torch.testing.assert_close(
-        gate_gradients(model, splits.score, batch_size=7), gradients_by_hand(model, splits.score)
-    )
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_taylor_by_example_and_fisher_are_means_over_them(model: Seq2Seq, splits: Splits) -> None:
+def test_taylor_by_example_and_fisher_are_means_over_gradients_that_come_at_once(
+    model: Seq2Seq, splits: Splits
+) -> None:
     by_hand = gradients_by_hand(model, splits.score)
+    torch.testing.assert_close(gate_gradients(model, splits.score, batch_size=7), by_hand)
+    assert all(parameter.grad is None for parameter in model.parameters())
     taylor = Taylor(level="example")(model, splits.score, seed=0)
     torch.testing.assert_close(taylor.values[0], by_hand.abs().mean(0), rtol=1e-5, atol=1e-8)
     assert taylor.stderr is not None
     torch.testing.assert_close(taylor.stderr[0], by_hand.abs().std(0) / len(by_hand) ** 0.5, rtol=1e-5, atol=1e-8)
     fisher = Fisher()(model, splits.score, seed=0)
     torch.testing.assert_close(fisher.values[0], (by_hand**2).mean(0), rtol=1e-5, atol=1e-8)
+    with pytest.raises(ValueError, match="score split of 1: a standard error needs 2 or more examples"):
+        Fisher()(model, splits.score[:1], seed=0)
 
 
 def test_taylor_of_a_batch_is_the_sum_of_outputs_times_their_gradients(model: Seq2Seq, splits: Splits) -> None:
@@ -70,7 +67,7 @@ def test_taylor_of_a_batch_is_the_sum_of_outputs_times_their_gradients(model: Se
     assert scores.stderr is None
 
 
-@pytest.mark.parametrize(("batch_size", "sizes"), [(10, (10, 10, 4)), (23, (23, 1)), (8, (8, 8, 8))])
+@pytest.mark.parametrize(("batch_size", "sizes"), [(10, (10, 10, 4)), (8, (8, 8, 8))])
 def test_taylor_of_batches_and_its_standard_error_weigh_each_by_its_examples(
     model: Seq2Seq, splits: Splits, batch_size: int, sizes: tuple[int, ...]
 ) -> None:
@@ -114,10 +111,10 @@ def loss_at(model: Seq2Seq, examples: Examples, closed: Sequence[int]) -> Tensor
 
 def test_integrated_gradients_sum_to_what_the_loss_falls_by(model: Seq2Seq, splits: Splits) -> None:
     some = splits.score[:2]
-    scores = IntegratedGradients(path="all", steps=200)(model, some, seed=0)
+    scores = IntegratedGradients(path="all", steps=100)(model, some, seed=0)
     fall = loss_at(model, some, range(len(model.grid))) - loss_at(model, some, [])
     torch.testing.assert_close(scores.values.sum(), fall, rtol=1e-3, atol=0)
-    assert scores.forward_passes == scores.backward_passes == 200
+    assert scores.forward_passes == scores.backward_passes == 100
 
 
 def test_integrated_gradients_scale_one_block_while_the_others_stay_open(model: Seq2Seq, splits: Splits) -> None:
@@ -169,8 +166,3 @@ def test_integrated_gradients_are_attention_attribution_summed_over_queries_and_
     del attention.attend
     scores = IntegratedGradients(steps=steps)(model, splits.score, seed=0)
     torch.testing.assert_close(model.grid.split(scores.values)[block][0], total)
-
-
-def test_one_example_has_no_standard_error(model: Seq2Seq, splits: Splits) -> None:
-    with pytest.raises(ValueError, match="score split of 1: a standard error needs 2 or more examples"):
-        Fisher()(model, splits.score[:1], seed=0)

@@ -1,7 +1,5 @@
 """Scorers against loops that a reader can check by eye."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
@@ -42,27 +40,19 @@ def ablation_by_hand(model: Seq2Seq, examples: Examples, fallback: Fallback | No
 
 
 @torch.no_grad()
-def test_ablation_is_the_loop(model: Seq2Seq, splits: Splits) -> None:
+def test_ablation_by_zeros_and_by_means_is_the_loop(model: Seq2Seq, splits: Splits) -> None:
     examples = splits.score[:8]
-    scores = Ablation()(model, examples, seed=0)
-    mean, stderr = ablation_by_hand(model, examples, None)
-    torch.testing.assert_close(scores.values[0], mean)
-    assert scores.stderr is not None
-    torch.testing.assert_close(scores.stderr[0], stderr)
-    assert scores.forward_passes == 1 + len(model.grid)
-
-
-@torch.no_grad()
-def test_mean_ablation_is_the_loop(model: Seq2Seq, splits: Splits) -> None:
-    contexts, examples = [], splits.score[:8]
-    for one in one_by_one(examples):
-        contexts.append([context[0] for context in model.head_outputs(one).values()])
+    contexts = [[context[0] for context in model.head_outputs(one).values()] for one in one_by_one(examples)]
     means = [torch.cat(per_block, dim=1).mean(1, keepdim=True) for per_block in zip(*contexts, strict=True)]
     fallback = dict(zip(model.grid.blocks, means, strict=True))
-    scores = Ablation(replace="mean")(model, examples, seed=0)
-    mean, _ = ablation_by_hand(model, examples, fallback)
-    torch.testing.assert_close(scores.values[0], mean)
-    assert not torch.allclose(scores.values, Ablation()(model, examples, seed=0).values)
+    zero, mean = Ablation()(model, examples, seed=0), Ablation(replace="mean")(model, examples, seed=0)
+    for scores, instead in ((zero, None), (mean, fallback)):
+        expected, stderr = ablation_by_hand(model, examples, instead)
+        torch.testing.assert_close(scores.values[0], expected)
+        assert scores.stderr is not None
+        torch.testing.assert_close(scores.stderr[0], stderr)
+    assert zero.forward_passes == 1 + len(model.grid)
+    assert not torch.allclose(zero.values, mean.values)
 
 
 @torch.no_grad()

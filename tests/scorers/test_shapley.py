@@ -1,7 +1,5 @@
 """Shapley values against sums over all subsets, and sampling against a loop over permutations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import combinations, permutations
 from math import factorial
@@ -55,10 +53,10 @@ def test_all_subsets_are_the_sum_over_them_and_add_up(small: Seq2Seq, splits: Sp
     none, whole = (-measure(small, splits.score, gates).loss for gates in ends)
     torch.testing.assert_close(scores.values.sum(), (whole - none).mean())
     assert scores.forward_passes == 64
-    by_example = torch.stack([shapley_by_hand(small, splits.score[n : n + 1]) for n in range(4)])
-    few = Shapley(evaluations=64)(small, splits.score[:4], seed=1)
+    by_example = torch.stack([shapley_by_hand(small, splits.score[n : n + 1]) for n in range(3)])
+    few = Shapley(evaluations=64)(small, splits.score[:3], seed=1)
     assert few.stderr is not None
-    torch.testing.assert_close(few.stderr[0], by_example.std(0) / 4**0.5)
+    torch.testing.assert_close(few.stderr[0], by_example.std(0) / 3**0.5)
 
 
 @pytest.mark.parametrize("num_heads", [1, 2, 3, 4])

@@ -1,7 +1,5 @@
 """Scorers that are asked for a number of heads: trained gates."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -38,11 +36,10 @@ def planted(model: Seq2Seq, splits: Splits) -> tuple[Seq2Seq, Examples]:
     return model, Examples(examples.source, answers.masked_fill(examples.target == PAD, PAD))
 
 
-@pytest.mark.parametrize(
-    "scorer",
-    [HardConcrete(keep=3, steps=100, batch_size=8), Subset(keep=3, steps=100, batch_size=8), Ablation()],
-    ids=repr,
-)
+FAST = {"keep": 3, "steps": 100, "batch_size": 8}
+
+
+@pytest.mark.parametrize("scorer", [HardConcrete(**FAST), Subset(**FAST), Ablation()], ids=repr)
 def test_planted_heads_are_found_and_exactly_so_many_kept(planted: tuple[Seq2Seq, Examples], scorer: Scorer) -> None:
     model, examples = planted
     scores = scorer(model, examples, seed=0)
@@ -68,21 +65,19 @@ def worth_game(worths_N: Tensor, seen: list[Tensor] | None = None) -> Game:
 
 
 @pytest.mark.parametrize("keep", [3, 12, *slow(2, 6, 9)])
-def test_hard_concrete_keeps_the_heads_of_most_worth_and_about_so_many(keep: int) -> None:
-    values = HardConcrete(keep=keep)(worth_game(WORTHS), numbered(range(1, 129)), seed=0).values[0]
+def test_the_heads_of_most_worth_are_kept_and_about_so_many(keep: int) -> None:
+    """By hard concrete; by subset heads of much worth."""
+    examples, best = numbered(range(1, 129)), WORTHS.argsort(descending=True)[:keep]
+    values = HardConcrete(keep=keep)(worth_game(WORTHS), examples, seed=0).values[0]
     order = values.argsort(descending=True)
-    assert set(order[:keep].tolist()) == set(WORTHS.argsort(descending=True)[:keep].tolist())
+    assert set(order[:keep].tolist()) == set(best.tolist())
     assert values[order[keep - 1]] - values[order[keep]] > 0.01
     assert abs(int((values > 0.5).sum()) - keep) <= 1
     assert float(values.sum()) == pytest.approx(keep, abs=1)
-
-
-@pytest.mark.parametrize("keep", [3, 12, *slow(2, 6, 9)])
-def test_subset_keeps_heads_of_much_worth_and_is_decided(keep: int) -> None:
-    values = Subset(keep=keep)(worth_game(WORTHS), numbered(range(1, 129)), seed=0).values[0]
+    values = Subset(keep=keep)(worth_game(WORTHS), examples, seed=0).values[0]
     order = values.argsort(descending=True)
     assert values[order[keep - 1]] - values[order[keep]] > 1e-3
-    assert WORTHS[order[:keep]].sum() > 0.95 * WORTHS.sort(descending=True).values[:keep].sum()
+    assert WORTHS[order[:keep]].sum() > 0.95 * WORTHS[best].sum()
 
 
 @pytest.mark.parametrize("keep", [6, 12])
@@ -124,11 +119,6 @@ def test_the_temperature_of_subset_falls_log_linearly() -> None:
         assert softness == pytest.approx(float((expected * (1 - expected)).mean()), rel=0.1)
 
 
-def test_the_temperature_must_not_rise() -> None:
-    with pytest.raises(ValueError, match="end_temperature=2.0: must be at most start_temperature=1.0"):
-        Subset(end_temperature=2.0)
-
-
 def test_a_step_takes_a_batch_or_what_there_is(planted: tuple[Seq2Seq, Examples]) -> None:
     model, examples = planted
     for scorer in (HardConcrete(steps=3), Subset(steps=3)):
@@ -156,7 +146,9 @@ def test_the_probability_of_an_open_gate_is_that_of_its_draws() -> None:
     assert ((gates >= 0) & (gates <= 1)).all()
 
 
-def test_a_number_of_heads_that_cannot_be_is_refused(model: Seq2Seq, splits: Splits) -> None:
+def test_a_number_of_heads_and_a_temperature_that_cannot_be_are_refused(model: Seq2Seq, splits: Splits) -> None:
+    with pytest.raises(ValueError, match="end_temperature=2.0: must be at most start_temperature=1.0"):
+        Subset(end_temperature=2.0)
     for scorer in every("scorer").values():
         if isinstance(scorer, Budgeted):
             with pytest.raises(ValueError, match="keep=19: of 18 heads these are 19, allowed are 1 to 18"):

@@ -1,7 +1,5 @@
 """What must hold for every task of conf/task, a new one too."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -63,13 +61,6 @@ def test_examples_are_whole_and_of_the_vocabulary(task: Task, splits: Splits) ->
             assert (ends > 0).all(), "no example is empty"
 
 
-def test_encoding_is_undone_by_decoding(task: Task, splits: Splits) -> None:
-    decode, report = task.vocabulary.decode, splits.report[:8]
-    again = task.encode([(decode(source), decode(target)) for source, target in rows(report)])
-    assert torch.equal(again.source, report.source)
-    assert torch.equal(again.target, report.target)
-
-
 def test_the_same_task_has_the_same_examples_and_another_seed_others(task: Task, splits: Splits) -> None:
     again, other = replace(task).splits(), replace(task, seed=task.seed + 1).splits()
     for name, examples in splits.items():
@@ -79,7 +70,11 @@ def test_the_same_task_has_the_same_examples_and_another_seed_others(task: Task,
 
 
 def test_what_a_person_types_is_read_and_answered_as_the_examples_are(task: Task, splits: Splits) -> None:
-    decode = task.vocabulary.decode
+    """And encoding is undone by decoding."""
+    decode, report = task.vocabulary.decode, splits.report[:8]
+    again = task.encode([(decode(source), decode(target)) for source, target in rows(report)])
+    assert torch.equal(again.source, report.source)
+    assert torch.equal(again.target, report.target)
     for source, target in rows(splits.report[:2]):
         text = task.show(source, target)
         typed, shown = text.split(" -> ")
@@ -95,13 +90,10 @@ def test_what_cannot_be_read_is_refused_in_one_line(task: Task) -> None:
             task.read(text)
 
 
-def test_every_example_is_of_a_group_and_there_are_few_groups(task: Task, splits: Splits) -> None:
+def test_there_are_few_groups_and_memory_is_estimated_before_anything_is_made(task: Task, splits: Splits) -> None:
     groups = [task.group(source) for source, _ in rows(splits.report)]
     assert all(isinstance(group, str) and group for group in groups)
     assert len(set(groups)) < len(groups)
-
-
-def test_memory_is_estimated_before_anything_is_made(task: Task, splits: Splits) -> None:
     assert task.bytes_of_examples() >= 0
     if task.bytes_of_examples():
         tensors = sum(ids.nbytes for _, examples in splits.items() for ids in (examples.source, examples.target))

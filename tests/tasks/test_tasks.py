@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import builtins
 import importlib.util
 from typing import Any
@@ -46,10 +44,7 @@ def test_targets_are_right(task: SequenceTask, expected: Any) -> None:
 
 def test_a_mirror_difference_depends_on_the_order_and_takes_all_symbols_there_are() -> None:
     """The sums of two places are the same in both orders, and the differences are not."""
-    ten, four = (
-        MirrorDifference(**SMALL, num_symbols=10),
-        MirrorDifference(**SMALL, num_symbols=4, max_length=7, train=100),
-    )
+    ten, four = (MirrorDifference(**SMALL, num_symbols=number, max_length=7, train=100) for number in (10, 4))
     assert list(ten.answer([*"312"])) == ["1", "0", "9"]
     assert list(ten.answer([*"213"])) == ["9", "0", "1"]
     assert list(four.answer([*"3012"])) == ["1", "3", "1", "3"]
@@ -63,24 +58,25 @@ def test_splits_are_of_a_kind() -> None:
     assert max(means) - min(means) < 0.7
 
 
-def test_more_sequences_than_there_are_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="train=200: all splits together need 280 distinct sequences, at most 14 are drawn"
-    ):
-        Sort(**SMALL, train=200, num_symbols=2, min_length=2, max_length=4)
-
-
-def test_a_shortest_sequence_that_is_too_long_is_refused() -> None:
-    with pytest.raises(ValueError, match="min_length=11: must be at most max_length=10"):
-        Sort(min_length=11)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"train": 200, "num_symbols": 2, "min_length": 2, "max_length": 4},
+            "train=200: all splits together need 280 distinct sequences, at most 14 are drawn",
+        ),
+        ({"min_length": 11}, "min_length=11: must be at most max_length=10"),
+    ],
+)
+def test_sequences_that_cannot_be_are_refused(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sort(**SMALL, **settings)
 
 
 def test_inflection_is_real_and_splits_share_no_lemma() -> None:
     task = Inflection(valid=100, score=100, choose=100, report=100)
-    shown = {
-        name: [task.show(*row) for row in zip(split.source.tolist(), split.target.tolist(), strict=True)]
-        for name, split in task.splits().items()
-    }
+    splits = dict(task.splits().items())
+    shown = {name: list(map(task.show, s.source.tolist(), s.target.tolist())) for name, s in splits.items()}
     everything = {line for lines in shown.values() for line in lines}
     assert {"walk verb3 -> walks", "child noun0 -> children", "go verb0 -> went", "big adj1 -> biggest"} <= everything
     assert len(shown["train"]) > 30000
