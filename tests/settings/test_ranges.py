@@ -1,26 +1,33 @@
-"""Every range that a field of the package names is kept, and errors are said in one line."""
-
-from __future__ import annotations
+"""Settings: every range that a field names is kept, every field is explained, and errors are one line."""
 
 import dataclasses
 import importlib
 import inspect
 import math
 import pkgutil
+import re
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
 import torch
+import yaml
 
 import mhaprune
 from mhaprune.data import Vocabulary
+from mhaprune.front.command_line import main
+from mhaprune.front.explained import about, about_fields, explained
 from mhaprune.runs.run import Run, build
 from mhaprune.settings.ranges import Checked, Distinct, Ge, Gt, Lt, Within
 from mhaprune.settings.refusals import one_line
+from support import ROOT
+from support.commands import run_here
 from support.composing import compose
 
 
@@ -141,14 +148,99 @@ def raised_by(*arguments: object) -> str:
 
 
 def test_an_unexpected_error_says_where_it_is_and_not_in_which_library() -> None:
+    """A refused value needs no place."""
     line = raised_by.__code__.co_firstlineno + 2
     assert raised_by("two").endswith(f", in settings/test_ranges.py line {line} (HYDRA_FULL_ERROR=1 shows all)")
     with pytest.raises(TypeError) as inside:
         Vocabulary(("1",)).decode(3)  # type: ignore[arg-type]
     assert ", in mhaprune/data.py line " in one_line(inside.value)
-
-
-def test_a_refused_value_needs_no_place() -> None:
     with pytest.raises(ValueError, match="symbol") as refused:
         Vocabulary(("1",)).encode(["2"])
     assert "line" not in one_line(refused.value)
+
+
+YAMLS = "".join(path.read_text() for path in (ROOT / "conf").glob("*/*.yaml"))
+TARGETS = sorted({"runs.run.Run", "settings.sweep.SweepSettings", *re.findall(r"_target_: mhaprune\.(\S+)", YAMLS)})
+
+
+def uncommented(text: str) -> list[str]:
+    """The keys above which no comment stands."""
+    lines = text.splitlines()
+    keys = [(i, line.strip()) for i, line in enumerate(lines) if re.match(r"\s*\w+:", line)]
+    return [key for i, key in keys if not key.startswith("_target_") and not lines[i - 1].lstrip().startswith("#")]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_field_has_a_docstring(target: str) -> None:
+    assert about(f"mhaprune.{target}")
+    assert all(text and not text.startswith("Allowed:") for text in about_fields(f"mhaprune.{target}").values())
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["experiment=prune", "schedule=[greedy_refit,knapsack]", "recovery=[from_scratch,refit]", "task=inflection"],
+        ["experiment=compare", "scorer=[shapley,hard_concrete,taylor_batch]", "gate=none"],
+        ["model=hf", "experiment=speed"],
+    ],
+    ids=" ".join,
+)
+def test_every_key_has_a_comment_and_the_yaml_loads_to_the_same_values(overrides: list[str]) -> None:
+    shown = run_here(main, *overrides, "--cfg", "job").stdout
+    assert not uncommented(shown)
+    bare = "".join(line for line in shown.splitlines(keepends=True) if not line.lstrip().startswith("#"))
+    assert yaml.safe_load(shown) == yaml.safe_load(bare)
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+def test_a_part_of_the_settings_of_one_run_is_shown_too() -> None:
+    shown = run_here(main, "--cfg", "job", "-p", "training").stdout
+    assert shown.startswith("# @package training\n")
+    assert "# Number of optimiser steps. Allowed: a whole number, 1 or more.\nsteps: 600\n" in shown
+    assert not uncommented(shown)
+    assert run_here(main, "--cfg", "job", "-p", "seed").stdout == "0\n"
+    assert "--multirun, --cfg" in run_here(main, "-m", "seed=1,2", "--cfg", "job").stderr
+    assert "did you mean seed?" in run_here(main, "sped=1", "--cfg", "job").stderr
+
+
+def test_a_plug_in_of_the_user_is_explained_with_what_it_inherits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_tasks").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_tasks" / "sort.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import Annotated\nfrom mhaprune.settings.ranges import Ge\n"
+        "from mhaprune.tasks.sort import Sort\n"
+        '@dataclass(frozen=True)\nclass Sort(Sort):\n    """Every symbol twice."""\n'
+        '    times: Annotated[int, Ge(2)] = 2\n    """How often."""\n'
+    )
+    text = "task:\n  _target_: my_tasks.sort.Sort\n  times: 2\n  train: 5\n"
+    assert "Every symbol twice" not in explained(text), "a package that was not named is not looked up"
+    monkeypatch.setattr("mhaprune.settings.plugins._allowed", {"mhaprune", "my_tasks"})
+    shown = explained(text)
+    assert "Every symbol twice.\ntask:" in shown
+    assert "  # How often. Allowed: a whole number, 2 or more.\n  times: 2\n" in shown
+    assert re.search(r"  # .*examples.*\n  train: 5\n", shown), "it inherits this from a class of ours"
+
+
+@pytest.mark.parametrize("text", ["", "0\n", "a: 1\n", "a:\n  _target_: nowhere.Thing\n  b: 1\n", "a: [1, {b: 2}]\n"])
+def test_what_is_not_known_stays_as_it_is(text: str) -> None:
+    assert explained(text) == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "offered"), [("training.", "training.steps="), ("seed=1 gate=no", "gate=none"), ("'", "")]
+)
+def test_a_line_is_completed_at_once_and_without_torch(line: str, offered: str) -> None:
+    code = (
+        "import sys, time\nfor name in ('torch', 'pandas', 'matplotlib'): sys.modules[name] = None\n"
+        "from mhaprune.front.command_line import main\nend = main()\n"
+        "print(time.process_time(), file=sys.stderr)\nsys.exit(end)"
+    )
+    env = {"COMP_LINE": f"python scripts/run.py {line}"}
+    command = [sys.executable, "-c", code, "-sc", "query=bash"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
+    assert offered in done.stdout.split() if offered else not done.stdout.strip()
+    assert float(done.stderr) < 2, "seconds, or an error, which a shell wants not"

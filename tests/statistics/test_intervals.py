@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -121,18 +119,16 @@ def test_wilson_is_scipys(n: int) -> None:
 
 @pytest.mark.parametrize("n", [3, 4, 31])
 def test_students_interval_is_scipys(n: int) -> None:
+    """Two seeds have none, and equal seeds one without a width."""
+    for seeds in ([0.9], [0.9, 0.9]):
+        assert all(map(math.isnan, [*student_interval(seeds), *prediction_interval(seeds)]))
+    assert student_interval([0.5] * n) == (0.5, 0.5)
     values = np.random.default_rng(n).normal(0.9, 0.01, size=n)
     expected = stats.t.interval(0.95, n - 1, loc=values.mean(), scale=stats.sem(values))
     assert student_interval(values) == pytest.approx(expected, rel=1e-10)
     new = stats.t.interval(0.95, n - 1, loc=values.mean(), scale=values.std(ddof=1) * (1 + 1 / n) ** 0.5)
     assert prediction_interval(values.tolist()) == pytest.approx(new, rel=1e-10)
     assert student_interval(values.tolist()) == student_interval(pd.Series(values)) == student_interval(values)
-
-
-def test_two_seeds_have_no_interval_and_equal_seeds_have_no_width() -> None:
-    for seeds in ([0.9], [0.9, 0.9]):
-        assert all(map(math.isnan, [*student_interval(seeds), *prediction_interval(seeds)]))
-    assert student_interval([0.5, 0.5, 0.5]) == (0.5, 0.5)
 
 
 def test_a_geometric_mean_has_the_interval_of_its_logarithms() -> None:
