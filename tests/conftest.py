@@ -1,8 +1,7 @@
 """One tiny model, its data, and ways to run things small."""
 
-from __future__ import annotations
-
 import gc
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -19,28 +18,13 @@ from mhaprune.storage.store import RunFolder, read_status
 from mhaprune.tasks.sort import Sort
 from support import ROOT
 from support.composing import run_of
-from support.drawing import Drawing, drawing
+from support.figures import Drawing, drawing
 from support.models import gated_model
-
-LONG = (
-    "test_every_experiment",
-    "test_prune",
-    "test_run",
-    "test_trained",
-    "test_compare_figures",
-    "test_command_line",
-    "test_checkpoint",
-    "test_config",
-    "test_explain",
-    "test_speed",
-    "test_learn_figures",
-)
-"""The files that take longest, in that order."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first: one that came last would leave the other workers without work."""
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    """Large files first: one that came last would leave the other workers without work."""
+    items.sort(key=lambda item: (-item.path.stat().st_size, item.path))
 
 
 def pytest_collection_finish() -> None:
@@ -121,6 +105,14 @@ def ran(shared: Path) -> Callable[[str], Path]:
         return path
 
     return folder
+
+
+@pytest.fixture
+def as_in_a_terminal() -> Iterator[None]:
+    """Where a shell starts the tests in its background, SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

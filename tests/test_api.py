@@ -1,31 +1,33 @@
 """mhaprune from Python: what the README shows."""
 
-from __future__ import annotations
-
+import doctest
+import importlib.util
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import mhaprune
 import mhaprune.front.python
+from mhaprune import losses
+from mhaprune.front.heads import Heads
 from mhaprune.heads import HeadMask
 from support import ROOT
-from support.drawing import drawing
+from support.classifier import batches, classifier
+from support.figures import drawing
 from support.sizes import TINY, TINY_SEQUENCES, small
 
 SMALL = [*TINY, *TINY_SEQUENCES, *small("experiment", "ablate"), "experiment.budgets=[0.5]"]
 
 
-@pytest.fixture(scope="module")
-def results(cache: Path) -> mhaprune.runs.run.Results:
+def test_a_run_returns_its_tables_figures_and_sentences(cache: Path) -> None:
     with drawing():
-        return mhaprune.run("experiment=ablate", "task=sort", *SMALL, f"cache={cache}")
-
-
-def test_a_run_returns_its_tables_figures_and_sentences(results: mhaprune.runs.run.Results) -> None:
+        results = mhaprune.run("experiment=ablate", "task=sort", *SMALL, f"cache={cache}")
     assert "heads can go" in results.sentences[0]
     assert results.sentences[0] in repr(results)
     assert results.tables["pruning"]["run"].nunique() == 1
@@ -59,11 +61,10 @@ def test_a_saved_model_is_a_module_that_answers(cache: Path, tmp_path: Path) -> 
 def test_the_lines_of_the_readme_run(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand there, on a tiny model."""
     [code, _] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    small = [*SMALL, f"cache={cache}"]
     for name in ("run", "study"):
         plain = getattr(mhaprune.front.python, name)
-        monkeypatch.setattr(
-            mhaprune.front.python, name, lambda *given, plain=plain: plain(*given, *SMALL, f"cache={cache}")
-        )
+        monkeypatch.setattr(mhaprune.front.python, name, lambda *given, plain=plain: plain(*given, *small))
     study = mhaprune.study("experiment=ablate")
     (tmp_path / "pruned.pt").write_bytes(study.trained.save(study.subject))
     monkeypatch.chdir(tmp_path)
@@ -73,9 +74,7 @@ def test_the_lines_of_the_readme_run(cache: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_what_is_not_there_is_said() -> None:
-    with pytest.raises(
-        AttributeError, match="has no attribute 'rum', it has AttentionBlock, HeadMask, MultiHeadAttention, load"
-    ):
+    with pytest.raises(AttributeError, match="has no attribute 'rum', it has AttentionBlock, HeadMask, MultiHeadAtt"):
         mhaprune.rum  # noqa: B018
 
 
@@ -92,3 +91,40 @@ def test_a_wrapped_model_is_scored_and_pruned_without_hydra_and_figures() -> Non
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "tests", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+METHODS = [name for name, value in vars(Heads).items() if inspect.isfunction(value) and not name.startswith("_")]
+DOORS = [*mhaprune.__all__, *(f"Heads.{name}" for name in METHODS)]
+
+
+def door(name: str) -> Any:
+    return getattr(Heads, name.removeprefix("Heads.")) if name.startswith("Heads.") else getattr(mhaprune, name)
+
+
+def bert_heads() -> Heads:
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    model = BertModel(BertConfig(vocab_size=11, **sizes))
+    texts = [{"input_ids": torch.arange(12).reshape(2, 6) % 11}]
+    return mhaprune.wrap(model, losses.drift, score=texts)
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if name == "save" and importlib.util.find_spec("transformers") is None:
+        pytest.skip("pip install -e '.[hf]'")
+    model, made = classifier(), batches(4)
+    given = {"mhaprune": mhaprune, "torch": torch, "losses": losses, "model": model, "batches": made}
+    if name.startswith("Heads."):
+        given["heads"] = mhaprune.wrap(model, losses.classification, score=made, choose=made, report=made)
+    if name == "save":
+        given["heads_of_bert"] = bert_heads()
+    where = door(name)
+    found = [each for each in doctest.DocTestFinder(recurse=inspect.isclass(where)).find(where, name) if each.examples]
+    assert found, "has no example"
+    for example in found:
+        example.globs |= given
+        told: list[str] = []
+        assert doctest.DocTestRunner(verbose=False).run(example, out=told.append).failed == 0, "".join(told)

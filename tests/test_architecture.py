@@ -1,7 +1,5 @@
 """The house: what may import what, and that every plug-in is one file and one YAML of one name."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib

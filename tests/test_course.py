@@ -1,11 +1,10 @@
 """The course runs, and what it says in words is what its numbers say."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
 import time
+from collections.abc import Collection
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -17,10 +16,11 @@ import pytest
 import torch
 
 from support import ROOT
-from support.drawing import drawing
+from support.figures import drawing
+from support.sizes import slow
 
-LAYER, IMPORTANCE, PRUNING = NOTEBOOKS = ("1_the_layer", "2_importance", "3_pruning")
-FIGURES = {LAYER: 7, IMPORTANCE: 5, PRUNING: 2}
+LAYER, IMPORTANCE, PRUNING, YOUR_OWN = NOTEBOOKS = ("1_the_layer", "2_importance", "3_pruning", "your_own_model")
+FIGURES = {LAYER: 7, IMPORTANCE: 5, PRUNING: 2, YOUR_OWN: 2}
 SMALL = {"SEED": 0, "ROUNDS": 2, "STEPS": 20, "EXAMPLES": 40}
 
 
@@ -31,15 +31,14 @@ def cells(notebook: str, kind: str = "code") -> list[dict[str, Any]]:
 
 
 def run(
-    notebook: str, settings: dict[str, Any], printed: dict[str, str] | None = None, until: str | None = None
+    notebook: str, settings: dict[str, Any], printed: dict[str, str] | None = None, without: Collection[str] = ()
 ) -> dict[str, Any]:
     """All names that the cells leave behind, with other settings than in the cell that is for them; what they print
-    goes into `printed`. Cells from the one with the id `until` on are left out."""
+    goes into `printed`. Cells with the ids `without` are left out."""
     names: dict[str, Any] = {}
     printed = {} if printed is None else printed
-    ids = [cell["id"] for cell in cells(notebook)]
     with matplotlib.rc_context({"backend": "Agg"}), drawing():
-        for cell in cells(notebook)[: len(ids) if until is None else ids.index(until)]:
+        for cell in (cell for cell in cells(notebook) if cell["id"] not in without):
             with redirect_stdout(io.StringIO()) as words:
                 exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
             printed[cell["id"]] = words.getvalue()
@@ -65,9 +64,24 @@ def test_every_cell_of_the_layer_runs() -> None:
 @pytest.mark.parametrize("notebook", [IMPORTANCE, PRUNING])
 def test_the_cells_before_the_first_training_run(notebook: str) -> None:
     """All that they import is there, and the settings are those that the tests make small."""
-    names = run(notebook, SMALL, until="model")
+    ids = [cell["id"] for cell in cells(notebook)]
+    names = run(notebook, SMALL, without=ids[ids.index("model") :])
     assert callable(names["measure"])
     assert names["STEPS"] == SMALL["STEPS"]
+
+
+OF_THE_REPORT = ("report", "map")
+"""The cells of the report, which takes longest; tests/wrapping/test_wrap.py has a small one."""
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
+@pytest.mark.parametrize("without", [OF_THE_REPORT, *slow(((),))])
+def test_every_cell_of_your_own_model_runs(without: tuple[str, ...]) -> None:
+    assert {cell["id"] for cell in cells(YOUR_OWN)} >= set(OF_THE_REPORT)
+    run(YOUR_OWN, {"STEPS": 3, "EXAMPLES": 32}, printed := dict[str, str](), without)
+    said = "".join(printed.values())
+    assert said.count("24 heads in 3 blocks, all with an effect, all removable") == 2  # ours, and that of torch
+    assert "must be one number per example" in said
 
 
 @pytest.mark.slow
@@ -86,7 +100,7 @@ def test_it_was_run_before_it_was_kept(notebook: str) -> None:
     assert not any(output["output_type"] == "error" or output.get("name") == "stderr" for output in outputs)
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS)
+@pytest.mark.parametrize("notebook", [LAYER, IMPORTANCE, PRUNING])
 def test_numbers_come_from_the_run_and_not_from_the_text(notebook: str) -> None:
     for cell in cells(notebook, "markdown"):
         words = re.sub(r"`[^`]*`", "", "".join(cell["source"]))

@@ -1,7 +1,5 @@
 """The same numbers on a GPU as on the processor. The tests marked `cuda` run where there is one."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """The figures that the project stands for, on models trained for real. Minutes each: `pytest -m slow`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,43 +14,27 @@ from mhaprune.interrupts import (
     limited,
 )
 
-
-@pytest.fixture(autouse=True)
-def as_in_a_terminal() -> Iterator[None]:
-    """Where a shell starts the tests in its background, SIGINT is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("as_in_a_terminal")
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_waits_until_the_loop_has_saved(number: signal.Signals) -> None:
     done = []
-
-    def loop() -> None:
-        with interruptible(), HeldSignals() as held:
-            for step in range(5):
-                if step == 2:
-                    signal.raise_signal(number)
-                done.append(step)
-                if held.asked:
-                    held.stop()
-
-    with pytest.raises(KeyboardInterrupt):
-        loop()
+    with pytest.raises(KeyboardInterrupt), interruptible(), HeldSignals() as held:  # noqa: PT012 (a loop is stopped)
+        for step in range(5):
+            if step == 2:
+                signal.raise_signal(number)
+            done.append(step)
+            if held.asked:
+                held.stop()
     assert done == [0, 1, 2]
 
 
 def test_a_signal_in_the_last_step_is_not_lost() -> None:
     done = []
-
-    def step() -> None:
-        with HeldSignals():
-            signal.raise_signal(signal.SIGINT)
-            done.append("all of it")
-
-    with pytest.raises(KeyboardInterrupt):
-        step()
+    with pytest.raises(KeyboardInterrupt), HeldSignals():  # noqa: PT012 (what is done before counts)
+        signal.raise_signal(signal.SIGINT)
+        done.append("all of it")
     assert done == ["all of it"]
 
 
@@ -127,15 +108,10 @@ def test_another_thread_has_no_signals() -> None:
 
 def test_a_handler_that_a_held_signal_has_set_stays() -> None:
     """Else a second signal would stop what is saved after the first one."""
-
-    def loop() -> None:
-        with HeldSignals() as held:
+    with interruptible_once():
+        with pytest.raises(KeyboardInterrupt), HeldSignals() as held:  # noqa: PT012 (told, then asked)
             signal.raise_signal(signal.SIGTERM)
             held.stop()
-
-    with interruptible_once():
-        with pytest.raises(KeyboardInterrupt):
-            loop()
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
 
 

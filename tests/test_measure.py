@@ -1,10 +1,12 @@
-"""What is measured of a model, and the intervals that go with it."""
+"""What is measured of a model, the intervals that go with it, and its time."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+import time
+from collections import Counter
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 from mhaprune.data import Examples, Splits
 from mhaprune.measure.columns import accuracy_columns, choose_columns
 from mhaprune.measure.outcomes import greedy_disagreements, mean_outputs, measure
+from mhaprune.measure.times import COPIES, copies, device_name, in_turn, ratios
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.statistics.intervals import mean_interval, paired_interval, share_interval, wilson_interval
 from mhaprune.wrapping.losses import LossAndQuality
@@ -29,8 +32,11 @@ def test_measure_is_a_loop_over_single_examples_in_their_order(model: Seq2Seq, s
         assert outcome.quality[e].item() == right.all().item()
 
 
-def test_exact_match_is_that_of_greedy_decoding(model: Seq2Seq, splits: Splits) -> None:
-    """Also where the model is right: targets that are its own answers, as they are and with one token changed."""
+def test_exact_match_is_that_of_greedy_decoding(
+    model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the model is right: targets that are its own answers, as they are and with one token changed. Where
+    it is not so, the disagreements are counted."""
     with torch.no_grad():
         model.output.bias[:3] = -100.0  # symbols only, so that every answer is as long as the others
     own = Examples(splits.score.source, model.decode_greedily(splits.score.source, 6))
@@ -43,8 +49,6 @@ def test_exact_match_is_that_of_greedy_decoding(model: Seq2Seq, splits: Splits) 
     for examples in (own, mixed, splits.score):
         assert greedy_disagreements(model, examples) == 0
 
-
-def test_disagreements_are_counted(model: Seq2Seq, splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Seq2Seq, "predict", lambda self, batch: batch.target)
     wrong = int((measure(model, splits.score).quality == 0).sum())
     assert wrong > 0
@@ -62,28 +66,84 @@ def test_mean_outputs_leave_padding_out(model: Seq2Seq, splits: Splits) -> None:
     torch.testing.assert_close(means, sums / tokens)
 
 
-IntervalOf = Callable[[np.ndarray], tuple[float, float]]
-
-
 def judged(quality_E: np.ndarray) -> LossAndQuality:
     return LossAndQuality(torch.ones(len(quality_E)), torch.from_numpy(quality_E))
 
 
-@pytest.mark.parametrize(("binary", "interval"), [(True, wilson_interval), (False, share_interval)])
-def test_answers_and_shares_have_intervals_of_their_own(binary: bool, interval: IntervalOf) -> None:
-    loss_E, quality_E = np.random.default_rng(0).random((2, 40))
-    quality_E = (quality_E < 0.9).astype(float) if binary else quality_E
-    columns = accuracy_columns(LossAndQuality(torch.from_numpy(loss_E), torch.from_numpy(quality_E)))
-    assert (columns["loss"], columns["quality"]) == pytest.approx((loss_E.mean(), quality_E.mean()))
+@pytest.mark.parametrize("binary", [True, False])
+def test_answers_and_shares_have_intervals_of_their_own(binary: bool) -> None:
+    """Alone, and as what a model has less than the dense one."""
+    loss_E, dense_E, left_E = np.random.default_rng(0).random((3, 40))
+    of_one, of_both = share_interval, lambda dense_E, left_E: mean_interval(dense_E - left_E)
+    if binary:
+        dense_E, left_E = (dense_E < 0.9).astype(float), (left_E < 0.8).astype(float)
+        of_one, of_both = wilson_interval, paired_interval
+    columns = accuracy_columns(LossAndQuality(torch.from_numpy(loss_E), torch.from_numpy(dense_E)))
+    assert (columns["loss"], columns["quality"]) == pytest.approx((loss_E.mean(), dense_E.mean()))
     assert (columns["loss_low"], columns["loss_high"]) == mean_interval(loss_E)
-    assert (columns["quality_low"], columns["quality_high"]) == interval(quality_E)
+    assert (columns["quality_low"], columns["quality_high"]) == of_one(dense_E)
+    columns = choose_columns(judged(left_E), judged(dense_E))
+    assert (columns["choose_drop_low"], columns["choose_drop_high"]) == of_both(dense_E, left_E)
 
 
-def test_the_loss_of_pairs_has_the_interval_of_its_kind() -> None:
-    draw = np.random.default_rng(0)
-    dense_E, left_E = draw.random((2, 40))
-    columns = choose_columns(judged(left_E), judged(dense_E))
-    assert (columns["choose_drop_low"], columns["choose_drop_high"]) == mean_interval(dense_E - left_E)
-    dense_E, left_E = (dense_E < 0.9).astype(float), (left_E < 0.8).astype(float)
-    columns = choose_columns(judged(left_E), judged(dense_E))
-    assert (columns["choose_drop_low"], columns["choose_drop_high"]) == paired_interval(dense_E, left_E)
+def test_a_round_makes_every_call_once_and_none_always_follows_the_same() -> None:
+    made: list[str] = []
+    times = in_turn({name: (lambda n=name: made.append(n)) for name in "abcdef"}, rounds=30, warmup=2)
+    assert len(times) == 30
+    assert list(times) == list("abcdef")
+    rounds = [made[i : i + 6] for i in range(0, 6 * 32, 6)]
+    assert all(sorted(one) == list("abcdef") for one in rounds)
+    after_a = Counter(second for first, second in pairwise(made) if first == "a")
+    assert max(after_a.values()) < 12
+
+
+def test_milliseconds_are_milliseconds_and_ratios_are_taken_round_by_round() -> None:
+    """A machine twice as slow in one round slows both: the ratio does not see it."""
+    times = in_turn({"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.008)}, rounds=5)
+    assert 2 <= times["short"].median() < 6
+    assert 2 < ratios(times, "long", "short")["ratio"] <= 4.2
+    result = ratios(pd.DataFrame({"ours": [1.0, 2.0, 1.0], "peer": [2.0, 4.0, 2.0]}), "ours", "peer")
+    assert result["ratio"] == result["q1"] == result["q3"] == pytest.approx(0.5)
+
+
+class Event:
+    """A CUDA event for a machine without a GPU: it is there as soon as it is recorded."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        assert self.at
+
+    def elapsed_time(self, end: Any) -> float:
+        return 1000 * (end.at - self.at)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of the GPU that is not there."""
+    asked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: asked.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"name of {device}")
+    return asked
+
+
+def test_on_a_gpu_its_own_events_tell_the_time(gpu: list[str]) -> None:
+    times = in_turn({"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.008)}, 3, device="cuda")
+    assert 2 <= times["short"].median() < 6
+    assert 8 <= times["long"].median() < 14
+    assert gpu == ["synchronize"] * 10, "before every call, those of the warm-up included"
+    assert device_name("cuda") == "name of cuda"
+
+
+def test_copies_are_made_among_each_other() -> None:
+    made: list[str] = []
+    models = copies({name: lambda n=name: made.append(n) or f"{n}{len(made)}" for name in "abc"})
+    assert {name: len(set(own)) for name, own in models.items()} == dict.fromkeys("abc", COPIES)
+    rounds = [made[i : i + 3] for i in range(0, 3 * COPIES, 3)]
+    assert all(sorted(one) == list("abc") for one in rounds)
+    assert len({"".join(one) for one in rounds}) > 1

@@ -1,7 +1,5 @@
 """What a run is doing, and the line that says so, at a terminal and where stderr is a file."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty
@@ -60,12 +58,9 @@ def test_nothing_is_left_under_way_after_a_break_or_an_error() -> None:
         assert said() == [("second", 0, None)], "a generator that ends late takes no other step with it"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "10 s"), (44, "40 s"), (100, "2 min"), (7200, "2.0 h")])
-def test_a_time_to_wait_is_a_round_number(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
 def test_a_line_names_every_step_with_what_it_is_done_to() -> None:
+    """A time to wait is a round number."""
+    assert list(map(duration, (0, 44, 100, 7200))) == ["10 s", "40 s", "2 min", "2.0 h"]
     with doing("ablate on sort"), doing("prune", 3) as step, doing("masks") as inner:
         step.advance()
         step.on = lambda: "ablation, 6 of 24 heads removed"
@@ -84,9 +79,8 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
     monkeypatch.setattr(time, "monotonic", lambda: found.now)
-    return found
+    return (found := Clock())
 
 
 def test_the_time_left_is_that_of_the_stages_to_come(clock: Clock) -> None:
@@ -121,7 +115,7 @@ def test_a_slow_training_makes_what_follows_slow_and_a_cached_one_no_faster(
         assert clock.left() == left
 
 
-def test_what_an_earlier_run_has_done_makes_this_one_no_faster(clock: Clock) -> None:
+def test_what_an_earlier_run_has_done_makes_this_one_no_faster_and_a_part_of_an_item_counts(clock: Clock) -> None:
     with doing("run", stages={"model": 30}), doing("model", 1), doing("training", 100, done=80) as training:
         clock.now += 6
         training.advance(5)
@@ -129,8 +123,6 @@ def test_what_an_earlier_run_has_done_makes_this_one_no_faster(clock: Clock) -> 
     with doing("run", stages={"best subset": 30}), doing("best subset", 1), doing("subsets", 9, done=9):
         assert clock.left() == 0
 
-
-def test_a_part_of_an_item_counts(clock: Clock) -> None:
     with doing("run", stages={"sizes": 30}), doing("sizes", 4) as sizes:
         clock.now += 6
         sizes.advance(2)

@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,8 @@ from mhaprune.storage.store import RunFolder, fingerprint, read_status
 from support import ROOT
 from support.commands import run_here, run_script
 from support.composing import compose, tables_in
-from support.drawing import drawing
+from support.figures import drawing
+from support.real_sweeps import hear
 from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES
 
 SMALL = [*TINY, *TINY_SEQUENCES, *TINY_ABLATE]
@@ -142,29 +140,32 @@ def test_what_computes_a_model_is_part_of_what_tells_it_apart(tmp_path: Path, mo
     assert all(recipe["device"] == "cpu" for recipe in made)
 
 
-def test_the_same_recipe_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another experiment, other scorers and other budgets do not train again; another seed does."""
-    steps = 0
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the steps that are trained."""
+    found: list[int] = []
     plain = Training.step
 
     def counted(*arguments: object, **keywords: object) -> torch.Tensor:
-        nonlocal steps
-        steps += 1
+        found.append(len(found) + 1)
         return plain(*arguments, **keywords)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Training, "step", counted)
+    return found
+
+
+def test_the_same_recipe_is_trained_once(tmp_path: Path, steps: list[int]) -> None:
+    """Another experiment, other scorers and other budgets do not train again; another seed does."""
     train = ["experiment=train", *TINY, *TINY_SEQUENCES, f"cache={tmp_path / 'cache'}"]
     trained = tables_of(tmp_path / "a", *train)
-    assert steps == 6
+    assert steps == [1, 2, 3, 4, 5, 6]
     loaded = run(tmp_path / "b", train[-1], "scorer=[ablation]", "experiment.budgets=[1]")
-    assert steps == 6
-    pd.testing.assert_frame_equal(
-        trained["training"].drop(columns="run"), loaded["training"].drop(columns="run"), check_exact=True
-    )
-    tables_of(tmp_path / "c", *train, "seed=1")
-    assert steps == 12
-    tables_of(tmp_path / "d", *train, "gate.learning_rate=0.5")
-    assert steps == 18
+    assert len(steps) == 6
+    histories = (tables["training"].drop(columns="run") for tables in (trained, loaded))
+    pd.testing.assert_frame_equal(*histories, check_exact=True)
+    for changed, count in (("seed=1", 12), ("gate.learning_rate=0.5", 18)):
+        build(compose(*train, changed)).study()
+        assert len(steps) == count
 
 
 def test_the_three_splits_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,18 +212,14 @@ def test_a_sweep_ends_in_combined_tables_also_when_a_job_failed(tmp_path: Path) 
     assert "Traceback" in (sweep / three / "run.log").read_text()
 
 
-def sweep_of(folder: Path) -> list[str]:
-    """The arguments of a sweep over two seeds, each trained anew."""
-    output = [f"hydra.sweep.dir={folder}", f"cache={folder / 'cache'}"]
-    return ["-m", "experiment=ablate", *SMALL, *QUICK, "seed=0,1", *output]
-
-
 @pytest.mark.slow
 def test_a_sweep_of_joblib_ends_in_the_same_tables(tmp_path: Path) -> None:
-    done = run_script("run.py", "launch=joblib", *sweep_of(tmp_path / "joblib"))
-    assert done.returncode == 0, done.stderr
-    here = run_here(main, *sweep_of(tmp_path / "basic"))
-    assert here.returncode == 0, here.stderr
+    """Over two seeds, each trained anew."""
+    sweep = ["-m", "experiment=ablate", *SMALL, *QUICK, "seed=0,1"]
+    for launch in ("basic", "joblib"):
+        places = [f"hydra.sweep.dir={tmp_path / launch}", f"cache={tmp_path / launch / 'cache'}"]
+        done = run_script("run.py", f"launch={launch}", *sweep, *places)
+        assert done.returncode == 0, done.stderr
     for name in ("heads", "pruning", "training"):
         first, second = (pd.read_csv(tmp_path / launch / f"{name}.csv") for launch in ("basic", "joblib"))
         columns = [column for column in first if column not in CLOCK]
@@ -231,41 +228,25 @@ def test_a_sweep_of_joblib_ends_in_the_same_tables(tmp_path: Path) -> None:
         pd.testing.assert_frame_equal(first[columns], second[columns], check_exact=True)
 
 
-def hear() -> None:
-    """Take interrupts as in a terminal: a shell makes what runs in its background ignore them, its children too."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def train(tmp_path: Path) -> list[str]:
     """The arguments of a training."""
     output = [f"hydra.run.dir={tmp_path / 'run'}", f"cache={tmp_path / 'cache'}"]
     return ["experiment=train", *TINY, *TINY_SEQUENCES, *output]
 
 
-@pytest.fixture
-def heard() -> Iterator[None]:
-    """Interrupts are taken as in a terminal: a shell makes what runs in its background ignore them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heard")
+@pytest.mark.usefixtures("as_in_a_terminal")
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_an_interrupted_run_says_so_and_goes_on_where_it_was(
-    by: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int]
 ) -> None:
     """Interrupted in the fifth of six steps, after which its state is saved. Real interrupts of another process are in
     the test below."""
-    steps = 0
-    plain = Training.step
+    counted = Training.step
 
     def interrupted(*arguments: object, **keywords: object) -> torch.Tensor:
-        nonlocal steps
-        steps += 1
-        if steps == 5:
+        if len(steps) == 4:
             signal.raise_signal(by)
-        return plain(*arguments, **keywords)  # type: ignore[arg-type]
+        return counted(*arguments, **keywords)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Training, "step", interrupted)
     done = run_here(main, *train(tmp_path))
@@ -276,7 +257,7 @@ def test_an_interrupted_run_says_so_and_goes_on_where_it_was(
     again = run_here(main, *train(tmp_path))
     assert again.returncode == 0
     assert "goes on from the interrupted one" in again.stdout
-    assert steps == 5 + 1, "no step is trained twice"
+    assert len(steps) == 5 + 1, "no step is trained twice"
 
 
 @pytest.mark.slow

@@ -1,17 +1,16 @@
 """What must hold for every experiment of conf/experiment, a new one too."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
 
 from mhaprune.experiments.base import Experiment, figures_of
+from mhaprune.experiments.train import Train
 from mhaprune.reporting.head_map import heads_that_matter, in_small
 from mhaprune.reporting.headline import against_settings
 from mhaprune.reporting.plots import draw, lay_out
@@ -41,6 +40,8 @@ def done(request: pytest.FixtureRequest, ran: Callable[[str], Path], shared: Pat
 
 
 def test_it_ends_in_sentences_that_the_tables_alone_give(done: Done) -> None:
+    """And in no table but those it names, so that a search for another is refused before a job; every row says of which
+    run it is."""
     lines = list(done.kind.say(done.tables))
     assert lines
     lines += if_poor(done.tables)
@@ -51,11 +52,9 @@ def test_it_ends_in_sentences_that_the_tables_alone_give(done: Done) -> None:
         assert (done.folder / name).stat().st_size > 0
     assert status["checks"].get("max_difference_masked_removed", 0.0) < 1e-9
     assert status["checks"].get("smallest_gate_effect", 1.0) > 0
-
-
-def test_it_names_the_tables_that_it_may_leave(done: Done) -> None:
-    """So that a search for another is refused before a job."""
     assert set(done.tables) <= set(done.kind.tables), sorted(done.tables)
+    for name, frame in done.tables.items():
+        assert set(frame["run"]) <= {status["identity"]["run"]}, name
 
 
 def test_its_stages_come_in_the_order_that_it_says(done: Done) -> None:
@@ -96,11 +95,10 @@ def test_the_report_has_every_figure_in_both_forms(done: Done, shared: Path, tmp
 
 def test_two_runs_are_compared(done: Done) -> None:
     """In a sentence for each, at least, and by every figure that it has for that."""
-    own = [
-        {name: frame.assign(label=label, setting="") for name, frame in done.tables.items()}
-        for label in ("one", "other")
-    ]
-    both = {name: pd.concat([tables[name] for tables in own], ignore_index=True) for name in done.tables}
+    both = {
+        name: pd.concat([frame.assign(label=label, setting="") for label in ("one", "other")], ignore_index=True)
+        for name, frame in done.tables.items()
+    }
     assert len(list(said_over_runs(done.kind, both))) >= 2
     drawn = [[plot.name for plot in draw((figure,), both)] for figure in done.kind.figures_over_runs]
     assert all(drawn)
@@ -121,14 +119,11 @@ def test_its_headline_is_drawn_against_what_varies(done: Done) -> None:
 
 
 def test_its_folder_is_read_as_it_was_written(done: Done) -> None:
-    found = read_run(done.folder)
+    found, verdict = read_run(done.folder), done.kind.head_map(done.tables)
     assert found.why_not is None
-    verdict = done.kind.head_map(done.tables)
-    noted = found.status["head_map"]
-    assert noted == (None if verdict is None else in_small(verdict)._asdict())
+    assert found.status["head_map"] == (None if verdict is None else in_small(verdict)._asdict())
 
 
-def test_every_row_says_of_which_run_it_is(done: Done) -> None:
-    for name, frame in done.tables.items():
-        if len(frame):
-            assert list(frame["run"].unique()) == [read_status(done.folder)["identity"]["run"]], name
+def test_what_a_training_says(snapshot: Any) -> None:
+    row = {"quality": 0.9, "quality_low": 0.85, "quality_high": 0.94, "token_accuracy": 0.99}
+    snapshot("train", {"a model": Train.say({"accuracy": pd.DataFrame([row])})})

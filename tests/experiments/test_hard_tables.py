@@ -1,8 +1,6 @@
 """Figures of tables at the edge of what a run can bring: one head or 768, nothing to remove, one budget, no numbers,
 names of sixty letters. Each is drawn and can be read, or is not drawn at all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -12,17 +10,9 @@ import pandas as pd
 import pytest
 
 from mhaprune.experiments.base import figures_of
-from mhaprune.tables import (
-    BEST_OF_SIZE,
-    DENSE,
-    DENSE_AGAIN,
-    HEAD,
-    MOMENTS,
-    NOTHING,
-    REFERENCE,
-)
+from mhaprune.tables import BEST_OF_SIZE, DENSE, DENSE_AGAIN, HEAD, MOMENTS, NOTHING, REFERENCE
 from support.composing import run_of, tables_in
-from support.legible import check_legible, words_in
+from support.figures import check_legible, words_in
 from support.sizes import options, slow
 
 Frames = dict[str, pd.DataFrame]
@@ -67,11 +57,8 @@ def hundreds_of_heads(tables: Frames) -> Frames:
     grown = dict(tables)
     for name, frame in found.items():
         layers, heads = 1 + int(frame["layer"].max()), 1 + int(frame["head"].max())
-        copies = [
-            frame.assign(layer=frame["layer"] + layers * i, head=frame["head"] + heads * j)
-            for i in range(22)
-            for j in range(6)
-        ]
+        steps = product(range(22), range(6))
+        copies = [frame.assign(layer=frame["layer"] + layers * i, head=frame["head"] + heads * j) for i, j in steps]
         grown[name] = pd.concat(copies).sort_values(HEAD, kind="stable", ignore_index=True)
         if "rank" in frame:
             rankings = grown[name].groupby([column for column in ("scorer", "draw") if column in frame])

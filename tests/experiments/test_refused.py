@@ -1,7 +1,5 @@
 """What an experiment is asked for and cannot do is refused before anything is trained, in one line."""
 
-from __future__ import annotations
-
 import pytest
 
 from mhaprune.runs.run import build
@@ -11,11 +9,7 @@ from support.composing import compose
 OF_24 = "left in every block only 18 of 24 may go"
 REFUSED = {
     "ablate": [
-        (
-            "recovery=[refit,refit_between]",
-            "recovery=[refit_between]: experiment=ablate recovers models that",
-        ),
-        ("recovery=from_scratch", "recovery=[from_scratch]: experiment=ablate recovers models that"),
+        ("recovery=[refit,refit_between]", "recovery=[refit_between]: experiment=ablate recovers models that"),
         ("example=3 1", "example='3 1': experiment=ablate looks at no example, experiment=explain does"),
     ],
     "compare": [

@@ -1,11 +1,11 @@
-"""The map of the heads says what the tables say."""
+"""Maps of the heads say what the tables say."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from math import nan
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgba
@@ -16,20 +16,13 @@ from mhaprune.experiments.base import Experiment
 from mhaprune.experiments.explain.study import Explain
 from mhaprune.experiments.prune.study import Prune
 from mhaprune.reporting.head_map import heads_that_matter
-from mhaprune.reporting.plots import STYLE, Plot
+from mhaprune.reporting.head_scores import MOST_NUMBERS, head_scores
+from mhaprune.reporting.plots import STYLE, Plot, draw, short
 from mhaprune.tables import Tables
-from support.legible import check_legible
+from support.figures import check_legible
 
 HEADS = [("encoder_self", 0, 0), ("encoder_self", 0, 1), ("decoder_self", 0, 0), ("cross", 0, 0), ("cross", 0, 10)]
 SCORES = {"ablation": [0.5, -0.001, 0.02, 2.5, 0.0], "gate": [1.0, 0.2, 0.3, 3.0, 0.5]}
-
-
-def drawn(case: str) -> Plot:
-    kind, tables, *_ = CASES[case]
-    verdict = kind.head_map(tables)
-    assert verdict is not None
-    with matplotlib.rc_context(STYLE):
-        return heads_that_matter(verdict)
 
 
 def scored(*names: str) -> pd.DataFrame:
@@ -43,8 +36,7 @@ def scored(*names: str) -> pd.DataFrame:
 
 def summary(**best: Any) -> pd.DataFrame:
     row = {"scorer": "gate", "recovery": "nothing", "heads_removed": 0, "removed": nan, "quality": 1.0}
-    row |= {"tolerance": 0.01}
-    return pd.DataFrame([row | {"choose_quality": 1.0}, row | {"choose_quality": 0.99} | best])
+    return pd.DataFrame([row | {"choose_quality": 1.0}, row | {"choose_quality": 0.99} | best]).assign(tolerance=0.01)
 
 
 GONE = {"scorer": "ablation", "heads_removed": 2, "removed": "encoder_self.0.1 cross.0.10", "quality": 0.98}
@@ -52,14 +44,12 @@ SMALLEST = {
     "heads_kept": 2,
     "heads_removed": 3,
     "kept": "encoder_self.0.0 cross.0.0",
-    "removed": "encoder_self.0.1 decoder_self.0.0 cross.0.10",
     "control": False,
     "steps": 30,
-    "recovery": "fine_tune",
     "note": "",
-    "quality": 0.97,
-    "choose_quality": 0.97,
 }
+SMALLEST |= {"removed": "encoder_self.0.1 decoder_self.0.0 cross.0.10", "recovery": "fine_tune"}
+SMALLEST |= {"steps": 30, "quality": 0.97, "choose_quality": 0.97}
 
 
 def looks() -> pd.DataFrame:
@@ -69,48 +59,30 @@ def looks() -> pd.DataFrame:
     return table.assign(prunable=[False, True, False, False, False], name=["everywhere", "", None, "itself", None])
 
 
-CASES: dict[str, tuple[type[Experiment], Tables, str, set[int]]] = {
-    "ablate": (
-        Ablate,
-        {"summary": summary(**GONE), "heads": scored("gate", "ablation")},
-        "2 of 5 heads removed: 0.980 exact match is left",
-        {0, 2, 3},
-    ),
-    "nothing can go": (
-        Ablate,
-        {"summary": summary(), "heads": scored("gate")},
-        "None of 5 heads can go at the budgets tried",
-        {0, 1, 2, 3, 4},
-    ),
-    "prune": (
-        Prune,
-        {"smallest": pd.DataFrame([SMALLEST, SMALLEST | {"control": True, "heads_kept": 1, "heads_removed": 4}])},
-        "2 of 5 heads are enough: 0.970 exact match after fine_tune",
-        {0, 3},
-    ),
-    "explain": (
-        Explain,
-        {"looks": looks()},
-        "Closing one head (of 4) costs next to nothing; without it, exact match is 0.400 instead of 0.900",
-        {0, 2, 3},
-    ),
+BOTH = [SMALLEST, SMALLEST | {"control": True, "heads_kept": 1, "heads_removed": 4}]
+CASES: dict[str, tuple[type[Experiment], Tables, set[int]]] = {
+    "ablate": (Ablate, {"summary": summary(**GONE), "heads": scored("gate", "ablation")}, {0, 2, 3}),
+    "nothing can go": (Ablate, {"summary": summary(), "heads": scored("gate")}, {0, 1, 2, 3, 4}),
+    "prune": (Prune, {"smallest": pd.DataFrame(BOTH)}, {0, 3}),
+    "explain": (Explain, {"looks": looks()}, {0, 2, 3}),
 }
 
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_what_stays_is_filled_and_what_can_go_is_empty(case: str) -> None:
-    kind, tables, title, stay = CASES[case]
+    """The darker, the more a head costs; a removed one says so, and others what they follow."""
+    kind, tables, stay = CASES[case]
     found = kind.head_map(tables)
     assert found is not None
-    assert found.title == title
     names = list(found.heads[["site", "layer", "head"]].itertuples(index=False, name=None))
     assert names == HEADS, "in the order of the model"
     assert set(found.heads.index[found.heads["stays"]].map(list(found.heads.index).index)) == stay
-    plot = drawn(case)
+    with matplotlib.rc_context(STYLE):
+        plot = heads_that_matter(found)
     check_legible(plot)
     tiles = [patch for patch in plot.figure.axes[0].patches if isinstance(patch, FancyBboxPatch)]
     assert {i for i, tile in enumerate(tiles) if tile.get_facecolor() != to_rgba("none")} == stay
-    assert plot.alt.startswith(title)
+    assert plot.alt.startswith(found.title)
     alone = kind is Explain
     gone = [tile for i, tile in enumerate(tiles) if i not in stay]
     assert {tile.get_linestyle() in ("-", "solid") for tile in gone} <= {alone}
@@ -119,27 +91,65 @@ def test_what_stays_is_filled_and_what_can_go_is_empty(case: str) -> None:
     for i, (site, layer, head) in enumerate(HEADS):
         name = f"{site.replace('_', ' ')} {layer}.{head}"
         assert (name in before, name in after) == (i in stay, i not in stay)
+    if case == "ablate":
+        light = [sum(tile.get_facecolor()[:3]) for tile in tiles]
+        assert light[3] < light[0] < light[2]
+    if case == "explain":
+        words = [text.get_text() for text in plot.figure.axes[0].texts]
+        assert words == ["0.500\neverywhere", "−0.001", "0.020", "2.500\nitself", "removed"]
 
 
-def test_the_darker_the_more_it_costs() -> None:
-    plot = drawn("ablate")
-    light = [sum(tile.get_facecolor()[:3]) for tile in plot.figure.axes[0].patches]  # type: ignore[attr-defined]
-    assert light[3] < light[0] < light[2]
-
-
-def test_removed_heads_say_so_and_others_what_they_follow() -> None:
-    plot = drawn("explain")
-    words = [text.get_text() for text in plot.figure.axes[0].texts]
-    assert words == ["0.500\neverywhere", "−0.001", "0.020", "2.500\nitself", "removed"]
-
-
-def test_closing_all_at_once_is_told_apart_from_closing_any_one() -> None:
+def test_what_a_map_is_called(snapshot: Any) -> None:
     """What each head costs alone says little about all of them together."""
     two = looks().assign(prunable=[False, True, True, False, False])
-    titles = []
-    for left in (0.4, 0.9):
-        verdict = Explain.head_map({"looks": two.assign(without_prunable=left)})
-        assert verdict is not None
-        titles.append(verdict.title)
-    alone = "Closing any one of 2 heads (of 4) costs next to nothing; with all 2 closed, exact match is "
-    assert titles == [f"{alone}0.400 instead of 0.900", f"{alone}still 0.900"]
+    tables = {case: (kind, tables) for case, (kind, tables, _) in CASES.items()}
+    tables |= {f"two, {left} is left": (Explain, {"looks": two.assign(without_prunable=left)}) for left in (0.4, 0.9)}
+    snapshot("head_maps", {case: [str(kind.head_map(own).title)] for case, (kind, own) in tables.items()})  # type: ignore[union-attr]
+
+
+def drawn(scores: dict[str, Sequence[float]], width: int = 2) -> Plot:
+    """The figure of heads in blocks of that width."""
+    heads = pd.concat(
+        pd.DataFrame({"scorer": name, "draw": 0, "site": "cross", "score": values}).assign(
+            layer=np.arange(len(values)) // width, head=np.arange(len(values)) % width
+        )
+        for name, values in scores.items()
+    )
+    (plot,) = draw((head_scores,), {"heads": heads})
+    return plot
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([2.0, 1e-5, 1e-3, 0.0], [1, 1 / 3, 2 / 3, 0]),  # which a linear scale would leave in one colour
+        ([2.0, np.nan, 1.0, 0.5], [1, np.nan, 0.5, 0]),
+        ([0.3], [0.5]),
+        ([0.3, 0.3], [0.5, 0.5]),
+        ([np.nan], [np.nan]),
+    ],
+)
+def test_a_head_has_the_colour_of_its_rank_grey_without_a_score_and_half_way_without_a_rank(
+    scores: list[float], expected: list[float]
+) -> None:
+    plot = drawn({"a": scores})
+    axes = plot.figure.axes[0]
+    depths = np.ma.filled(np.ma.asarray(axes.images[0].get_array(), dtype=float), np.nan)
+    np.testing.assert_allclose(depths[:, 0], expected)
+    assert [text.get_text() for text in axes.texts] == [short(score) for score in scores if not np.isnan(score)]
+    assert ("Grey" in plot.caption) == bool(np.isnan(scores).any())
+    blocks = [f"cross {i}" for i in range((len(scores) + 1) // 2)]
+    assert [label.get_text() for label in axes.get_yticklabels()] == blocks
+
+
+@pytest.mark.parametrize(("width", "scorers"), [(1, MOST_NUMBERS + 1), (12, 1), (768, 1)])
+def test_768_heads_fit_a_page(width: int, scorers: int) -> None:
+    figure = drawn({f"scorer_{i}": range(768) for i in range(scorers)}, width).figure
+    assert (figure.get_size_inches() < 18).all()
+    assert not any(axes.texts for axes in figure.axes), "numbers do not fit"
+
+
+@pytest.mark.parametrize("scorers", [2, MOST_NUMBERS + 1])
+def test_long_names_stay_in_the_figure(scorers: int) -> None:
+    name = "a_scorer_with_a_name_of_sixty_letters_" + 22 * "x"
+    check_legible(drawn({name: range(4)} | {f"scorer_{i}": range(4) for i in range(scorers - 1)}))

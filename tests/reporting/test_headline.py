@@ -1,20 +1,21 @@
 """What a sweep is for, drawn and said: the first numbers of runs against the settings that vary."""
 
-from __future__ import annotations
-
 import math
+from itertools import pairwise
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection, PathCollection
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
 
 from mhaprune.reporting.headline import Number, against_settings, means_in_words
-from mhaprune.reporting.plots import Plot, draw
-from mhaprune.reporting.settings import Setting, setting
+from mhaprune.reporting.plots import COLOURS, STYLE, Plot, draw
+from mhaprune.reporting.settings import Setting, by_use, setting
 from mhaprune.statistics.intervals import prediction_interval, student_interval
-from support.legible import check_legible
+from support.figures import check_legible
 from support.made_tables import text_of
 
 HEADS, WIDTHS = ("4", "1", "2"), ("64", "128")
@@ -36,10 +37,14 @@ def numbers(seeds: int = 3, widths: tuple[str, ...] = ("64",), after: tuple[str,
     return pd.DataFrame(rows)
 
 
-def drawn(frame: pd.DataFrame, *names: str) -> Plot | None:
+def all_drawn(frame: pd.DataFrame, *names: str) -> list[Plot]:
     settings = settings_of(frame, *names)
-    plots = list(draw((lambda _: against_settings(frame, settings),), {}))
-    return plots[0] if plots else None
+    return list(draw((lambda _: against_settings(frame, settings),), {}))
+
+
+def drawn(frame: pd.DataFrame, *names: str) -> Plot:
+    [plot] = all_drawn(frame, *names)
+    return plot
 
 
 def settings_of(frame: pd.DataFrame, *names: str) -> list[Setting]:
@@ -49,7 +54,6 @@ def settings_of(frame: pd.DataFrame, *names: str) -> list[Setting]:
 def test_a_panel_per_number_has_a_mark_per_run_and_the_interval_of_their_mean() -> None:
     frame = numbers()
     plot = drawn(frame, "num_heads")
-    assert plot is not None
     panel = plot.figure.axes[0]
     marks = [np.asarray(found.get_offsets()) for found in panel.collections if isinstance(found, PathCollection)]
     small, large = [each for each in marks if len(each) == 3], [each for each in marks if len(each) == 1]
@@ -73,23 +77,18 @@ def test_a_panel_per_number_has_a_mark_per_run_and_the_interval_of_their_mean() 
 
 def test_a_second_setting_is_told_by_colours_in_a_ramp_and_a_third_by_rows() -> None:
     two = drawn(numbers(widths=WIDTHS), "num_heads", "d_model")
-    assert two is not None
     colours = {to_hex(line.get_color()) for line in two.figure.axes[0].get_lines()}
     assert colours == {style["color"] for style in setting("d_model", WIDTHS).styles.values()}
     assert {"d_model=64", "d_model=128"} <= {text.get_text() for text in two.figure.legends[0].get_texts()}
     assert len(two.figure.axes) == 2
     three = pd.concat([numbers(widths=WIDTHS).assign(task=task, label=task) for task in ("sort", "copy")])
     rows = drawn(three, "num_heads", "d_model", "task")
-    assert rows is not None
-    assert len(rows.figure.axes) == 4
     assert [axes.get_title().partition("\n")[2] for axes in rows.figure.axes] == ["sort", "sort", "copy", "copy"]
     check_legible(rows)
 
 
 def test_a_recovery_has_a_row_on_the_same_axis() -> None:
-    plot = drawn(numbers(after=("", "refit")), "num_heads")
-    assert plot is not None
-    first, _, below, _ = plot.figure.axes
+    first, _, below, _ = drawn(numbers(after=("", "refit")), "num_heads").figure.axes
     assert below.get_title() == "share of heads that can go\nafter refit"
     assert below.get_ylim() == first.get_ylim()
     assert (first.get_xlabel(), below.get_xlabel()) == ("", "num_heads")
@@ -97,9 +96,7 @@ def test_a_recovery_has_a_row_on_the_same_axis() -> None:
 
 def test_seeds_alone_are_drawn_too() -> None:
     frame = numbers()[lambda rows: rows["num_heads"] == "2"]
-    plot = drawn(frame)
-    assert plot is not None
-    assert "all runs" in text_of(plot)
+    assert "all runs" in text_of(drawn(frame))
     [heads, _, note] = means_in_words(frame, [])
     (low, high), (least, _) = student_interval([2.0, 3.0, 4.0]), prediction_interval([2.0, 3.0, 4.0])
     assert heads.startswith(f"Heads that can go: 3 ({low:.3g} to {high:.3g}; new run {max(least, 0):.3g} to ")
@@ -117,9 +114,8 @@ def test_of_two_runs_there_are_the_values_and_no_interval() -> None:
     assert exact.startswith("Exact match: 0.99 and 0.98 with")
     same = frame.assign(value=0.5)[lambda rows: rows["what"] == "exact match"]
     assert next(means_in_words(same[same["num_heads"] == "2"], [])) == "Exact match: 0.5 and 0.5."
-    plot = drawn(frame, "num_heads")
-    assert plot is not None
-    bars = [found for axes in plot.figure.axes for found in axes.collections if isinstance(found, LineCollection)]
+    axes_of = drawn(frame, "num_heads").figure.axes
+    bars = [found for axes in axes_of for found in axes.collections if isinstance(found, LineCollection)]
     assert all(len(np.unique(np.asarray(bar.get_segments())[..., 1])) == 1 for bar in bars), "no interval is drawn"
 
 
@@ -131,37 +127,67 @@ def test_heads_out_of_different_totals_are_compared_by_their_shares() -> None:
     assert next(means_in_words(alike, settings_of(frame, "num_heads"))).startswith("Heads that can go: 2 (")
 
 
-@pytest.mark.parametrize("values", [(0.0, 0.0, 4.0), (0.0, 4.0, 4.0), (1.0, 1.01, 1.02)])
+@pytest.mark.parametrize("values", [(0.0, 0.0, 4.0), (0.0, 4.0, 4.0), (1.0, 1.01, 1.02), (0.0,) * 3, (-2.5,) * 3])
 def test_an_interval_stays_in_its_panel(values: tuple[float, ...]) -> None:
+    """And equal runs are drawn without a warning."""
     frame = numbers(3).query("what == 'heads that can go' and num_heads == '2'")
-    plot = drawn(frame.assign(value=values, least=-math.inf, most=math.inf, whole=1.0))
-    assert plot is not None
-    low, high = plot.figure.axes[0].get_ylim()
-    assert low < student_interval(values)[0] < student_interval(values)[1] < high
+    low, high = drawn(frame.assign(value=values, least=-math.inf, most=math.inf, whole=1.0)).figure.axes[0].get_ylim()
+    assert low < student_interval(values)[0] <= student_interval(values)[1] < high
 
 
 def test_a_number_that_a_run_lacks_is_not_drawn() -> None:
     """A mean of those that have it would be one of the lucky ones."""
     frame = numbers()
     frame.loc[(frame["what"] == "exact match") & (frame["label"] == "2-64-1"), "value"] = math.nan
-    plot = drawn(frame, "num_heads")
-    assert plot is not None
-    assert [axes.get_title() for axes in plot.figure.axes] == ["share of heads that can go"]
+    panels = [axes.get_title() for axes in drawn(frame, "num_heads").figure.axes]
+    assert panels == ["share of heads that can go"]
     assert len(list(means_in_words(frame, settings_of(frame, "num_heads")))) == 2
-    assert drawn(frame.assign(value=math.nan), "num_heads") is None
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 1e-12])
-def test_equal_runs_are_drawn_without_a_warning(value: float) -> None:
-    plot = drawn(numbers().assign(value=value, whole=math.nan, least=min(value, 0.0), most=9.0), "num_heads")
-    assert plot is not None
-    low, high = plot.figure.axes[0].get_ylim()
-    assert low < value < high
+    assert not all_drawn(frame.assign(value=math.nan), "num_heads")
 
 
 def test_what_cannot_be_told_apart_is_not_drawn() -> None:
-    assert drawn(numbers()[:2], "num_heads") is None, "one run"
+    assert not all_drawn(numbers()[:2], "num_heads"), "one run"
     many = pd.concat([numbers().assign(d_model=str(i), label=str(i)) for i in range(30)])
-    assert drawn(many, "num_heads", "d_model") is None
-    assert drawn(many, "d_model", "num_heads") is not None
-    assert drawn(pd.DataFrame(columns=[*Number._fields, "label"])) is None
+    assert not all_drawn(many, "num_heads", "d_model")
+    assert not all_drawn(pd.DataFrame(columns=[*Number._fields, "label"]))
+
+
+@pytest.mark.parametrize(
+    ("values", "order"),
+    [
+        (["4", "1", "2"], ["1", "2", "4"]),
+        (["1e-3", "0.1", "1e-2"], ["1e-3", "1e-2", "0.1"]),
+        (["sort", "copy"], ["sort", "copy"]),
+        (["8", "null", "4"], ["8", "null", "4"]),
+        (["nan", "1"], ["nan", "1"]),
+    ],
+)
+def test_numbers_stand_in_their_order_and_anything_else_as_it_comes(values: list[str], order: list[str]) -> None:
+    assert list(setting("x", [*values, *values]).values) == order
+
+
+def test_numbers_have_one_ramp_and_words_the_usual_colours() -> None:
+    styles = setting("num_heads", ["16", "8", "1", "2", "4"]).styles.values()
+    ramp = np.array([to_rgb(style["color"]) for style in styles]) @ (0.2126, 0.7152, 0.0722)
+    assert (np.diff(ramp) < 0).all(), "the more, the darker"
+    assert ramp[0] < 0.8, "still seen on white"
+    words = setting("task", ["sort", "copy"])
+    assert [style["color"] for style in words.styles.values()] == list(COLOURS[:2])
+
+
+def test_a_figure_uses_numbers_before_words_and_many_values_before_few() -> None:
+    few, many = setting("few", "12"), setting("many", "123")
+    words, more = setting("words", "ab"), setting("more", "abcd")
+    assert by_use([words, few, more, many]) == [many, few, more, words]
+
+
+def test_names_of_ticks_do_not_touch() -> None:
+    found = setting("learning_rate", [f"{i}.25" for i in range(60)])
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.4, 2.6))
+        axes = figure.add_subplot()
+        found.draw_axis(axes)
+        figure.draw_without_rendering()
+        boxes = [text.get_window_extent() for text in axes.get_xticklabels() if text.get_text()]
+    assert 3 <= len(boxes) < 20
+    assert all(right.x0 > left.x1 for left, right in pairwise(boxes))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -15,61 +13,46 @@ from support.made_tables import all_tables, summary
 
 
 def test_the_proofs_are_said() -> None:
-    lines = proof_sentences(
-        {"max_difference_masked_removed": 2e-14, "smallest_gate_effect": 2.5, "greedy_decoding_disagreements": 0}
-    )
+    names = ("max_difference_masked_removed", "smallest_gate_effect", "greedy_decoding_disagreements")
+    lines = proof_sentences(dict(zip(names, (2e-14, 2.5, 0), strict=True)))
     assert len(lines) == 3
     assert "2.0e-14" in lines[0]
     assert proof_sentences({}) == []
 
 
-def test_the_page_stands_alone() -> None:
-    tables = all_tables() | {"summary": summary()}
+MADE = pd.DataFrame({"scorer": ["b", "a", "c"], "task": "sort", "cost": [1e-5, 30.0, 4.0], "gap": [None, 2.0, 1.0]})
+MADE = MADE.assign(draws=1, none=None)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    tables = all_tables() | {"summary": summary(), "made": MADE}
     plots = list(draw(Ablate.figures, tables))
     page = render("ablate on <sort>", ["9 of 24"], plots, tables, {"command": "python x"}, ["proved"])
-    assert "ablate on &lt;sort&gt;" in page
     assert page.count('<img src="data:image/svg+xml;base64,') == len(plots)
     assert all(f'alt="{plot.alt or plot.caption}"' in page for plot in plots if "'" not in plot.caption)
-    assert not re.search(r'(src|href)="(?!data:|#)', page)
-    assert "<b>pruning</b>, 15 rows" in page
-    assert page.index("9 of 24") < page.index("<img") < page.index("<table")
-
-
-def page_of_ablate() -> str:
-    tables = all_tables() | {"summary": summary(), "made": MADE}
-    return render("ablate on sort", ["9 of 24"], list(draw(Ablate.figures, tables)), tables, {"command": "x"}, ["p"])
-
-
-MADE = pd.DataFrame(
-    {
-        "scorer": ["b", "a", "c"],
-        "task": "sort",
-        "cost": [1e-5, 30.0, 4.0],
-        "gap": [None, 2.0, 1.0],
-        "draws": 1,
-        "none": None,
-    }
-)
-
-
-def test_a_table_of_a_plug_in_may_hold_lists() -> None:
-    page = render("t", [], [], {"made": pd.DataFrame({"heads": [[1], [1, 2]], "layers": [[0], [0]]})}, {})
-    assert re.findall("<button>(.*?)</button>", page) == ["heads"]
-    assert "<dt>layers</dt><dd>[0]</dd>" in page
+    return page
 
 
 def test_columns_that_never_vary_are_folded_away_with_their_value() -> None:
-    page = render("t", [], [], {"made": MADE, "one": MADE[:1], "empty": MADE[:0]}, {})
-    made, one, empty = page.split('<div class="scroll"')[1:]
+    """A table of a plug-in may hold lists."""
+    lists = pd.DataFrame({"heads": [[1], [1, 2]], "layers": [[0], [0]]})
+    page = render("t", [], [], {"made": MADE, "one": MADE[:1], "empty": MADE[:0], "lists": lists}, {})
+    made, one, empty, of_lists = page.split('<div class="scroll"')[1:]
     assert re.findall("<button>(.*?)</button>", made) == ["scorer", "cost", "gap"]
     assert "3 columns are the same in all rows" in made
     assert re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", made) == [("task", "sort"), ("draws", "1"), ("none", "empty")]
     assert len(re.findall("<button>", one)) == 6, "of a single row there is nothing to compare"
     assert len(re.findall("<button>", empty)) == 6
+    assert re.findall("<button>(.*?)</button>", of_lists) == ["heads"]
+    assert "<dt>layers</dt><dd>[0]</dd>" in of_lists
 
 
-def test_the_contents_lead_to_every_figure_and_table() -> None:
-    page = page_of_ablate()
+def test_the_page_stands_alone_and_its_contents_lead_to_every_figure_and_table(page: str) -> None:
+    assert "ablate on &lt;sort&gt;" in page
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
+    assert "<b>pruning</b>, 15 rows" in page
+    assert page.index("9 of 24") < page.index("<img") < page.index("<table")
     leads = re.findall('href="#(.*?)"', page)
     assert {f"table-{name}" for name in all_tables()} <= set(leads)
     assert sum(lead.startswith("figure-") for lead in leads) == page.count("<figure ")
@@ -90,7 +73,9 @@ def test_tables_are_sorted_by_a_click(tmp_path: Path) -> None:
 @needs_browser
 @pytest.mark.parametrize("width", [1200, 400])
 @pytest.mark.parametrize("dark", [False, True])
-def test_it_fits_its_window_and_takes_the_colours_of_the_system(width: int, dark: bool, tmp_path: Path) -> None:
+def test_it_fits_its_window_and_takes_the_colours_of_the_system(
+    width: int, dark: bool, page: str, tmp_path: Path
+) -> None:
     script = """
       const all = name => [...document.querySelectorAll(name)], style = name => getComputedStyle(all(name)[0]);
       const light = colour => colour.match(/[0-9.]+/g).slice(0, 3).reduce((sum, each) => sum + Number(each), 0) / 765;
@@ -111,7 +96,7 @@ def test_it_fits_its_window_and_takes_the_colours_of_the_system(width: int, dark
       });
     """
     system = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-    found = json.loads(after(page_of_ablate(), script, tmp_path, system, width=width))
+    found = json.loads(after(page, script, tmp_path, system, width=width))
     assert found["drawn"]
     assert found["wide"] <= width, "the page itself does not scroll sideways"
     assert found["images"] <= width

@@ -1,5 +1,4 @@
-from __future__ import annotations
-
+import importlib.util
 import math
 import re
 import subprocess
@@ -15,10 +14,17 @@ from matplotlib.figure import Figure
 from mhaprune.heads import HeadId
 from mhaprune.reporting import heat_map
 from mhaprune.reporting.heat_map import thinned
-from mhaprune.reporting.plots import STYLE, Plot, room_for, short
+from mhaprune.reporting.plots import STYLE, Plot, draw, room_for, short
 from mhaprune.reporting.sentences import if_poor
+from mhaprune.reporting.training import MOST_NAMED, event_files, training_curve
+from mhaprune.runs.run import build
+from mhaprune.settings.options import ConfigError
+from mhaprune.storage.store import RunFolder
 from mhaprune.tables import by_block
 from support import PACKAGE, ROOT
+from support.composing import compose
+from support.made_tables import text_of
+from support.sizes import TINY, TINY_SEQUENCES
 
 
 def test_figures_and_words_need_no_torch(tmp_path: Path) -> None:
@@ -54,23 +60,12 @@ def test_a_colour_means_the_same_in_every_figure() -> None:
         assert not own or path.stem in ("heat_map", "settings"), (path, own)
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (0.0, "0"),
-        (2.876, "2.88"),
-        (-0.034, "−0.03"),
-        (20.94, "20.9"),
-        (357.4, "357"),
-        (4.2e-5, "4e−5"),
-        (-0.002, "−2e−3"),
-        (12345.0, "1e4"),
-        (np.nan, "–"),
-        (-np.inf, "−∞"),
-    ],
-)
-def test_a_short_number_fits_into_a_cell(value: float, words: str) -> None:
-    assert short(value) == words
+SHORT = {0.0: "0", 2.876: "2.88", -0.034: "−0.03", 20.94: "20.9", 357.4: "357", 4.2e-5: "4e−5", -0.002: "−2e−3"}
+SHORT |= {12345.0: "1e4", np.nan: "–", -np.inf: "−∞"}
+
+
+def test_a_short_number_fits_into_a_cell() -> None:
+    assert {value: short(value) for value in SHORT} == SHORT
 
 
 def test_names_are_thinned_to_what_fits() -> None:
@@ -98,15 +93,11 @@ def figure_of_all_kinds() -> Figure:
     return figure
 
 
-def drawn() -> Plot:
-    with matplotlib.rc_context(STYLE):
-        return Plot("all", "", figure_of_all_kinds())
-
-
 def test_both_files_are_the_same_byte_for_byte() -> None:
-    first, second = drawn(), drawn()
-    assert first.svg == second.svg
-    assert first.png == second.png == drawn().png, "whatever was drawn before"
+    with matplotlib.rc_context(STYLE):
+        first, second = (Plot("all", "", figure_of_all_kinds()) for _ in range(2))
+        assert first.svg == second.svg
+        assert first.png == second.png
 
 
 def test_the_heads_of_a_block_are_listed_together() -> None:
@@ -123,18 +114,81 @@ def test_a_poor_model_is_said_to_be_one(reached: float, warned: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "ends", "low", "high"),
-    [
-        ([1.0, 3.0], [], 1.0, 3.0),
-        ([1.0, 3.0], [0.5, 4.0], 0.5, 4.0),
-        ([1.0, 3.0], [-50.0, 60.0], -1.0, 5.0),
-        ([1.0, 3.0], [math.nan], 1.0, 3.0),
-        ([0.0], [], 0.0, 0.0),
-    ],
+    ("ends", "low", "high"),
+    [([], 1.0, 3.0), ([0.5, 4.0], 0.5, 4.0), ([-50.0, 60.0], -1.0, 5.0), ([math.nan], 1.0, 3.0)],
 )
-def test_there_is_room_for_all_values_and_for_ends_that_are_not_far(
-    values: list[float], ends: list[float], low: float, high: float
-) -> None:
-    left, right = room_for(pd.Series(values), ends)
-    margin = 0.06 * (high - low or 1.0)
-    assert (left, right) == pytest.approx((low - margin, high + margin))
+def test_there_is_room_for_all_values_and_for_ends_that_are_not_far(ends: list[float], low: float, high: float) -> None:
+    margin = 0.06 * (high - low)
+    assert room_for(pd.Series([1.0, 3.0]), ends) == pytest.approx((low - margin, high + margin))
+    assert room_for(pd.Series([0.0]), []) == pytest.approx((-0.06, 0.06))
+
+
+def drawn(training: pd.DataFrame) -> Plot:
+    (plot,) = draw((training_curve,), {"training": training})
+    return plot
+
+
+def gated(heads: int) -> pd.DataFrame:
+    progress = {"step": [0, 25], "loss": [np.nan, 1.0], "valid_loss": [2.1, 1.2], "valid_quality": [0.5, 0.5]}
+    return pd.DataFrame(progress | {f"gate_cross.0.{i}": [1.0, 0.5] for i in range(heads)})
+
+
+@pytest.mark.parametrize("heads", [0, 1, 4])
+def test_no_legend_covers_a_line(heads: int) -> None:
+    figure = drawn(gated(heads)).figure
+    figure.draw_without_rendering()
+    legends = [legend for part in (figure, *figure.subfigs) for legend in part.legends]
+    legends += [axes.get_legend() for axes in figure.axes if axes.get_legend() is not None]
+    assert len(legends) == 2 + bool(heads)
+    for legend in legends:
+        box = legend.get_window_extent()
+        assert not any(box.overlaps(axes.get_window_extent()) for axes in figure.axes)
+
+
+def test_loss_accuracy_and_gates_have_a_panel_each_and_a_single_evaluation_is_a_point() -> None:
+    """More gates than can be told apart have no legend."""
+    loss, quality, *gates = (few := drawn(gated(MOST_NAMED))).figure.axes
+    assert [line.get_marker() for line in loss.get_lines()] == ["o", ""]
+    assert (len(quality.get_lines()), len(gates)) == (1, 1)
+    assert f"head {MOST_NAMED - 1}" in text_of(few)
+    assert "head 0" not in text_of(drawn(gated(4 * MOST_NAMED)))
+
+
+needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="is not installed")
+
+
+@needs_tensorboard
+@pytest.mark.slow  # the import takes seconds
+@pytest.mark.filterwarnings("ignore")
+def test_every_number_of_the_history_is_in_the_file(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    history = pd.DataFrame({"step": [0, 50], "loss": [None, 0.5], "gate_cross.0.1": [1.0, 0.25], "task": "sort"})
+    for name, content in event_files(history).items():
+        assert Path(name).parent.name == "tensorboard"
+        (tmp_path / Path(name).name).write_bytes(content)
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    values = {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    assert values == {"training/loss": [(50, 0.5)], "gate/cross.0.1": [(0, 1.0), (50, 0.25)]}
+
+
+@needs_tensorboard
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_leaves_them_only_where_wanted_and_is_the_same_run(tmp_path: Path) -> None:
+    settings = [*TINY, *TINY_SEQUENCES, "experiment=train", f"cache={tmp_path}/cache"]
+    plain, drawn = build(compose(*settings)), build(compose(*settings, "tensorboard=true"))
+    assert plain.identity == drawn.identity
+    for run, expected in ((plain, 0), (drawn, 1)):
+        with RunFolder(tmp_path / f"run{expected}").recorded() as folder:
+            run(folder)
+        assert len([name for name in folder.files if name.startswith("tensorboard/")]) == expected
+
+
+def test_what_cannot_be_shown_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="^tensorboard=true: shows training, and a pretrained model"):
+        build(compose("model=minilm", "tensorboard=true"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^tensorboard=true: is not installed: pip install -e '\.\[tensorboard\]'$"):
+        build(compose("tensorboard=true"))

@@ -1,7 +1,5 @@
 """The same sweep on SLURM and on ray: the same tables, and jobs that a cluster stops or loses."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """One damaged run neither breaks nor thins what is collected from many, and nothing outside a folder is touched."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -73,14 +71,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "status a pipe": (instead(os.mkfifo), NO_FILE),
     "status a link": (linked("status.json"), NO_FILE),
     "identity nested": (status(identity={"seed": [1]}), "identity in status.json must be names with, each, a text or"),
-    "identity of 10,000": (
-        status(identity={f"key{i}": i for i in range(10_000)}),
-        "identity in status.json must hold at",
-    ),
-    "overrides of 10,000": (
-        status(overrides=[f"k{i}=1" for i in range(10_000)]),
-        "overrides in status.json must hold at",
-    ),
+    "identity of 10,000": (status(identity={f"{i}": i for i in range(10_000)}), "identity in status.json must hold at"),
+    "overrides of 10,000": (status(overrides=["k=1"] * 10_000), "overrides in status.json must hold at"),
     "seconds without end": (status(seconds=int("1" + "0" * 400)), "seconds in status.json must be at most"),
     "start without end": (status(start=10**400), "start in status.json must be"),
     "map of no rows": (status(head_map={"title": ""}), "head_map in status.json must be a title and rows"),
@@ -171,12 +163,6 @@ def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "a").recorded():
         assert read_status(tmp_path / "a")["status"] == "running"
         left = (tmp_path / "a" / "status.json").read_bytes()
-        with (
-            pytest.raises(ValueError, match="hydra.run.dir=.*a: in use by process .*, name another folder"),
-            RunFolder(tmp_path / "a").recorded(),
-        ):
-            raise AssertionError("two runs in one folder")
-        assert (tmp_path / "a" / "status.json").read_bytes() == left
     (tmp_path / "a" / "status.json").write_bytes(left)
     assert read_status(tmp_path / "a")["status"] == "died"
     make_run(tmp_path / "b", num_heads=4)
@@ -188,14 +174,6 @@ def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
         "died: its process is gone, killed or without power",
         "running",
     ]
-
-
-def test_texts_for_numbers_in_one_table_damage_no_other(three: Path, tmp_path: Path) -> None:
-    frame = pd.read_csv(three / "b" / "summary.csv").assign(heads_removed="many")
-    sealed_again(three / "b", "summary.csv", frame.to_csv(index=False).encode())
-    lines = collect([three], tmp_path / "out")
-    assert [line for line in lines if "damaged" in line] == [line for line in lines if str(three / "b") in line]
-    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["state"].str[:7]) == ["done", "damaged", "done"]
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\ud800"])
@@ -218,13 +196,6 @@ def test_a_folder_whose_name_is_no_text_is_collected(tmp_path: Path) -> None:
     assert "\n".join(lines).encode()
     assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["state"]) == ["done"] * 3
     assert 'href="../runs/a%FF/report.html"' in (tmp_path / "out" / "index.html").read_text()
-
-
-def test_a_setting_called_label_takes_the_place_of_none(tmp_path: Path) -> None:
-    make_run(tmp_path / "runs" / "a", num_heads=2, label="x", setting="y")
-    make_run(tmp_path / "runs" / "b", num_heads=4)
-    collect([tmp_path / "runs"], tmp_path / "out")
-    assert list(pd.read_csv(tmp_path / "out" / "runs.csv")["label"]) == ["num_heads=2", "num_heads=4"]
 
 
 def test_no_cell_is_a_formula(tmp_path: Path) -> None:

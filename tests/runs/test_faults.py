@@ -1,7 +1,5 @@
 """Real processes that are killed at random moments, and the same command again: as if nothing had happened."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

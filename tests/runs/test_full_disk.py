@@ -1,7 +1,5 @@
 """Disks that fill up: the path is named, nothing done is lost, and with more room the same command goes on."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The page over many runs: in one file, with every run in it, and it sorts and filters in a browser."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

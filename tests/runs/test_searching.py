@@ -1,7 +1,5 @@
 """A search proposes jobs by what earlier ones have found, and remembers nothing but the jobs."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from contextlib import suppress

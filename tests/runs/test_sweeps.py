@@ -1,7 +1,5 @@
 """A sweep is a folder with a list of jobs: started again it does what is left; what goes wrong stays where it is."""
 
-from __future__ import annotations
-
 import html
 import json
 import multiprocessing
@@ -9,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,14 +31,6 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr("mhaprune.runs.doing.GRACE", 0.4)
     monkeypatch.setattr("mhaprune.runs.launching.GRACE", 2.0)
     return Bench(tmp_path)
-
-
-@pytest.fixture
-def as_in_a_terminal() -> Iterator[None]:
-    """Where a shell starts the tests in its background, SIGINT is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def fail() -> None:

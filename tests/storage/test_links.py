@@ -1,8 +1,7 @@
 """A folder from a stranger: nothing is written through its links, and no pipe in it makes anything wait."""
 
-from __future__ import annotations
-
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def untouched(precious: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [*zip(PLACES[:3], ("pipe", "link", "dangling"), strict=True), (".hydra", "link")]
+    ("name", "kind"), [*zip(PLACES, ("pipe", "link", "dangling"), strict=True), (".hydra", "link")]
 )
 def test_hydra_and_the_lock_write_through_no_link(name: str, kind: str, tmp_path: Path, cache: Path) -> None:
     folder = tmp_path / "run"
@@ -51,9 +50,7 @@ def test_hydra_and_the_lock_write_through_no_link(name: str, kind: str, tmp_path
     done = run_here(main, *TRAIN, f"hydra.run.dir={folder}", f"cache={cache}")
     assert done.returncode == 1
     error = done.stderr.strip().splitlines()[-1]
-    assert error.startswith("error: ")
-    assert name in error
-    assert str(folder) in error
+    assert re.match(f"error: .*{folder}.*{name}|error: .*{name}.*{folder}", error)
     assert untouched(precious)
 
 
@@ -77,22 +74,22 @@ def test_a_job_of_a_sweep_writes_through_no_link(tmp_path: Path, cache: Path) ->
     assert untouched(precious)
 
 
-@pytest.mark.parametrize("setting", ["hydra.output_subdir=../../x", "hydra.job.name=../x"])
-def test_hydra_stays_in_the_folder_of_the_run(setting: str, tmp_path: Path, cache: Path) -> None:
-    done = run_here(main, *TRAIN, f"hydra.run.dir={tmp_path / 'a' / 'run'}", f"cache={cache}", setting)
-    assert done.returncode == 1
-    assert "x" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("setting", ["cache=", "cache=''", "hydra.run.dir=''", "hydra.run.dir="])
-def test_an_empty_name_of_a_folder_is_refused(
-    setting: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("hydra.output_subdir=../../x", "x"),
+        ("hydra.job.name=../x", "x"),
+        ("cache=", "error: cache='': must name a folder"),
+        ("hydra.run.dir=''", "error: hydra.run.dir='': must name a folder"),
+    ],
+)
+def test_a_folder_without_a_name_and_one_outside_that_of_the_run_are_refused(
+    setting: str, said: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = run_here(main, *TRAIN, f"cache={cache}", setting)
+    done = run_here(main, *TRAIN, f"hydra.run.dir={tmp_path / 'run'}", f"cache={cache}", setting)
     assert done.returncode == 1
-    assert f"error: {setting.partition('=')[0]}='': must name a folder" in done.stderr
+    assert said in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

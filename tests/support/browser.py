@@ -1,7 +1,5 @@
 """Pages in a browser without a window."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -22,18 +20,9 @@ def needs_browser(test: Any) -> Any:
 def run_browser(page: Path, tmp_path: Path, *options: str) -> str:
     """The page as the browser has it in the end."""
     assert BROWSER is not None
-    command = [
-        BROWSER,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--allow-file-access-from-files",
-        "--virtual-time-budget=5000",
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--dump-dom",
-        *options,
-    ]
-    return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120).stdout
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom"]
+    command += ["--virtual-time-budget=5000", f"--user-data-dir={tmp_path / 'profile'}", *options, page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
 
 
 def after(page: str, script: str, tmp_path: Path, *options: str, width: int | None = None) -> str:
@@ -47,10 +36,8 @@ def after(page: str, script: str, tmp_path: Path, *options: str, width: int | No
     else:
         told = f"<script>onload = () => {{ parent.document.title = {say}; }}</script></body>"
         path.write_text(page.replace("</body>", told))
-        frame = (
-            f'<title></title></head><iframe src="index.html" style="border:0;width:{width}px;height:900px"></iframe>'
-        )
-        (tmp_path / "frame.html").write_text(f"<html><head>{frame}</html>")
+        frame = f'<iframe src="index.html" style="border:0;width:{width}px;height:900px"></iframe>'
+        (tmp_path / "frame.html").write_text(f"<html><head><title></title></head>{frame}</html>")
         dom = run_browser(tmp_path / "frame.html", tmp_path, *options)
     [title] = re.findall("<title>(.*)</title>", dom.split("</head>")[0])
     return str(title)

@@ -1,7 +1,5 @@
 """A small model that is not ours, with padded batches for it."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

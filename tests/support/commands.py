@@ -1,7 +1,5 @@
 """Commands, in this process and as processes of their own."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Configs as users write them, composed quickly, and the small runs of them."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import re

@@ -1,7 +1,5 @@
 """Subjects that are nothing but a loss: what a search or a score does with them can be worked out by hand."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Folders of tiny random models of transformers, with a tokenizer and texts for them."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sweeps of jobs that are done at once, without Hydra."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence

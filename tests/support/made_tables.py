@@ -1,7 +1,5 @@
 """Tables as `experiment=ablate` writes them, made by hand, and how to read a figure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 
@@ -23,42 +21,31 @@ def said_over_runs(kind: type[Experiment], tables: Tables) -> Iterator[str]:
 
 def pruning_table(seed: int = 0) -> pd.DataFrame:
     draw = np.random.default_rng(seed)
-    rows = []
-    for scorer, draws in (("gate", 1), ("ablation", 1), ("random", 3)):
-        for number in range(draws):
-            for removed in (0, 2, 4):
-                share = (4 - removed) / 4 * draw.uniform(0.8, 1)
-                speed = {"speedup": 1 + removed / 4, "speedup_q1": 0.9 + removed / 4, "speedup_q3": 1.1 + removed / 4}
-                rows.append(
-                    {
-                        "scorer": scorer,
-                        "draw": number,
-                        "heads_total": 4,
-                        "heads_removed": removed,
-                        "fraction_removed": removed / 4,
-                        "quality": share,
-                        "quality_low": share - 0.05,
-                        "quality_high": share + 0.05,
-                        **(speed if number == 0 else {}),
-                    }
-                )
-    return pd.DataFrame(rows)
+    draws = {"gate": 1, "ablation": 1, "random": 3}
+    rows = [(scorer, n, removed) for scorer, number in draws.items() for n in range(number) for removed in (0, 2, 4)]
+    table = pd.DataFrame(rows, columns=["scorer", "draw", "heads_removed"]).assign(heads_total=4)
+    gone = table["fraction_removed"] = table["heads_removed"] / 4
+    table["quality"] = (1 - gone) * draw.uniform(0.8, 1, len(table))
+    table["quality_low"], table["quality_high"] = table["quality"] - 0.05, table["quality"] + 0.05
+    for end, first in (("", 1.0), ("_q1", 0.9), ("_q3", 1.1)):
+        table[f"speedup{end}"] = (first + gone).where(table["draw"] == 0)
+    return table
+
+
+SCALES = {"gate": 1.0, "ablation": 0.3}
 
 
 def all_tables() -> dict[str, pd.DataFrame]:
-    heads = [("encoder_self", 0, 0), ("encoder_self", 0, 1), ("cross", 0, 0), ("cross", 0, 2)]
-    scores = [
-        {"scorer": scorer, "draw": 0, "site": s, "layer": layer, "head": h, "score": i * k, "stderr": 0.1 * k}
-        | {"skewness": 0.3}
-        for scorer, k in (("gate", 1.0), ("ablation", 0.3))
-        for i, (s, layer, h) in enumerate(heads)
-    ]
-    training = pd.DataFrame({"step": [1, 2], "loss": [2.0, 1.0], "valid_loss": [2.1, 1.2]})
-    training = training.assign(valid_quality=[0.1, 0.9])
+    heads = pd.DataFrame(
+        [("encoder_self", 0), ("encoder_self", 1), ("cross", 0), ("cross", 2)], columns=["site", "head"]
+    )
+    heads = heads.assign(draw=0, layer=0, skewness=0.3)
+    scores = [heads.assign(scorer=name, score=k * heads.index, stderr=0.1 * k) for name, k in SCALES.items()]
+    training = pd.DataFrame({"step": [1, 2], "loss": [2.0, 1.0], "valid_loss": [2.1, 1.2], "valid_quality": [0.1, 0.9]})
     for head in ("encoder_self.0.0", "encoder_self.0.1", "cross.0.0", "cross.0.2"):
         training[f"gate_{head}"] = [1.0, 1.2]
     return {
-        "heads": pd.DataFrame(scores),
+        "heads": pd.concat(scores, ignore_index=True),
         "agreement": pd.DataFrame([{"scorer": "gate", "other": "ablation", "spearman": 0.876}]),
         "pruning": pruning_table(),
         "latency": pd.DataFrame([{"scorer": "dense again", "speedup_q1": 0.98, "speedup_q3": 1.02}]),
@@ -67,26 +54,14 @@ def all_tables() -> dict[str, pd.DataFrame]:
 
 
 def summary() -> pd.DataFrame:
-    row = {
-        "recovery": "nothing",
-        "heads_total": 24,
-        "choose_quality": 0.99,
-        "dense_quality": 1.0,
-        "quality_low": 0.97,
-        "quality_high": 1.0,
-        "speedup": 1.21,
-        "tolerance": 0.01,
-        "speedup_q1": 1.2,
-        "speedup_q3": 1.22,
-    }
-    return pd.DataFrame(
-        [
-            row | {"scorer": "gate", "heads_removed": 3, "quality": 1.0} | {"removed": "cross.0.0 cross.0.1 cross.1.2"},
-            row
-            | {"scorer": "ablation", "heads_removed": 9, "quality": 0.993}
-            | {"removed": " ".join(f"cross.1.{n}" for n in range(9))},
-        ]
-    )
+    rows = [
+        ("gate", 3, 1.0, "cross.0.0 cross.0.1 cross.1.2"),
+        ("ablation", 9, 0.993, " ".join(f"cross.1.{n}" for n in range(9))),
+    ]
+    columns = ["scorer", "heads_removed", "quality", "removed"]
+    table = pd.DataFrame(rows, columns=columns).assign(recovery="nothing", heads_total=24, choose_quality=0.99)
+    table = table.assign(dense_quality=1.0, quality_low=0.97, quality_high=1.0, tolerance=0.01)
+    return table.assign(speedup=1.21, speedup_q1=1.2, speedup_q3=1.22)
 
 
 def refitted(table: pd.DataFrame, **changes: object) -> pd.DataFrame:

@@ -1,7 +1,5 @@
 """Tiny models, and what is given to recoveries and schedules."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

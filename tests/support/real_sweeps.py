@@ -1,7 +1,5 @@
 """One small sweep of six real jobs as the command line does it, and what can be seen of it from outside."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import signal
@@ -23,16 +21,8 @@ from support.sizes import TINY, TINY_ABLATE, TINY_SEQUENCES
 MEASURED = {"seconds", "latency_ms", "speedup", "speedup_q1", "speedup_q3"}
 """The columns that a clock has measured."""
 SETTINGS = (
-    *TINY,
-    *TINY_SEQUENCES,
-    *TINY_ABLATE,
-    "training.steps=60",
-    "training.checkpoint_every=20",
-    "scorer=[ablation]",
-    "recovery=[]",
-    "experiment.budgets=[0.5]",
-    "model.num_heads=1,2",
-    "seed=0,1,2",
+    *(*TINY, *TINY_SEQUENCES, *TINY_ABLATE, "training.steps=60", "training.checkpoint_every=20", "scorer=[ablation]"),
+    *("recovery=[]", "experiment.budgets=[0.5]", "model.num_heads=1,2", "seed=0,1,2"),
 )
 
 
@@ -50,11 +40,8 @@ def _launch(name: str, why_not: str | None) -> Any:
     return pytest.param(name, marks=[getattr(pytest.mark, name), skip])
 
 
-SLURM = _launch(
-    "slurm",
-    _missing("submitit", "hydra_plugins.hydra_submitit_launcher")
-    or (None if _slurm_answers() else "no SLURM answers here, scripts/local_slurm.sh starts one"),
-)
+NO_SLURM = None if _slurm_answers() else "no SLURM answers here, scripts/local_slurm.sh starts one"
+SLURM = _launch("slurm", _missing("submitit", "hydra_plugins.hydra_submitit_launcher") or NO_SLURM)
 RAY = _launch("ray", _missing("ray", "hydra_plugins.hydra_ray_launcher"))
 
 
@@ -83,10 +70,8 @@ def check_same(found: Mapping[str, pd.DataFrame], expected: Mapping[str, pd.Data
 
 def whole(folder: Path) -> None:
     """No file of a job is half written, at any moment."""
-    for path in folder.rglob("status.json"):
-        assert read_status(path.parent), path
-    for path in folder.rglob("*.damaged"):
-        raise AssertionError(path)
+    assert all(read_status(path.parent) for path in folder.rglob("status.json"))
+    assert not list(folder.rglob("*.damaged"))
 
 
 def running(folder: Path) -> list[Path]:

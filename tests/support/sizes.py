@@ -1,7 +1,5 @@
 """Small settings for the tests: of each option by its group and name, and of whole runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,7 @@ from support import ROOT
 CONF = ROOT / "conf"
 SEQUENCES = {"train": 200, "max_length": 6}
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
-    "task": {
-        "copy": SEQUENCES,
-        "mirror_difference": SEQUENCES,
-        "reverse": SEQUENCES,
-        "running_sum": SEQUENCES,
-        "sort": SEQUENCES,
-    },
+    "task": dict.fromkeys(("copy", "mirror_difference", "reverse", "running_sum", "sort"), SEQUENCES),
     "scorer": {
         "hard_concrete": {"steps": 5},
         "integrated_gradients": {"steps": 3},
@@ -30,25 +22,14 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "subset": {"steps": 5},
         "taylor_batch": {"batch_size": 8},
     },
-    "recovery": {
-        "fine_tune": {"steps": 2},
-        "fine_tune_between": {"steps": 2},
-        "fine_tune_distil": {"steps": 2},
-        "fine_tune_refit": {"steps": 2},
-        "from_scratch": {"draws": 2},
-    },
+    "recovery": {f"fine_tune{kind}": {"steps": 2} for kind in ("", "_between", "_distil", "_refit")}
+    | {"from_scratch": {"draws": 2}},
     "experiment": {
         "ablate": {"latency_rounds": 2, "latency_batch": 4},
         "anatomy": {"head_dims": [2, 4]},
         "prune": {"budgets": [0.5], "latency_rounds": 2, "latency_batch": 4},
-        "speed": {
-            "d_models": [16, 24],
-            "batch_sizes": [1, 3],
-            "source_lengths": [4],
-            "target_lengths": [5],
-            "budgets": [1, 3],
-            "rounds": 3,
-        },
+        "speed": {"d_models": [16, 24], "batch_sizes": [1, 3], "source_lengths": [4], "target_lengths": [5]}
+        | {"budgets": [1, 3], "rounds": 3},
     },
 }
 
@@ -94,39 +75,20 @@ def slow(*cases: Any) -> list[Any]:
     return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
 
 
+def _in(group: str, **settings: object) -> list[str]:
+    return [f"{group}.{name}={value}" for name, value in settings.items()]
+
+
 TINY = (
-    "model.d_model=16",
-    "model.num_heads=2",
-    "model.num_encoder_layers=1",
-    "model.num_decoder_layers=1",
-    "model.dim_feedforward=16",
-    "training.steps=6",
-    "training.batch_size=8",
-    "training.warmup_steps=1",
-    "training.evaluate_every=3",
-    "training.checkpoint_every=2",
-    "task.valid=16",
-    "task.score=16",
-    "task.choose=16",
-    "task.report=16",
+    *_in("model", d_model=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=16),
+    *_in("training", steps=6, batch_size=8, warmup_steps=1, evaluate_every=3, checkpoint_every=2),
+    *_in("task", valid=16, score=16, choose=16, report=16),
 )
 LEARNT = (
     *TINY,
-    "task.train=400",
-    "task.max_length=4",
-    "task.num_symbols=6",
-    "task.score=60",
-    "task.choose=60",
-    "task.report=60",
-    "training.steps=150",
-    "training.batch_size=32",
-    "training.learning_rate=0.02",
-    "training.warmup_steps=10",
-    "training.weight_decay=0.1",
-    "training.optimiser=adamw",
-    "training.sorted_batches=1",
-    "training.evaluate_every=100",
-    "training.checkpoint_every=100",
+    *_in("task", train=400, max_length=4, num_symbols=6, score=60, choose=60, report=60),
+    *_in("training", steps=150, batch_size=32, learning_rate=0.02, warmup_steps=10, weight_decay=0.1),
+    *_in("training", optimiser="adamw", sorted_batches=1, evaluate_every=100, checkpoint_every=100),
 )
 """A model of six heads that has learnt to sort short sequences, so that every budget costs it something else."""
 PRUNE = (

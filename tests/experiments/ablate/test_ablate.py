@@ -1,9 +1,8 @@
 """`experiment=ablate` on a model that has learnt something: what a recovery brings back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -13,6 +12,7 @@ from mhaprune.data import EOS
 from mhaprune.experiments.ablate.study import summary_table
 from mhaprune.heads import HeadId, HeadMask
 from mhaprune.measure.outcomes import measure
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.recoveries.base import RecoveryContext
 from mhaprune.recoveries.refit import Refit
 from mhaprune.runs.run import build
@@ -39,6 +39,16 @@ def study(cache: Path, tables: Mapping[str, pd.DataFrame]) -> Study:
     return build(compose("experiment=ablate", *SETTINGS, f"cache={cache}")).study()
 
 
+def left_by(row: Any, study: Study, recovery: str = "nothing") -> Seq2Seq:
+    """The model of a row, made anew."""
+    removed = frozenset(map(HeadId.parse, row["removed"].split()))
+    left = study.subject.without(HeadMask(study.subject.grid, removed))
+    if removed and recovery == "refit":
+        lesson = RecoveryContext(study.subject, study.trained.training, study.splits, study.seed)
+        left, _ = Refit()(lesson, left, 0, None, lambda state: None)
+    return left
+
+
 def test_the_recovered_models_are_those_of_the_scorer_that_goes_furthest(
     tables: Mapping[str, pd.DataFrame], study: Study
 ) -> None:
@@ -50,12 +60,9 @@ def test_the_recovered_models_are_those_of_the_scorer_that_goes_furthest(
     same = ["heads_removed", "removed", "parameters", "flops", "speedup"]
     pd.testing.assert_frame_equal(recovered[same], own[same].reset_index(drop=True))
     assert set(recovered) - set(pruning) == {"recovery", "note"}
-    lesson = RecoveryContext(study.subject, study.trained.training, study.splits, study.seed)
     assert (recovered["heads_removed"] > 0).any()
     for row in recovered.to_dict("records"):
-        left = study.subject.without(HeadMask(study.subject.grid, frozenset(map(HeadId.parse, row["removed"].split()))))
-        if row["heads_removed"]:
-            left, _ = Refit()(lesson, left, 0, None, lambda state: None)
+        left = left_by(row, study, "refit")
         for prefix, examples in (("", study.splits.report), ("choose_", study.splits.choose)):
             assert row[f"{prefix}loss"] == pytest.approx(float(measure(left, examples).loss.double().mean()), rel=1e-5)
 
@@ -79,13 +86,10 @@ def test_what_is_lost_on_the_choose_split_has_its_paired_interval(
 ) -> None:
     table = tables[name]
     whole = measure(study.subject, study.splits.choose).quality.numpy()
-    lesson = RecoveryContext(study.subject, study.trained.training, study.splits, study.seed)
     first = table[table["draw"] == 0]
     assert first["choose_drop"].nunique() > 2
     for row in first.to_dict("records"):
-        left = study.subject.without(HeadMask(study.subject.grid, frozenset(map(HeadId.parse, row["removed"].split()))))
-        if name == "recovered" and row["removed"]:
-            left, _ = Refit()(lesson, left, 0, None, lambda state: None)
+        left = left_by(row, study, "refit" if name == "recovered" else "nothing")
         exact = measure(left, study.splits.choose).quality.numpy()
         assert row["choose_drop"] == pytest.approx((whole - exact).mean())
         assert [row["choose_drop_low"], row["choose_drop_high"]] == pytest.approx(paired_interval(whole, exact))
@@ -125,18 +129,13 @@ def test_the_answers_are_those_of_the_models_without_the_heads(
     report, decode = study.trained.splits.report, study.trained.task.vocabulary.decode
     pruning, answers = tables["pruning"], tables["answers"]
     (scorer,) = answers["scorer"].unique()
-    first_draw = pruning[(pruning["scorer"] == scorer) & (pruning["draw"] == 0)]
-    removed = first_draw.set_index("heads_removed")["removed"]
-    lesson = RecoveryContext(study.subject, study.trained.training, study.splits, study.seed)
+    first_draw = pruning[(pruning["scorer"] == scorer) & (pruning["draw"] == 0)].set_index("heads_removed")
     assert set(answers["right_answer"]) == {" ".join(decode(report.target[0].tolist()))}
     assert set(answers["recovery"]) == {"nothing", "refit"}
     for recovery, own in answers.groupby("recovery"):
-        assert list(own["heads_removed"]) == sorted(removed.index)
+        assert list(own["heads_removed"]) == sorted(first_draw.index)
         for row in own.to_dict("records"):
-            heads = map(HeadId.parse, removed[row["heads_removed"]].split())
-            left = study.subject.without(HeadMask(study.subject.grid, frozenset(heads)))
-            if recovery == "refit" and row["heads_removed"]:
-                left, _ = Refit()(lesson, left, 0, None, lambda state: None)
+            left = left_by(first_draw.loc[row["heads_removed"]], study, str(recovery))
             said = left.decode_greedily(report.source[:1], left.config.max_length, stop=True)
             ids = said[0].tolist()
             assert row["answer"].split() == decode(ids[: ids.index(EOS)] if EOS in ids else ids)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,11 @@ from mhaprune.progress import under_way
 from mhaprune.pruning.plans import Plan
 from mhaprune.runs.run import build
 from mhaprune.scorers.ablation import Ablation
-from mhaprune.statistics.intervals import student_interval
+from mhaprune.statistics.intervals import difference_interval, mean_interval, student_interval
 from mhaprune.storage.store import RunFolder
 from mhaprune.subject import AnswerOutcome
-from support.composing import compose
+from mhaprune.tables import ENDS
+from support.composing import compose, tables_in
 from support.sizes import LEARNT
 
 
@@ -41,7 +40,7 @@ def folder(cache: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def tables(folder: Path) -> Mapping[str, pd.DataFrame]:
-    return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
+    return tables_in(folder)
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +170,23 @@ def test_what_is_within_the_noise_has_no_winner(differ: int, tied: str) -> None:
     winner = winner_of(right, right.index_fill(0, torch.arange(differ), 0.0))
     assert winner["tied"] == tied
     assert winner["choice"] == (tied or "a")
+
+
+def test_a_regret_is_against_the_best_of_its_own_size_with_the_interval_of_its_objective() -> None:
+    """One scorer removes head 0, then 1; by loss the best are 2, then 1 and 2."""
+    grid, draw = HeadGrid.full([Block(Site.CROSS, 0)], 3), torch.Generator().manual_seed(0)
+    masks = [HeadMask(grid, frozenset(grid.heads[n] for n in gone)) for gone in ((), (0,), (0, 1), (2,), (1, 2))]
+    loss, exact = torch.rand(5, 40, generator=draw), (torch.rand(5, 40, generator=draw) < 0.6).float()
+    reported = {mask: AnswerOutcome(loss[i], exact[i], exact[i]) for i, mask in enumerate(masks)}
+    best = [Plan(name, 0, "exact", mask) for name in ("loss", "quality") for mask in masks[3:]]
+    regrets = Regrets([Plan("mine", 0, "one_shot", mask) for mask in masks[:3]], best, reported)
+    inner = regrets.of("mine")
+    columns = regrets.columns(inner)
+    assert [len(plan.mask.removed) for plan in inner] == [1, 2]
+    rise, fall = (loss[1:3] - loss[3:]).double().mean(0).numpy(), (exact[3:] - exact[1:3]).double().mean(0).numpy()
+    for name, values, interval in (("loss", rise, mean_interval), ("quality", fall, difference_interval)):
+        expected = [values.mean(), *interval(values)]
+        assert [columns[f"regret_{name}{end}"] for end in ENDS] == pytest.approx(expected, rel=1e-4), name
 
 
 def test_many_comparisons_are_corrected() -> None:

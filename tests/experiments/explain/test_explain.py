@@ -1,7 +1,5 @@
 """`experiment=explain`: what it shows of a model that has learnt something is true of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,21 +9,24 @@ import pandas as pd
 import pytest
 import torch
 
-from mhaprune.data import Examples
+from mhaprune.data import PAD, Examples
 from mhaprune.experiments.base import figures_of
-from mhaprune.experiments.examples import attention_table, examples_table, show
-from mhaprune.experiments.explain.study import Explain
-from mhaprune.heads import HeadMask, Site
+from mhaprune.experiments.examples import attention_table, examples_table, show, turned_wrong
+from mhaprune.experiments.explain.study import Explain, close_each, closed_table
+from mhaprune.heads import HeadId, HeadMask, Site
+from mhaprune.measure.outcomes import measure
+from mhaprune.model.transformer import Seq2Seq
 from mhaprune.pruning.removal import EquivalenceCheck
 from mhaprune.reporting.plots import Plot
 from mhaprune.runs.run import Run, build
 from mhaprune.scorers.entropy import Entropy
 from mhaprune.statistics.intervals import prunable as claimed
 from mhaprune.storage.store import RunFolder
+from mhaprune.subject import AnswerOutcome
 from mhaprune.tables import HEAD, Tables
 from mhaprune.tasks.sort import Sort
 from support.composing import compose, run_of, tables_in
-from support.legible import check_legible
+from support.figures import check_legible
 from support.sizes import LEARNT, chosen
 
 EXPLAIN = chosen("experiment", "explain")
@@ -83,9 +84,7 @@ def test_heads_are_scored_and_watched_on_the_score_split_and_broken_on_the_repor
         np.testing.assert_allclose(scores[name], scorer(model, splits.score, study.seed).values[0].detach(), atol=1e-6)
     entropy = -Entropy()(model, splits.score, 0).values[0]
     np.testing.assert_allclose(tables["looks"]["entropy"], entropy, atol=1e-6)
-    report = {
-        task.show(s, t) for s, t in zip(splits.report.source.tolist(), splits.report.target.tolist(), strict=True)
-    }
+    report = set(map(task.show, splits.report.source.tolist(), splits.report.target.tolist()))
     assert len(tables["wrong"])
     assert set(tables["wrong"]["example"]) <= report | {"3 1 2 -> 1 2 3"}, "and what was asked"
     prunable = tables["looks"]["prunable"]
@@ -144,14 +143,12 @@ def explained(tmp_path: Path, *overrides: str) -> Tables:
     """The tables of a run as they are read back from its files."""
     with RunFolder(tmp_path / "run").recorded() as folder:
         build(compose(*EXPLAIN, *overrides))(folder)
-    return {path.stem: pd.read_csv(path) for path in (tmp_path / "run").glob("*.csv")}
+    return tables_in(tmp_path / "run")
 
 
 def test_removed_heads_are_grey_and_say_so(run: Run, cache: Path, tmp_path: Path) -> None:
     study = run.study()
-    gone = [
-        head for head in study.subject.grid if str(head) in ("encoder_self.0.1", "decoder_self.0.0", "decoder_self.0.1")
-    ]
+    gone = map(HeadId.parse, ("encoder_self.0.1", "decoder_self.0.0", "decoder_self.0.1"))
     path = tmp_path / "model.pt"
     path.write_bytes(study.trained.save(study.subject.without(HeadMask(study.subject.grid, frozenset(gone)))))
     tables = explained(tmp_path, f"model_file={path}", f"cache={cache}", "scorer=[ablation]", "example=2 1")
@@ -161,13 +158,9 @@ def test_removed_heads_are_grey_and_say_so(run: Run, cache: Path, tmp_path: Path
     plots = {plot.name: plot for plot in figures_of(Explain, tables)}
     assert "attention-0-decoder_self" not in plots, "nobody is left to look"
     first, second = plots["attention-0-encoder_self"].figure.axes[:2]
-    assert len(first.images) == 1
-    assert not second.images
+    assert (len(first.images), len(second.images)) == (1, 0)
     assert [text.get_text() for text in second.texts] == ["removed"]
-    words = [text.get_text() for text in plots["matter"].figure.axes[0].texts]
-    assert words.count("removed") == 3
-    alt = plots["matter"].alt
-    assert "Removed already: encoder self 0.1, decoder self 0.0, decoder self 0.1." in alt
+    assert "Removed already: encoder self 0.1, decoder self 0.0, decoder self 0.1." in plots["matter"].alt
     for plot in plots.values():
         check_legible(plot)
 
@@ -206,3 +199,63 @@ def test_an_example_that_the_task_does_not_know_has_no_right_answer(run: Run, mo
     tables = Explain()(study).tables
     assert pd.isna(tables["examples"]["right_answer"].item())
     assert "wrong" not in next(plot for plot in figures_of(Explain, tables) if plot.name == "attention-0-cross").caption
+
+
+def own_answers(model: Seq2Seq, batch: Examples) -> Examples:
+    """The examples with the model's answers for targets, so that an untrained model is right."""
+    with torch.no_grad():
+        model.output.bias[PAD] = -1e4
+    return Examples(batch.source, model.decode_greedily(batch.source, batch.target.shape[1]))
+
+
+def test_every_row_is_the_model_without_that_head(model: Seq2Seq, batch: Examples) -> None:
+    closed = close_each(model, batch)
+    for n, head in enumerate([None, *model.grid]):
+        mask = HeadMask(model.grid) if head is None else HeadMask(model.grid).without(head)
+        torch.testing.assert_close(closed.loss[n], measure(model.without(mask), batch).loss)
+
+
+def test_the_table_counts_what_turns() -> None:
+    exact = torch.tensor([[1.0, 1, 1, 0], [0, 0, 1, 0], [1, 1, 1, 1]])
+    loss = torch.tensor([[0.0, 0, 0, 1], [2, 2, 0, 2], [0, 0, 0, 0]])
+    heads = [HeadId(Site.CROSS, 0, n) for n in (0, 3)]
+    table = closed_table(heads, AnswerOutcome(loss, exact, exact)).set_index("head")
+    assert table["turned_wrong"].to_dict() == {0: 2, 3: 0}
+    assert table["turned_right"].to_dict() == {0: 0, 3: 1}
+    assert table["quality"].to_dict() == {0: 0.25, 3: 1.0}
+    assert table["loss_rise"].to_dict() == {0: 1.25, 3: -0.25}
+    assert (table["open_quality"] == 0.75).all()
+
+
+def test_examples_that_turn_wrong_are_shown_with_what_is_said_then(model: Seq2Seq, task: Sort, batch: Examples) -> None:
+    right = own_answers(model, batch)
+    closed = close_each(model, right)
+    assert (closed.quality[0] == 1).all()
+    table = turned_wrong(model, task, [], right, closed, shown=2)
+    assert len(table), "closing a head of this model changes an answer"
+    for (site, layer, number), rows in table.groupby(["site", "layer", "head"]):
+        head = next(h for h in model.grid if (h.site, h.layer, h.head) == (site, layer, number))
+        assert len(rows) <= 2
+        smaller = model.without(HeadMask(model.grid).without(head))
+        said = smaller.decode_greedily(right.source, right.target.shape[1])
+        pairs = zip(right.source.tolist(), right.target.tolist(), said.tolist(), strict=True)
+        shown = {
+            task.show(source, target): task.show(source, answer).split(" -> ")[1] for source, target, answer in pairs
+        }
+        for row in rows.itertuples():
+            assert shown[row.example] == row.said_without_it != row.example.split(" -> ")[1]
+
+
+def test_what_was_asked_comes_first_where_the_model_knew_it(model: Seq2Seq, task: Sort, batch: Examples) -> None:
+    right = own_answers(model, batch)
+    closed, symbols = close_each(model, right), [task.vocabulary.decode(ids) for ids in right.source[:2].tolist()]
+    asked = show(model, task, symbols[0], task.vocabulary.decode(right.target[0].tolist()))
+    unknown, missed = show(model, task, symbols[1], None), asked._replace(right="9 9 9")
+    table = turned_wrong(model, task, [missed, unknown, asked], right, closed, shown=0)
+    without = {head: model.without(HeadMask(model.grid).without(head)) for head in model.grid}
+    answers = {head: show(smaller, task, symbols[0], None).answer for head, smaller in without.items()}
+    turned = {head: answer for head, answer in answers.items() if answer != asked.answer}
+    assert turned, "closing a head of this model changes this answer"
+    found = zip(table["site"], table["layer"], table["head"], table["said_without_it"], strict=True)
+    assert {HeadId(Site(site), layer, head): said for site, layer, head, said in found} == turned
+    assert set(table["example"]) == {f"{asked.source} -> {asked.right}"}

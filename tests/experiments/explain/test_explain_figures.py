@@ -1,7 +1,5 @@
 """What the figures of `experiment=explain` show of a made-up model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -12,9 +10,9 @@ from matplotlib.colors import to_hex
 from mhaprune.experiments.explain.report import NO_PATTERN, _cut, attention_maps, head_profiles, scale_of
 from mhaprune.experiments.explain.study import Explain
 from mhaprune.reporting.heat_map import MISSING
-from mhaprune.reporting.plots import Plot, draw
+from mhaprune.reporting.plots import draw
 from mhaprune.tables import HEAD, Tables
-from support.legible import check_legible
+from support.figures import check_legible
 from support.made_tables import text_of
 
 HEADS = [("decoder_self", 0, 0), ("cross", 0, 0), ("cross", 0, 1)]
@@ -54,14 +52,12 @@ def attention_of(head: tuple[str, int, int], largest: float = 0.4, size: int = 4
     return pd.DataFrame(rows).assign(example=0, **dict(zip(HEAD, head, strict=True)))
 
 
-@pytest.fixture(scope="module")
-def profiles() -> Plot:
-    (plot,) = draw((head_profiles,), tables())
-    return plot
-
-
-def test_a_profile_shows_what_a_head_does_more_than_an_even_one(profiles: Plot) -> None:
+def test_a_profile_shows_what_a_head_does_more_than_an_even_one_and_says_where_it_has_no_name() -> None:
+    (profiles,) = draw((head_profiles,), tables())
+    check_legible(profiles)
     axes = profiles.figure.axes[0]
+    names = [text.get_text() for text in axes.texts if text.get_position()[0] > 2.5]
+    assert names == ["0.500   symbol to write (=write)", f"0.100   {NO_PATTERN}", "0.000   everywhere"]
     columns = [label.get_text() for label in axes.get_xticklabels()]
     assert columns == ["i", "i+1", "=write"]
     inside = [text for text in axes.texts if text.get_position()[0] < 2.5]
@@ -78,12 +74,9 @@ def test_what_is_said(snapshot: Any) -> None:
     found["looks"] = found["looks"].assign(turned_wrong=[30, 4, 0], examples=60)
     meaning = found["patterns"]["pattern"].map({"=write": "symbol to write"}).fillna("other")
     found["patterns"] = found["patterns"].assign(meaning=meaning, largest=0.8)
-    told = {"ended": True, "symbols": 2, "trained_symbols": 10}
-    right = found["examples"].assign(**told)
-    found["examples"] = right
-    found["wrong"] = pd.DataFrame([dict(zip(HEAD, HEADS[0], strict=True)) | {"example": "3 1 -> 1 3"}]).assign(
-        said_without_it="e" * 64
-    )
+    right = found["examples"] = found["examples"].assign(ended=True, symbols=2, trained_symbols=10)
+    wrong = {"example": "3 1 -> 1 3", "said_without_it": "e" * 64}
+    found["wrong"] = pd.DataFrame([dict(zip(HEAD, HEADS[0], strict=True)) | wrong])
     wrong, endless = right.assign(right_answer="9 9"), right.assign(answer=" ".join("0" * 64), ended=False, symbols=12)
     text = {name: frame for name, frame in found.items() if name != "wrong"}
     cases = {
@@ -107,12 +100,6 @@ def test_what_is_said(snapshot: Any) -> None:
 )
 def test_an_answer_that_goes_on_for_ever_is_cut(answer: str, example: str, shown: str) -> None:
     assert _cut(answer, example) == shown
-
-
-def test_a_profile_says_so_where_a_head_has_no_name_and_what_its_numbers_are(profiles: Plot) -> None:
-    check_legible(profiles)
-    words = [text.get_text() for text in profiles.figure.axes[0].texts if text.get_position()[0] > 2.5]
-    assert words == ["0.500   symbol to write (=write)", f"0.100   {NO_PATTERN}", "0.000   everywhere"]
 
 
 def test_the_darkest_weight_is_the_largest_one_where_there_is_a_choice() -> None:

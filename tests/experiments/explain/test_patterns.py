@@ -1,7 +1,5 @@
 """What a head is said to look at is what it looks at."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The figures of hard pruning show what their tables say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ from mhaprune.experiments.base import figures_of
 from mhaprune.experiments.prune.report import recovery_curves, survivors
 from mhaprune.experiments.prune.study import Prune
 from mhaprune.tables import Tables
-from support.legible import check_legible
+from support.figures import check_legible
 
 HEADS = ["encoder_self.0.0", "encoder_self.0.1", "decoder_self.0.0", "decoder_self.0.1", "cross.0.0", "cross.0.1"]
 EXACT = {"nothing": {6: 1.0, 4: 0.9, 1: 0.1}, "tune": {6: 1.0, 4: 0.99, 1: 0.5}, "between": {6: 1.0, 4: 0.97, 1: 0.7}}
@@ -43,13 +41,8 @@ def tables() -> Tables:
         for draw, exact in enumerate(draws)
     ]
     table = pd.DataFrame(rows)
-    smallest = (
-        table[table["heads_kept"] == 4]
-        .query("not control")
-        .assign(
-            tolerance=0.01, heads_removed_sure=np.nan, dense_quality=1.0, speedup=1.5, speedup_q1=1.4, speedup_q3=1.6
-        )
-    )
+    smallest = table.query("heads_kept == 4 and not control").assign(tolerance=0.01, heads_removed_sure=np.nan)
+    smallest = smallest.assign(dense_quality=1.0, speedup=1.5, speedup_q1=1.4, speedup_q3=1.6)
     smallest = smallest.assign(control_quality=0.85, control_least=0.8, control_most=0.9, control_draws=2)
     return {"recovery": table, "smallest": smallest}
 
@@ -81,21 +74,14 @@ def test_a_curve_for_every_way_and_the_control_in_every_panel(tables: Tables) ->
 def test_survivors_are_counted_block_by_block_and_equal_choices_shown_once(tables: Tables) -> None:
     plot = survivors(tables)
     assert plot is not None
-    assert titles(plot.figure) == [
-        "one_shot with ablation",
-        "one_shot with ablation,\nbetween",
-        "greedy",
-        "greedy,\nbetween",
-    ]
+    shown = ["one_shot with ablation", "one_shot with ablation,\nbetween", "greedy", "greedy,\nbetween"]
+    assert titles(plot.figure) == shown
     plain, between = plot.figure.axes[:2]
     for axes, expected in ((plain, [[2, 0, 0], [2, 2, 0], [2, 2, 1]]), (between, [[2, 2, 1], [2, 2, 0], [2, 0, 0]])):
         heights = [[bar.get_height() for bar in bars] for bars in axes.containers]  # type: ignore[attr-defined]
         assert heights == expected
-    assert [text.get_text() for text in plot.figure.legends[0].get_texts()] == [
-        "encoder self 0",
-        "decoder self 0",
-        "cross 0",
-    ]
+    names = [text.get_text() for text in plot.figure.legends[0].get_texts()]
+    assert names == ["encoder self 0", "decoder self 0", "cross 0"]
 
 
 def test_what_is_said(tables: Tables, snapshot: Any) -> None:

@@ -1,15 +1,34 @@
-"""Whether every word of a figure can be read."""
-
-from __future__ import annotations
+"""The switch by which tests draw figures, and whether every word of a figure can be read."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from mhaprune.reporting.plots import Plot
+
+
+class Drawing:
+    """Figures are most of the time of a small run, so in the tests none are drawn but where they are `wanted`."""
+
+    wanted = False
+    """By runs, and in what is collected from them."""
+    collected = False
+    """In what is collected only."""
+
+
+@contextmanager
+def drawing(**wanted: bool) -> Iterator[None]:
+    """For fixtures whose runs should draw; a test says it by its marks `figures` and `collected_figures`."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (wanted or {"wanted": True}).items():
+            patch.setattr(Drawing, name, value)
+        yield
+
 
 SMALLEST = 9
 """Points; at half its size on a screen of 110 dots per inch a letter is then seven dots high."""

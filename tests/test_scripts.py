@@ -1,15 +1,57 @@
-from __future__ import annotations
+"""The scripts beside the package: benches and findings."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
+import bench
 import findings
+from benches import answers, masks, refit
 from findings import Claim, lines, overlap
+from mhaprune.model.network import Transformer
 from support.commands import run_here
 from support.sizes import TINY, TINY_SEQUENCES
+
+
+@pytest.mark.slow
+def test_a_bench_prints_ratios_with_their_spread_and_the_control() -> None:
+    done = run_here(bench.main, "training", "--pairs", "20", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["name"] for row in rows] == ["training", "training, A/A"]
+    for row in rows:
+        assert list(row) == ["name", "ours_ms", "peer_ms", "ratio", "q1", "q3"]
+        assert 0 < row["q1"] <= row["ratio"] <= row["q3"]
+
+
+def test_bad_names_and_too_few_pairs_are_refused() -> None:
+    main = bench.main
+    assert "NAME=speed: no such bench, allowed are training, recipes, removal, dec" in run_here(main, "speed").stderr
+    assert "--pairs=3: must be 20 or more" in run_here(main, "--pairs", "3").stderr
+
+
+@torch.no_grad()
+def test_both_sides_of_a_pair_do_the_same() -> None:
+    encoder, x_BTD = masks.Encoder(num_layers=2, num_heads=3, d_model=12), torch.randn(20, 5, 12)
+    gates_MN = masks.each_closed(6)
+    # A pass over many masks ends in another order, 16 examples first.
+    ours = torch.cat([torch.cat(list(part.flatten(1))) for part in encoder.many(x_BTD, gates_MN)])
+    plain = torch.cat([encoder(x_BTD, gates_N).flatten() for gates_N in gates_MN])
+    torch.testing.assert_close(ours.sort().values, plain.sort().values)
+    config = Transformer(d_model=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+    ((_, shared, one_by_one),) = masks.greedy(config, num_examples=16)
+    assert shared() == one_by_one()
+    for name, cached, uncached in answers.decode(length=12):
+        assert (cached() == uncached()).double().mean() > 0.99, f"{name}: but for ties that rounding decides"
+    ((_, at_once, pass_by_pass),) = refit.refit(config, num_examples=32)
+    for one, other in zip(at_once().parameters(), pass_by_pass().parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    ((_, shared, one_by_one),) = masks.pairs_of_heads(config, num_examples=4)
+    torch.testing.assert_close(shared().loss, torch.stack([outcome.loss for outcome in one_by_one()]))
 
 
 def frame(task: str, **columns: Any) -> pd.DataFrame:
@@ -40,12 +82,8 @@ def test_a_mean_of_ratios_is_geometric_and_equal_models_need_no_interval() -> No
 
 
 def test_intervals_that_share_a_value_overlap() -> None:
-    low, high = Claim("a", pd.Series([1.0, 1.2, 1.1])), Claim("a", pd.Series([3.0, 3.2, 3.1]))
-    wide = Claim("a", pd.Series([0.0, 2, 4]))
-    assert not overlap(low, high)
-    assert not overlap(high, low)
-    assert overlap(low, wide)
-    assert overlap(wide, low)
+    low, high, wide = (Claim("a", pd.Series(values)) for values in ([1.0, 1.2, 1.1], [3.0, 3.2, 3.1], [0.0, 2, 4]))
+    assert [overlap(*pair) for pair in ((low, high), (high, low), (low, wide), (wide, low))] == [False] * 2 + [True] * 2
     table = list(lines([low, wide], [high, low]))
     assert table[0] == "| | claimed, 3 models | found, 3 models | intervals overlap |"
     assert [line.split(" | ")[-1] for line in table[2:4]] == ["no |", "yes |"]

@@ -1,8 +1,7 @@
-"""The figures of one run of `experiment=ablate`, and of several."""
-
-from __future__ import annotations
+"""The sentences and figures of one run of `experiment=ablate`, and of several."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ from mhaprune.reporting.plots import Plot, draw
 from mhaprune.reporting.shared_figures import agreement
 from mhaprune.statistics.intervals import student_interval
 from mhaprune.tables import Tables
-from support.made_tables import all_tables, pruning_table, refitted, text_of
+from support.made_tables import all_tables, pruning_table, refitted, said_over_runs, summary, text_of
 
 
 def drawn(tables: Tables) -> Iterator[Plot]:
@@ -79,44 +78,68 @@ def test_what_cannot_be_drawn_is_left_out(missing: str, plots: dict[str, Plot]) 
     assert 0 < len(list(drawn(tables))) < len(plots)
 
 
-def comparison_tables() -> Tables:
-    labels = ("num_heads=2", "num_heads=4")
-    return {
-        "pruning": pd.concat([pruning_table(i).assign(label=label, setting=label) for i, label in enumerate(labels)])
-    }
-
-
-def test_a_run_keeps_its_colour_and_its_place_in_the_legend_in_every_panel() -> None:
-    """Also where the first panel's scorer was not run everywhere."""
-    tables = dict(comparison_tables())
-    pruning = tables["pruning"]
-    tables["pruning"] = pruning[~((pruning["label"] == "num_heads=2") & (pruning["scorer"] == "gate"))]
-    figure = over_runs(tables)["comparison"].figure
-    colours = {(line.get_label(), line.get_color()) for axes in figure.axes for line in axes.get_lines()}
-    assert len(colours) == 2
-    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"num_heads=2", "num_heads=4"}
-
-
 def test_runs_that_differ_in_their_seed_are_one_line_with_an_interval() -> None:
-    tables = {
-        name: pd.concat([frame.assign(label=frame["label"] + f", seed={i}") for i in range(3)])
-        for name, frame in comparison_tables().items()
-    }
-    tables["pruning"]["quality"] += tables["pruning"]["label"].str[-1].astype(int) / 100
-    plots = over_runs(tables)
-    lines = [line for axes in plots["comparison"].figure.axes for line in axes.get_lines()]
+    """A setting keeps its colour in every panel, and more settings than can be told apart are not drawn."""
+    pruning = pd.concat(
+        pruning_table(heads).assign(setting=f"num_heads={heads}", label=f"num_heads={heads}, seed={seed}", seed=seed)
+        for heads in (2, 4)
+        for seed in range(3)
+    )
+    pruning["quality"] += pruning["seed"] / 100
+    figure = over_runs({"pruning": pruning})["comparison"].figure
+    lines = [line for axes in figure.axes for line in axes.get_lines()]
     assert len(lines) == 2 * 3, "two settings and three scorers"
-    own = tables["pruning"].query("scorer == 'gate' and setting == 'num_heads=4' and heads_removed == 2")["quality"]
-    line = next(line for line in plots["comparison"].figure.axes[0].get_lines() if line.get_label() == "num_heads=4")
+    assert len({(line.get_label(), line.get_color()) for line in lines}) == 2
+    own = pruning.query("scorer == 'gate' and setting == 'num_heads=4' and heads_removed == 2")["quality"]
+    line = next(line for line in figure.axes[0].get_lines() if line.get_label() == "num_heads=4")
     assert np.asarray(line.get_ydata())[1] == pytest.approx(own.mean())
-    [_, band] = plots["comparison"].figure.axes[0].collections
+    [_, band] = figure.axes[0].collections
     heights = np.asarray(band.get_paths()[0].vertices)
     assert set(heights[heights[:, 0] == 0.5, 1].round(9)) == set(np.round(student_interval(own), 9))
+    many = [pruning.assign(setting=f"width={i}", label=f"width={i}") for i in range(31)]
+    assert not over_runs({"pruning": pd.concat(many)})
 
 
-def test_more_settings_than_can_be_told_apart_are_not_drawn() -> None:
-    many = {
-        name: pd.concat([frame.assign(setting=f"width={i}", label=f"width={i}") for i in range(31)])
-        for name, frame in comparison_tables().items()
+PLAIN = summary().assign(recovery="nothing", heads_removed_sure=[3, 6])
+FIFTEEN = {"removed": " ".join(f"cross.1.{n}" for n in range(15)), "quality": 0.985, "speedup": 1.4}
+AFTER = refitted(summary(), heads_removed=15, heads_removed_sure=11, speedup_q1=1.38, speedup_q3=1.42, **FIFTEEN)
+BOTH = pd.concat([PLAIN, AFTER], ignore_index=True)
+
+
+def said(tables: Tables) -> list[str]:
+    return list(Ablate.say(tables))
+
+
+def test_what_is_said(snapshot: Any) -> None:
+    failed = refitted(summary()).assign(note="diverged, so it is as it was: why")
+    small = {"pruning": pd.DataFrame({"heads_removed": [0, 0, 3], "choose_drop_high": [0.0148, float("nan"), 0.5]})}
+    runs = [PLAIN.assign(label="one"), BOTH.assign(label="other")]
+    cases = {
+        "without a recovery": {"summary": PLAIN},
+        "after a refit": {"summary": BOTH},
+        "none is sure, with a choose split that is too small": small | {"summary": BOTH.assign(heads_removed_sure=0)},
+        "none can be removed": {"summary": BOTH.assign(heads_removed=0, heads_removed_sure=0)},
+        "a recovery that failed": {"summary": PLAIN, "recovered": failed},
     }
-    assert not over_runs(many)
+    over = said_over_runs(Ablate, {"summary": pd.concat(runs, ignore_index=True)})
+    snapshot("ablate", {name: said(tables) for name, tables in cases.items()} | {"two runs": over})
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "best", "refit"),
+    [(0.98, 1.199, False, False), (0.97, 1.2, True, False), (1.22, 1.38, True, True), (1.221, 1.38, False, True)],
+)
+def test_a_speed_up_within_the_noise_is_said_to_be_that(low: float, high: float, best: bool, refit: bool) -> None:
+    rows = [("ablation", 1.3, 0.1, 9.0), ("dense", 1.0, 1.0, 1.0), ("dense again", 1.0, low, high)]
+    latency = pd.DataFrame(rows, columns=["scorer", "speedup", "speedup_q1", "speedup_q3"]).assign(timed_examples=32)
+    plain, after = (line for line in said({"summary": BOTH, "latency": latency}) if "1.21×" in line or "1.40×" in line)
+    noise = f"the dense model against itself is at {low:.2f}–{high:.2f}."
+    assert "32 examples" in plain
+    assert (noise in plain, noise in after) == (best, refit)
+
+
+@pytest.mark.parametrize(("widest", "small"), [(0.0148, True), (0.0074, False)])
+def test_a_choose_split_that_is_too_small_is_named(widest: float, small: bool) -> None:
+    """The upper ends of 256 equal answers, and of 512."""
+    pruning = pd.DataFrame({"heads_removed": [0, 0, 3], "choose_drop_high": [widest, float("nan"), 0.5]})
+    assert any("0.015" in line for line in said({"summary": BOTH, "pruning": pruning})) == small
