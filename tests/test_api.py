@@ -110,9 +110,15 @@ def bert_heads() -> Heads:
     return mhaprune.wrap(model, losses.drift, score=texts)
 
 
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder of all examples, which share their cache."""
+    return tmp_path_factory.mktemp("examples")
+
+
 @pytest.mark.parametrize("name", DOORS)
-def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_example_runs(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here)
     if name == "save" and importlib.util.find_spec("transformers") is None:
         pytest.skip("pip install -e '.[hf]'")
     model, made = classifier(), batches(4)

@@ -236,13 +236,11 @@ def test_a_closed_head_is_closed_in_a_layer_of_torch() -> None:
         torch.testing.assert_close(mine(x), closed)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
 @pytest.mark.parametrize("mask", ["key_padding_mask", "attn_mask"])
-def test_a_mask_of_whole_numbers_is_refused_as_by_torch(mask: str, dtype: torch.dtype) -> None:
+def test_a_mask_of_whole_numbers_is_refused_as_by_torch(mask: str) -> None:
     x = torch.randn(1, 3, 8)
-    values = torch.tensor([[0, 0, 1]]).to(dtype)
-    given = {mask: values if mask == "key_padding_mask" else values.expand(3, 3)}
-    with pytest.raises(ValueError, match=f"{mask} of {dtype}: must be torch.bool"):
+    given = {mask: torch.tensor([[0, 0, 1]] if mask == "key_padding_mask" else [[0, 0, 1]] * 3)}
+    with pytest.raises(ValueError, match=f"{mask} of torch.int64: must be torch.bool"):
         MultiHeadAttention(8, 2)(x, x, x, **given)
     with pytest.raises(AssertionError):
         nn.MultiheadAttention(8, 2, batch_first=True)(x, x, x, **given)

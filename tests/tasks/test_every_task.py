@@ -1,12 +1,21 @@
-"""What must hold for every task of conf/task, a new one too."""
+"""What must hold for every task of conf/task, a new one too, and what each of them asks for."""
 
+import builtins
+import importlib.util
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from mhaprune.data import EOS, PAD, SPECIAL, Examples, Splits
-from mhaprune.tasks.base import Task
+from mhaprune.tasks.base import SequenceTask, Task
+from mhaprune.tasks.copy import Copy
+from mhaprune.tasks.inflection import Inflection
+from mhaprune.tasks.mirror_difference import MirrorDifference
+from mhaprune.tasks.reverse import Reverse
+from mhaprune.tasks.running_sum import RunningSum
+from mhaprune.tasks.sort import Sort
 from support.composing import every
 from support.sizes import options
 
@@ -98,3 +107,112 @@ def test_there_are_few_groups_and_memory_is_estimated_before_anything_is_made(ta
     if task.bytes_of_examples():
         tensors = sum(ids.nbytes for _, examples in splits.items() for ids in (examples.source, examples.target))
         assert task.bytes_of_examples() > tensors
+
+
+SMALL: dict[str, Any] = {"valid": 20, "score": 20, "choose": 20, "report": 20}
+
+
+def decoded(task: Task, examples: Examples) -> list[tuple[list[str], list[str]]]:
+    decode = task.vocabulary.decode
+    return [(decode(s), decode(t)) for s, t in zip(examples.source.tolist(), examples.target.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        (Copy(**SMALL, train=100), lambda s: s),
+        (Reverse(**SMALL, train=100), lambda s: s[::-1]),
+        (Sort(**SMALL, train=100), sorted),
+        (
+            MirrorDifference(**SMALL, num_symbols=10, train=100),
+            lambda s: [str((int(a) - int(b)) % 10) for a, b in zip(s, s[::-1], strict=True)],
+        ),
+        (RunningSum(**SMALL, train=100), lambda s: [str(sum(map(int, s[: i + 1])) % 10) for i in range(len(s))]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_targets_are_right(task: SequenceTask, expected: Any) -> None:
+    for _, examples in task.splits().items():
+        for source, target in decoded(task, examples):
+            assert target == expected(source)
+            assert 2 <= len(source) <= 10
+
+
+def test_a_mirror_difference_depends_on_the_order_and_takes_all_symbols_there_are() -> None:
+    """The sums of two places are the same in both orders, and the differences are not."""
+    ten, four = (MirrorDifference(**SMALL, num_symbols=number, max_length=7, train=100) for number in (10, 4))
+    assert list(ten.answer([*"312"])) == ["1", "0", "9"]
+    assert list(ten.answer([*"213"])) == ["9", "0", "1"]
+    assert list(four.answer([*"3012"])) == ["1", "3", "1", "3"]
+    assert list(ten.answer(["7"])) == ["0"]
+
+
+def test_splits_are_of_a_kind() -> None:
+    """Lengths are spread alike: short sequences run out early, and must not all end in the first split."""
+    splits = Sort().splits()
+    means = [float((examples.source != PAD).sum(1).float().mean()) for _, examples in splits.items()]
+    assert max(means) - min(means) < 0.7
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"train": 200, "num_symbols": 2, "min_length": 2, "max_length": 4},
+            "train=200: all splits together need 280 distinct sequences, at most 14 are drawn",
+        ),
+        ({"min_length": 11}, "min_length=11: must be at most max_length=10"),
+    ],
+)
+def test_sequences_that_cannot_be_are_refused(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sort(**SMALL, **settings)
+
+
+def test_inflection_is_real_and_splits_share_no_lemma() -> None:
+    task = Inflection(valid=100, score=100, choose=100, report=100)
+    splits = dict(task.splits().items())
+    shown = {name: list(map(task.show, s.source.tolist(), s.target.tolist())) for name, s in splits.items()}
+    everything = {line for lines in shown.values() for line in lines}
+    assert {"walk verb3 -> walks", "child noun0 -> children", "go verb0 -> went", "big adj1 -> biggest"} <= everything
+    assert len(shown["train"]) > 30000
+    lemmas = [{line.split()[0] for line in lines} for lines in shown.values()]
+    assert sum(map(len, lemmas)) == len(set.union(*lemmas))
+
+
+def test_inflection_without_its_table_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"task=inflection: needs lemminflect, .* pip install -e '.\[inflection\]'"):
+        Inflection().splits()
+
+
+def test_inflection_reads_the_table_without_importing_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = builtins.__import__
+
+    def refuse(name: str, *arguments: Any, **keywords: Any) -> Any:
+        assert not name.startswith("lemminflect")
+        return plain(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    assert Inflection().answer([*"walk", "verb3"]) == "walks"
+
+
+def test_blanks_between_symbols_may_be_left_out_and_what_is_unknown_is_named() -> None:
+    task = Sort()
+    assert task.read("3 1 2") == task.read("312") == ["3", "1", "2"]
+    with pytest.raises(ValueError, match="example='1 x é 2': x, é are not in the vocabulary, allowed are 0 1 2"):
+        task.read("1 x é 2")
+    with pytest.raises(ValueError, match="example='3 12': 12 is not in the vocabulary, allowed are 0 1 2"):
+        task.read("3 12")
+
+
+def test_a_typed_word_is_inflected_as_the_table_says() -> None:
+    task = Inflection()
+    assert task.read("walk  verb3") == ["w", "a", "l", "k", "verb3"]
+    assert "".join(task.answer(["w", "a", "l", "k", "verb3"]) or ()) == "walks"
+    assert task.answer(task.read("mhaprune verb3")) is None
+    for text in ("walk", "verb3", "walk verb3 verb0", "verb3 walk"):
+        with pytest.raises(ValueError, match=f"example='{text}': must be a lemma and one of noun0 .plural"):
+            task.read(text)
+    with pytest.raises(ValueError, match="example='walk verb9': verb9 is not in the vocabulary"):
+        task.read("walk verb9")

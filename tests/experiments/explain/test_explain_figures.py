@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
-from mhaprune.experiments.explain.report import NO_PATTERN, _cut, attention_maps, head_profiles, scale_of
+from mhaprune.experiments.explain.report import NO_PATTERN, attention_maps, head_profiles, scale_of
 from mhaprune.experiments.explain.study import Explain
 from mhaprune.reporting.heat_map import MISSING
 from mhaprune.reporting.plots import draw
@@ -87,19 +87,6 @@ def test_what_is_said(snapshot: Any) -> None:
         "a text": text | {"examples": right[["example", "source"]]},
     }
     snapshot("explain", {name: Explain.say(case) for name, case in cases.items()})
-
-
-@pytest.mark.parametrize(
-    ("answer", "example", "shown"),
-    [
-        (" ".join("0" * 64), "3 1 2 -> 1 2 3", "0 0 0 0 0 0 0 0 …"),
-        ("e" * 64, "3 1 2 -> 1 2 3", "eeeeeeee…"),
-        ("1 2 3 4 5 6 7 8 9", "9 1 2 3 4 5 6 7 8 -> ?", "1 2 3 4 5 6 7 8 9"),
-        ("dicipherring", "decipher verb2 -> deciphering", "dicipherring"),
-    ],
-)
-def test_an_answer_that_goes_on_for_ever_is_cut(answer: str, example: str, shown: str) -> None:
-    assert _cut(answer, example) == shown
 
 
 def test_the_darkest_weight_is_the_largest_one_where_there_is_a_choice() -> None:
