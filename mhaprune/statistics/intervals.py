@@ -61,8 +61,8 @@ def _mean_within(values_E: np.ndarray, least: float, most: float) -> tuple[float
 
 
 def moments(values_EN: np.ndarray) -> np.ndarray:
-    """Return, (3, N), the mean over examples, its standard error and its skewness, which is that of the examples over
-    √E.
+    """Return the mean over examples, its standard error and its skewness, (3, N). The skewness of the mean is that of
+    the examples divided by √E.
 
     The skewness is 0 if all examples are equal.
     """
@@ -75,16 +75,16 @@ def moments(values_EN: np.ndarray) -> np.ndarray:
 
 
 def skewed_ends(moments_3N: np.ndarray, quantile: float = QUANTILE) -> tuple[np.ndarray, np.ndarray]:
-    """Return both ends of the interval of each mean, (N,) each (Hall 1992); NaN where there is too little to say.
+    """Return both ends of the interval of each mean, (N,) each (Hall 1992); NaN if the data do not support an interval.
 
-    Student's t = (mean - truth) / stderr is turned into t + a·t²/3 + a²·t³/27 + a/6, where a is the skewness of the
-    mean. That is close to normal also where t is not, and it rises with t, so that it can be inverted. `quantile` is
-    the largest normal value, or Student's, that is believed.
+    Student's t = (mean - truth) / stderr is transformed into t + a·t²/3 + a²·t³/27 + a/6, where a is the skewness of
+    the mean. The result is close to normal even if t is not, and it rises with t, so it can be inverted. `quantile` is
+    the quantile of the normal distribution, or of Student's.
 
-    There is too little to say where all examples are equal, and where the mean is more skewed than `MOST_SKEWED`. With
-    that, at most 7 of 100 draws of 512 examples end in a wrong interval, also if 0.2 % of the examples lose a nat each.
-    A loss that no example shows, beside others that vary, is in no interval: of 128 examples of which 2 % lose a nat,
-    20 of 100 draws hold too few of these.
+    The ends are NaN if all examples are equal, or if the mean is more skewed than `MOST_SKEWED`. With this rule, at
+    most 7 of 100 draws of 512 examples have a wrong interval, even if only 0.2 % of the examples lose a nat each. An
+    interval cannot know of rare losses that are not in the sample: if 2 % of the examples lose a nat, 20 of 100 draws
+    of 128 examples have too few of them.
     """
     mean_N, stderr_N, skewness_N = moments_3N
     a_N = np.where(np.abs(skewness_N) < 1e-6, 1e-6, skewness_N)  # the limit for 0 is t itself
@@ -99,8 +99,8 @@ def paired_interval(first_E: np.ndarray, second_E: np.ndarray) -> tuple[float, f
     """Return the interval of the share of successes in `first` minus that in `second`, on the same examples; values are
     0 or 1.
 
-    It is the score interval of Tango (1998, equations 8 to 11): all differences that McNemar's test would not reject.
-    Unlike the bootstrap, it is reliable if few or no examples differ.
+    It is the score interval of Tango (1998, equations 8 to 11): all differences that McNemar's test does not reject.
+    Unlike the bootstrap, it is reliable even if few or no examples differ.
     """
     n = len(first_E)
     gained, lost = float((first_E > second_E).sum()), float((first_E < second_E).sum())
@@ -116,7 +116,7 @@ def paired_interval(first_E: np.ndarray, second_E: np.ndarray) -> tuple[float, f
 
 
 def _root(falling: Callable[[float], float], low: float, high: float, wanted: float) -> float:
-    """Return where a falling function takes a value, by bisection."""
+    """Return the argument at which a falling function has the value `wanted`, by bisection."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > wanted else (low, middle)
@@ -154,10 +154,10 @@ def sign_flip_p(differences_E: np.ndarray, seed: int = 0) -> float:
 
 
 def student_interval(values_S: ArrayLike) -> tuple[float, float]:
-    """Return the interval of the mean over a few seeds (Student 1908), for which the bootstrap is too narrow.
-
-    It is NaN for fewer than `LEAST_RUNS` values: two that happen to agree would have no width. It assumes values around
-    one middle. For ten models in two groups it covers the mean in 89 % of cases, and in 65 % if one model in ten fails.
+    """Return the interval of the mean over a few seeds (Student 1908), for which the bootstrap is too narrow. It is NaN
+    for fewer than `LEAST_RUNS` values: two equal values would give an interval without width. It assumes that the
+    values have one centre. If ten models fall into two groups, it contains the mean in 89 % of cases; if one model in
+    ten fails, in 65 %.
     """
     return _student(values_S, 1.0)
 
@@ -187,10 +187,10 @@ def geometric_mean(values_S: ArrayLike) -> tuple[float, float, float]:
 
 
 def prunable(moments_3N: np.ndarray, tolerance: float, confidence: float = CONFIDENCE) -> np.ndarray:
-    """Return which heads, (N,), each alone raise the mean loss by less than `tolerance` nats when closed.
+    """Return which heads raise the mean loss by less than `tolerance` nats when each is closed alone, (N,).
 
-    All these claims hold together at this `confidence` (Holm 1979). The p of a claim is from the test that belongs to
-    the interval of `skewed_ends`. A head with a NaN is not prunable, and no claim is made about it.
+    All these claims hold together at this `confidence` (Holm 1979). The p of each claim is from the test that
+    corresponds to the interval of `skewed_ends`. A head with a NaN is not prunable, and does not count as a claim.
     """
     return holm(_p_below(moments_3N, tolerance)) < 1 - confidence
 
