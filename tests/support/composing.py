@@ -12,6 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from mhaprune.front.command_line import plain
 from mhaprune.runs.run import Run, build
+from mhaprune.settings.options import settings_of
 from support import ROOT
 from support.sizes import RUNS, TINY, TINY_SEQUENCES, chosen, options
 
@@ -19,15 +20,25 @@ from support.sizes import RUNS, TINY, TINY_SEQUENCES, chosen, options
 def compose(*overrides: str) -> dict[str, Any]:
     """The composed config in plain values, as `scripts/run.py` builds it.
 
-    Hydra takes long. So it chooses the options only, once for each choice, and plain values are put in afterwards.
-    Whatever does not fit in is left to Hydra, for its words about it.
+    Hydra takes long. So it chooses the options only, once for each choice; lists of options and plain values are put in
+    afterwards. Whatever does not fit in is left to Hydra, for its words about it.
     """
-    options = tuple(override for override in overrides if not VALUE.match(override))
-    config = copy.deepcopy(_composed(*options))
-    for override in overrides:
-        if override not in options and not _put(config, *_parsed(override)):
+    lists = [override for override in overrides if LIST.match(override)]
+    values = [override for override in overrides if VALUE.match(override)]
+    config = copy.deepcopy(_composed(*(override for override in overrides if override not in (*lists, *values))))
+    for group, names in (override.split("=") for override in lists):
+        chosen = names.strip("[]").split(",") if names.strip("[]") else []
+        if not set(chosen) <= set(options(group)):
             return copy.deepcopy(_composed(*overrides))
-    return config
+        config.pop(group, None)
+        config |= {group: {name: settings_of(group, name) for name in chosen}} if chosen else {}
+    if all(_put(config, *_parsed(override)) for override in values):
+        return config
+    return copy.deepcopy(_composed(*overrides))
+
+
+LIST = re.compile(r"(scorer|recovery)=(\[[\w,]*\]|\w+)$")
+"""Overrides that choose several options of a group whose YAMLs choose nothing in turn, as those of schedules do."""
 
 
 VALUE = re.compile(r"(?!hydra)\w+\.[\w.]+=|(seed|device|num_threads|cache|model_file|example)=")
