@@ -1,6 +1,8 @@
-"""The two models that come as packages, and what is said where they are not installed."""
+"""Models that come as packages, and files of texts: what is said of those that are not there or do not fit."""
 
 import importlib.util
+import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from mhaprune.runs.run import Run
 from mhaprune.settings import plugins
 from mhaprune.settings.options import option_name
 from mhaprune.settings.plugins import find_class
+from mhaprune.studies.minilm import sentences
 from mhaprune.studies.pretrained import Pretrained
+from mhaprune.studies.texts import Row, in_splits, read_rows
 from support import ROOT
 from support.sizes import CONF
 
@@ -85,3 +89,100 @@ def test_attention_that_a_package_wrote_out_itself_is_found(cache: Path, example
     outcome = run.study().subject.evaluate(run.study().splits.report)
     assert (outcome.quality == 1).any(), "its own answers are its labels"
     assert asked("annalog", cache, example).source.decisive == run.source.decisive, "it can be read twice in a process"
+
+
+SIZES = {"score": 3, "choose": 2, "report": 2}
+
+
+def written(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_every_kind_of_file_says_the_same(tmp_path: Path) -> None:
+    texts = [f"text number {i}" for i in range(5)]
+    lines = written(tmp_path, "a.txt", "\n".join([*texts, "", "  "]))
+    table = written(tmp_path, "a.csv", "label,text\n" + "\n".join(f"{i % 2},{text}" for i, text in enumerate(texts)))
+    rows = [json.dumps({"text": text, "label": i % 2}) for i, text in enumerate(texts)]
+    objects = written(tmp_path, "a.jsonl", "\n".join(rows))
+    assert [row.text for row in read_rows(lines)] == [row.text for row in read_rows(table)]
+    assert read_rows(table, "label") == read_rows(objects, "label")
+    assert {row.text: row.label for row in read_rows(table)} == {text: str(i % 2) for i, text in enumerate(texts)}
+    assert sorted(row.text for row in read_rows(lines)) == texts
+
+
+def test_the_order_is_not_that_of_the_file_and_always_the_same(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.txt", "\n".join(f"{i:02}" for i in range(50)))
+    texts = [row.text for row in read_rows(path)]
+    assert texts != sorted(texts)
+    assert texts == [row.text for row in read_rows(path)]
+
+
+def test_no_text_is_in_two_splits() -> None:
+    rows = [Row("same", label) for label in "abc"] + [Row(str(i)) for i in range(6)]
+    splits = in_splits(rows, SIZES, "data=a.txt")
+    assert {name: len(some) for name, some in splits.items()} == SIZES
+    texts = [row.text for some in splits.values() for row in some]
+    assert len(texts) == len(set(texts))
+    assert splits["score"][0] == Row("same", "a"), "the first of equal texts counts"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "needed", "message"),
+    [
+        ("a.pdf", "x", [], "must be a file that ends in .txt, .csv, .jsonl"),
+        ("a.txt", "\n \n", [], "is empty, must hold a text in each line"),
+        ("a.csv", "a,b\n1,2\n", [], "line 2 has no text, it has a, b"),
+        ("a.csv", "text\nhello\n", ["label"], "line 2 has no label, it has text; objective=drift needs none"),
+        ("a.csv", "text,target\nhello,x\nbye,\n", ["target"], "line 3 has an empty target"),
+        ("a.jsonl", '{"text": "a"}\n{"text"\n', [], "line 2 is no JSON"),
+        ("a.jsonl", '["a"]\n', [], "line 1 must be an object"),
+        ("a.jsonl", '{"text": null}', [], "line 1 has text=null, must be a text or a number"),
+        ("a.jsonl", '{"text": "a"}\n{"text": ["a"]}', [], "line 2 has text=.*, must be a text or a number"),
+        ("a.jsonl", '{"text": "a", "label": true}', ["label"], "line 1 has label=true, must be a text or a number"),
+        ("a.jsonl", '{"text": "\\ud800"}', [], "line 1 is no JSON"),
+        ("a.csv", "text,label,label\na,0,1\n", ["label"], "line 1 has more than one column label"),
+        ("a.csv", "text,label\nhello, world,1\n", ["label"], "line 2 has 3 fields, its header 2"),
+        ("a.csv", 'text\na\n"b\nc\n', [], "line 4 is no CSV"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(
+    name: str, text: str, needed: list[str], message: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, name, text)
+    with pytest.raises(ValueError, match=f"^data={re.escape(path)}: {message}") as refused:
+        read_rows(path, *needed)
+    assert "\n" not in str(refused.value)
+
+
+CONTROLS = "a\u2028b\u0085c\x0bd\x0ce"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.txt", f"\ufeff{CONTROLS}\r\nnext\rlast\n"),
+        ("a.csv", f'\ufefftext,label\r\n{CONTROLS},0\r\n"next",1\r\nlast,2\n'),
+        ("a.jsonl", f'\ufeff{json.dumps({"text": CONTROLS})}\n{{"text": "next"}}\r\n{{"text": "last", "label": 1}}'),
+    ],
+)
+def test_only_line_breaks_end_a_line_and_a_byte_order_mark_is_no_text(name: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(text.encode())
+    assert sorted(row.text for row in read_rows(str(path))) == ["a b c d e", "last", "next"]
+
+
+def test_a_file_that_cannot_be_read_and_too_few_texts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="none.txt: cannot be read .No such file"):
+        read_rows(str(tmp_path / "none.txt"))
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="a.txt: is no text in UTF-8"):
+        read_rows(str(tmp_path / "a.txt"))
+    with pytest.raises(ValueError, match="^data=a.txt: has 1 different texts, model.score=3 .* need 7, ask for fewer"):
+        in_splits([Row("a"), Row("a")], SIZES, "data=a.txt")
+
+
+def test_the_texts_of_the_presets_are_many_and_all_different() -> None:
+    found = sentences()
+    assert len(found) == len(set(found)) >= 768
