@@ -1,5 +1,6 @@
 """Saved models: write and load them."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from mhaprune.settings.ranges import checked
 from mhaprune.settings.refusals import foreign
 from mhaprune.studies.trained import restored
 from mhaprune.tasks.base import Task
-from mhaprune.wrapping.saving import is_folder_of_transformers, load_folder, save_folder
+from mhaprune.wrapping.saving import load_folder, save_folder
 
 
 class Loaded(nn.Module):
@@ -64,7 +65,7 @@ def load(path: str | Path, device: torch.device | str = "cpu", trust_remote_code
     """
     with foreign(f"device={device}: not to be had on this machine"):
         torch.empty(0, device=device)
-    if is_folder_of_transformers(Path(path)):
+    if os.path.exists(Path(path, "config.json")):  # of Path, it would raise for a name that cannot be
         return load_folder(Path(path), trust_remote_code).to(device)
     return Loaded(*restored(read(str(path)), device))
 

@@ -11,12 +11,10 @@ So from layer to layer only biases and ε take relevance away (Ali et al. 2022).
 """
 
 import copy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-
-from mhaprune.attention.layer import MultiHeadAttention
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -24,43 +22,30 @@ Module = TypeVar("Module", bound=nn.Module)
 def with_relevance(model: Module, epsilon: float) -> Module:
     """Return a copy with the same outputs, whose gradients are relevance; the model itself is not changed."""
     model = copy.deepcopy(model)
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, nn.LayerNorm):
-                setattr(parent, name, _NormByConstant(child))
-            elif (
-                isinstance(child, nn.Linear) and isinstance(parent, MultiHeadAttention) and name in ("q_proj", "k_proj")
-            ):
-                setattr(parent, name, _Constant(child))
-            elif isinstance(child, nn.Linear):
-                setattr(parent, name, _EpsilonRule(child, epsilon))
+    layers: list[tuple[str, Any]] = list(model.named_modules())
+    for path, module in layers:
+        # The copied layers become layers of another class, with the same parameters.
+        if isinstance(module, nn.LayerNorm):
+            module.__class__ = _NormByConstant
+        elif isinstance(module, nn.Linear) and path.endswith((".q_proj", ".k_proj")):
+            module.__class__ = _Constant
+        elif isinstance(module, nn.Linear):
+            module.__class__ = _EpsilonRule
+            module.epsilon = epsilon
     return model
 
 
-class _SameLinear(nn.Linear):
-    """A linear map that shares the parameters of another."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
-        self.weight, self.bias = linear.weight, linear.bias
-
-    def reset_parameters(self) -> None:
-        """Does nothing: the parameters are those of another layer."""
-
-
-class _Constant(_SameLinear):
+class _Constant(nn.Linear):
     """Queries and keys, which receive no relevance: attention weights count as constants."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).detach()
 
 
-class _EpsilonRule(_SameLinear):
+class _EpsilonRule(nn.Linear):
     """A linear map with the ε-rule: its gradient is scaled by z / (z + ε sign z), its output is unchanged."""
 
-    def __init__(self, linear: nn.Linear, epsilon: float) -> None:
-        super().__init__(linear)
-        self.epsilon = epsilon
+    epsilon: float
 
     def forward(self, x: Tensor) -> Tensor:
         z = super().forward(x)
@@ -70,13 +55,6 @@ class _EpsilonRule(_SameLinear):
 
 class _NormByConstant(nn.LayerNorm):
     """A layer normalisation in which the spread that it divides by counts as a constant."""
-
-    def __init__(self, norm: nn.LayerNorm) -> None:
-        super().__init__(norm.normalized_shape, norm.eps, device="meta")
-        self.weight, self.bias = norm.weight, norm.bias
-
-    def reset_parameters(self) -> None:
-        """Does nothing: the parameters are those of another layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         spread = (x.var(dim=-1, keepdim=True, correction=0) + self.eps).sqrt().detach()

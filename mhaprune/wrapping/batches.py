@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -109,19 +108,15 @@ class Batches(Data):
             fields[key] = fields[key][:, : int(width_E.max()) if len(width_E) else 0]
         return replace(self, fields=fields, widths=widths)
 
-    @cached_property
-    def _lengths(self) -> Tensor:
+    def lengths(self) -> Tensor:
+        """Return the number of tokens of each example, (E,), by the attention mask; without one, the columns of the
+        first field."""
         if MASK in self.fields and self.fields[MASK].dim() == 2:
             return (self.fields[MASK] != 0).sum(dim=1).cpu()
         return next(iter(self.widths.values()), torch.ones(len(self), dtype=torch.long))
 
-    def lengths(self) -> Tensor:
-        """Return the number of tokens of each example, (E,), by the attention mask; without one, the columns of the
-        first field."""
-        return self._lengths
-
     def by_length(self) -> Tensor:
-        widths = next(iter(self.widths.values()), self._lengths)  # only the padding that was added here can be removed
+        widths = next(iter(self.widths.values()), self.lengths())  # only the padding that was added here can be removed
         return widths.argsort(stable=True).to(self.device)
 
     def tensors(self) -> Mapping[str, Tensor]:

@@ -86,7 +86,7 @@ class AttentionBlock:
         if self.whole:
             return self
         out = self._module(model, self.out)
-        width = in_features(out)
+        width = weight_of(out).shape[1]
         if self.heads < 1 or width % self.heads:
             raise Unsupported(
                 f"blocks: {self.path} with heads={self.heads}: must divide the {width} input columns of {self.out}"
@@ -95,7 +95,7 @@ class AttentionBlock:
         for name in ("query", "key", "value"):
             given = getattr(self, name)
             if isinstance(given, str):
-                made = out_features(self._module(model, given))
+                made = len(weight_of(self._module(model, given)))
                 heads, rest = divmod(made, width // self.heads)
                 if rest or not heads or self.heads % heads:
                     raise Unsupported(
@@ -183,14 +183,6 @@ def weight_of(module: nn.Module) -> Tensor:
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight if isinstance(module, nn.Linear) else weight.mT
-
-
-def in_features(module: nn.Module) -> int:
-    return weight_of(module).shape[1]
-
-
-def out_features(module: nn.Module) -> int:
-    return weight_of(module).shape[0]
 
 
 def name_blocks(paths: Sequence[str]) -> list[Block]:

@@ -3,8 +3,8 @@
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -24,20 +24,6 @@ from mhaprune.wrapping.gated import GatedModel
 
 Objective = Callable[[Any, Batch], Tensor]
 """The function that training minimises: a number for a model and a batch, without the penalties of the gates."""
-
-
-class Watch:
-    """A stopwatch that can be paused; it starts at a number of seconds."""
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.begin = time.perf_counter() - seconds
-
-    @contextmanager
-    def paused(self) -> Iterator[float]:
-        """Pause the watch inside the `with` block. Yields the seconds so far."""
-        seconds = time.perf_counter() - self.begin
-        yield seconds
-        self.begin = time.perf_counter() - seconds
 
 
 @dataclass(frozen=True)
@@ -134,32 +120,33 @@ class Descent(Checked, ABC):
             optimisers, running = self.optimisers(model, gate), torch.zeros((), device=train.device)
             if state is None:
                 rows = [{"step": 0, "seconds": 0.0, "loss": math.nan, **self._held_out(model, valid)}]
-                first, watch = 0, Watch()
+                first, seconds = 0, 0.0
             else:
                 _restore(state, model, optimisers, running)
-                first, watch, rows = int(state["step"]), Watch(state["seconds"]), list(state["rows"])
+                first, seconds, rows = int(state["step"]), state["seconds"], list(state["rows"])
             order = torch.Generator().manual_seed(seed)
             batches = train.shuffled_batches(self.batch_size, order, self.sorted_batches, skip=first)
             held = stack.enter_context(HeldSignals())
             progress = stack.enter_context(doing("training", self.steps, done=first))
             for step in range(first, self.steps):
+                begin = time.perf_counter()
                 for group in parameter_groups(optimisers):
                     group["lr"] = group["initial_lr"] * self.learning_rate_factor(step)
                 model.module.train()
                 running += self.step(model, next(batches), optimisers, objective)
                 done = progress.done = step + 1
-                if done % self.evaluate_every == 0 or done == self.steps:
-                    mean_loss = running.item() / ((done - 1) % self.evaluate_every + 1)
-                    with watch.paused() as seconds:  # after the loss was read, for which a GPU has to finish
-                        running.zero_()
-                        row = {"step": done, "seconds": seconds, "loss": mean_loss}
-                        rows.append(row | self._finite(mean_loss, model, valid, done, rows))
-                        progress.note = f"loss {mean_loss:.3f}, {self.quality_name} {rows[-1]['valid_quality']:.3f}"
+                evaluated = done % self.evaluate_every == 0 or done == self.steps
+                mean_loss = running.item() / ((done - 1) % self.evaluate_every + 1) if evaluated else math.nan
+                seconds += time.perf_counter() - begin  # after the loss was read, for which a GPU has to finish
+                if evaluated:
+                    running.zero_()
+                    row = {"step": done, "seconds": seconds, "loss": mean_loss}
+                    rows.append(row | self._finite(mean_loss, model, valid, done, rows))
+                    progress.note = f"loss {mean_loss:.3f}, {self.quality_name} {rows[-1]['valid_quality']:.3f}"
                 asked, due = held.asked, done % self.checkpoint_every == 0 and done < self.steps
                 if save is not None and (due or asked):
-                    with watch.paused() as seconds:
-                        now = {"running": running, "rows": rows, "step": done, "seconds": seconds}
-                        save(now | _state(model, optimisers, running.device))
+                    now = {"running": running, "rows": rows, "step": done, "seconds": seconds}
+                    save(now | _state(model, optimisers, running.device))
                 if asked:
                     held.stop()
         return pd.DataFrame(rows)

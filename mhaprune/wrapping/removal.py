@@ -14,16 +14,7 @@ import torch
 from torch import nn
 
 from mhaprune.attention.layer import MultiHeadAttention
-from mhaprune.wrapping.blocks import (
-    AttentionBlock,
-    Rows,
-    Unsupported,
-    block_of,
-    in_features,
-    neighbours,
-    out_features,
-    weight_of,
-)
+from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours, weight_of
 from mhaprune.wrapping.reshaping import finish, store
 from mhaprune.wrapping.torch_nn import TorchAttention
 
@@ -127,13 +118,13 @@ def remove_heads(
     staying = [(block, keep or [0]) for block, keep in generic]
     for path, rows in _rows_to_drop(staying).items():
         module: Any = model.get_submodule(path)
-        resize(module, rows=[row for row in range(out_features(module)) if row not in rows])
+        resize(module, rows=[row for row in range(len(weight_of(module))) if row not in rows])
         cut.shapes[path] = list(module.weight.shape)
     for block, keep in generic:
         out: Any = model.get_submodule(block.out)
         stay = keep or [0]
         reading = {column for head in block.columns for column in head}
-        others = [column for column in range(in_features(out)) if column not in reading]
+        others = [column for column in range(weight_of(out).shape[1]) if column not in reading]
         resize(out, columns=[column for h in stay for column in block.columns[h]] + others)
         if not keep:
             weight_of(out).data[:, : len(block.columns[0])] = 0
@@ -168,7 +159,7 @@ def _block_without(model: nn.Module, block: AttentionBlock, keep: Sequence[int],
     kv_left = sorted({block.of_kv[h] for h in stay})
 
     def moved(rows: Any, heads: Sequence[int]) -> Rows:
-        gone, size = dropped[rows.path], out_features(model.get_submodule(rows.path))
+        gone, size = dropped[rows.path], len(weight_of(model.get_submodule(rows.path)))
         place = {row: i for i, row in enumerate(row for row in range(size) if row not in gone)}
         return Rows(rows.path, tuple(tuple(place[row] for row in rows.heads[h]) for h in heads))
 

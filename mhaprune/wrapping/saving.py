@@ -8,7 +8,6 @@ ragged layers, `config.mhaprune` holds the shapes of the weights. `load_folder` 
 import copy
 import inspect
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,14 +27,8 @@ from mhaprune.wrapping.removal import COUNTS, Cut
 from mhaprune.wrapping.reshaping import shrink
 from mhaprune.wrapping.torch_nn import TorchAttention
 
-KV_COUNTS = ("num_key_value_heads",)
 WIDTH_OF_HEAD = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 """Keys of a config that hold the width of a head, so that the number of heads may change."""
-
-
-def is_folder_of_transformers(path: Path) -> bool:
-    """Return whether a folder looks like one that `save_pretrained` wrote."""
-    return os.path.exists(path / "config.json")  # of Path, it would raise for a name that cannot be
 
 
 ALLOWED: dict[str, Any] = {
@@ -231,7 +224,6 @@ def make_plain(model: nn.Module) -> bool:
     cut, config = Cut.of(model), getattr(model, "config", None)
     if cut is None or config is None or not any(getattr(config, name, None) for name in WIDTH_OF_HEAD):
         return False
-    counts = {name: new for attributes in cut.attributes.values() for name, new in attributes.items() if name in COUNTS}
     groups = {attributes.get("num_key_value_groups", 1) for attributes in cut.attributes.values()}
     sizes = {len(heads) for heads in cut.heads.values()}
     if len(sizes) != 1 or len(groups) != 1 or not sizes - {0}:
@@ -241,12 +233,9 @@ def make_plain(model: nn.Module) -> bool:
     for name in ("mhaprune", "auto_map"):
         if hasattr(plain, name):
             delattr(plain, name)
-    for name in (*COUNTS, *counts):
+    for name, count in [*((name, size) for name in COUNTS), ("num_key_value_heads", size // group)]:
         if isinstance(getattr(plain, name, None), int):
-            setattr(plain, name, size)
-    for name in KV_COUNTS:
-        if isinstance(getattr(plain, name, None), int):
-            setattr(plain, name, size // group)
+            setattr(plain, name, count)
     try:
         with torch.device("meta"):
             same = type(model)(plain)

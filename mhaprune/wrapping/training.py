@@ -15,7 +15,7 @@ from torch.optim import AdamW, Optimizer
 
 from mhaprune.attention.gates import GateConfig
 from mhaprune.wrapping.batches import Batches
-from mhaprune.wrapping.blocks import in_features
+from mhaprune.wrapping.blocks import weight_of
 from mhaprune.wrapping.descent import Descent
 from mhaprune.wrapping.replay import switched_off
 from mhaprune.wrapping.wrapped import WrappedModel
@@ -50,7 +50,8 @@ class PlainTraining(Descent):
             for block in model.blocks:
                 module: Any = model.model.get_submodule(block.out)
                 if block.silent and module.weight.requires_grad:
-                    kept_W = (torch.arange(in_features(module), device=model.device) >= block.silent).to(module.weight)
+                    columns = torch.arange(weight_of(module).shape[1], device=model.device)
+                    kept_W = (columns >= block.silent).to(module.weight)
                     kept = kept_W if isinstance(module, nn.Linear) else kept_W[:, None]
                     undo.callback(module.weight.register_hook(partial(torch.mul, kept)).remove)
             yield

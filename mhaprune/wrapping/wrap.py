@@ -198,22 +198,18 @@ def prove(subject: WrappedModel, batch: Batches) -> Proofs:
             " after the heads has only zeros, as before training"
         )
     effect = float(effects_N[effects_N > 0].min()) if len(precise.grid) else float("nan")
-    if subject.why_not:
-        path, reason = next(iter(subject.why_not.items()))
-        return Proofs(effect, without_effect, float("nan"), f"{path}: {reason}")
-    worst = 0.0
-    for mask in _masks(precise):
+    worst, why_not = float("nan"), next((f"{path}: {reason}" for path, reason in subject.why_not.items()), "")
+    if not why_not:
         try:
-            worst = max(worst, output_difference(precise, precise.without(mask), few, mask.gates(precise.device)))
+            removed = ((precise.without(mask), mask.gates(precise.device)) for mask in _masks(precise))
+            worst = max(output_difference(precise, smaller, few, gates_N) for smaller, gates_N in removed)
+            if not worst <= MAX_DIFFERENCE:
+                why_not = f"masked and removed differ by {worst:.3g}, allowed is {MAX_DIFFERENCE:g}"
         except Unsupported as error:
-            return Proofs(effect, without_effect, float("nan"), str(error))
+            why_not = str(error)
         except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             why_not = f"a model with heads removed does not run ({reason})"
-            return Proofs(effect, without_effect, float("nan"), why_not)
-    why_not = (
-        "" if worst <= MAX_DIFFERENCE else f"masked and removed differ by {worst:.3g}, allowed is {MAX_DIFFERENCE:g}"
-    )
     return Proofs(effect, without_effect, worst, why_not)
 
 

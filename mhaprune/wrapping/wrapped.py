@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +24,6 @@ from mhaprune.wrapping.losses import Judge, LossAndQuality, flat, judged
 from mhaprune.wrapping.replay import Replay, at_rest
 
 
-@dataclass
-class _Last:
-    """The last batch that was run, and the number of positions of each block in it."""
-
-    batch: Batches | None = None
-    lengths: dict[Block, int] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, eq=False)
 class WrappedModel(GatedModel):
     """A user's model with its blocks of heads, and the functions that judge it."""
@@ -44,7 +37,8 @@ class WrappedModel(GatedModel):
     """The function that calls the model with a batch in the user's form."""
     without_effect: frozenset[HeadId] = frozenset()
     """The heads whose gates change no output."""
-    _last: _Last = field(default_factory=lambda: _Last(), repr=False)
+    _lengths: WeakKeyDictionary[Batches, dict[Block, int]] = field(default_factory=WeakKeyDictionary, repr=False)
+    """The number of positions of each block in batches that were run."""
 
     @property
     def module(self) -> nn.Module:
@@ -55,7 +49,7 @@ class WrappedModel(GatedModel):
 
     def changed(self, **parts: Any) -> Self:
         """Return a subject with some fields replaced."""
-        return replace(self, **parts, _last=_Last())
+        return replace(self, **parts, _lengths=WeakKeyDictionary())
 
     def placed(self, batch: Batches) -> Batches:
         return batch.converted(self.device, self.dtype)
@@ -95,14 +89,14 @@ class WrappedModel(GatedModel):
         return joined(rows, torch.stack)
 
     def queries(self, batch: Batches) -> dict[Block, Tensor]:
-        if self._last.batch is not batch:
+        if batch not in self._lengths:
             self.head_outputs(batch)
-        placed, lengths = self.placed(batch), self._last.lengths
+        placed, lengths = self.placed(batch), self._lengths[batch]
         return {name: self.real(placed, block.path, lengths[name]) for name, block in self.by_name.items()}
 
     def head_outputs(self, batch: Batches) -> dict[Block, Tensor]:
         found = super().head_outputs(batch)
-        self._last.batch, self._last.lengths = batch, {name: context.shape[2] for name, context in found.items()}
+        self._lengths[batch] = {name: context.shape[2] for name, context in found.items()}
         return found
 
     def unread(self) -> Collection[Block]:

@@ -1,5 +1,4 @@
 import copy
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
@@ -17,7 +16,6 @@ from mhaprune.model.network import Transformer
 from mhaprune.model.training import NEWTON_SCHULZ, Muon, Training, cross_entropy, head_gates, orthogonal, stacked
 from mhaprune.model.transformer import Seq2Seq
 from mhaprune.tasks.sort import Sort
-from mhaprune.wrapping.descent import Watch
 
 GATE = Softmax(learning_rate=0.05, entropy_weight=0.01)
 EACH = {"warmup_steps": 2, "evaluate_every": 3, "checkpoint_every": 2}
@@ -195,15 +193,6 @@ def test_the_gradients_of_all_optimisers_are_clipped_together(
 def test_a_loss_that_is_not_finite_ends_the_training(task: Sort, splits: Splits, steps: int, said: str) -> None:
     with pytest.raises(Diverged, match=rf"training.learning_rate=1e\+30: the loss is {said}"):
         train(task, splits, Training(steps=steps, learning_rate=1e30, warmup_steps=0, evaluate_every=3))
-
-
-def test_a_watch_counts_on_and_leaves_pauses_out() -> None:
-    watch = Watch(5.0)
-    with watch.paused() as first:
-        time.sleep(0.2)
-    with watch.paused() as second:
-        pass
-    assert 5 <= first <= second < 5.1
 
 
 SHAPES = ((6, 6), (9, 4), (6, 6), (5,), (4, 9), (9, 4), (0, 4), (2, 2), (2, 2), (2, 2))
