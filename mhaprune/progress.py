@@ -49,10 +49,6 @@ class Step:
     before: int = 0
     """The number of items that were done before the step began, for example by an earlier run."""
 
-    def advance(self, items: int = 1) -> None:
-        """Count this number of further items as done."""
-        self.done += items
-
     @property
     def seconds(self) -> float:
         """The time since the step began."""

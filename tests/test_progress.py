@@ -62,7 +62,7 @@ def test_a_line_names_every_step_with_what_it_is_done_to() -> None:
     """A time to wait is a round number."""
     assert list(map(duration, (0, 44, 100, 7200))) == ["10 s", "40 s", "2 min", "2.0 h"]
     with doing("ablate on sort"), doing("prune", 3) as step, doing("masks") as inner:
-        step.advance()
+        step.done += 1
         step.on = lambda: "ablation, 6 of 24 heads removed"
         inner.note = "loss 0.5"
         assert line(list(under_way)) == "ablate on sort: prune 2 of 3, ablation, 6 of 24 heads removed: masks, loss 0.5"
@@ -89,7 +89,7 @@ def test_the_time_left_is_that_of_the_stages_to_come(clock: Clock) -> None:
         with doing("model", 1), doing("training", 100) as training:
             clock.now += 6
             assert clock.left() == 24 + 34
-            training.advance(50)
+            training.done += 50
             assert clock.left() == 6 + 34
         assert clock.left() == 34
         with doing("score"):
@@ -100,7 +100,7 @@ def test_the_time_left_is_that_of_the_stages_to_come(clock: Clock) -> None:
         assert clock.left() == 48
         with doing("prune", 4) as step:
             clock.now += 10
-            step.advance()
+            step.done += 1
             assert clock.left() == 30 + 8
         assert ", about 10 s left" in line(list(under_way))
 
@@ -118,17 +118,17 @@ def test_a_slow_training_makes_what_follows_slow_and_a_cached_one_no_faster(
 def test_what_an_earlier_run_has_done_makes_this_one_no_faster_and_a_part_of_an_item_counts(clock: Clock) -> None:
     with doing("run", stages={"model": 30}), doing("model", 1), doing("training", 100, done=80) as training:
         clock.now += 6
-        training.advance(5)
+        training.done += 5
         assert clock.left() == 18, "15 steps, 5 of which have taken 6 s"
     with doing("run", stages={"best subset": 30}), doing("best subset", 1), doing("subsets", 9, done=9):
         assert clock.left() == 0
 
     with doing("run", stages={"sizes": 30}), doing("sizes", 4) as sizes:
         clock.now += 6
-        sizes.advance(2)
+        sizes.done += 2
         assert clock.left() == 6
         with doing("round", 2) as rounds:
-            rounds.advance(2)
+            rounds.done += 2
             assert clock.left() == 2, "three of four items"
 
 

@@ -54,20 +54,13 @@ def job(config: DictConfig, start: int = 0) -> None:
     from mhaprune.runs.run import sweep_settings
 
     hydra_config = HydraConfig.get()
-    overrides = _texts(hydra_config.overrides.task)
+    overrides: Any = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)  # may refer to no setting
     output = Path(hydra_config.runtime.output_dir)
     do = do_alone if hydra_config.mode == RunMode.RUN else functools.partial(do_in_sweep, start=start)
     do(lambda: _build(config, overrides), output, overrides, lambda: sweep_settings(plain(config)))
 
 
 execute = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(job)
-
-
-def _texts(overrides: Any) -> list[str]:
-    """Return overrides as they were typed, unresolved: an override may refer to a setting that does not exist."""
-    texts = OmegaConf.to_container(overrides, resolve=False)
-    assert isinstance(texts, list)
-    return list(map(str, texts))
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
@@ -118,7 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 try:
                     execute()
                 except SweepAsked as asked:
-                    _sweep(asked)
+                    from mhaprune.runs.from_hydra import launch
+                    from mhaprune.runs.run import sweep_settings
+
+                    given = {str(name): value for name, value in asked.config.items() if name != "hydra"}
+                    launch(asked.config, asked.loader, job, sweep_settings(given), _values)
     except RunFailed as error:
         failure = error.__cause__
     except (Exception, KeyboardInterrupt) as error:
@@ -171,14 +168,6 @@ class HandingOver(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         raise SweepAsked(config, GlobalHydra.instance().config_loader())
-
-
-def _sweep(asked: SweepAsked) -> None:
-    from mhaprune.runs.from_hydra import launch
-    from mhaprune.runs.run import sweep_settings
-
-    given = {str(name): value for name, value in asked.config.items() if name != "hydra"}
-    launch(asked.config, asked.loader, job, sweep_settings(given), _values)
 
 
 def _build(config: DictConfig, overrides: Sequence[str]) -> Run:

@@ -20,7 +20,7 @@ def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict
     accuracy = heads | accuracy_columns(outcome) | size_columns(subject, report)
     return {
         "accuracy": pd.DataFrame([accuracy]),
-        "groups": by_group(outcome, groups_of(task, report)),
+        "groups": by_group(outcome, [task.group(source) for source in report.source.tolist()]),
         "examples": answers(subject, task, report[:shown]),
     }
 
@@ -36,11 +36,6 @@ def answers(subject: Subject, task: Task, examples: Examples) -> pd.DataFrame:
         right = said == task.vocabulary.decode(target)
         rows.append({"example": task.show(source, target), "prediction": " ".join(said), "correct": right})
     return pd.DataFrame(rows)
-
-
-def groups_of(task: Task, examples: Examples) -> list[str]:
-    """Return the group of every example."""
-    return [task.group(source) for source in examples.source.tolist()]
 
 
 def by_group(outcome: Outcome, groups: Sequence[str]) -> pd.DataFrame:

@@ -248,13 +248,9 @@ class EncoderDecoder(nn.Module):
         self.output = Projection(d_model, vocabulary_size)
         for embedding in (self.source_embedding, self.target_embedding):
             nn.init.normal_(embedding.weight, std=d_model**-0.5)
-        self.tie()
-        self.eval()
-
-    def tie(self) -> None:
-        """Use one matrix to embed the target and to predict it, if the config says so."""
-        if self.config.tie_output:
+        if config.tie_output:
             self.output.weight = self.target_embedding.weight
+        self.eval()
 
     def forward(self, source_BS: Tensor, prefix_BT: Tensor) -> Tensor:
         """Return the logits (B, T, V) of the token after each position of `prefix_BT`, which starts with BOS."""

@@ -11,7 +11,7 @@ So from layer to layer only biases and ε take relevance away (Ali et al. 2022).
 """
 
 import copy
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,7 @@ Module = TypeVar("Module", bound=nn.Module)
 def with_relevance(model: Module, epsilon: float) -> Module:
     """Return a copy with the same outputs, whose gradients are relevance; the model itself is not changed."""
     model = copy.deepcopy(model)
-    layers: list[tuple[str, Any]] = list(model.named_modules())
-    for path, module in layers:
+    for path, module in model.named_modules():
         # The copied layers become layers of another class, with the same parameters.
         if isinstance(module, nn.LayerNorm):
             module.__class__ = _NormByConstant
@@ -31,7 +30,7 @@ def with_relevance(model: Module, epsilon: float) -> Module:
             module.__class__ = _Constant
         elif isinstance(module, nn.Linear):
             module.__class__ = _EpsilonRule
-            module.epsilon = epsilon
+            module.epsilon = epsilon  # type: ignore[assignment]
     return model
 
 

@@ -116,19 +116,17 @@ class _Runner:
         new = [subset for subset in subsets if subset not in self.outcomes]
         with doing("subsets", total, done=total - len(new)) as step:
             for start in range(0, len(new), MASKS_AT_ONCE):
-                self._run(new[start : start + MASKS_AT_ONCE])
-                step.advance(len(new[start : start + MASKS_AT_ONCE]))
-
-    def _run(self, subsets: list[Removed]) -> None:
-        gates_MN = all_open(self.subject, len(subsets))
-        for row, subset in enumerate(subsets):
-            gates_MN[row, list(subset)] = 0.0
-        outcome = measure_masks(self.subject, self.examples, gates_MN)
-        both = outcome.loss, outcome.quality
-        means = zip(*(values.double().mean(dim=1).tolist() for values in both), strict=True)
-        self.outcomes |= dict(zip(subsets, means, strict=True))
-        if self.save is not None:
-            self.save(self.state())
+                part = new[start : start + MASKS_AT_ONCE]
+                gates_MN = all_open(self.subject, len(part))
+                for row, subset in enumerate(part):
+                    gates_MN[row, list(subset)] = 0.0
+                outcome = measure_masks(self.subject, self.examples, gates_MN)
+                both = outcome.loss, outcome.quality
+                means = zip(*(values.double().mean(dim=1).tolist() for values in both), strict=True)
+                self.outcomes |= dict(zip(part, means, strict=True))
+                if self.save is not None:
+                    self.save(self.state())
+                step.done += len(part)
 
     def state(self) -> dict[str, Any]:
         removed = torch.zeros(len(self.outcomes), len(self.subject.grid), dtype=torch.bool)
@@ -151,7 +149,7 @@ def _search(run: _Runner, num_heads: int, budgets: Sequence[int], beam_width: in
             run(sorted(further), len(further))
             beam = sorted(sorted(further), key=loss)[:beam_width]
             best_of.append(beam[0])
-            step.advance()
+            step.done += 1
         for budget in budgets:
             best = best_of[budget]
             while True:
@@ -162,4 +160,4 @@ def _search(run: _Runner, num_heads: int, budgets: Sequence[int], beam_width: in
                 if loss(better) >= loss(best):
                     break
                 best = better
-            step.advance()
+            step.done += 1

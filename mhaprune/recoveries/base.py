@@ -53,6 +53,8 @@ class Recovery(Checked, ABC):
 
     kept: ClassVar[bool] = True
     """Whether the cache keeps the result; a recovery of a second need not be kept."""
+    control: ClassVar[bool] = False
+    """Whether it uses only the shape of the pruned model, not its weights."""
 
     @property
     def why_only_ours(self) -> str:
@@ -69,11 +71,6 @@ class Recovery(Checked, ABC):
     @property
     def between(self) -> bool:
         """True if it runs after every budget, before more heads are removed, and not only at the end."""
-        return False
-
-    @property
-    def control(self) -> bool:
-        """True if it uses only the shape of the pruned model, not its weights."""
         return False
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import pandas as pd
 import torch
@@ -25,16 +25,14 @@ class FromScratch(Recovery):
     fine-tuning together. It has no learned gates, because those of the pruned model are folded into its weights too.
     """
 
+    control: ClassVar[bool] = True
+
     draws: Annotated[int, Ge(1)] = 3
     """Number of models to train, each from other random weights."""
 
     @property
     def why_only_ours(self) -> str:
         return "trains as the model was trained"
-
-    @property
-    def control(self) -> bool:
-        return True
 
     def starts_from(self, lesson: RecoveryContext, left: Seq2Seq) -> Any:
         return [list(left.grid.sizes), lesson.extra_steps]

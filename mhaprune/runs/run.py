@@ -150,13 +150,14 @@ class Run(Checked):
                     folder.write(name, content)
             with doing(SHOW):
                 folder.write_figures(track(results.figures.values(), "figures", name=lambda plot: plot.name))
+                trained_with = ", ".join(f"{name} {value}" for name, value in results.trained_with.items())
                 facts = {
                     "command": environment["command"],
                     "folder": folder.path,
                     **self.source.facts,
                     **self.identity,
                     **environment["versions"],
-                    **({"trained with": _listed(results.trained_with)} if results.trained_with else {}),
+                    **({"trained with": trained_with} if trained_with else {}),
                 }
                 folder.write("report.html", results.page(facts).encode())
             folder.note(findings=results.sentences, head_map=results.small_map and results.small_map._asdict())
@@ -239,10 +240,6 @@ class Run(Checked):
                 f" {self.model.max_length - 1} and the end of sequence"
             )
         return source
-
-
-def _listed(facts: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
 def build(config: Mapping[str, Any]) -> Run:

@@ -8,7 +8,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from mhaprune.statistics.intervals import quotient
-from mhaprune.tables import REFERENCE
+from mhaprune.tables import REFERENCE, candidates
 
 
 def spearman(first_N: ArrayLike, second_N: ArrayLike) -> float:
@@ -23,8 +23,7 @@ def spearman(first_N: ArrayLike, second_N: ArrayLike) -> float:
 
 def rank_agreement(heads: pd.DataFrame) -> pd.DataFrame:
     """Return Spearman's correlation, one row per pair of scorers; scorers that draw several times are left out."""
-    draws = heads.groupby("scorer", sort=False)["draw"].nunique()
-    scores = {name: heads.loc[heads["scorer"] == name, "score"] for name in draws.index[draws == 1]}
+    scores = {name: heads.loc[heads["scorer"] == name, "score"] for name in candidates(heads)}
     rows = [(*pair, spearman(*(scores[name] for name in pair))) for pair in combinations(scores, 2)]
     return pd.DataFrame(rows, columns=["scorer", "other", "spearman"])
 

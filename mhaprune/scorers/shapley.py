@@ -67,7 +67,7 @@ class Shapley(Scorer):
         all_value, none_value = -measure_masks(subject, examples, ends).loss.double().mean(dim=1)
         contributions: list[Tensor] = []
         with doing("coalitions", 2 + pairs * per_pair) as step:
-            step.advance(2)
+            step.done += 2
             while len(contributions) < pairs:
                 orders = [torch.randperm(num_heads, generator=draw) for _ in range(min(PAIRS_AT_ONCE, pairs))]
                 orders = orders[: pairs - len(contributions)]
@@ -82,7 +82,7 @@ class Shapley(Scorer):
                 gains = torch.cat([start, inner, end], dim=1).diff(dim=1)
                 by_head = torch.stack([gain[order.argsort()] for gain, order in zip(gains, both, strict=True)])
                 contributions += by_head.view(-1, 2, num_heads).mean(dim=1).unbind()
-                step.advance(len(gates))
+                step.done += len(gates)
         values_PN = torch.stack(contributions)
         stderr_N = values_PN.std(dim=0) / len(values_PN) ** 0.5 if len(values_PN) > 1 else None
         evaluations = 2 + len(values_PN) * 2 * (num_heads - 1)

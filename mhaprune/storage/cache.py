@@ -38,12 +38,7 @@ class Cache:
         if not self.folder.is_dir():
             make_folder("cache", self.folder)
 
-    def get(
-        self,
-        kind: str,
-        recipe: dict[str, Any],
-        make: Make,
-    ) -> dict[str, Any]:
+    def get(self, kind: str, recipe: dict[str, Any], make: Make) -> dict[str, Any]:
         """Return the result of `make`, from the file if there is one.
 
         Otherwise `make(state, save)` is called: `state` is the last one that an interrupted call passed to `save`, or

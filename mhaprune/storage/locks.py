@@ -94,12 +94,6 @@ def is_held(path: Path) -> bool:
         return False
 
 
-def refuse_held(path: Path, refusal: str) -> None:
-    """Raise ValueError if another process has the lock. {holder} in the `refusal` is replaced by that process."""
-    if is_held(path):
-        raise ValueError(refusal.replace("{holder}", _holder(path)))
-
-
 def _try_lock(file: IO[Any], how: int) -> bool:
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from mhaprune.storage.locks import is_held, locked, read_bytes, refuse_held, regular
+from mhaprune.storage.locks import is_held, locked, read_bytes, regular, whose
 from mhaprune.storage.seals import checksum
 
 
@@ -109,7 +109,12 @@ class RunFolder:
                 self.status |= {"status": "done"}
             finally:
                 self.status |= {"finished": _now(), "seconds": round(time.monotonic() - start, 3)}
-                self._write_last_status()
+                try:
+                    self._write_status()
+                except OSError:  # a full disk: the status is worth more than the incomplete tables
+                    self._clear()
+                    self.files.clear()
+                    self._write_status()
 
     def note(self, **facts: Any) -> None:
         """Add facts to `status.json`."""
@@ -137,14 +142,6 @@ class RunFolder:
     def _write_status(self) -> None:
         write_json(self.path / "status.json", self.status | {"files": self.files})
 
-    def _write_last_status(self) -> None:
-        try:
-            self._write_status()
-        except OSError:  # a full disk: the status is worth more than the incomplete tables
-            self._clear()
-            self.files.clear()
-            self._write_status()
-
     def _clear(self) -> None:
         files = read_status(self.path).get("files", ())
         for name in files if isinstance(files, list | dict) else ():
@@ -159,7 +156,8 @@ LOCK = ".lock"
 
 def refuse_busy(folder: Path) -> None:
     """Raise ValueError if another run uses the folder."""
-    refuse_held(folder / LOCK, _refusal(folder))
+    if (owner := whose(folder / LOCK)) is not None:
+        raise ValueError(_refusal(folder).replace("{holder}", owner))
 
 
 def _refusal(folder: Path) -> str:

@@ -92,13 +92,6 @@ class Replay:
         """When an output projection was first called."""
         self._clock, self._begun = count(), dict[nn.Module, list[int]]()
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record a pass while this lasts; only outputs that can be replayed are kept."""
-        with recorders(self.model) as record:
-            record(self)
-            yield
-
     def enter(self, module: nn.Module) -> None:
         """Record that the call of a module begins."""
         now = next(self._clock)

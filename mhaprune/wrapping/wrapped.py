@@ -21,7 +21,7 @@ from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.losses import Judge, LossAndQuality, flat, judged
-from mhaprune.wrapping.replay import Replay, at_rest
+from mhaprune.wrapping.replay import Replay, at_rest, recorders
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,8 @@ class WrappedModel(GatedModel):
         replay = Replay(self.model, [block.out for block in self.blocks])
         rows: list[LossAndQuality] = []
         with at_rest(self.model):
-            with replay.recording():
+            with recorders(self.model) as record:
+                record(replay)
                 self.call(batch)
             for gates_N in gates:
                 pieces = zip(self.blocks, gates_N.split(self.grid.sizes), strict=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mhaprune import losses
 from mhaprune.front.heads import wrap
 from mhaprune.measure.outcomes import all_open, measure, measure_masks
-from mhaprune.wrapping.replay import Map, Replay, find_maps, walk
+from mhaprune.wrapping.replay import Map, Replay, find_maps, recorders, walk
 from support.classifier import Classifier, batches
 
 
@@ -130,7 +130,8 @@ def test_only_what_can_be_replayed_is_kept() -> None:
     """Neither the map, whose input may change, nor the modules within a call that is kept whole."""
     model = nn.Sequential(Layer(), Layer())
     replay = Replay(model, ["0.out", "1.out"])
-    with replay.recording():
+    with recorders(model) as record:
+        record(replay)
         model(torch.randn(2, 4))
     paths = {module: path for path, module in model.named_modules()}
     assert [paths[call.module] for call in replay.calls if call.intact] == [

@@ -97,7 +97,7 @@ class Speed(HeadBudgets):
                         if work.shape(whole) == shape:
                             speed.append(matchup.speed(work, self.rounds))
                             parts.append(matchup.parts(work, self.rounds))
-                            step.advance()
+                            step.done += 1
         return {"speed": pd.concat(speed, ignore_index=True), "parts": pd.concat(parts, ignore_index=True)}
 
     def workloads(self, shape: Transformer) -> Iterator[Workload]:
