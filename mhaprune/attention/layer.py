@@ -109,7 +109,10 @@ class MultiHeadAttention(nn.Module):
         if attn_mask is not None and attn_mask.dim() == 3 and len(attn_mask) != len(query):
             attn_mask = attn_mask.unflatten(0, (len(query), self.num_heads))
         queries_BHTK, keys_BHUK, values_BHUK = self.project(query, key, value)
-        bias = attention_bias(key_padding_mask, attn_mask, query.dtype)
+        bias = None if key_padding_mask is None else padding_bias(key_padding_mask, query.dtype)
+        if attn_mask is not None:
+            added = _additive(attn_mask.unsqueeze(1) if attn_mask.dim() == 3 else attn_mask, query.dtype)
+            bias = added if bias is None else bias + added
         context_BHTK, weights_BHTU = self.attend(
             queries_BHTK, keys_BHUK, values_BHUK, bias, is_causal=is_causal, need_weights=need_weights
         )
@@ -256,18 +259,6 @@ def side_by_side(projections: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | Non
     weights: list[Tensor] = [projection.weight for projection in projections]
     biases: list[Tensor] = [projection.bias for projection in projections if projection.bias is not None]
     return torch.cat(weights), torch.cat(biases) if biases else None
-
-
-def attention_bias(key_padding_mask: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return one additive mask, broadcastable to (B, H, T, U), with -inf where attention is forbidden; None if nothing
-    is."""
-    biases = []
-    if key_padding_mask is not None:
-        biases.append(padding_bias(key_padding_mask, dtype))
-    if attn_mask is not None:
-        attn_mask = _additive(attn_mask, dtype)
-        biases.append(attn_mask.unsqueeze(1) if attn_mask.dim() == 3 else attn_mask)
-    return sum(biases[1:], biases[0]) if biases else None
 
 
 def padding_bias(key_padding_mask: Tensor, dtype: torch.dtype) -> Tensor:

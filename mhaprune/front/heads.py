@@ -31,7 +31,6 @@ from mhaprune.statistics.intervals import skewed_ends
 from mhaprune.storage.store import write_bytes
 from mhaprune.studies.pretrained import study_of
 from mhaprune.tables import MOMENTS, QUARTILES
-from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock
 from mhaprune.wrapping.losses import Judge
 from mhaprune.wrapping.saving import make_plain
@@ -259,7 +258,14 @@ class Heads(ModelWithData):
         timed = self.subject if new_tokens is None else generating(self.subject, new_tokens)
         plans = [Plan("removed", 0, "", mask) for mask in self.masks(keep, by)]
         what = "a forward pass" if new_tokens is None else f"{new_tokens} new tokens"
-        return speed_table(timed, plans, split, sizes, rounds).assign(timed=what)
+        tables = []
+        for size in sorted({min(size, len(split)) for size in sizes}):
+            batch = split[:size].converted(timed.device, timed.dtype)
+            tables.append(time_removed(timed, plans, batch, rounds).assign(batch_size=size))
+        table = pd.concat(tables, ignore_index=True).rename(columns={"scorer": "model"})
+        table["heads_kept"] = len(timed.grid) - table["heads_removed"]
+        speed = ["speedup", *(f"speedup{end}" for end in QUARTILES if end)]
+        return table[["batch_size", "model", "heads_kept", "latency_ms", *speed]].assign(timed=what)
 
     @cached_property
     def scoring(self) -> Scoring:
@@ -279,20 +285,6 @@ class Heads(ModelWithData):
                 made.check(len(self.grid), gated=False)
             chosen[name] = made
         return chosen
-
-
-def speed_table(
-    timed: WrappedModel, plans: Sequence[Plan], split: Batches, batch_sizes: Iterable[int], rounds: int
-) -> pd.DataFrame:
-    """Return one row per batch size and model: the model of each plan, the dense model, and the dense model again."""
-    tables = []
-    for size in sorted({min(size, len(split)) for size in batch_sizes}):
-        batch = split[:size].converted(timed.device, timed.dtype)
-        tables.append(time_removed(timed, plans, batch, rounds).assign(batch_size=size))
-    table = pd.concat(tables, ignore_index=True).rename(columns={"scorer": "model"})
-    table["heads_kept"] = len(timed.grid) - table["heads_removed"]
-    speed = ["speedup", *(f"speedup{end}" for end in QUARTILES if end)]
-    return table[["batch_size", "model", "heads_kept", "latency_ms", *speed]]
 
 
 def generating(subject: WrappedModel, new_tokens: int) -> WrappedModel:

@@ -40,8 +40,9 @@ class Branches:
     """The number of each mask among all masks of the pass, (M,)."""
     rows: np.ndarray
     """The state of each mask, as a row of `states`, (M,)."""
-    memory: Memory | None = None
-    """The input of the cross-attention; None before the decoder."""
+    memory: tuple[Mapping[Block, tuple[Tensor, Tensor]], np.ndarray] | None = None
+    """The input of the cross-attention, with each distinct output of the encoder stored once: the keys and values of
+    each block, (Y, B, H, S, K) each, and the row of Y that each mask reads, (M,). None before the decoder."""
 
     @classmethod
     def root(cls, state_BTD: Tensor, num_masks: int) -> Branches:
@@ -61,13 +62,13 @@ class Branches:
                 continue
             keys, values = (x.unflatten(0, self.states.shape[:2]) for x in projected)
             keys_values[sublayer.block] = keys, values
-        return Branches(state_BTD[None], self.masks, np.zeros_like(self.rows), Memory(keys_values, self.rows))
+        return Branches(state_BTD[None], self.masks, np.zeros_like(self.rows), (keys_values, self.rows))
 
     def split(self, at_most: int) -> Iterator[Branches]:
         """Yield parts with at most `at_most` states."""
         for start in range(0, len(self.states), at_most):
             here = (self.rows >= start) & (self.rows < start + at_most)
-            memory = self.memory and replace(self.memory, rows=self.memory.rows[here])
+            memory = self.memory and (self.memory[0], self.memory[1][here])
             yield Branches(self.states[start : start + at_most], self.masks[here], self.rows[here] - start, memory)
 
     def attend(
@@ -84,12 +85,13 @@ class Branches:
         attention = sublayer.attention
         if attention.num_heads == 0:
             return replace(self, states=self.states + attention.out_proj.bias)
-        if self.memory is None or sublayer.block not in self.memory.keys_values:
+        keys_values, memories_M = self.memory or ({}, self.rows)
+        if sublayer.block not in keys_values:
             parents_M, x_PBTD = self.rows, self.states
             context_PBHTK = _attend(sublayer, x_PBTD, bias, is_causal=is_causal)
         else:
-            keys, values = self.memory.keys_values[sublayer.block]
-            pairs_P, parents_M = np.unique(self.rows * len(keys) + self.memory.rows, return_inverse=True)
+            keys, values = keys_values[sublayer.block]
+            pairs_P, parents_M = np.unique(self.rows * len(keys) + memories_M, return_inverse=True)
             x_PBTD = _take(self.states, pairs_P // len(keys))
             context_PBHTK = _cross_attend(sublayer, x_PBTD, keys, values, pairs_P % len(keys), bias)
         open_PBTD = x_PBTD + attention.merge(context_PBHTK.flatten(0, 1)).unflatten(0, context_PBHTK.shape[:2])
@@ -98,16 +100,6 @@ class Branches:
         origin_C, gates_CH = children_C // len(kinds_GH), kinds_GH[children_C % len(kinds_GH)]
         states_CBTD = _closed(attention, open_PBTD, context_PBHTK, origin_C, gates_CH, fallback)
         return replace(self, states=states_CBTD, rows=rows_M)
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The input of the cross-attention blocks, with each distinct output of the encoder stored once."""
-
-    keys_values: Mapping[Block, tuple[Tensor, Tensor]]
-    """Keys and values of each block, (Y, B, H, S, K) each."""
-    rows: np.ndarray
-    """The memory of each mask, as a row of Y, (M,)."""
 
 
 def depth_first(root: Branches, steps: Sequence[Callable[[Branches], Branches]], at_most: int) -> Iterator[Branches]:

@@ -52,7 +52,7 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings
         if settings.search is not None:
             raise ValueError("search=optuna: chooses the jobs of a sweep, which needs -m")
         run = build()
-        run.prepare()
+        run.source.prepare()
         refused = False
         with shown():
             results = _recorded(lambda: run, output, overrides, settings)

@@ -164,10 +164,6 @@ class Run(Checked):
             folder.note(stages={name: round(seconds, 3) for name, seconds in whole.spent.items()})
         return results
 
-    def prepare(self) -> None:
-        """Raise ValueError, before anything is trained or written, for data and folders that are not allowed."""
-        self.source.prepare()
-
     def results(self) -> Results:
         """Train or load the model and run the experiment. Only the cache is written."""
         with self._whole():

@@ -31,15 +31,10 @@ def allow(packages: Iterable[str]) -> None:
         _allowed.add(package)
 
 
-def listed(typed: Iterable[str]) -> list[str]:
-    """Return the names of packages in the typed values of `plugins=`."""
-    return [name.strip() for text in typed for name in text.strip("[]\"'").split(",") if name.strip()]
-
-
-def from_folder(packages: Iterable[str]) -> list[str]:
-    """Return these packages and all installed plug-ins. These packages may also be in the working folder. Raises
-    ValueError for a package that cannot be imported."""
-    names = list(packages)
+def from_folder(typed: Iterable[str]) -> list[str]:
+    """Return the packages in typed values of `plugins=`, which may be in the working folder, and all installed
+    plug-ins. Raises ValueError for a package that cannot be imported."""
+    names = [name.strip() for text in typed for name in text.strip("[]\"'").split(",") if name.strip()]
     if names and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     allow(names)

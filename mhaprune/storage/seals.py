@@ -22,7 +22,7 @@ def sealed(content: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(content, buffer)
     data = buffer.getvalue()
-    return data + _seal(data)
+    return data + MARK + checksum(data).encode()
 
 
 def opened(data: bytes) -> Any:
@@ -30,16 +30,12 @@ def opened(data: bytes) -> Any:
     body, seal = data[:-LENGTH], data[-LENGTH:]
     if not seal.startswith(MARK):
         raise Damaged("no checksum at its end, so truncated, foreign or written by an older mhaprune")
-    if seal != _seal(body):
+    if seal != MARK + checksum(body).encode():
         raise Damaged("its checksum does not fit, so it has changed since it was written")
     try:
         return torch.load(io.BytesIO(body), weights_only=True, map_location="cpu")
     except Exception:
         raise Damaged("holds something else than plain content") from None  # torch advises to run its code
-
-
-def _seal(body: bytes) -> bytes:
-    return MARK + checksum(body).encode()
 
 
 def checksum(data: bytes) -> str:

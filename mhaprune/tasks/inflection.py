@@ -95,7 +95,11 @@ class Inflection(Task):
         return self.vocabulary.decode(source)[-1]
 
     def _pairs(self) -> set[tuple[str, str, str]]:
-        with gzip.open(table_path(), "rt", encoding="utf-8", newline="") as file:
+        found = importlib.util.find_spec("lemminflect")  # without importing it
+        if found is None or not found.submodule_search_locations:
+            raise ValueError("task=inflection: needs lemminflect, install it with: pip install -e '.[inflection]'")
+        table = Path(found.submodule_search_locations[0]) / "resources" / "infl_lu.csv.gz"
+        with gzip.open(table, "rt", encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file))
         return {
             (lemma, tag, form)
@@ -106,12 +110,3 @@ class Inflection(Task):
 
     def _plain(self, word: str) -> bool:
         return 0 < len(word) <= self.max_letters and set(word) <= set(string.ascii_lowercase)
-
-
-def table_path() -> Path:
-    """Find the table of lemminflect without importing it; raises ValueError with the command that installs
-    it."""
-    found = importlib.util.find_spec("lemminflect")
-    if found is None or not found.submodule_search_locations:
-        raise ValueError("task=inflection: needs lemminflect, install it with: pip install -e '.[inflection]'")
-    return Path(found.submodule_search_locations[0]) / "resources" / "infl_lu.csv.gz"

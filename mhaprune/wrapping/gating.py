@@ -74,19 +74,15 @@ def head_by_head(x: Tensor, block: AttentionBlock, batch_size: int) -> Tensor:
     """Return the input of an output projection, (B, T, W), head by head: (B, H, T, K)."""
     columns = x if block.straight and x.shape[-1] == len(block.order) else x[..., block.order.to(x.device)]
     head_dim = columns.shape[-1] // block.heads if block.heads else 0
-    return columns.reshape(batch_size, _positions(x, batch_size), block.heads, head_dim).transpose(1, 2)
+    positions = x.shape[:-1].numel() // batch_size  # not -1: x may have no columns
+    return columns.reshape(batch_size, positions, block.heads, head_dim).transpose(1, 2)
 
 
 def side_by_side(context_BHTK: Tensor, block: AttentionBlock, x: Tensor, batch_size: int) -> Tensor:
     """Undo `head_by_head`: return the heads in the shape of x. Columns of no head keep the values of x."""
     head_dim = len(block.order) // block.heads if block.heads else 0
-    shape = (batch_size, block.heads, _positions(x, batch_size), head_dim)
+    shape = (batch_size, block.heads, x.shape[:-1].numel() // batch_size, head_dim)
     columns = context_BHTK.expand(shape).transpose(1, 2).flatten(2).reshape(*x.shape[:-1], -1)
     if block.straight and x.shape[-1] == len(block.order):
         return columns
     return x.index_copy(-1, block.order.to(x.device), columns)
-
-
-def _positions(x: Tensor, batch_size: int) -> int:
-    """Return T, also for an x without columns."""
-    return x.shape[:-1].numel() // batch_size
