@@ -17,6 +17,7 @@ import torch
 
 import mhaprune
 from mhaprune.front.command_line import main
+from mhaprune.runs.collecting import collect
 from mhaprune.storage.cache import Cache
 from mhaprune.storage.seals import sealed
 from mhaprune.studies.texts import read_rows
@@ -132,6 +133,48 @@ def test_300_flips_in_a_cache_file(tmp_path: Path) -> None:
 
     get()
     flip_300(list(tmp_path.glob("*.pt")), get, same)
+
+
+def test_links_and_pipes_in_every_place(trained: Path, tmp_path: Path) -> None:
+    """A file behind a link stays as it was, and is not made where there was none."""
+    places = (".lock", "run.log", ".hydra", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
+    places += ("status.json", "accuracy.csv", "figures", "report.html", "environment.json", "model.pt")
+    counts, cache = Counter[str](), trained / "cache"
+    [lock] = (path.name for path in cache.glob("trained-*.lock"))
+    attempts = [("run", name) for name in places] + [("cache", lock), ("cache", lock.replace(".lock", ".pt"))]
+    attempts += [("out", name) for name in (".lock", "status.json", "runs.csv", "report.html", "index.html", "figures")]
+    for i, (where, name) in enumerate(attempts):
+        for kind in ("link", "dangling", "folder", "pipe"):
+            home = tmp_path / f"{i}-{kind}"
+            path, precious = home / where / name, home / "precious"
+            path.parent.mkdir(parents=True)
+            if kind == "pipe":
+                os.mkfifo(path)
+            elif kind == "folder":
+                precious.mkdir()
+                path.symlink_to(precious)
+            else:
+                precious.write_text("mine") if kind == "link" else None
+                path.symlink_to(precious)
+
+            def act(home: Path = home, where: str = where) -> None:
+                if where == "out":
+                    collect([trained / "run"], home / "out")
+                    return
+                used = home / "cache" if where == "cache" else cache
+                settings = [*TINY, *TINY_SEQUENCES, f"hydra.run.dir={home / 'run'}", f"cache={used}"]
+                done = run_here(main, "experiment=train", *settings)
+                if done.returncode:
+                    raise ValueError(done.stderr.splitlines()[-1])
+
+            def untouched(_: object, kind: str = kind, precious: Path = precious) -> bool:
+                if kind == "folder":
+                    return not list(precious.iterdir())
+                return precious.read_text() == "mine" if kind == "link" else not precious.exists()
+
+            result = outcome(act, untouched)
+            counts[SILENT if kind != "pipe" and not untouched(None) else result] += 1
+    check(counts, 60)
 
 
 def test_300_flips_in_a_model_file(trained: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mhaprune.storage.locks import regular
 
@@ -107,7 +108,7 @@ def _jsonl(file: Iterable[str]) -> Numbered:
             continue
         try:
             # Numbers stay as they are written.
-            values = json.loads(line, parse_int=str, parse_float=str)
+            values = json.loads(line, parse_int=str, parse_float=str, object_pairs_hook=_once)
             "".join(value for value in values.values() if isinstance(value, str)).encode()
         except AttributeError:
             raise ValueError(f"line {number} must be an object, like {{'text': '...'}}") from None
@@ -118,3 +119,9 @@ def _jsonl(file: Iterable[str]) -> Numbered:
                 given = json.dumps(values[name])[:40]
                 raise ValueError(f"line {number} has {name}={given}, must be a text or a number")
         yield number, {name: value for name, value in values.items() if isinstance(value, str)}
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if twice := [name for name, _ in pairs if name in COLUMNS and [other for other, _ in pairs].count(name) > 1]:
+        raise ValueError(f"more than one {twice[0]}")
+    return dict(pairs)

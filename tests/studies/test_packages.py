@@ -142,6 +142,7 @@ def test_no_text_is_in_two_splits() -> None:
         ("a.jsonl", '{"text": "a"}\n{"text": ["a"]}', [], "line 2 has text=.*, must be a text or a number"),
         ("a.jsonl", '{"text": "a", "label": true}', ["label"], "line 1 has label=true, must be a text or a number"),
         ("a.jsonl", '{"text": "\\ud800"}', [], "line 1 is no JSON"),
+        ("a.jsonl", '{"text": "a", "label": 1, "label": 2}', ["label"], "line 1 is no JSON .more than one label"),
         ("a.csv", "text,label,label\na,0,1\n", ["label"], "line 1 has more than one column label"),
         ("a.csv", "text,label\nhello, world,1\n", ["label"], "line 2 has 3 fields, its header 2"),
         ("a.csv", 'text\na\n"b\nc\n', [], "line 4 is no CSV"),
