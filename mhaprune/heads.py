@@ -64,8 +64,8 @@ class HeadId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, sites: Container[str] | None = None) -> HeadId:
-        """Read `encoder_self.0.3` back; a site may contain dots. Raises ValueError for anything else, and for a site
-        that is not in `sites`."""
+        """Read the name of a head, such as `cross.0.3`; a site may contain dots. Raises ValueError for any other text,
+        and for a site that is not in `sites`."""
         site, *numbers = text.rsplit(".", 2)
         if not site or len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
             raise ValueError(f"head={text!r}: must read SITE.LAYER.HEAD, for example cross.0.3")

@@ -81,7 +81,7 @@ def track(
     done: int = 0,
     name: Callable[[Item], str] | None = None,
 ) -> Iterator[Item]:
-    """Yield the items, and count them in a step `what`. `name` returns the name of an item."""
+    """Yield the items. The progress line counts them as `what`, and shows the `name` of the present item."""
     if total is None and isinstance(items, Sized):
         total = done + len(items)
     with doing(what, total, done=done) as step:

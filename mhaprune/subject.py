@@ -24,7 +24,7 @@ class Outcome(Protocol):
 
     @property
     def loss(self) -> Tensor:
-        """The loss, in nats for a likelihood; lower is better."""
+        """The loss; lower is better. A cross-entropy is in nats."""
         ...
 
     @property

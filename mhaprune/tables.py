@@ -62,7 +62,7 @@ UNINFORMED = "control"
 """The family of scorers that know nothing about the model. They are never chosen from, and figures draw them in
 grey."""
 GATE = "gate_"
-"""The beginning of the columns of gates in a table of training; the name of the head follows."""
+"""The prefix of the columns of gates in a table of training; the name of the head follows."""
 BEST_OF_SIZE = "best of each size"
 """The schedule and scorer of a model trained from scratch in the best shape of its size."""
 

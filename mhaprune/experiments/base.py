@@ -66,7 +66,7 @@ class Setup:
 class Experiment(Checked, ABC):
     """A study of one trained model. It makes figures, sentences and the map of heads from its own tables.
 
-    A table may have any name, because `run` and `collect` call the experiment, and no other module reads its tables.
+    A table may have any name: `run` and `collect` leave the reading of tables to the experiment.
     """
 
     figures: ClassVar[Figures] = ()

@@ -32,8 +32,8 @@ def run(*overrides: str, folder: str | Path | None = None) -> Results:
 @checked
 @shown()
 def study(*overrides: str) -> Study:
-    """Return the input of the experiment of such a run: the trained model as `subject`, its `splits`, `scorers` by
-    name, and more. A model that was trained before comes from the cache. Raises ValueError as `run` does.
+    """Return what `run` would pass to the experiment: the trained model as `subject`, its `splits`, `scorers` by name,
+    and more. A model that was trained before comes from the cache. Raises ValueError as `run` does.
 
     >>> study = mhaprune.study("task=copy", "training.steps=20", "scorer=[ablation]", "cache=my_cache")
     >>> study.scorers["ablation"](study.subject, study.splits.score[:32], 0).values.shape  # (draws, heads)

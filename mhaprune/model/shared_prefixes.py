@@ -39,7 +39,7 @@ class Branches:
     masks: np.ndarray
     """The number of each mask among all masks of the pass, (M,)."""
     rows: np.ndarray
-    """The state of each mask, as a row of `states`, (M,)."""
+    """For each mask, the index of its state in `states`, (M,)."""
     memory: tuple[Mapping[Block, tuple[Tensor, Tensor]], np.ndarray] | None = None
     """The input of the cross-attention, with each distinct output of the encoder stored once: the keys and values of
     each block, (Y, B, H, S, K) each, and the row of Y that each mask reads, (M,). None before the decoder."""

@@ -36,7 +36,7 @@ class Costs:
         return self.known[unit]
 
     def table(self) -> pd.DataFrame:
-        """Return one row per unit and block."""
+        """Return a table of the costs that were asked for: one row per unit and block."""
         return pd.DataFrame(
             {"unit": unit, "floor": cost.floor, "block": str(block), "per_block": cost.block[block], "per_head": each}
             for unit, cost in self.known.items()

@@ -81,8 +81,8 @@ class EquivalenceCheck:
 
 
 def proofs(subject: Subject, report: Data) -> dict[str, float]:
-    """Return the numbers of the proofs: each block has a gate with an effect and, for a model that decodes, greedy
-    decoding and exact match agree. Every run that closes heads makes these proofs."""
+    """Return the effect of the gates of the weakest block and, for a model that decodes, on how many examples greedy
+    decoding and exact match disagree. Every run that closes heads makes these proofs."""
     checks: dict[str, float] = {"smallest_gate_effect": smallest_effect(subject, report.few())}
     if isinstance(subject, DecodesGreedily):
         checks["greedy_decoding_disagreements"] = greedy_disagreements(subject, report)

@@ -137,7 +137,7 @@ def correct(
 
 
 class _Sums(NamedTuple):
-    """AᵀA and AᵀE, with the column of the bias in A."""
+    """The sums AᵀA and AᵀE of `correct`. A has a column of ones for the bias."""
 
     gram: Tensor
     products: Tensor

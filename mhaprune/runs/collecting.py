@@ -206,7 +206,8 @@ def varying_first(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _how_to_repeat(folders: Sequence[Path], out: Path) -> dict[str, str]:
-    """Return the commands of the sweeps that are collected, and the command that collects them, if it is another."""
+    """Return the commands of the collected sweeps, and the command that collects them unless a sweep does this
+    itself."""
     sweeps = []
     for top in folders:
         with suppress(ValueError):  # a damaged list of jobs

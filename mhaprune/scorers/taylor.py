@@ -25,8 +25,8 @@ class Taylor(Scorer):
     family: ClassVar[str] = "gradient"
 
     level: Literal["token", "example", "batch"] = "token"
-    """The derivative whose absolute value is taken: for every token that the head writes to (the code of Michel et
-    al.), for every example (their paper), or the mean over a batch (most re-implementations)."""
+    """The numbers whose absolute value is taken: the derivative of each token that the head writes to (the code of
+    Michel et al.), of each example (their paper), or their mean over a batch (most re-implementations)."""
     batch_size: Annotated[int, Ge(1)] = 32
     """Number of examples of a batch, for level `batch`."""
 

@@ -93,7 +93,7 @@ class RunFolder:
     def recorded(self, wait: bool = False) -> Iterator[RunFolder]:
         """Keep `status.json` up to date while the body runs. The files of an earlier run are removed first.
 
-        If another run uses the folder: wait until it ends, or raise ValueError and change nothing.
+        If another run uses the folder: with `wait`, wait until it ends; otherwise raise ValueError and change nothing.
         """
         with locked(self.path / LOCK, None if wait else _refusal(self.path)):
             self._clear()

@@ -50,8 +50,8 @@ class Pretrained(Checked, ABC):
     report: SplitSize = 256
     """Number of texts that results are reported on."""
     train: Annotated[int, Ge(0)] = 0
-    """Number of texts for recoveries: fine-tuning reads all, a refit the first. 0 means the texts that heads are scored
-    on; they are few, so fine-tuning soon overfits them."""
+    """Number of texts for recoveries: fine-tuning reads all of them, a refit its first `examples`. With 0 they read the
+    texts that heads are scored on; these are few, so fine-tuning soon overfits them."""
     max_length: Annotated[int, Ge(1)] = 128
     """The largest number of tokens of a text; longer texts are cut."""
     save: bool = False

@@ -52,7 +52,7 @@ class Study:
 
     subject: Subject
     whole_grid: HeadGrid
-    """The heads of the unpruned model; for a pretrained model, the heads that it has."""
+    """The heads of the model before any removal; for a pretrained model, those of `subject`."""
     splits: Splits[Data]
     training: Descent
     """The settings of the model's training or, for a pretrained model, of fine-tuning."""

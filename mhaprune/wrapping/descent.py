@@ -111,8 +111,8 @@ class Descent(Checked, ABC):
         """Train `model` in place; returns a row for step 0 and one for each evaluation: step, seconds spent on training
         steps so far, loss, held-out accuracy, gates.
 
-        The loss is the `objective`'s, by default that of this class. `state` is what an earlier call gave to `save`;
-        training goes on from there. Raises `Diverged` where the loss is not finite.
+        Training minimises `objective`, by default the method `objective` of this class. `state` is what an earlier call
+        gave to `save`; training goes on from there. Raises `Diverged` where the loss is not finite.
         """
         with ExitStack() as stack:
             stack.enter_context(self.while_training(model))

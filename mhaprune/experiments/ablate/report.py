@@ -66,7 +66,7 @@ def _which(row: dict[Any, Any]) -> str:
 
 
 def head_map(tables: Tables) -> Verdict:
-    """Return the heads of the largest budget, which are removed together."""
+    """Return the map of the largest set of heads that can be removed together."""
     best = most_removed(tables["summary"].query("recovery == @NOTHING"))
     scores = tables["heads"][tables["heads"]["draw"] == 0]
     scorer = REFERENCE if REFERENCE in set(scores["scorer"]) else best["scorer"]
