@@ -30,7 +30,7 @@ class Findings:
     tables: dict[str, pd.DataFrame]
     """Tidy tables by name. Figures and sentences are made from them."""
     checks: dict[str, float] = field(default_factory=dict)
-    """Proofs by name, for `status.json`."""
+    """The numbers that the proofs of the run found, by name, for `status.json`."""
     files: dict[str, bytes] = field(default_factory=dict)
     """Contents of further files, by their path in the run folder."""
 
@@ -72,7 +72,7 @@ class Experiment(Checked, ABC):
     figures: ClassVar[Figures] = ()
     """The figures of one run, in the order of the report."""
     tables: ClassVar[tuple[str, ...]] = ()
-    """The names of the tables that the experiment may return, for a search; empty if unknown beforehand."""
+    """The tables that the experiment may return. A search checks its column with them. Empty if not known."""
     figures_over_runs: ClassVar[Figures] = ()
     """The figures that compare several runs. Their tables have the columns `label` and `setting`."""
     stages: ClassVar[Stages] = NO_STAGES
@@ -91,16 +91,16 @@ class Experiment(Checked, ABC):
     @staticmethod
     @abstractmethod
     def say(tables: Tables) -> Iterator[str]:
-        """Yield sentences about the findings of one run; the first answers the question of the experiment."""
+        """Yield sentences about the findings of one run. The first sentence answers the question of the experiment."""
 
     @staticmethod
     def say_in_common(tables: Tables) -> Iterator[str]:
-        """Yield sentences about several runs together; none if the experiment does not compare runs in words."""
+        """Yield sentences about several runs together; no sentence if the experiment does not compare runs."""
         return iter(())
 
     @staticmethod
     def head_map(tables: Tables) -> Verdict | None:
-        """Return which heads stay and which can be removed; None if the experiment does not decide this."""
+        """Return a decision for each head: it stays or can be removed. None if the experiment does not decide this."""
         return None
 
     @staticmethod
@@ -158,8 +158,8 @@ def the_one(schedules: Mapping[str, Schedule]) -> Schedule:
 def with_proofs(
     study: Study, tables: dict[str, pd.DataFrame], worst: float, files: dict[str, bytes] | None = None, **more: float
 ) -> Findings:
-    """Return the findings of an experiment that removes heads, with the proofs of such a run. `worst` is the largest
-    difference between removing and masking the same heads; `more` are proofs of its own."""
+    """Return the findings of an experiment that removes heads, with its proofs as `checks`. `worst` is the largest
+    difference between removing and masking the same heads; `more` are further proofs of the experiment."""
     with doing("prove"):
         checks = proofs(study.subject, study.splits.report)
     return Findings(tables, {"max_difference_masked_removed": worst, **more, **checks}, files or {})

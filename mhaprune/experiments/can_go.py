@@ -11,11 +11,9 @@ from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, ENDS, NOTHING, QUALITY,
 
 
 def summary_of(curve: pd.DataFrame, dense: pd.Series, tolerance: float, *more: str) -> dict[str, Any]:
-    """Return a row of a summary: the model of `curve` with the most heads removed that loses at most `tolerance` of
-    exact match, or else the dense model; its quality and speed-up, and the columns `more`.
-
-    The model is chosen by the observed loss, the number of heads at 95 % confidence by `surely`. `curve` has one model
-    per row.
+    """Choose a row of `curve` for a summary, and return its quality, its speed-up and the columns `more`. `curve` has
+    one model per row. The chosen model has the most heads removed among those that lose at most `tolerance` of exact
+    match, as observed; if there is none, it is the dense model. The number at 95 % confidence is from `surely`.
     """
     within = curve[curve[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - tolerance]
     order = (within if len(within) else dense.to_frame().T).sort_values("heads_removed", ascending=False, kind="stable")
@@ -41,7 +39,7 @@ def surely(curve: pd.DataFrame, tolerance: float) -> float:
 
 
 def surely_words(row: Mapping[str, Any] | pd.Series, kept: bool = False) -> str:
-    """Return in words how many heads can be removed at 95 % confidence, or must be `kept`; empty for a control."""
+    """Return in words the number of heads to remove (with `kept`: to keep) at 95 % confidence; empty for a control."""
     sure = row.get(SURE, nan)
     if isnan(sure):
         return ""
@@ -49,12 +47,12 @@ def surely_words(row: Mapping[str, Any] | pd.Series, kept: bool = False) -> str:
 
 
 def most_removed(summary: pd.DataFrame) -> pd.Series:
-    """Return the row with the most heads removed. Ties go to the best on the choose split."""
+    """Return the row with the most heads removed. Of equal rows, the best on the choose split is returned."""
     return summary.sort_values(["heads_removed", CHOOSE_QUALITY], ascending=False, kind="stable").iloc[0]
 
 
 def headline(summary: pd.DataFrame, tables: Tables) -> list[Number]:
-    """Return the first numbers of a summary for each recovery: heads that can be removed, quality and speed-up."""
+    """Return three numbers for each recovery in a summary: heads that can be removed, quality and speed-up."""
     numbers: list[Number] = []
     for recovery, rows in summary.groupby("recovery", sort=False):
         row, after = most_removed(rows), "" if recovery == NOTHING else str(recovery)
@@ -68,9 +66,9 @@ def headline(summary: pd.DataFrame, tables: Tables) -> list[Number]:
 
 
 def caveats(tables: Tables, sure: bool, tolerance: float, recovered: str) -> Iterator[str]:
-    """Yield the meaning of `surely_words`, if they are `sure` to stand in a sentence; a warning if the choose split is
-    too small for any such claim, because the interval of the dense model against itself is already wider than the
-    tolerance; and the recoveries that failed in the table `recovered`."""
+    """Yield sentences of caution. If `sure` (a sentence says "surely"), explain this word, and warn if the choose split
+    is too small: then even the interval of the dense model against itself ends above the tolerance. Name the failed
+    recoveries in the table `recovered`."""
     if sure:
         yield (
             f"Surely means that the 95 % interval of the {quality_name(tables)} lost on the choose split ends within"

@@ -31,8 +31,8 @@ class Shown(NamedTuple):
 def show(
     subject: Seq2Seq, task: Task, source: Sequence[str], right: Sequence[str] | None, gates: Tensor | None = None
 ) -> Shown:
-    """Let the model answer a source sequence, under `gates` (N,) if they are given. An answer without an end symbol has
-    the model's largest length."""
+    """Let the model answer a source sequence, with `gates` (N,) if they are given. The answer ends at the end symbol;
+    without this symbol, at the largest length of the model."""
 
     def words(target: Sequence[int]) -> tuple[str, str]:
         text, _, answer = task.show(source_1S[0].tolist(), target).rpartition(" -> ")
@@ -47,8 +47,8 @@ def show(
 
 
 def examples_table(shown: Iterable[Shown], train: Examples) -> pd.DataFrame:
-    """Return one row per example, numbered from 0: whether the answer `ended`, the number of `symbols` in the source,
-    and the longest source in training, `trained_symbols`."""
+    """Return one row per example, numbered from 0. Columns: the source and the answers, whether the model `ended` its
+    answer, the number of `symbols` in the source, and in the longest source of training, `trained_symbols`."""
     rows = []
     trained = train.source.shape[1] - 1
     for number, example in enumerate(shown):
@@ -85,7 +85,7 @@ def _cells(
     at_query: Mapping[str, Sequence[str | None]],
     keys: Sequence[str],
 ) -> Iterator[pd.DataFrame]:
-    """Yield a table for each of a block's `own` heads, with one row per query and key."""
+    """Yield a table for each head of a block, with one row per query and key. `own` are the heads of the block."""
     for head, weights_TU in zip(own, weights_HTU.double().cpu().numpy(), strict=True):
         places = pd.MultiIndex.from_product(map(range, weights_TU.shape), names=["query", "key"])
         frame = places.to_frame(index=False)
@@ -95,13 +95,13 @@ def _cells(
 
 
 def tokens(task: Task, ids: Tensor) -> list[str]:
-    """Return the words of a batch of one."""
+    """Return the names of the tokens in a batch of one example."""
     names = (*SPECIAL, *task.vocabulary.symbols)
     return [names[i] for i in ids[0].tolist()]
 
 
 def check_examples(field: str, numbers: Sequence[int], have: int) -> None:
-    """Raise ValueError if the report split of this size has no example with one of these numbers."""
+    """Raise ValueError for an example number that the report split, with `have` examples, does not have."""
     if max(numbers, default=0) >= have:
         raise ValueError(f"experiment.{field}={max(numbers)}: the report split has examples 0 to {have - 1}")
 
@@ -132,8 +132,8 @@ def answer_tables(
 
 
 def text_tables(study: Study, numbers: Sequence[int]) -> dict[str, pd.DataFrame]:
-    """Return `examples`, one row per text, and `attention`, as `attention_table` does, for a pretrained model. Tokens
-    without names are called by their positions."""
+    """Return two tables for a pretrained model: `examples`, one row per text, and `attention` (see `attention_table`).
+    If the tokens of a text are not known, their positions are their names."""
     texts, parts = [], list[pd.DataFrame]()
     for example, number in enumerate(numbers):
         batch = study.splits.report[number : number + 1]
@@ -153,8 +153,8 @@ def text_tables(study: Study, numbers: Sequence[int]) -> dict[str, pd.DataFrame]
 def turned_wrong(
     subject: Seq2Seq, task: Task, asked: Sequence[Shown], examples: Examples, closed: Outcome, shown: int
 ) -> pd.DataFrame:
-    """Return, for each head, examples that turn wrong when it is closed, with the model's answer: first the
-    examples that the user `asked` for, then up to `shown` of `examples`."""
+    """Close each head, and return the examples whose answer turns wrong, with this answer, a row each. For each head,
+    examples that the user `asked` for come first, then up to `shown` of `examples`."""
     right_E = closed.quality[0] == 1
     rows: list[dict[str, Any]] = []
     for head in track(subject.grid, "heads", name=str):

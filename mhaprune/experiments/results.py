@@ -20,7 +20,7 @@ class Results:
 
     title: str
     tables: dict[str, pd.DataFrame]
-    """Tidy tables by name. The first columns of each row identify the run."""
+    """Tidy tables by name. Their first columns identify the run."""
     figures: dict[str, Plot]
     """Figures by name; a notebook shows them."""
     sentences: list[str]
@@ -32,7 +32,7 @@ class Results:
     found: dict[str, pd.DataFrame]
     """The tables without the columns that identify the run."""
     small_map: SmallMap | None = None
-    """Which heads stay; None for an experiment that does not decide this."""
+    """A small map of the heads that stay and that can be removed; None for an experiment that does not decide this."""
     trained_with: Mapping[str, Any] = field(default_factory=dict)
     """The threads, device and version of torch that trained the model; empty if they are not known."""
 
@@ -48,7 +48,8 @@ class Results:
 def present(
     experiment: Experiment, study: Study, findings: Findings, title: str, identity: Mapping[str, Any] | None = None
 ) -> Results:
-    """Return the findings with their figures and sentences. `identity` has the first columns of every table."""
+    """Return the findings with their figures and sentences. The columns `identity` are added in front of every
+    table."""
     found = {name: frame.assign(**study.words) for name, frame in findings.tables.items()}
     verdict, first = experiment.head_map(found), dict(identity or {})
     others = {name: frame.drop(columns=list(first), errors="ignore") for name, frame in found.items()}

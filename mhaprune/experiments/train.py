@@ -47,7 +47,8 @@ class Train(Experiment):
 class Evaluate(Train):
     """The findings of `train`, without a `model.pt`.
 
-    The model is one that `train` or `prune` has saved; else it is trained, or taken from the cache.
+    With `model_file`, the model is a saved one, from `train` or `prune`. Without it, the model comes from the cache or
+    is trained.
     """
 
     saves = False

@@ -1,1 +1,1 @@
-"""The user interfaces: the command line, the same from Python, and mhaprune for a model of your own."""
+"""The user interfaces: the command line, its commands from Python, and mhaprune for a model of your own."""

@@ -49,7 +49,7 @@ SHOW = ("--cfg", "-c")
 
 
 def job(config: DictConfig, start: int = 0) -> None:
-    """Do one run, or one job of the n-th start of a sweep, in the folder that Hydra has made for it."""
+    """Do one run or one job of a sweep, in the folder made by Hydra. `start` counts the starts of the sweep."""
     from mhaprune.runs.doing import do_alone, do_in_sweep
     from mhaprune.runs.run import sweep_settings
 
@@ -64,7 +64,7 @@ execute = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    """Return a config of Hydra as dicts, lists and values."""
+    """Convert a config of Hydra into dicts, lists and plain values."""
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
@@ -150,7 +150,7 @@ class SweepAsked(BaseException):
 
 
 class HandingOver(Callback):
-    """Callbacks of Hydra: mhaprune does sweeps, and a folder that cannot be used is refused before Hydra writes."""
+    """Callbacks of Hydra: hand sweeps over to mhaprune, and refuse a bad folder before Hydra writes there."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         from mhaprune.runs.from_hydra import files_of_hydra
@@ -179,7 +179,7 @@ def _build(config: DictConfig, overrides: Sequence[str]) -> Run:
 
 
 def _values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the config as plain values. Raises ConfigError for a setting that the model replaces."""
+    """Return the config as plain values. Raises ConfigError for a setting that the chosen model does not allow."""
     values = plain(config)
     from mhaprune.runs.run import ONLY_TRAINED_HERE, is_pretrained
     from mhaprune.settings.options import ConfigError
@@ -198,7 +198,7 @@ def _values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def _as_hydra_needs_it(arguments: list[str]) -> Iterator[None]:
-    """Set `sys.argv` and the environment for Hydra; afterwards restore them and the log's handlers."""
+    """Set `sys.argv` and the environment for Hydra; at the end restore both and the handlers of the log."""
     before, variables, handlers = sys.argv, dict(os.environ), list(logging.getLogger().handlers)
     flags = [argument for argument in arguments if argument in MULTIRUN]  # argparse wants them first
     rest = [argument for argument in arguments if argument not in flags]
@@ -256,7 +256,7 @@ def _parses(argument: str) -> bool:
 
 
 def _composed(arguments: Sequence[str]) -> Mapping[str, Any]:
-    """Return the config with the chosen options but no other settings; the default config if that fails."""
+    """Return the config with only the options chosen by `arguments`; the default config if Hydra fails."""
     chosen = [argument for argument in arguments if (conf_folder() / argument.partition("=")[0]).is_dir()]
     with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
         try:

@@ -1,6 +1,6 @@
 """Settings as YAML with a comment above each: its meaning, its unit, and the allowed values.
 
-The comments are the docstrings and the ranges of the dataclasses themselves.
+The comments are made from the docstrings and ranges in the dataclasses.
 """
 
 import ast
@@ -69,7 +69,8 @@ def _field_docs(cls: type) -> dict[str, str]:
 
 
 def _range(kind: Any) -> str:
-    """Return the allowed values of a field in words; empty if its value is an option with its own settings."""
+    """Return the allowed values of a field in words; empty if the value is itself an option with settings of its
+    own."""
     parts = typing.get_args(kind) if typing.get_origin(kind) is dict else [kind]
     return "" if any(dataclasses_in(part) for part in parts) else f"Allowed: {expected(kind)}."
 

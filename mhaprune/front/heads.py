@@ -175,7 +175,8 @@ class Heads(ModelWithData):
     @checked
     @shown()
     def without(self, mask: HeadMask, refit: bool = False, fine_tune: Annotated[int, Ge(0)] = 0) -> WrappedModel:
-        """Return the model without these heads as a subject. The removal is proved equal to masking first.
+        """Return the model without the heads that `mask` removes, as a subject. Before that, removing is proved equal
+        to masking.
 
         >>> len(heads.without(heads.mask(keep=3)).grid)
         3
@@ -242,9 +243,10 @@ class Heads(ModelWithData):
     ) -> pd.DataFrame:
         """Measure how much faster the model is with fewer heads (see `mask`), on the first examples of *report*.
 
-        A forward pass is timed, or with `new_tokens` the generation of that many tokens with a cache. One row per batch
-        size and model: milliseconds, and the speed-up over the dense model as median and quartiles over rounds in which
-        all models take turns. The row `dense again` shows the noise. A batch is never larger than the split.
+        A forward pass is timed; with `new_tokens`, the generation of this number of tokens with a cache. Returns one
+        row per batch size and model: milliseconds, and the speed-up over the dense model (median and quartiles). In
+        every round, all models take turns. The row `dense again` shows the noise. A batch is never larger than the
+        split.
 
         >>> heads.speed(keep=0.5, batch_sizes=1, rounds=2)["model"].tolist()
         ['removed', 'dense', 'dense again']
@@ -269,7 +271,7 @@ class Heads(ModelWithData):
 
     @cached_property
     def scoring(self) -> Scoring:
-        """The scores on the *score* split, each computed once."""
+        """The scores on the *score* split. Each score is computed only once."""
         return Scoring(self.subject, self.splits.score, self.seed)
 
     @cached_property

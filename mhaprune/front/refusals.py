@@ -53,7 +53,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def unreadable(argument: str, before: str) -> str:
-    """Return why an argument cannot be parsed, and how it must be written. `before` is the argument before it."""
+    """Return an error message for an argument that cannot be parsed. `before` is the previous argument."""
     example = "must read KEY=VALUE, for example seed=1"
     if re.match(r"[\w./@+~]+==", argument):
         return f"{argument}: has one = too many, {example}"
@@ -71,7 +71,7 @@ def unreadable(argument: str, before: str) -> str:
 
 
 def composition_error(text: str, arguments: Sequence[str], composed: Callable[[], Mapping[str, Any]]) -> str | None:
-    """Return Hydra's message of several lines about an argument as one line; None for another error.
+    """Turn Hydra's long error message about an argument into one line; None for an error that is not known here.
 
     `composed` returns the config with the options of the command line chosen, but no other settings.
     """

@@ -21,7 +21,7 @@ REMOVED = "removed"
 
 
 class Verdict(NamedTuple):
-    """A decision for each head of the model, in the model's order, and the words that explain it."""
+    """A decision for each head, in the order of the heads in the model, and words that explain the decisions."""
 
     heads: pd.DataFrame
     """The head, whether it `stays`, its `score` (or NaN) and its `name`: what it looks at, empty if unknown."""
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
     meaning: str
     """The sentence that explains what a tile of each kind means."""
     together: bool = True
-    """Whether the heads that can be removed were removed together; if not, each of them can be removed alone."""
+    """True if the removable heads were removed together; False if each of them was judged alone."""
 
 
 class SmallMap(NamedTuple):

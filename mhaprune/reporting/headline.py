@@ -1,4 +1,4 @@
-"""The headline of several runs: their first numbers against the settings that vary."""
+"""The headline of several runs: the most important numbers of each run, drawn against the settings that vary."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +53,7 @@ class Number(NamedTuple):
 
 
 def share_number(what: str, value: float, whole: float = math.nan, after: str = "") -> Number:
-    """Return a quality as a number. A quality from 0 to 1 is taken for a share, but not every quality is one."""
+    """Return a quality as a `Number`. A value from 0 to 1 counts as a share, with these two limits."""
     ends = (0.0, 1.0) if 0 <= value <= 1 else (-math.inf, math.inf)
     return Number(what, float(value), float(whole), after, *ends)
 
@@ -61,8 +61,8 @@ def share_number(what: str, value: float, whole: float = math.nan, after: str = 
 def against_settings(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Plot | None:
     """Draw a panel per number. The first setting is the x axis, the second the colour, and the others make rows.
 
-    `numbers` has a row per run and `Number`, with its fields, the `label` of the run, and a column per setting. None if
-    there is nothing to compare, or too much varies for one figure.
+    `numbers` has a row for each `Number` of each run: the fields of the `Number`, the `label` of the run, and a column
+    per setting. Returns None if there are fewer than two runs, or if too much varies for one figure.
     """
     numbers = _comparable(numbers).assign(**{ALL_RUNS.name: ALL_RUNS.values[0]})
     across, colours, *others = [*settings, ALL_RUNS, ALL_RUNS][: max(2, len(settings))]
@@ -111,8 +111,8 @@ def _comparable(numbers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) -> list[float]:
-    """Draw a small mark per run, and a large one for the mean of runs that differ only in their seed, with its
-    interval. Return the ends of the intervals."""
+    """Draw a mark per run. If at least `LEAST_RUNS` runs differ only in their seed, draw their mean as a larger mark
+    with its interval. Return the ends of all intervals."""
     dodge = 0.7 / len(colours.values)
     ends: list[float] = []
     for i, colour in enumerate(colours.values):
@@ -142,7 +142,7 @@ def _draw(axes: Axes, panel: pd.DataFrame, across: Setting, colours: Setting) ->
 
 
 def _within(runs: pd.DataFrame, interval: Callable[[pd.Series], tuple[float, float]]) -> tuple[float, float]:
-    """Return an interval over runs, cut to the possible values of the number."""
+    """Return both ends of an interval over runs, clipped to the smallest and largest possible value."""
     low, high = np.clip(interval(runs["value"]), runs["least"].min(), runs["most"].max())
     return float(low), float(high)
 
@@ -165,8 +165,8 @@ def _repeated(numbers: pd.DataFrame, settings: Sequence[Setting]) -> bool:
 
 
 def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterator[str]:
-    """Yield a sentence per number for runs that differ only in their seed: their mean, or their values if they are few;
-    none without such runs."""
+    """Yield a sentence per number, with the mean over runs that differ only in their seed; for few runs, their values.
+    Nothing is yielded if no runs differ only in their seed."""
     numbers = _comparable(numbers)
     if numbers.empty or not _repeated(numbers, settings):
         return
@@ -189,7 +189,7 @@ def means_in_words(numbers: pd.DataFrame, settings: Sequence[Setting]) -> Iterat
 
 
 def _mean(runs: pd.DataFrame) -> str:
-    """Return the mean with its interval and the interval for a new run; the values, for fewer than `LEAST_RUNS`."""
+    """Return the mean with its interval and the interval for a new run, in words; the values, if they are few."""
     if len(runs) < LEAST_RUNS:
         return " and ".join(f"{value:.3g}" for value in runs["value"])
     (low, high), (least, most) = (_within(runs, interval) for interval in (student_interval, prediction_interval))

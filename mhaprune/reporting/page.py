@@ -17,7 +17,7 @@ LONGEST = 500
 
 
 def proof_sentences(checks: Mapping[str, float]) -> list[str]:
-    """Return the proofs of a run, in sentences."""
+    """Return a sentence for each proof of a run."""
     lines = []
     if "max_difference_masked_removed" in checks:
         lines.append(
@@ -65,7 +65,7 @@ def render(
 
 
 def _table(name: str, frame: pd.DataFrame) -> dict[str, Any]:
-    """Return what the page shows of a table: its first rows, and apart the columns that are equal in all rows."""
+    """Return a table as the page shows it: its first rows, and separately the columns with one value in all rows."""
     shown = varying(frame) if len(frame) > 1 else list(frame)
     return {
         "name": name,

@@ -139,13 +139,12 @@ def line_style(i: int) -> dict[str, Any]:
 
 
 def errors(frame: pd.DataFrame, column: str, ends: Sequence[str] = ENDS) -> np.ndarray:
-    """Return the distances from a column down and up to the ends of its interval, as `errorbar` takes them."""
+    """Return the distances from a column to the lower and the upper ends of its intervals, for `errorbar`."""
     return np.abs(np.stack([frame[column] - frame[f"{column}{end}"] for end in ends[1:]]))
 
 
 def ceiling(highest: pd.Series, families: pd.Series) -> float:
-    """Return the end of an axis that shows all scorers except controls. A control far above would squeeze the
-    others."""
+    """Return the upper end of an axis. Controls may lie above it: a very high control would squeeze the others."""
     return 1.15 * max(highest[families != UNINFORMED].max(), 1.0) if (families != UNINFORMED).any() else np.inf
 
 
@@ -182,8 +181,8 @@ def panels(
 def panelled(
     count: int, most: int, cell: tuple[float, float], room: tuple[float, float], *labels: str, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a new figure with `panels` in rows of at most `most`. `cell` is the width and height of a panel, `room`
-    what is left around all of them, in inches."""
+    """Return a new figure with `count` panels, at most `most` in a row. In inches, `cell` is the width and height of a
+    panel, and `room` is the free width and height around all panels."""
     columns = columns_of(count, most)
     rows = -(-count // columns)
     figure = Figure(figsize=(room[0] + cell[0] * columns, room[1] + cell[1] * rows))
@@ -193,7 +192,7 @@ def panelled(
 def draw_curve(
     axes: Axes, frame: pd.DataFrame, x: str, y: str = QUALITY, ends: Sequence[str] = ENDS, **style: Any
 ) -> None:
-    """Draw a column as a line over another, with its intervals; `ends` are the endings of their columns."""
+    """Draw column `y` against column `x` as a line with intervals, from columns whose names end in `ends`."""
     frame = frame.sort_values(x, kind="stable")
     axes.errorbar(frame[x], frame[y], errors(frame, y, ends), **{"capsize": 2, "elinewidth": 1, **style})
 
@@ -222,7 +221,8 @@ def wrapped(words: str, inches: float) -> str:
 
 
 def elided(name: str, most: int = 28) -> str:
-    """Return a long name without its middle, because the ends of long names distinguish them."""
+    """Return a name of at most `most` letters: a longer name loses its middle, because long names differ at their
+    ends."""
     return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"
 
 

@@ -58,11 +58,10 @@ def settings_of(group: str, name: str) -> Settings:
 def options_of(
     package: str, groups: Mapping[str, type], several: Iterable[str]
 ) -> Iterator[tuple[str, str, str | None, Settings]]:
-    """Find the options of a plug-in: a YAML for each in its folder `conf`, or a class alone.
-
-    Yield the group, the name, the place of the settings in the config (None for the name of the group), and the
-    settings, with defaults for the fields that a YAML leaves out. `groups` maps each group to the class of its options;
-    a run may have more than one option of the groups `several`.
+    """Find the options of a plug-in. Each option is a YAML in the folder `conf` of the plug-in, or only a class. Yield
+    its group, its name, the place of its settings in the config (None: the name of the group), and its settings, with
+    defaults for fields that the YAML leaves out. `groups` maps each group to the class of its options; a run may have
+    more than one option of the groups `several`.
     """
     with_yaml = set()
     for folder in getattr(importlib.import_module(package), "__path__", ()):
@@ -87,7 +86,7 @@ def options_of(
 
 
 def _group_of(cls: object, module: str, groups: Mapping[str, type]) -> str | None:
-    """Return the group of which `cls` is an option; None if it is no option, or is not defined in `module`."""
+    """Return the group that the option `cls` belongs to; None if `cls` is no option or is not defined in `module`."""
     if not (isinstance(cls, type) and cls.__module__ == module and is_dataclass(cls)) or inspect.isabstract(cls):
         return None
     return next((group for group, base in groups.items() if issubclass(cls, base)), None)
@@ -112,7 +111,7 @@ def build(kind: Any, value: Any, key: str) -> Any:
 
 
 def construct(cls: type[Made], values: Mapping[str, Any], key: str = "") -> Made:
-    """Return an instance of a dataclass with these fields; the others keep their defaults."""
+    """Return an instance of a dataclass with these values. Fields without a value keep their defaults."""
     prefix = f"{key}." if key else ""
     kinds = fields_of(cls, values, key)
     built = {name: build(kinds[name], value, prefix + name) for name, value in values.items()}
@@ -163,7 +162,7 @@ def _types(cls: type) -> dict[str, Any]:
 
 
 def completed(base: type, value: Mapping[str, Any], key: str) -> Settings:
-    """Return the settings of an option with the defaults of the fields that they leave out."""
+    """Return the settings of an option; a field without a setting gets its default."""
     cls, given = class_of([base], value, key), _without_target(value)
     fields_of(cls, given, key)
     defaults = {field.name: describe(default_of(field)) for field in dataclasses.fields(cls)}
@@ -186,9 +185,8 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def describe(value: Any, named: Callable[[object], str] | None = None) -> Any:
-    """Return a configured object as plain values, with its class under `_target_`, so that `build` can read it.
-
-    `named` returns another text for `_target_`.
+    """Return a configured object as plain values, with its class under `_target_`, so that `build` can read it. The
+    function `named`, if given, makes the text under `_target_` from the object.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: describe(getattr(value, field.name), named) for field in dataclasses.fields(value)}
@@ -209,7 +207,7 @@ def short_target(value: object) -> str:
 
 
 def modules_of(value: object) -> list[str]:
-    """Return the modules of the classes of a configured object and of the objects in it."""
+    """Return the names of the modules that define the classes of a configured object and its parts."""
     return sorted(set(re.findall(r'"_target_": "([^"]+)\.\w+"', json.dumps(describe(value)))))
 
 

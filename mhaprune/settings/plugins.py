@@ -32,8 +32,8 @@ def allow(packages: Iterable[str]) -> None:
 
 
 def from_folder(typed: Iterable[str]) -> list[str]:
-    """Return the packages in typed values of `plugins=`, which may be in the working folder, and all installed
-    plug-ins. Raises ValueError for a package that cannot be imported."""
+    """Allow and return the packages that the user typed after `plugins=` (also from the working folder), and all
+    installed plug-ins. Raises ValueError for a package that cannot be imported."""
     names = [name.strip() for text in typed for name in text.strip("[]\"'").split(",") if name.strip()]
     if names and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
@@ -69,8 +69,8 @@ def installed() -> tuple[str, ...]:
 
 
 def find_class(base: type, target: str) -> Any:
-    """Return the concrete subclass of `base` at MODULE.CLASS in an allowed package (others are not imported), else
-    None."""
+    """Return the class at MODULE.CLASS if it is a concrete subclass of `base`, else None. Only allowed packages are
+    imported."""
     module, _, name = target.rpartition(".")
     if not any(module == package or module.startswith(f"{package}.") for package in allowed()):
         return None

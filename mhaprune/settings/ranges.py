@@ -96,7 +96,7 @@ class Checked:
 def check(name: str, value: Any, hint: Any) -> None:
     """Raise ValueError unless `value`, and each item of a tuple, is in the ranges of its type hint.
 
-    None is always accepted here, as a setting that was left out. `fits` checks whether the type allows None.
+    None is always accepted here, because it means a setting that was left out. `fits` checks if the type allows None.
     """
     if value is None:
         return

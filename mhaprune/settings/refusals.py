@@ -11,7 +11,7 @@ from pathlib import Path
 from mhaprune.settings.plugins import PACKAGE
 
 BROUGHT = ("task", "model", "gate", "training")
-"""The settings of a run that come with a saved model."""
+"""Settings of a run that are stored in a saved model, so that the user cannot set them beside `model_file`."""
 
 
 class RunFailed(BaseException):
@@ -33,7 +33,7 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def foreign(where: str, code: str = "") -> Iterator[None]:
-    """Turn any exception of code or files from outside into a ValueError of one line that begins with `where`.
+    """Turn any exception inside the context into a ValueError of one line that begins with `where`.
 
     `code` names the setting that allows transformers to run Python code from a folder; the message mentions it.
     """

@@ -17,9 +17,9 @@ class SearchSettings(Checked):
     column: str = "training.valid_quality"
     """The number to optimise, as `TABLE.COLUMN`: a column of numbers of a table that every run writes."""
     row: Literal["last", "max", "min", "mean"] = "last"
-    """The number of the column that counts: in the last row, the largest, the smallest, or the mean."""
+    """The way to get one number from the column: the value in the last row, the largest, the smallest, or the mean."""
     goal: Literal["maximize", "minimize"] = "maximize"
-    """Whether larger or smaller numbers are better."""
+    """`maximize` if larger numbers are better, `minimize` if smaller numbers are better."""
     trials: Annotated[int, Within(1, 100_000)] = 20
     """Number of jobs in all."""
     at_once: Annotated[int, Within(1, 1000)] = 1
@@ -28,15 +28,15 @@ class SearchSettings(Checked):
 
 @dataclass(frozen=True)
 class SweepSettings(Checked):
-    """The settings of a sweep: where it is, and how its jobs are done. `time_limit` also applies to a single run."""
+    """The settings of a sweep: its name, and the way its jobs are done. `time_limit` also applies to a single run."""
 
     sweep: str | None = None
     """The name of a sweep, with -m. Its folder is `results/sweeps/NAME`. A restart does only the unfinished jobs."""
     on_change: Literal["refuse", "redo"] = "refuse"
-    """What happens to jobs that were done with other settings or other code: the sweep is refused, or they are done
-    again."""
+    """The reaction to jobs that were done with other settings or other code: `refuse` the sweep, or do these jobs again
+    (`redo`)."""
     on_failure: Literal["continue", "stop"] = "continue"
-    """Whether the jobs after a failed one are started."""
+    """After a failed job, `continue` starts the next jobs, and `stop` starts none."""
     retries: Annotated[int, Within(0, 100)] = 0
     """The number of times that a failed job is tried again at once."""
     max_jobs: Annotated[int, Within(1, 1_000_000)] = 10_000

@@ -17,8 +17,8 @@ CONFIDENCE = 0.95
 QUANTILE = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 SIGN_FLIPS = 4999
 MOST_SKEWED = 0.75
-"""The largest skewness of a mean for which an interval is returned. Above it, the mean depends on two examples or fewer
-(or on some eight exponential ones), and up to 80 of 100 intervals of such data would be wrong."""
+"""No interval is returned for a mean with a larger skewness. Such a mean depends on two examples or fewer (or on about
+eight exponentially distributed examples), and up to 80 of 100 intervals would be wrong."""
 LEAST_RUNS = 3
 """The smallest number of runs for an interval over runs."""
 
@@ -61,8 +61,8 @@ def _mean_within(values_E: np.ndarray, least: float, most: float) -> tuple[float
 
 
 def moments(values_EN: np.ndarray) -> np.ndarray:
-    """Return the mean over examples, its standard error and its skewness, (3, N). The skewness of the mean is that of
-    the examples divided by √E.
+    """Return the mean over examples, its standard error and its skewness, (3, N). The skewness of a mean is the
+    skewness of the examples, divided by √E.
 
     The skewness is 0 if all examples are equal.
     """
@@ -116,7 +116,7 @@ def paired_interval(first_E: np.ndarray, second_E: np.ndarray) -> tuple[float, f
 
 
 def _root(falling: Callable[[float], float], low: float, high: float, wanted: float) -> float:
-    """Return the argument at which a falling function has the value `wanted`, by bisection."""
+    """Return the argument between `low` and `high` at which a falling function has the value `wanted`, by bisection."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > wanted else (low, middle)
@@ -156,14 +156,14 @@ def sign_flip_p(differences_E: np.ndarray, seed: int = 0) -> float:
 def student_interval(values_S: ArrayLike) -> tuple[float, float]:
     """Return the interval of the mean over a few seeds (Student 1908), for which the bootstrap is too narrow. It is NaN
     for fewer than `LEAST_RUNS` values: two equal values would give an interval without width. It assumes that the
-    values have one centre. If ten models fall into two groups, it contains the mean in 89 % of cases; if one model in
-    ten fails, in 65 %.
+    values have one centre. For ten models that fall into two groups, the interval contains the true mean in 89 % of
+    cases; if one model in ten fails, in 65 % of cases.
     """
     return _student(values_S, 1.0)
 
 
 def prediction_interval(values_S: ArrayLike) -> tuple[float, float]:
-    """Return an interval for the value of one new seed, mean ± t·s·√(1 + 1/S), under the same assumption."""
+    """Return an interval for one new seed: mean ± t·s·√(1 + 1/S). It assumes that the values have one centre."""
     return _student(values_S, math.sqrt(len(np.asarray(values_S)) + 1))
 
 
@@ -179,15 +179,15 @@ def _student(values_S: ArrayLike, factor: float) -> tuple[float, float]:
 
 
 def geometric_mean(values_S: ArrayLike) -> tuple[float, float, float]:
-    """Return the geometric mean of positive values over a few seeds and the ends of its interval, which is Student's
-    for the mean of the logarithms. The ends are NaN for fewer than `LEAST_RUNS` values."""
+    """Return the geometric mean of positive values over a few seeds, and both ends of its interval: the exponentials of
+    Student's interval for the logarithms. The ends are NaN for fewer than `LEAST_RUNS` values."""
     logarithms_S = np.log(np.asarray(values_S, dtype=float))
     low, high = student_interval(logarithms_S)
     return math.exp(logarithms_S.mean()), math.exp(low), math.exp(high)
 
 
 def prunable(moments_3N: np.ndarray, tolerance: float, confidence: float = CONFIDENCE) -> np.ndarray:
-    """Return which heads raise the mean loss by less than `tolerance` nats when each is closed alone, (N,).
+    """Return True for each head that raises the mean loss by less than `tolerance` nats when it alone is closed, (N,).
 
     All these claims hold together at this `confidence` (Holm 1979). The p of each claim is from the test that
     corresponds to the interval of `skewed_ends`. A head with a NaN is not prunable, and does not count as a claim.
@@ -220,7 +220,7 @@ def holm(p_N: np.ndarray) -> np.ndarray:
 
 
 def quotient(part_R: np.ndarray, whole_R: np.ndarray) -> np.ndarray:
-    """Return part / whole, (R,); NaN where the whole is 0."""
+    """Return part / whole, (R,); NaN if the whole is not positive."""
     return np.divide(part_R, whole_R, out=np.full(len(part_R), math.nan), where=whole_R > 0)
 
 

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def probabilities(output: Any, batch: Any) -> Tensor:
-    """Return the probabilities of the classes, (B, C)."""
+    """Return the probabilities of the classes, (B, C), from the `logits` of an output."""
     return output["logits"].softmax(dim=-1)
 
 

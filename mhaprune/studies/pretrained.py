@@ -152,7 +152,7 @@ class PretrainedSource(Source):
         return self.heads.splits
 
     def sketch(self) -> WrappedModel:
-        """Return the model itself."""
+        """Return the pretrained model itself, because it exists already."""
         return self.heads.subject
 
     def check(self) -> None:
@@ -191,7 +191,7 @@ class PretrainedSource(Source):
 
     @cached_property
     def _content(self) -> dict[str, Any]:
-        """Digests of the weights, the data and the objective. They identify a study, wherever its files are."""
+        """Digests of weights and data, and the objective. They identify a study, wherever its files are."""
         subject = self.heads.subject
         config: Any = getattr(subject.model, "config", None)
         settings = config.to_json_string() if hasattr(config, "to_json_string") else type(subject.model).__name__
@@ -251,7 +251,7 @@ def batched(rows: Sequence[Any]) -> list[Sequence[Any]]:
 
 
 def chosen(objective: str | None, known: Mapping[str, Objective], whose: str) -> tuple[str, Objective]:
-    """Return the named objective, or the first one without a name. Raises ValueError for an unknown name."""
+    """Return `objective` and its value in `known`, by default the first. Raises ValueError for an unknown name."""
     name = objective or next(iter(known))
     if name not in known:
         raise ValueError(f"objective={name}: {whose} is judged by {' or '.join(known)}")

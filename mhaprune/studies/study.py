@@ -40,35 +40,35 @@ class Trained:
     splits: Splits[Examples]
     training: Training
     save: Callable[..., bytes]
-    """Returns the content of a file that `model_file` loads. Takes the model and the number of its training steps after
-    the study's own training."""
+    """Takes a model and its number of training steps since the training of this study. Returns the content of a file
+    that `model_file` loads."""
     example: Sequence[str] | None = None
     """The symbols of the user's own source sequence; None without one."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """The input of an experiment: a model, its data and its settings, in one form for models of every source."""
+    """The input of an experiment: a model, its data and its settings, in one form for trained and pretrained models."""
 
     subject: Subject
     whole_grid: HeadGrid
-    """The heads of the model before any removal; for a pretrained model, those of `subject`."""
+    """All heads of the model before any removal; for a pretrained model, the heads of `subject`."""
     splits: Splits[Data]
     training: Descent
-    """The settings of the model's training or, for a pretrained model, of fine-tuning."""
+    """The settings of training; for a pretrained model, the settings of fine-tuning."""
     seed: int
     remember: Remember
     """The cache of results for exactly this model."""
     saved: Callable[..., dict[str, bytes]] = lambda name, model, steps=0: {}
-    """Returns the files of a saved model by name; by default none. Takes a name, the model and the number of its
-    training steps after the study's own training."""
+    """Takes a name, a model and its number of training steps since the training of this study. Returns the files of the
+    saved model by their paths; none by default."""
     scorers: Mapping[str, Scorer] = field(default_factory=dict)
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
     recoveries: Mapping[str, Recovery] = field(default_factory=dict)
     history: pd.DataFrame = field(default_factory=pd.DataFrame)
     """The table of the model's training; empty for a pretrained model."""
     words: Mapping[str, str] = field(default_factory=dict)
-    """The names of the quality, the loss and the timed call in tables, by column; empty for mhaprune's own tasks."""
+    """Columns for every table that name the quality, the loss and the timed call. Empty for mhaprune's own tasks."""
     tokens: Callable[[Any], list[list[str]]] | None = None
     """Returns the tokens of each example of a batch as texts; None if they are not known."""
     trained_with: Mapping[str, Any] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Study:
     origin: Trained | None = None
     """The parts that only a model trained by mhaprune has; None for a pretrained model."""
     steps_since: int = 0
-    """Number of training steps by recoveries, after `training`."""
+    """Number of training steps that the model already had in recoveries, after `training`."""
 
     @property
     def trained(self) -> Trained:
@@ -85,7 +85,7 @@ class Study:
         return self.origin
 
     def lesson(self, extra_steps: int = 0) -> RecoveryContext:
-        """Return the input of recoveries."""
+        """Return the input of a recovery: model, training settings, splits, seed, steps so far."""
         return RecoveryContext(self.subject, self.training, self.splits, self.seed, self.steps_since + extra_steps)
 
     @property
@@ -111,14 +111,13 @@ class Source(ABC):
     @property
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """The columns that distinguish its runs from others, in every table."""
+        """Columns of every table that identify the source of a row, for example its task and its seed."""
 
     @property
     @abstractmethod
     def decisive(self) -> dict[str, Any]:
-        """Facts that change the results but are not settings, such as a digest of the weights.
-
-        A key that is also a setting replaces it in the fingerprint of the run.
+        """Facts that change the results but are not settings, such as a digest of the weights. In the fingerprint of
+        the run, a fact replaces the setting of the same name.
         """
 
     @property
@@ -142,11 +141,11 @@ class Source(ABC):
 
     @abstractmethod
     def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
-        """Return the supported scorers and recoveries, and log the others. Raises ValueError if none is left."""
+        """Return the supported scorers and recoveries; log others. Raises ValueError if one kind has none left."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raise ValueError for settings that are not possible; fast."""
+        """Raise ValueError for settings that are not possible. The check is fast."""
 
     def prepare(self) -> None:
         """Raise ValueError for data that are not allowed and for a cache that cannot be written."""
@@ -155,7 +154,7 @@ class Source(ABC):
 
     @abstractmethod
     def study(self, facts: Mapping[str, Any]) -> Study:
-        """Return the model with all that an experiment may use. `facts` are stored in files of saved models."""
+        """Return the input of an experiment, with the model ready. `facts` are stored in the files of saved models."""
 
     @property
     def packages(self) -> Sequence[str]:

@@ -76,7 +76,7 @@ def in_splits(rows: Sequence[Row], sizes: Mapping[str, int], where: str) -> dict
 
 
 Numbered = Iterator[tuple[int, Mapping[str, str]]]
-"""Line numbers, each with the texts of the line by column."""
+"""Pairs of a line number and a dict with the texts of this line, by column."""
 
 
 def _lines(file: Iterable[str]) -> Numbered:

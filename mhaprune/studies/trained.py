@@ -29,15 +29,15 @@ from mhaprune.tasks.base import Task
 log = logging.getLogger(__name__)
 
 TRAINED_WITH = "trained_with"
-"""The key of these facts in the file of a model."""
+"""The key in the file of a model for the threads, device and version of torch that trained it."""
 LARGE = (
     *("d_model", "num_heads", "head_dim", "num_encoder_layers", "num_decoder_layers", "dim_feedforward"),
     *("max_length", "train"),
 )
-"""The settings that decide how much memory a model and its examples take."""
+"""Settings on which the memory of a model and its examples depends. The error message of `check` names them."""
 
 COMPUTES = tuple(f"mhaprune.{room}" for room in ("heads", "data", "subject", "attention", "wrapping", "model"))
-"""The rooms whose code decides the weights after training."""
+"""Parts of the package whose code decides the weights after training. A change of this code means a new training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Recipe(Source):
         return self.seed if self.saved is None else int(self.saved.facts.get("seed", self.seed))
 
     def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
-        """Return all scorers and recoveries. The check of the settings refuses scorers that do not fit."""
+        """Return all scorers and recoveries. If one does not fit, the check of the settings has refused it."""
         return scorers, recoveries
 
     def check(self) -> None:
@@ -202,6 +202,6 @@ def restored(saved: SavedModel, device: torch.device | str = "cpu") -> tuple[Seq
 
 
 def parts_of(saved: SavedModel) -> dict[str, Any]:
-    """Build the settings that a file was saved with. Raises ValueError that names the file."""
+    """Return the settings in a saved file as objects. Damaged settings raise ValueError with the file's path."""
     with foreign(f"model_file={saved.path}: damaged"):
         return {name: options.build(kind, saved.settings[name], name) for name, kind in BUILT_FROM.items()}

@@ -84,7 +84,7 @@ def head_map(tables: Tables) -> Verdict:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """Return how many heads can be removed, the quality and the speed-up, without a recovery and after each."""
+    """Return three numbers, without recovery and after each: heads that can be removed, quality, speed-up."""
     return can_go.headline(tables["summary"], tables)
 
 

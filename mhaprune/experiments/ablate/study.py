@@ -26,7 +26,7 @@ from mhaprune.studies.study import Study
 from mhaprune.tables import NOTHING
 
 ANSWERED = ("scorer", "recovery", "heads_total", "heads_removed")
-"""The columns that name a model in the table `answers`."""
+"""The columns that identify a model in the table `answers`."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Ablate(HeadBudgets, WithinTolerance):
     models after a recovery (by default a refit); and `answers`, the answers of mhaprune's own model with fewer and
     fewer heads.
 
-    For every scorer the summary names the largest budget that loses at most `tolerance` of exact match on the *choose*
-    split, and the exact match at that budget on the *report* split. `heads_removed_sure` heads can be removed at 95 %
-    confidence (see `can_go.py`). The first draw of a random scorer is treated like any other scorer. Its further draws
-    are a control: only their accuracy is measured. A schedule that uses no scorer has a row under its own name.
+    For every scorer, `summary` has the pruned model with the most heads removed that loses at most `tolerance` of exact
+    match on the *choose* split, and its exact match on the *report* split. `heads_removed_sure` heads can be removed at
+    95 % confidence (see `can_go.py`). The first draw of a random scorer is treated like any other scorer. Its further
+    draws are a control: only their accuracy is measured. A schedule that uses no scorer has a row under its own name.
 
     Only the models of one scorer are recovered, because a recovery takes longer than a measurement: the scorer that can
     remove the most heads without a recovery. Recovered models have rows of their own in the summary.
@@ -96,8 +96,8 @@ class Ablate(HeadBudgets, WithinTolerance):
 
 
 def recover_and_answer(study: Study, plans: Sequence[Plan]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return rows like those of `pruning` for the models of these plans after each recovery, which leaves the dense
-    model as it is; and, for mhaprune's own model, the answer of each to the first example, also without a recovery."""
+    """Prune by each plan, recover the model, and return two tables: rows as in `pruning`, for each recovery; and, for
+    mhaprune's own model, answers to the first example, also without a recovery. The dense model is not recovered."""
     subject, splits, lesson = study.subject, study.splits, study.lesson()
     rows, answers = list[dict[str, Any]](), list[dict[str, Any]]()
     dense = measure(subject.without(HeadMask(subject.grid)), splits.choose)
@@ -125,7 +125,7 @@ def with_times(table: pd.DataFrame, latency: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary_table(pruning: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    """Return a row per scorer: the largest budget within `tolerance` of the dense quality. Only first draws count."""
+    """Return a row per scorer: the smallest model that loses at most `tolerance` of quality. Only draw 0 counts."""
     rows = []
     for name, curve in pruning[pruning["draw"] == 0].groupby("scorer", sort=False):
         dense = curve[curve["heads_removed"] == 0].iloc[0]

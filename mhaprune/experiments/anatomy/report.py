@@ -23,7 +23,7 @@ LAYOUT = (
 )
 """The rows of the figure: the steps of a call, in order."""
 COLOURS_OF = {"scaled scores": "scores", "masked scores": "scores", "head outputs": "gated outputs"}
-"""Steps drawn in the colours of another step, so that the effect of a division or a gate is visible."""
+"""Steps that share the colour scale of another step, so that the effect of a division or a gate is visible."""
 
 
 def say(tables: Tables) -> Iterator[str]:

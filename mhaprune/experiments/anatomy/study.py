@@ -41,7 +41,7 @@ class Anatomy(Experiment):
     head: str | None = None
     """The head to follow, for example `cross.1.2`; by default the first one, in cross-attention if possible."""
     example: Annotated[int, Ge(0)] = 0
-    """The example of the report split to answer, counted from 0. The run's own `example` replaces it."""
+    """The number of the example to answer, in the report split, from 0. The run's own `example` replaces it."""
     head_dims: Sizes = (2, 4, 8, 16, 32, 64, 128, 256, 512)
     """The sizes of a head at which scores are compared with and without the division by √d_head."""
 
@@ -93,8 +93,8 @@ class Anatomy(Experiment):
 
 
 def call_in(subject: Seq2Seq, head: HeadId, example: Examples, some: Examples) -> LayerCall:
-    """Return the call of a head's layer while the model writes an example. The batch also has the longest of `some`
-    other examples, so that a shorter example is padded."""
+    """Return the call of the layer of `head` while the model writes `example`. The longest example of `some` is in the
+    same batch, so that a shorter `example` is padded."""
     longest = int((some.source != PAD).sum(dim=1).argmax())
     rows = [(example.source[0], example.target[0]), (some.source[longest], some.target[longest])]
     batch = Examples(*(pad_sequence(list(ids), batch_first=True, padding_value=PAD) for ids in zip(*rows, strict=True)))
@@ -119,8 +119,8 @@ def softmax_gradient(weights: Tensor) -> Tensor:
 
 
 def scaling_table(head_dims: Sequence[int], num_keys: int = 10, draws: int = 400, seed: int = 0) -> pd.DataFrame:
-    """Return one row per d_head, with and without division by √d_head: statistics of `draws` queries with `num_keys`
-    keys each, whose components are standard normal as in Vaswani et al. 2017, footnote 4.
+    """Return two rows per d_head, with and without division by √d_head: statistics over `draws` random queries, each
+    with `num_keys` keys. All components are standard normal, as in Vaswani et al. 2017, footnote 4.
 
     `score_std` is the standard deviation of the scores. `entropy` (nats) and `gradient` (see `softmax_gradient`) are
     medians with quartiles `_q1` and `_q3`, and means `_mean`.

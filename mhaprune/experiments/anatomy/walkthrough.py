@@ -99,8 +99,8 @@ def head_by_head(call: LayerCall) -> Tensor:
 
 @torch.no_grad()
 def largest_difference(call: LayerCall) -> float:
-    """Return the largest difference, in float64, of the layer's output from the last step and from the sum of the
-    separate heads; NaN if one of the three has a NaN."""
+    """Compute the output of the call in three ways (layer, last step, sum of the separate heads), in float64, and
+    return the largest difference from the layer; NaN if one of the three has a NaN."""
     inputs: Any = (each if each is None else each.double() for each in call[1:])
     call = LayerCall(copy.deepcopy(call.layer).double(), *inputs)
     output, _ = call.layer(call.query, call.key, call.value, attn_mask=call.bias)

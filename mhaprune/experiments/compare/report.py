@@ -26,8 +26,8 @@ REGRET = "regret_quality"
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Yield sentences for the best method at any cost and at few passes: those that tie with it, the cheapest of these,
-    and those better at 95 % confidence."""
+    """Yield sentences about the first method on the choose split, at any cost and at few passes: the methods that tie
+    with it, the cheapest of all these, and the methods that are better on the report split at 95 % confidence."""
     quality = quality_name(tables)
     for _, row in tables["winner"].drop_duplicates("choice").iterrows():
         limit, first, count = limit_words(row["most_passes"]), row["first"], round(passes(row))
@@ -51,7 +51,7 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def _names(cell: object) -> str:
-    """Return the first names that a cell lists, and the number of the others."""
+    """Return the first `MOST_NAMES` names that a cell lists, and the number of further names."""
     names = cell.split(", ") if isinstance(cell, str) and cell else []
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} others" if more > 0 else "")
@@ -97,7 +97,7 @@ def passes(methods: Any) -> Any:
 
 
 def limit_words(most_passes: float) -> str:
-    """Return the words for methods that cost at most this number of passes."""
+    """Return a limit on the cost in words: "at any cost" or "with at most 64 forward passes"."""
     return "at any cost" if math.isinf(most_passes) else f"with at most {most_passes:g} forward passes"
 
 

@@ -41,13 +41,13 @@ class Regrets:
         self.best = {(plan.scorer, len(plan.mask.removed)): plan.mask for plan in best}
 
     def of(self, scorer: str) -> list[Plan]:
-        """Return the plans of a scorer that remove some heads and keep some; otherwise there is no choice."""
+        """Return the plans of a scorer that remove some heads and keep some. Only such plans choose heads."""
         plans = [plan for plan in self.plans if plan.scorer == scorer]
         return [plan for plan in plans if 0 < len(plan.mask.removed) < len(plan.mask.grid)]
 
     def regret(self, plans: Sequence[Plan], name: str) -> np.ndarray:
-        """Return how much worse the plans are than the oracle, (E,), as a mean over the plans; in nats or in share of
-        exact matches."""
+        """Return how much worse the plans are than the oracle on each example, (E,), as a mean over the plans. The unit
+        is nats for the name "loss", the share of exact matches for "quality"."""
         sign = 1 if name == "loss" else -1
         pairs = [(plan.mask, self.best[name, len(plan.mask.removed)]) for plan in plans]
         differences = [self._outcome(mask, name) - self._outcome(best, name) for mask, best in pairs]
@@ -58,7 +58,7 @@ class Regrets:
         return values
 
     def columns(self, plans: Sequence[Plan]) -> dict[str, float]:
-        """Return `regret_quality` and `regret_loss` with intervals. The best subset has regret 0 for certain."""
+        """Return `regret_quality` and `regret_loss` with intervals. If no loss differs, `regret_loss` is 0 to 0."""
         quality_E, loss_E = self.regret(plans, QUALITY), self.regret(plans, "loss")
         of_loss = intervals.mean_interval if loss_E.any() else lambda values_E: (0.0, 0.0)
         columns = intervals.with_interval("regret_quality", quality_E, intervals.difference_interval)
@@ -144,8 +144,8 @@ class Compare(HeadBudgets):
         return with_proofs(study, tables, pruned.difference)
 
     def _contestants(self, study: Study, scoring: Scoring) -> dict[str, Choice]:
-        """Return the choices of heads by name; their plans have the same name. The name is the scorer for the first
-        schedule that uses it, and `scorer + schedule` for each later schedule."""
+        """Return the choices of heads by name; the plans of a choice get the same name. The first schedule that uses a
+        scorer has the scorer's name; each later schedule has the name `scorer + schedule`."""
         budgets, found = self.removals(scoring.subject.grid), dict[str, Choice]()
         for how, schedule in track(study.schedules.items(), "schedule"):
             for choice in choices(scoring, study.scorers, schedule, budgets, how):
@@ -174,7 +174,7 @@ def methods_table(compared: Mapping[str, Choice], regrets: Regrets, pruning: pd.
 
 
 def winner_table(methods: pd.DataFrame, regrets: Regrets, few_passes: float) -> pd.DataFrame:
-    """Return the best methods: a row at any cost, and a row at a cost of at most `few_passes`, if possible."""
+    """Return the best method at any cost and, if one exists, the best at a cost of at most `few_passes`, a row each."""
     informed = methods[methods["family"] != UNINFORMED]
     order = informed.sort_values([CHOOSE_QUALITY, "choose_loss"], ascending=[False, True], kind="stable")
     within = {limit: order[passes(order) <= limit] for limit in (inf, few_passes)}
@@ -187,8 +187,8 @@ def winner_columns(order: pd.DataFrame, regrets: Regrets) -> dict[str, Any]:
     """Compare the `first` method on the choose split with all others on the report split, by sign-flip tests at 95 %
     confidence for all comparisons together (Holm 1979).
 
-    `worse` and `better` are significant differences. The other methods are `tied`. The `choice` is the cheapest of the
-    first and the tied methods; its regret and cost are in the same row.
+    Significantly different methods are listed as `worse` or `better`, all others as `tied`. The `choice` is the
+    cheapest method among `first` and `tied`; its regret and cost are in the same row.
     """
     ours, *others = (regrets.regret(regrets.of(name), QUALITY) for name in order["scorer"])
     p_values = np.array([intervals.sign_flip_p(theirs - ours) for theirs in others])

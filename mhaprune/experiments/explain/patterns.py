@@ -25,13 +25,13 @@ from mhaprune.subject import AttentionMap, Subject
 from mhaprune.tables import HEAD
 
 LARGEST = 0.5
-"""A head is named after a pattern if for this share of queries its largest weight falls there, and if its attention
-there exceeds chance. Voita et al. 2019, section 5.2, require 0.9 and do not look at chance, so a weight that is largest
-by very little is enough."""
+"""A head is named after a pattern if its largest weight falls on the pattern for at least this share of queries, and if
+its attention to the pattern exceeds chance. Voita et al. 2019, section 5.2, require a share of 0.9, but do not compare
+with chance, so a weight that is only a little larger than the others is enough."""
 APPLIES = 0.5
-"""The smallest share of queries for which a pattern must point to a place."""
+"""A pattern names a head only if it has a place for at least this share of the queries."""
 EVERYWHERE = 0.05
-"""A head is named "everywhere" if moving less than this share of its attention spreads it equally over all keys."""
+"""A head is named "everywhere" if at most this share of its attention must move to make it equal on all keys."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class View:
     def of(cls, site: str, batch: Data, seen: AttentionMap | None = None) -> View:
         """Return the view of a batch.
 
-        For a pretrained model only the real (unpadded) places are known, from the attention map, so all its tokens
-        count as equal. A square of weights with only zeros above the diagonal is taken for a decoder.
+        For a pretrained model, the attention map `seen` tells only which places are real (not padding), so all tokens
+        count as equal. A square matrix of weights with only zeros above the diagonal is taken for causal attention.
         """
         if isinstance(batch, Examples):
             if site == Site.ENCODER_SELF:
@@ -101,8 +101,7 @@ def mirrored(view: View, by: int) -> Tensor:
 
 
 def symbol_read(view: View) -> Tensor:
-    """Return the keys with the symbol at the query. In self-attention they are elsewhere: the query itself is left
-    out."""
+    """Return the keys with the same symbol as the query. In self-attention the query's own place is left out."""
     same_BTU = view.keys[:, None] == view.reads[:, :, None]
     return same_BTU & ~shifted(view, 0) if view.keys is view.reads else same_BTU
 
@@ -122,7 +121,7 @@ is about to write symbol i, and has read symbol i − 1."""
 
 
 def near(*names: str) -> dict[str, str]:
-    """Return names in words for the places near the query, from two before it."""
+    """Return names in words for the places near the query. The first name is for two places before it."""
     return dict(zip(NEAR, names, strict=False))
 
 
@@ -209,8 +208,8 @@ def observe(subject: Subject, examples: Data) -> Observed:
 
 
 def _masses(seen: AttentionMap, view: View, there: Tensor) -> np.ndarray:
-    """Return sums, (5, H): mass, queries with the largest weight there, chance, queries that have a place, all
-    queries."""
+    """Return five sums per head, (5, H): mass, queries with the largest weight `there`, chance, queries for which the
+    pattern has a place, all queries."""
     there_BTU = there & view.allowed
     largest_BHT1 = seen.weights.argmax(dim=3, keepdim=True)
     hits_H = there_BTU[:, None].expand_as(seen.weights).gather(3, largest_BHT1).sum(dim=(0, 2, 3))
@@ -220,7 +219,7 @@ def _masses(seen: AttentionMap, view: View, there: Tensor) -> np.ndarray:
 
 
 def _looks(seen: AttentionMap, view: View) -> np.ndarray:
-    """Return sums over a batch, (3, H): entropy, unevenness, queries."""
+    """Return three sums over a batch for each head, (3, H): entropy, unevenness, number of queries."""
     valid_BT = view.reads != PAD
     entropy_BHT = -seen.weights.xlogy(seen.weights).sum(dim=-1)
     even_BTU = view.allowed / view.allowed.sum(dim=2, keepdim=True).clamp(min=1)
@@ -229,15 +228,16 @@ def _looks(seen: AttentionMap, view: View) -> np.ndarray:
 
 
 def _sums(first_H: Tensor, *others: Tensor) -> np.ndarray:
-    """Return tensors (H,), and numbers that are equal for all heads, as rows of one matrix."""
+    """Return a matrix with these tensors as rows, each (H,). A tensor with a single number is repeated for all
+    heads."""
     return np.stack([each.expand_as(first_H).double().cpu().numpy() for each in (first_H, *others)])
 
 
 def named_after(patterns: pd.DataFrame) -> tuple[str, str]:
     """Return the meaning and the name of the pattern that names a head; both empty if no pattern is clear.
 
-    If several are clear, the one with the most mass for its chance names the head. For example on `reverse` the symbol
-    to write always stands at the reverse position, but copies of it stand elsewhere too.
+    If several patterns are clear, the one with the largest mass / chance names the head. For example on `reverse` the
+    symbol to write always stands at the reverse position, but copies of it stand elsewhere too.
     """
     clear = patterns[
         (patterns["largest"] >= LARGEST)

@@ -25,7 +25,7 @@ ACROSS = 4
 PANEL = 2.2
 """The largest width of a panel in inches: four panels and the words beside them fit a page."""
 CELL, LABEL = 0.21, 0.135
-"""Inches: the largest size of a token's cell, and the size that the token's name needs."""
+"""The largest size of a token's cell, and the size that its name needs, both in inches."""
 LEAST_TOP = 0.3
 """The smallest maximum of a colour scale, so that small differences between nearly equal weights do not look large."""
 NO_PATTERN = "no clear pattern"
@@ -34,7 +34,7 @@ WRITING = ("decoder_self", "cross")
 MOST_ROWS = 72
 """Largest number of heads in one figure; the most important heads are shown."""
 CLEAR = 0.05
-"""The smallest difference from a head that looks everywhere equally, as a share, that is written in a cell."""
+"""The smallest number in a cell: a share of attention, compared with a head that looks everywhere equally."""
 ABOVE_CHANCE = 0.15
 """A pattern names a head if the head pays it at least this share of the attention that is possible beyond chance.
 Chance is large if few keys are allowed: 1 / (i + 1) in row i of a causal block."""
@@ -77,7 +77,7 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def _cut(answer: str, example: str) -> str:
-    """Return an answer with “…” after eight symbols if it is much longer than the source of the example."""
+    """Return an answer, cut after eight symbols, with “…”, if it is much longer than the source of the example."""
     if len(answer) <= max(16, 4 + len(example.partition("->")[0])):
         return answer
     blank = " " if " " in answer else ""
@@ -99,7 +99,7 @@ def _look(head: pd.Series, patterns: pd.DataFrame) -> str:
 
 
 def head_map(tables: Tables) -> Verdict:
-    """Return the heads that are not prunable one at a time, with what they look at."""
+    """Return a decision for each head: it can go if it is prunable alone or was removed. Names say what it looks at."""
     looks = tables["looks"]
     heads = looks[[*HEAD, "score", "name"]].assign(stays=~(looks["removed"] | looks["prunable"]))
     heads["name"] = heads["name"].astype(object).fillna("").mask(looks["removed"], REMOVED)
@@ -121,7 +121,7 @@ def head_map(tables: Tables) -> Verdict:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """Return the number of heads that are prunable one at a time."""
+    """Return the number of prunable heads. Each of them is prunable alone, not all together."""
     looks = tables["looks"].query("not removed")
     return [Number("heads prunable alone", float(looks["prunable"].sum()), len(looks), "", 0.0, len(looks))]
 

@@ -36,7 +36,8 @@ class Explain(Experiment):
     `attention` and `training`.
 
     Attention is shown while the model answers an example; for a pretrained model, on a text of the report split. A head
-    is prunable if its ablation costs less than `tolerance_nats`, at 95 % confidence for all such heads together.
+    is prunable if closing it alone costs less than `tolerance_nats`. The confidence is 95 % for all these claims
+    together.
     """
 
     examples: tuple[Annotated[int, Ge(0)], ...] = ()
@@ -120,8 +121,8 @@ def close_each(subject: Subject, examples: Data) -> Outcome:
 
 
 def closed_table(heads: Sequence[HeadId], closed: Outcome) -> pd.DataFrame:
-    """Return one row per head: the quality without it with its interval, the numbers of examples that turn wrong and
-    right, and the rise of the loss."""
+    """Return one row per head, for the model with this head closed: the quality and its interval, how many examples
+    turn wrong and how many turn right, and the rise of the loss."""
     exact_ME, loss_ME = (x.double().cpu().numpy() for x in (closed.quality, closed.loss))
     rows = []
     for head, exact_E, loss_E in zip(heads, exact_ME[1:], loss_ME[1:], strict=True):

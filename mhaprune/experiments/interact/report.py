@@ -24,8 +24,8 @@ SMALL = 0.01
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Yield sentences: the strongest pairs of both kinds, the number of pairs of each kind, and the cost of removing
-    many heads together."""
+    """Yield sentences: the pair that stands in for each other most, the pair that works together most, the number of
+    pairs of each kind, and the cost of removing many heads together."""
     pairs, unit = tables["pairs"], in_unit(tables)
     alone = dict(zip(named(tables["alone"]), tables["alone"][LOSS_RISE], strict=True))
     for what, sign in ((STAND_IN, 1), (TOGETHER, -1)):
@@ -64,7 +64,7 @@ def headline(tables: Tables) -> list[Number]:
 
 
 def other_heads(pairs: pd.DataFrame) -> list[HeadId]:
-    """Return the second heads of the pairs."""
+    """Return the second head of each pair."""
     return named(pairs[OTHER_HEAD].set_axis(HEAD, axis=1))
 
 

@@ -122,8 +122,8 @@ def rises_and_quality(subject: Subject, examples: Data, masks: Sequence[HeadMask
 def together_table(
     plans: Sequence[Plan], planned_ME: np.ndarray, alone_N: np.ndarray, interaction_P: np.ndarray
 ) -> pd.DataFrame:
-    """Return a row per plan: the cost of its heads together, the sum of their costs alone, and this sum plus the
-    interactions of all their pairs."""
+    """Return a row per plan: the cost of removing its heads together; `expected_alone`, the sum of the costs of its
+    heads alone; and `expected_pairs`, this sum plus the interactions of all pairs of its heads."""
     interaction_NN = np.zeros((len(alone_N), len(alone_N)))
     interaction_NN[np.triu_indices(len(alone_N), 1)] = interaction_P
     rows: list[dict[str, Any]] = []

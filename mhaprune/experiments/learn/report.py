@@ -70,14 +70,14 @@ def over_runs(tables: Tables) -> Iterator[str]:
 
 
 def by_task(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the runs of each task. Names of settings lose the part about the task, and are never empty."""
+    """Yield the name and the runs of each task. Names of settings lose `task=...`; an empty name is `default`."""
     for task, rows in runs.groupby("task", sort=False):
         parts = ([part for part in name.split(", ") if part != f"task={task}"] for name in rows[SETTING])
         yield str(task), rows.assign(**{SETTING: [", ".join(own) or "default" for own in parts]})
 
 
 def plain(value: float) -> str:
-    """Return a number with three digits, but with all digits before the point."""
+    """Return a number as text with three digits, 1.23 or 12.3; from 1000 with all digits before the point."""
     return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
@@ -106,15 +106,16 @@ def _compared_with_first(name: str, runs: pd.DataFrame, first: str, others: pd.D
 
 
 def paired_ratios(runs: pd.DataFrame, others: pd.DataFrame, time: str) -> pd.Series:
-    """Return, by seed, the ratio of the times of `runs` to those of `others`, for seeds with which all of them reach
-    the target. The time of runs that repeat a seed is their geometric mean."""
+    """Return, for each seed, the time of `runs` divided by the time of `others`. A seed with a run that misses the
+    target is left out. If several runs have one seed, their geometric mean is taken."""
     logarithms = (np.log(rows[time].where(rows["reached"])).groupby(rows["seed"]) for rows in (runs, others))
     mine, theirs = (own.agg(lambda times: times.mean(skipna=False)) for own in logarithms)
     return np.exp(mine - theirs).dropna()
 
 
 def _mean(values: pd.Series) -> str:
-    """Return the geometric mean with its interval, in words; the values themselves, if they are few."""
+    """Return the geometric mean with its interval, in words; for fewer than `LEAST_RUNS` values, the values
+    themselves."""
     if len(values) < LEAST_RUNS:
         return _listed(values)
     mean, low, high = map(plain, geometric_mean(values))

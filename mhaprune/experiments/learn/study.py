@@ -16,7 +16,7 @@ from mhaprune.studies.study import Study
 from mhaprune.tables import VALID_QUALITY
 
 ROUNDING = 1e-6
-"""450 of 500 correct examples are 0.9, but their mean in float32 is a little less."""
+"""A quality may miss the target by this much: 450 of 500 are 0.9, but their mean in float32 is a little less."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Learn(Experiment):
 
 
 def time_to(history: pd.DataFrame, target: float) -> dict[str, Any]:
-    """Return the steps and seconds to the first evaluation after which no evaluation is below the target; those of the
-    whole training if the target is missed."""
+    """Return the steps and seconds to the first evaluation from which on no evaluation is below the target. If the
+    target is missed, they are the steps and seconds of the whole training."""
     during = history[history["step"] > 0]
     below = during[VALID_QUALITY] < target - ROUNDING
     stays = during[~below[::-1].cummax()[::-1]]  # the evaluations after the last one below the target

@@ -20,7 +20,7 @@ from mhaprune.tables import HEAD, NOTHING, QUALITY, Tables, block_order, by_bloc
 
 SIZES = "heads kept (fewer to the right)"
 CONTROL: Any = {"color": CONTROL_COLOUR, "linewidth": 8, "alpha": 0.45, "solid_capstyle": "round", "zorder": 1.5}
-"""A broad line below the other curves, because the control often coincides with them."""
+"""The line style of the control: broad and behind the other curves, because they often coincide."""
 
 
 def say(tables: Tables) -> Iterator[str]:
@@ -76,7 +76,8 @@ def head_map(tables: Tables) -> Verdict:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """Return the first numbers of the smallest models; without controls."""
+    """Return, for each recovery, three numbers of the smallest model: heads to remove, quality, speed-up. No
+    controls."""
     return can_go.headline(tables["smallest"][~tables["smallest"]["control"]], tables)
 
 
@@ -87,7 +88,7 @@ def _way(row: pd.Series) -> str:
 
 @needs("recovery")
 def recovery_curves(tables: Tables) -> Plot:
-    """Draw exact match against heads kept: a panel per recovery, a line per schedule, the control in grey in each."""
+    """Draw exact match against heads kept: a panel per recovery, a line per schedule and scorer, controls in grey."""
     table = tables["recovery"].assign(way=tables["recovery"].apply(_way, axis=1))
     control, own = table[table["control"]], table[~table["control"]]
     names, ways, place = list(own["recovery"].unique()), list(own["way"].unique()), _places(table)

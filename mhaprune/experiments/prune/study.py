@@ -118,7 +118,7 @@ class Prune(WithinTolerance):
 
 
 def choose_next(study: Study, scorer: str, name: str, left: Subject, budget: Budget) -> Plan:
-    """Return the next heads to remove from a smaller model. The schedule of that name scores the smaller model anew."""
+    """Return a plan with the next heads to remove from the model `left`. Schedule `name` scores this model anew."""
 
     def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
         return study.remember(kind, what | {"left": left_digest(left)}, make)
@@ -142,7 +142,7 @@ def best_of_each_size(found: Sequence[Trial]) -> list[Trial]:
 
 def smallest_table(table: pd.DataFrame, latency: pd.DataFrame, tolerance: float) -> pd.DataFrame:
     """Return one row per schedule, scorer and recovery: the smallest model within `tolerance` of the dense exact match,
-    beside the control of its size. A control has a row too, with means over its draws."""
+    and the quality of the control with as many heads. The control also has its own row, with means over its draws."""
     speeds = latency.loc[latency["removed"].notna(), ["removed", *(f"speedup{q}" for q in QUARTILES)]]
     table = table.merge(speeds, how="left", on="removed")
     dense = table[(table["recovery"] == NOTHING) & (table["heads_removed"] == 0)].iloc[0]
@@ -168,7 +168,7 @@ def _ways(table: pd.DataFrame) -> Iterator[tuple[Any, pd.DataFrame]]:
 
 
 def saved_files(study: Study, found: Sequence[Trial], smallest: pd.DataFrame) -> dict[str, bytes]:
-    """Return the files of the models of the rows that have lost heads; not of controls."""
+    """Return the files of saved models: one model for each row of `smallest` that has lost heads and is no control."""
     own = [trial for trial in found if not trial.columns["control"]]
     models = {(*(trial.columns[name] for name in WAY), trial.plan.budget): trial for trial in own}
     files: dict[str, bytes] = {}

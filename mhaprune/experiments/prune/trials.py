@@ -49,7 +49,7 @@ class Trials:
         self._done: dict[tuple[str, HeadMask], Trial] = {}
 
     def after(self, plans: Sequence[Plan]) -> Iterator[Trial]:
-        """Yield the model of each plan without recovery, then after each recovery that acts once, at the end."""
+        """Yield, for each plan, the pruned model without recovery, then after each recovery that acts at the end."""
         dense, equivalence = self.lesson.dense, EquivalenceCheck(self.lesson.dense, self.lesson.splits.report)
         ends = [name for name, each in self.recoveries.items() if not each.between and not each.control]
         for plan in track(plans, "plan", name=plan_words):
@@ -90,7 +90,7 @@ class Trials:
             left = done.model
 
     def controls(self, name: str, best: Sequence[Trial]) -> Iterator[Trial]:
-        """Yield models with the heads of the models `best`, trained by a control recovery without old weights."""
+        """Yield controls: models with the heads of the models `best`, trained from new weights."""
         steps = self.lesson.training.steps + self.lesson.extra_steps
         work = [(trial, draw) for trial in best for draw in range(self.recoveries[name].draws)]
         for trial, draw in track(work, name, name=lambda each: plan_words(each[0].plan)):

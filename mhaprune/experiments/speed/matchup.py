@@ -74,7 +74,7 @@ def scaled(shape: Transformer, d_model: int, max_length: int) -> Transformer:
 
 
 def evenly(grid: HeadGrid, count: int) -> HeadMask:
-    """Return a mask with `count` heads removed: the first heads of each block, evenly over the blocks."""
+    """Return a mask that removes `count` heads evenly over the blocks. In each block the first heads are removed."""
     blocks = len(grid.blocks)
     shares = [(i + 1) * count // blocks - i * count // blocks for i in range(blocks)]
     taken = [n for block, share in zip(grid.blocks, shares, strict=True) for n in grid.positions(block)[:share]]
@@ -83,8 +83,7 @@ def evenly(grid: HeadGrid, count: int) -> HeadMask:
 
 class Matchup:
     """Timing of dense models, pruned models and models built small, in turn, with several copies and random weights.
-
-    `masks` are masks of the full model, and the first removes nothing. `shape` may be only a part of that model.
+    `masks` are masks of the whole model; the first mask removes nothing. `shape` may be only a part of it.
     """
 
     def __init__(
@@ -104,9 +103,9 @@ class Matchup:
         self.models = {name: [model.to(device) for model in models] for name, models in made.items()}
 
     def speed(self, work: Workload, rounds: int) -> pd.DataFrame:
-        """Return a row per mask, with the columns of `speed_columns`. Other ratios are also taken round by round:
-        `built_ratio` is removed over built, `aa_ratio` dense over itself. `flop_ratio` is the ratio of operations, the
-        ideal speed-up."""
+        """Return a row per mask, with the columns of `speed_columns` and three ratios. `built_ratio` is the time of
+        removed over built, `aa_ratio` dense over its copy, both round by round. `flop_ratio` is operations of dense
+        over removed."""
         batch = work.batch(self.vocabulary_size, self.device)
         calls = {name: [work.call(model, batch) for model in models] for name, models in self.models.items()}
         turns = {name: times.taking_turns(copies) for name, copies in calls.items()}
@@ -130,7 +129,7 @@ class Matchup:
         return pd.DataFrame(rows)
 
     def parts(self, work: Workload, rounds: int) -> pd.DataFrame:
-        """Return the time of the dense model, a row per part."""
+        """Return a row per part of the dense model: its median time, and its share of the whole time."""
         batch, model = work.batch(self.vocabulary_size, self.device), self.models[DENSE][0]
         spent = time_parts(model, lambda watched: work.call(watched, batch)(), rounds, device=self.device)
         medians = spent.median()
@@ -150,9 +149,9 @@ def time_parts(
 ) -> pd.DataFrame:
     """Return milliseconds of each part (columns) in every round (rows) of `run` on a copy of the model.
 
-    The time of attention includes normalisation, the keys and values of the encoder's output, and the residual
-    addition. The rest is embedding, output, choice of a token, and Python between the parts; on a GPU, also the wait
-    for the end of each part.
+    The time of attention includes normalisation, the residual addition, and computing keys and values from the
+    encoder's output. The rest is embedding, output, choice of a token, and Python between the parts; on a GPU, also the
+    wait for the end of each part.
     """
     watched, spent = copy.deepcopy(model), dict[str, float]()
 

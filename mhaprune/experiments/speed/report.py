@@ -22,7 +22,7 @@ FRONT: Any = {"color": "black", "linewidth": 1, "marker": "o", "markersize": 10,
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Yield sentences: the speed-up by removal at several sizes, its limits, and what the trained model can afford."""
+    """Yield sentences: the speed-up at several sizes, a comparison with models built small, the fastest good model."""
     if "speed" in tables:
         half = at_half(tables["speed"])
         best, least = half.loc[half["speedup"].idxmax()], half.loc[half["speedup"].idxmin()]
@@ -48,29 +48,29 @@ def headline(tables: Tables) -> list[Number]:
 
 
 def at_half(speed: pd.DataFrame) -> pd.DataFrame:
-    """Return the times of whole answers with about half of the heads removed, a row per size."""
+    """Return the rows for whole answers in which the share of removed heads is nearest to one half."""
     whole = speed[speed["what"] == ("both" if (speed["what"] == "both").any() else "decoder")]
     off_half = (whole["model_heads_removed"] / whole["model_heads"] - 0.5).abs()
     return whole[off_half == off_half.min()]
 
 
 def _where(row: pd.Series) -> str:
-    """Return the name of a size, with the quartiles of its speed-up and of the dense model against itself."""
+    """Return a size in words, with the quartiles of its speed-up and of a dense model timed against a second one."""
     lengths = " → ".join(str(int(row[name])) for name in ("source_length", "target_length"))
     size = f"d_model {int(row['timed_d_model'])}, batch {int(row['batch_size'])}, {lengths} tokens"
     return f"{size} ({_quartiles(row, 'speedup')}; the dense model against itself {_quartiles(row, 'aa_ratio')})"
 
 
 def judged(tradeoff: pd.DataFrame, tables: Tables) -> pd.DataFrame:
-    """Return the rows of scorers that do not draw at random; all rows if there is no such scorer. A single draw is
-    noise."""
+    """Return the rows of scorers that are not random, because a single random draw is noise; all rows if no scorer is
+    left."""
     own = tradeoff[tradeoff["scorer"].isin(candidates(tables.get("pruning", tradeoff)))]
     return own if len(own) else tradeoff
 
 
 def _tradeoff(rows: pd.DataFrame, tables: Tables) -> str:
-    """Return the fastest model that loses at most 0.01 of quality on the choose split, in words. The lower quartile of
-    its speed-up decides, because the largest of many medians is large by luck."""
+    """Return in words the fastest model that loses at most 0.01 of quality on the choose split. Fastest means the
+    largest lower quartile of the speed-up, because the largest of many medians is large by luck."""
     rows = judged(rows, tables)
     dense, quality = rows[rows["heads_removed"] == 0].iloc[0], quality_name(tables)
     good = rows[rows[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - 0.01]

@@ -101,7 +101,7 @@ class Speed(HeadBudgets):
         return {"speed": pd.concat(speed, ignore_index=True), "parts": pd.concat(parts, ignore_index=True)}
 
     def workloads(self, shape: Transformer) -> Iterator[Workload]:
-        """Yield encoder and decoder apart and both together; only the decoder without encoder layers."""
+        """Yield the work of encoder, decoder, and both; only the decoder if the model has no encoder layers."""
         for batch_size, source_length in product(self.batch_sizes, self.source_lengths):
             if shape.num_encoder_layers:
                 yield Workload("encoder", batch_size, source_length, 0)
@@ -111,8 +111,8 @@ class Speed(HeadBudgets):
                     yield Workload("both", batch_size, source_length, target_length)
 
     def trained(self, study: Study) -> tuple[pd.DataFrame, pd.DataFrame, float]:
-        """Return the accuracy of the trained model after every plan, the accuracy beside its latency, and the largest
-        difference of the proof."""
+        """Prune the trained model by every plan. Return a table of accuracy, a table of accuracy and latency, and the
+        largest difference between removing and masking the same heads."""
         subject = study.subject
         scoring = Scoring(subject, study.splits.score, study.seed, study.remember)
         plans = plans_of(choices(scoring, study.scorers, the_one(study.schedules), self.removals(subject.grid)))
@@ -131,8 +131,7 @@ class Speed(HeadBudgets):
 
 
 def on_front(cost: pd.Series, quality: pd.Series) -> pd.Series:
-    """Return which rows are on the Pareto front: no other is better in one respect and at least as good in the
-    other."""
+    """Return True for rows on the Pareto front: no row is at least as good in both respects and better in one."""
     dominated = [
         ((cost <= c) & (quality >= q) & ((cost < c) | (quality > q))).any() for c, q in zip(cost, quality, strict=True)
     ]
