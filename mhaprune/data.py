@@ -49,14 +49,14 @@ class Vocabulary:
 
 
 class Data(ABC):
-    """Examples that a model can be measured on. A batch is of the same type."""
+    """Examples that a model can be measured on. A batch of them has the same type."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def __getitem__(self, index: slice | Tensor) -> Self:
-        """Some of the examples, in the order of the index."""
+        """Return the examples at these positions, in the order of the index."""
 
     @abstractmethod
     def lengths(self) -> Tensor:
@@ -64,19 +64,19 @@ class Data(ABC):
 
     @abstractmethod
     def by_length(self) -> Tensor:
-        """(E,): an order of the examples in which neighbours are of similar length, so that batches hold little
-        padding."""
+        """Return the positions (E,) of the examples, sorted so that neighbours have similar lengths. Then batches hold
+        little padding."""
 
     @abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:
-        """Everything that the examples hold, by name."""
+        """All tensors that the examples hold, by name."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device: ...
 
     def __iter__(self) -> NoReturn:
-        """Raise TypeError. Otherwise Python would ask for the items 0, 1, 2 and find none."""
+        """Raise TypeError: examples are not iterable. Python would else try the items 0, 1, 2."""
         raise TypeError("examples are read in batches: for batch in examples.batches(128)")
 
     def few(self) -> Self:
@@ -138,28 +138,28 @@ class Splits(Generic[Part]):
 
     @property
     def score(self) -> Part:
-        """Heads are scored on these."""
+        """The examples that heads are scored on."""
         return self["score"]
 
     @property
     def choose(self) -> Part:
-        """Choices between pruned models are made on these."""
+        """The examples that decide between pruned models."""
         return self["choose"]
 
     @property
     def report(self) -> Part:
-        """The numbers in tables and figures are measured on these."""
+        """The examples that the numbers in tables and figures are measured on."""
         return self["report"]
 
     @property
     def train(self) -> Part:
-        """A training lowers the loss of these; a refit reads their inputs, but no label. Nothing is chosen or reported
-        on them. If none were given, these are the examples that heads are scored on."""
+        """The examples that a training learns from; a refit reads their inputs, but no label. Nothing is chosen or
+        reported on them. If the user gives none, the score split is used."""
         return self["train" if "train" in self.given else "score"]
 
     @property
     def valid(self) -> Part:
-        """The quality during training is measured on these."""
+        """The examples that the quality is measured on during training."""
         return self["valid" if "valid" in self.given else "choose"]
 
 
@@ -174,7 +174,7 @@ class Examples(Data):
         return len(self.source)
 
     def __getitem__(self, index: slice | Tensor) -> Self:
-        """Some of the examples, without the columns that are padding for all of them."""
+        """Return the examples at these positions, without the columns that are padding in all of them."""
         return type(self)(_trim(self.source[index]), _trim(self.target[index]))
 
     def lengths(self) -> Tensor:
@@ -182,7 +182,7 @@ class Examples(Data):
         return (self.source != PAD).sum(dim=1) + (self.target != PAD).sum(dim=1)
 
     def by_length(self) -> Tensor:
-        """(E,): the order of the examples by the length of the target."""
+        """Return the positions (E,) of the examples, sorted by the length of the target."""
         return (self.target != PAD).sum(dim=1).argsort(stable=True)
 
     def tensors(self) -> Mapping[str, Tensor]:

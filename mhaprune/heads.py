@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class Site(StrEnum):
-    """The three places of attention in mhaprune's own encoder-decoder. Other models have sites of other names."""
+    """The three kinds of attention layer in mhaprune's own encoder-decoder. Other models have sites with other
+    names."""
 
     ENCODER_SELF = "encoder_self"
     DECODER_SELF = "decoder_self"
@@ -56,7 +57,7 @@ class HeadId(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Its name in figures and sentences: `encoder self 0.3`."""
+        """The name of the head in figures and sentences: `encoder self 0.3`."""
         return f"{block_label(self.site, self.layer)}.{self.head}"
 
     def __str__(self) -> str:
@@ -76,9 +77,8 @@ class HeadId(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadGrid:
-    """The heads of one model in the order of the flat axis N, block by block.
-
-    Blocks may have different numbers of heads, also none, as in every pruned model.
+    """The heads of one model in the order of the flat axis N, block by block. Blocks may have different numbers of
+    heads, and a block may have none, because a removal can take any heads.
     """
 
     blocks: tuple[Block, ...]
@@ -117,13 +117,13 @@ class HeadGrid:
         return head in self._position
 
     def index(self, head: HeadId) -> int:
-        """Return the position of a head on N. Raises ValueError with the heads of the model."""
+        """Return the position of a head on N. Raises ValueError, listing the heads, for an unknown head."""
         if head not in self._position:
             raise ValueError(f"head={head}: no such head, the model has {', '.join(map(str, self)) or 'none'}")
         return self._position[head]
 
     def positions(self, block: Block) -> range:
-        """The places of the heads of a block on N."""
+        """The positions on N of the heads of a block."""
         start = sum(self.sizes[: self.blocks.index(block)])
         return range(start, start + self.sizes[self.blocks.index(block)])
 
@@ -155,7 +155,8 @@ class HeadMask:
         return tuple(head for head in self.grid if head not in self.removed)
 
     def without(self, *heads: HeadId | str) -> HeadMask:
-        """Return this mask with more heads removed, by their names as texts too. Raises ValueError for others.
+        """Return this mask with more heads removed. A head is a `HeadId` or its name as a text. Raises ValueError for a
+        head that is not on the grid.
 
         >>> HeadMask(HeadGrid.full([Block("cross", 0)], 2)).without("cross.0.1").kept
         (HeadId(site='cross', layer=0, head=0),)

@@ -1,7 +1,6 @@
 """Signals and a time limit that ask a run to stop. Before a run stops, it saves the state of work that can be
-continued.
-
-Python handles signals only in the main thread, so nothing is done in another thread. An ignored signal stays ignored.
+continued. Python handles signals only in the main thread, so in other threads these functions do nothing. An ignored
+signal stays ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""The signals of a terminal, of a scheduler or `kill`, and two that schedulers send shortly before the time is over."""
+"""The signals that ask a run to stop: from a terminal, from a scheduler or `kill`, and two that a scheduler sends
+shortly before the time is over."""
 Handler = Callable[[int, FrameType | None], None]
 
 
@@ -53,7 +53,7 @@ class HeldSignals:
         return bool(self.came)
 
     def stop(self) -> None:
-        """Let the first delayed signal take effect now. Return if its handler does not raise."""
+        """Let the first delayed signal take effect now. Return only if the handler of the signal does not raise."""
         self.__exit__(None, None, None)
         self.__enter__()
 
@@ -72,8 +72,8 @@ class HeldSignals:
 
 @contextmanager
 def handling(handler: Handler | None = None, before: Mapping[int, Any] | None = None) -> Iterator[None]:
-    """Use `handler`, if any, for the signals that ask to stop while the body runs. At the end the handlers `before`, by
-    default the present ones, are restored, even if the body has replaced them."""
+    """Use `handler`, if given, for the signals that ask to stop, while the body runs. At the end, set the handlers
+    `before`, even if the body has set others. By default they are the handlers at the beginning."""
     before = _handlers() if before is None else before
     if handler is not None:
         _set(dict.fromkeys(before, handler))

@@ -1,7 +1,6 @@
-"""The steps of a run, one within another, and the line that shows them.
-
-A step counts its items and does not know the terminal or the steps around it. The line is a bar at a terminal;
-otherwise a new line every few seconds.
+"""The steps of a run, one within another, and the progress line that shows them. A step is a piece of work that counts
+its items; it does not know the terminal or the steps around it. A terminal shows one bar; other outputs get a new line
+every few seconds.
 """
 
 import sys
@@ -22,17 +21,18 @@ Stages = Mapping[str, float]
 NO_STAGES: Stages = MappingProxyType({})
 
 EVERY = 9.0
-"""Seconds between two lines. After 10 s without one a reader begins to doubt."""
+"""Seconds between two progress lines. After 10 s without a line a reader begins to doubt."""
 REDRAWN = 0.5
-"""Seconds between two updates of a bar."""
+"""Seconds between two updates of the progress bar."""
 BAR = "{percentage:3.0f}%|{bar:16}| {desc}"
 SLOWEST = 0.2
-"""No machine is assumed to be more than 1 / this times as fast as the machine on which stages were timed."""
+"""The smallest believed ratio of measured to usual time of a stage: no machine is taken to be more than 1 / `SLOWEST`
+times as fast as the machine on which the stages were timed."""
 
 
 @dataclass(eq=False)
 class Step:
-    """Work in progress."""
+    """A piece of work in progress, which counts its items."""
 
     what: str
     total: int | None = None
@@ -61,7 +61,7 @@ under_way: list[Step] = []
 
 @contextmanager
 def doing(what: str, total: int | None = None, stages: Stages = NO_STAGES, done: int = 0) -> Iterator[Step]:
-    """Make the body a step, within the present step if there is one."""
+    """Show the body as a step of the progress, within the present step if there is one."""
     around = under_way[-1] if under_way else None
     step = Step(what, total, done, stages=stages, before=done)
     under_way.append(step)
@@ -100,7 +100,7 @@ def duration(seconds: float) -> str:
 
 
 _at_work = threading.Lock()
-"""Locked while a line is shown."""
+"""A lock, held while `shown` writes the progress line, so that a second `shown` writes none."""
 
 
 @contextmanager
@@ -146,7 +146,8 @@ def _show(steps: Sequence[Step], label: str, to: TextIO, bar: tqdm | None) -> No
 
 
 def line(steps: Sequence[Step], label: str = "") -> str:
-    """Return the line, for example `ablate on sort, about 20 s left: recover 4 of 9, 12 of 24 heads: refit 3 of 8`."""
+    """Return the progress line for these steps, for example `ablate on sort, about 20 s left: recover 4 of 9, 12 of 24
+    heads: refit 3 of 8`."""
     left = seconds_left(steps)
     words = [_words(step) for step in steps]
     if left is not None:
@@ -185,7 +186,8 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
 
 
 def _share(steps: Sequence[Step]) -> float:
-    """Return which share of the items of the first step is done; 0 if the number of items is not known."""
+    """Return the finished share (0 to 1) of the items of the outermost step. The present item counts by its own share.
+    Return 0 if the number of items is not known."""
     if not steps or not steps[0].total:
         return 0.0
     step, to_do = steps[0], steps[0].total - steps[0].before

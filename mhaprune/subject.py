@@ -16,10 +16,9 @@ from mhaprune.heads import Block, HeadGrid, HeadMask
 
 
 class Outcome(Protocol):
-    """The results of a model on the examples of a batch, (B,) each, as a NamedTuple.
-
-    It exists so that every kind of model has its own measure of quality: exact match for our tasks; accuracy, agreement
-    or one minus drift for others. Each field becomes a column of a table. No field is a mean over the batch.
+    """The results of a model on the examples of a batch: a NamedTuple of tensors (B,). Each kind of model can have its
+    own measure of quality: exact match for our tasks; accuracy, agreement or one minus drift for others. Each field
+    becomes a column of a table. No field is a mean over the batch.
     """
 
     @property
@@ -79,22 +78,22 @@ class LastMap(NamedTuple):
     name: str
     """The path of the map."""
     feed_forward: bool
-    """Whether it ends a feed-forward part; else it is the W_O of an attention block."""
+    """True if the map ends a feed-forward part; False if it is the W_O of an attention block."""
     weight: Tensor
-    """(D, W). It may be written to."""
+    """The weight (D, W) of the map. A caller may change it in place."""
     bias: Tensor | None
-    """(D,). It may be written to."""
+    """The bias (D,) of the map. A caller may change it in place."""
     parts: Sequence[tuple[Tensor, Tensor]]
-    """For each batch the inputs of the map, (tokens, W), and the residual stream after the sublayer, (tokens, D),
-    without padding. W is 0 for a block without heads."""
+    """One pair of tensors per batch, without padding: the inputs of the map, (tokens, W), and the residual stream after
+    the sublayer, (tokens, D). W is 0 for a block without heads."""
 
 
 Gates = Tensor | Mapping[Block, Tensor]
-"""Gates (N,) or (B, N) in the order of the grid; or one for every token, (B, H, T), for each block. 1 is open, 0 is
-closed."""
+"""Gates of all heads, (N,) or (B, N), in the order of the grid; or, by block, a gate for every head and token, (B, H,
+T). 1 is open, 0 is closed."""
 
 Batch = Any
-"""Some of the examples, as the `Data` of the model: `Examples` for our own."""
+"""Some of the examples, in the type of `Data` that the model reads: `Examples` for our own model."""
 
 Fallback = Mapping[Block, Tensor]
 """The replacement for the output of closed heads: for each block a tensor that broadcasts to (B, H, T, K)."""
@@ -114,16 +113,16 @@ class Subject(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """The device that it computes on."""
+        """The device on which the model computes."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision in which it computes."""
+        """The floating-point type in which the model computes."""
         ...
 
     def outputs(self, batch: Batch, gates: Gates | None = None) -> Tensor:
-        """Return all outputs of the model for a batch, without padding, in any shape. Proofs compare them."""
+        """Return all outputs of the model for a batch, without padding, as one tensor of any shape, for proofs."""
         ...
 
     def evaluate(self, batch: Batch, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome:
@@ -131,8 +130,8 @@ class Subject(Protocol):
         ...
 
     def evaluate_masks(self, batch: Batch, gates: Tensor, fallback: Fallback | None = None) -> Outcome:
-        """Return the outcome under every row of `gates` (M, N): (M, B) each, equal to `evaluate` up to rounding, and
-        faster than one row after the other."""
+        """Return the outcome under every row of `gates` (M, N). Each field is (M, B), equal to `evaluate` row by row up
+        to rounding, but faster."""
         ...
 
     def queries(self, batch: Batch) -> dict[Block, Tensor]:
@@ -157,8 +156,7 @@ class Subject(Protocol):
         ...
 
     def value_weights(self) -> dict[Block, Tensor]:
-        """Return for each block the rows of W_V that make each head, (H, K, width of the value's input).
-
+        """Return, for each block, the rows of W_V that make the values of each head, (H, K, width of the input of W_V).
         Blocks and heads are in the order of `grid`.
         """
         ...
@@ -172,7 +170,7 @@ class Subject(Protocol):
         ...
 
     def in_double(self) -> Self:
-        """Return a copy that computes in float64, in which rounding is no difference."""
+        """Return a copy that computes in float64, so that rounding errors are negligible."""
         ...
 
     def copied(self) -> Self:
@@ -180,8 +178,7 @@ class Subject(Protocol):
         ...
 
     def answered(self, data: Batch) -> Batch:
-        """Return the examples with the model's own answers in place of the labels, if the model reads labels as
-        inputs."""
+        """Return the examples. If the model reads labels as inputs, its own answers stand in place of the labels."""
         ...
 
     def last_maps(self, batches: Sequence[Batch]) -> Iterator[LastMap]:
@@ -190,8 +187,8 @@ class Subject(Protocol):
         ...
 
     def predict(self, batch: Batch) -> Any:
-        """Make the call that is timed. For our own model it is greedy decoding, with as many steps as the targets are
-        long."""
+        """Run the model once, as it is timed. Our own model decodes greedily, with as many steps as the padded targets
+        have columns."""
         ...
 
     def count_parameters(self) -> int: ...
@@ -208,7 +205,7 @@ class DecodesGreedily(Protocol):
     def evaluate(self, batch: Batch, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome: ...
 
     def decodes_right(self, batch: Batch) -> Tensor:
-        """Return whether greedy decoding ends in the target, (B,)."""
+        """Return a mask (B,) that is True for examples whose greedy answer equals the target."""
         ...
 
 

@@ -15,13 +15,13 @@ Tables = Mapping[str, pd.DataFrame]
 HEAD = ["site", "layer", "head"]
 """The columns that name a head."""
 MOMENTS = ["score", "stderr", "skewness"]
-"""The columns from which the interval of a score is made."""
+"""The columns from which the confidence interval of a score is computed."""
 BLOCK = HEAD[:2]
 """The columns that name a block, one attention layer."""
 OTHER_HEAD = [f"other_{column}" for column in HEAD]
 """The columns that name the second head of a pair."""
 LABEL = "label"
-"""The column that tells several runs apart."""
+"""The column with the label of a run, which distinguishes it from other runs."""
 SETTING = "setting"
 """The label without the seed: the same for runs that differ only in their seed."""
 QUALITY = "quality"
@@ -33,12 +33,12 @@ TIMED_NAME = "timed"
 LOSS_UNIT = "loss_unit"
 """The column of the unit of a loss that is not in nats."""
 VALID_QUALITY = f"valid_{QUALITY}"
-"""The quality on the split that is measured during training."""
+"""The column of the quality on the valid split, which is measured during training."""
 CHOOSE_QUALITY = f"choose_{QUALITY}"
-"""The quality on the split on which choices are made. It is never reported."""
+"""The column of the quality on the choose split. It is never reported as a result."""
 CHOOSE_DROP = "choose_drop"
-"""The dense model's quality on the choose split minus this model's (a difference of two shares), with its paired 95 %
-interval."""
+"""The column of the drop in quality on the choose split: quality of the dense model minus quality of the pruned model.
+Two columns beside it hold the paired 95 % interval."""
 SURE = "heads_removed_sure"
 """The column with the number of heads that can be removed at 95 % confidence: see `mhaprune.experiments.can_go`."""
 LOSS_RISE = "loss_rise"
@@ -46,35 +46,36 @@ LOSS_RISE = "loss_rise"
 INTERACTION = "interaction"
 """The column with the cost of closing two heads together, minus the sum of their costs alone, in nats."""
 ENDS = ("", "_low", "_high")
-"""A number and the ends of its 95 % interval: the endings of its three columns."""
+"""The endings of the names of three columns: a number, and the lower and upper end of its 95 % interval."""
 QUARTILES = ("", "_q1", "_q3")
-"""A median and its quartiles."""
+"""The endings of the names of three columns: a median, and its lower and upper quartile."""
 
 DENSE = "dense"
-"""The row of the model with all its heads."""
+"""The name of the row of the dense model, which has all its heads."""
 DENSE_AGAIN = "dense again"
 """The row of the same model timed a second time, the A/A control: its ratio to `DENSE` is noise."""
 NOTHING = "nothing"
 """The name of no recovery: the model as the removal left it."""
 REFERENCE = "ablation"
-"""The scorer that others are compared with."""
+"""The name of the scorer with which all others are compared."""
 UNINFORMED = "control"
 """The family of scorers that know nothing about the model. They are never chosen from, and figures draw them in
 grey."""
 GATE = "gate_"
 """The prefix of the columns of gates in a table of training; the name of the head follows."""
 BEST_OF_SIZE = "best of each size"
-"""The schedule and scorer of a model trained from scratch in the best shape of its size."""
+"""The schedule and scorer in the rows of models trained from scratch in the best shape of each size."""
 
 
 def block_order(site: str, layer: int) -> tuple[int, str, int]:
-    """The place of a block in the order of the model."""
+    """Return the place of a block in the order of the model, as a key for sorting."""
     known = list(SITES)
     return (known.index(site) if site in known else len(known), site, layer)
 
 
 def head_names(cell: object) -> list[HeadId]:
-    """Return the heads in a cell, which separates them by blanks. An empty cell comes back from a file as NaN."""
+    """Return the names of the heads in a cell of a table, where blanks separate them. An empty cell, which a file
+    returns as NaN, has none."""
     return [HeadId.parse(name) for name in cell.split()] if isinstance(cell, str) else []
 
 
@@ -125,26 +126,26 @@ def in_unit(tables: Tables) -> str:
 
 
 def in_brackets(tables: Tables) -> str:
-    """Return the unit of the loss for an axis: ` (nats)`."""
+    """Return ` (nats)`, the unit of the loss in brackets, for an axis; an empty text without unit."""
     unit = loss_unit(tables)
     return f" ({unit})" if unit else ""
 
 
 def _named_by(column: str, tables: Tables) -> str | None:
-    """Return the value in the first row of the first table with this column. An empty text is NaN after reading a
-    file."""
+    """Return the value in this column, from the first row of the first table that has the column. A file returns an
+    empty text as NaN."""
     found = next((frame[column].iloc[0] for frame in tables.values() if column in frame and len(frame)), None)
     return found if found is None or isinstance(found, str) else ""
 
 
 def candidates(frame: pd.DataFrame) -> list[str]:
-    """Return the scorers that have one order of the heads, in the order of the table."""
+    """Return the scorers with a single draw, thus one order of the heads. They are in the order of the table."""
     repeated = repeated_draws(frame)
     return [name for name in frame["scorer"].unique() if name not in repeated]
 
 
 def repeated_draws(frame: pd.DataFrame) -> list[str]:
-    """Return the scorers that have several random orders of the heads."""
+    """Return the scorers with several draws, each a random order of the heads."""
     draws = frame.groupby("scorer", sort=False)["draw"].nunique()
     return list(draws.index[draws > 1])
 

@@ -16,7 +16,7 @@ from mhaprune.settings.ranges import Checked, Ge
 
 
 class HeadGate(nn.Module, ABC):
-    """The trained part of a gate. Called without arguments, it returns the gates (H,) of its block."""
+    """The trained part of a gate. A call without arguments returns the gates (H,) of the block."""
 
     @abstractmethod
     def forward(self) -> Tensor: ...
@@ -28,7 +28,7 @@ class HeadGate(nn.Module, ABC):
 
 @dataclass(frozen=True)
 class GateConfig(Checked, ABC):
-    """The settings of a gate. Called with a number of heads, it makes one."""
+    """The settings of the gates of a block. A call with a number of heads returns a `HeadGate`."""
 
     learning_rate: Annotated[float, Ge(0)] = 0.1
     """Learning rate of the gates alone. At the rate of the weights they hardly move: scaling a gate and scaling the
@@ -46,7 +46,7 @@ class Softmax(GateConfig):
     """
 
     scale: Literal["heads", "one"] = "heads"
-    """`heads` multiplies by H, so an untrained gate changes nothing; `one` is the exercise as written."""
+    """The sum of the gates: `heads` is H, so an untrained gate changes nothing; `one` is 1, as in the exercise."""
     init: Literal["zeros", "rand"] = "zeros"
     """`zeros` starts all heads equal; `rand` is the exercise's `torch.rand`, whose order largely survives training."""
     entropy_weight: Annotated[float, Ge(0)] = 0.0

@@ -100,10 +100,10 @@ class MultiHeadAttention(nn.Module):
 
         As in `torch.nn.MultiheadAttention`, True in `key_padding_mask` (B, U) and in a boolean `attn_mask` means *not*
         attended to, and a float mask is added to the scores. `attn_mask` is (T, U), (B, T, U), (B·H, T, U), or (B, H,
-        T, U) in which sizes may be 1. Unlike there, `is_causal` needs no mask; with one, both hold. `gates` is (H,) or
-        (B, H). The weights (B, H, T, U) are computed only if `need_weights`, else they are None. A query that may
-        attend to nothing receives zeros from every head. Raises ValueError for a tensor of another shape, and for a
-        mask of whole numbers, which could mean either.
+        T, U) in which sizes may be 1. Unlike in torch, `is_causal` needs no mask; if a mask is given too, both apply.
+        `gates` is (H,) or (B, H). The weights (B, H, T, U) are computed only if `need_weights`, else they are None. A
+        query that may attend to nothing receives zeros from every head. Raises ValueError for a tensor of another
+        shape, and for a mask of whole numbers, which could be a boolean or a float mask.
         """
         self._check(query, key, value, key_padding_mask, attn_mask, gates)
         if attn_mask is not None and attn_mask.dim() == 3 and len(attn_mask) != len(query):
@@ -222,8 +222,8 @@ class MultiHeadAttention(nn.Module):
         """Remove all other heads of the layer, in place. `kept` are positions in the layer; there may be none.
 
         Rows of W_Q, W_K and W_V and *columns* of W_O are cut; the bias of W_O stays, also without heads. Learned gates
-        and mask are folded into W_O, so the layer has no gate any more. Its output equals that of the old layer with
-        the gates of the removed heads at 0.
+        and mask are folded into W_O, so the layer has no gate any more. The new layer returns what the old layer
+        returned with the gates of the removed heads at 0.
         """
         rows = torch.arange(self.num_heads * self.head_dim, device=self.head_mask.device)
         rows = rows.unflatten(0, (-1, self.head_dim))[list(kept)].flatten()
@@ -255,7 +255,7 @@ def project_together(x: Tensor, projections: Sequence[nn.Linear]) -> Sequence[Te
 
 
 def side_by_side(projections: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of one linear map that does the work of several maps of one input."""
+    """Return weight and bias of one linear map: several maps of one input, with outputs side by side."""
     weights: list[Tensor] = [projection.weight for projection in projections]
     biases: list[Tensor] = [projection.bias for projection in projections if projection.bias is not None]
     return torch.cat(weights), torch.cat(biases) if biases else None
@@ -289,7 +289,7 @@ class Projection(nn.Linear):
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a boolean mask as -inf where it is True; a float mask in the precision of the scores."""
+    """Return a mask in the precision of the scores, to be added: -inf where a boolean mask is True."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask, -math.inf)

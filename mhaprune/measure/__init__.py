@@ -1,1 +1,1 @@
-"""Measure loss and quality under gates, and times; and make columns of tables from them."""
+"""Measure loss and quality under gates, measure times, and turn the results into columns of tables."""

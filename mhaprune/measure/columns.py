@@ -26,7 +26,7 @@ def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict
 
 
 def answers(subject: Subject, task: Task, examples: Examples) -> pd.DataFrame:
-    """Return the answer to each example, by greedy decoding."""
+    """Return a table with the model's greedy answer to each example."""
     rows = []
     predicted = subject.predict(examples)
     for source, target, answer in zip(
@@ -39,7 +39,7 @@ def answers(subject: Subject, task: Task, examples: Examples) -> pd.DataFrame:
 
 
 def by_group(outcome: Outcome, groups: Sequence[str]) -> pd.DataFrame:
-    """Return exact match in each group, with its 95 % interval; groups in natural order."""
+    """Return exact match in each group, with its 95 % interval. Group 9 comes before group 10."""
     exact = pd.Series(outcome.quality.double().cpu().numpy(), index=pd.Index(groups, name="group"))
     rows = []
     for group in sorted(set(groups), key=_natural):
@@ -50,7 +50,7 @@ def by_group(outcome: Outcome, groups: Sequence[str]) -> pd.DataFrame:
 
 
 def _natural(group: str) -> tuple[int, str]:
-    """Return a sort key with which 10 symbols come after 9 symbols."""
+    """Return a sort key for names with numbers, so that `10 symbols` comes after `9 symbols`."""
     number = group.split()[0]
     return (int(number) if number.isdigit() else 0), group
 
@@ -65,7 +65,8 @@ def accuracy_columns(outcome: Outcome) -> dict[str, float]:
 
 
 def interval_for(name: str, values_E: np.ndarray) -> Callable[[np.ndarray], tuple[float, float]]:
-    """Return the function that computes the interval: for values that are 0 or 1, for shares, or for other numbers."""
+    """Return the function that computes the 95 % interval of a mean. Name and values decide: one function for 0 and 1 only,
+    one for shares, one for other numbers."""
     if name in (QUALITY, "loss") and yes_or_no(values_E):
         return wilson_interval
     return share_interval if name != "loss" and values_E.min() >= 0 and values_E.max() <= 1 else mean_interval
@@ -92,5 +93,5 @@ def choose_columns(outcome: Outcome, dense: Outcome) -> dict[str, float]:
 
 
 def yes_or_no(values_E: np.ndarray) -> bool:
-    """Return whether all values are 0 or 1."""
+    """Return True if all values are 0 or 1."""
     return bool(((values_E == 0) | (values_E == 1)).all())

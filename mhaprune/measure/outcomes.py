@@ -17,11 +17,12 @@ from mhaprune.subject import Batch, DecodesGreedily, Evaluated, Fallback, Outcom
 Measured = TypeVar("Measured", bound=Evaluated)
 BATCH_SIZE = 128
 BATCH_OF_MASKS = 32
-"""Number of examples in a pass of many masks. The masks fill the pass; with fewer examples there is less padding."""
+"""Number of examples in a pass of many masks. Many masks fill the pass, so few examples are enough, and few examples
+have less padding."""
 
 Replacement = Callable[[Subject, Batch, Tensor], Fallback]
-"""A function that returns what replaces the outputs of closed heads in a batch. The tensor (B,) holds the positions of
-its examples in the split."""
+"""A function that takes a subject, a batch and the positions (B,) of its examples in the split. It returns the
+replacement for the outputs of closed heads."""
 
 
 MAX_DIFFERENCE = 1e-9
@@ -36,7 +37,7 @@ class ProofFailed(RuntimeError):
 
 
 class Diverged(ValueError):
-    """Raised for a loss, a quality or a weight that is not finite, as all that follows from it would be meaningless."""
+    """Raised for a loss, a quality or a weight that is not finite. All results that use it would be meaningless."""
 
 
 @torch.no_grad()
@@ -47,7 +48,8 @@ def measure(
     replacement: Callable[[Measured, Batch, Tensor], Fallback] | None = None,
     batch_size: int = BATCH_SIZE,
 ) -> Outcome:
-    """Return the outcome of every example in their order, (E,) each. `gates` (N,) are the same for all examples."""
+    """Return the outcome of every example, in the order of the examples; each field is (E,). `gates` (N,) are equal for
+    all examples."""
     order, batches = by_length(examples, batch_size)
     parts = [subject.evaluate(batch, gates, replacement and replacement(subject, batch, at)) for batch, at in batches]
     return joined(parts, lambda values: torch.cat(values)[order.argsort()])
@@ -55,8 +57,8 @@ def measure(
 
 @torch.no_grad()
 def measure_masks(subject: Subject, examples: Data, gates: Tensor, replacement: Replacement | None = None) -> Outcome:
-    """Return the outcome of every example under every row of `gates` (M, N): (M, E) each, equal to `measure` up to
-    rounding."""
+    """Return the outcome of every example under every row of `gates` (M, N). Each field is (M, E), equal to `measure`
+    row by row up to rounding."""
     order, batches = by_length(examples, BATCH_OF_MASKS)
     parts, total = [], -(-len(examples) // examples.rows(BATCH_OF_MASKS))
     for batch, at in track(batches, "batches", total):
@@ -86,7 +88,7 @@ def check_weights_finite(model: nn.Module) -> None:
 
 
 def measure_removed(subject: Subject, examples: Data, masks: Sequence[HeadMask]) -> Outcome:
-    """Return the outcome of every example with the heads of each mask closed: (M, E) each."""
+    """Return the outcome of every example with the removed heads of each mask closed: fields of (M, E)."""
     return measure_masks(subject, examples, torch.stack([mask.gates(examples.device) for mask in masks]))
 
 
@@ -96,8 +98,8 @@ def all_open(subject: Subject, rows: int) -> Tensor:
 
 
 def by_length(examples: Data, batch_size: int) -> tuple[Tensor, Iterator[tuple[Batch, Tensor]]]:
-    """Return the order (E,) of the examples by length, and batches in that order: little padding, at most `batch_size`
-    examples, each batch with the positions of its examples in the split."""
+    """Return the positions (E,) of the examples, sorted by length, and batches in this order, which hold little
+    padding. A batch has at most `batch_size` examples and comes with their positions in the split."""
     order = examples.by_length()
     return order, ((examples[at], at) for at in order.split(examples.rows(batch_size)))
 
@@ -166,16 +168,16 @@ def mean_outputs(subject: Subject, examples: Data, batch_size: int = BATCH_SIZE)
 def output_difference(
     first: Subject, second: Subject, batch: Batch, gates: Tensor | None = None, second_gates: Tensor | None = None
 ) -> float:
-    """Return the largest absolute difference of an output, padding excluded, between `first` under `gates` and `second`
-    under `second_gates`."""
+    """Return the largest absolute difference between outputs of the subject `first` under `gates` and of the subject
+    `second` under `second_gates`. Padding is excluded."""
     return float((first.outputs(batch, gates) - second.outputs(batch, second_gates)).abs().max())
 
 
 @torch.no_grad()
 def greedy_disagreements(subject: DecodesGreedily, examples: Data, batch_size: int = BATCH_SIZE) -> int:
-    """Return the number of examples on which greedy decoding and exact match disagree.
-
-    By induction over the tokens, the two are equal. A number above 0 means a tie that rounding broke, or an error.
+    """Return the number of examples on which greedy decoding and exact match disagree. In theory they always agree, by
+    induction over the tokens. A number above 0 means that rounding broke a tie between two tokens, or that the code has
+    an error.
     """
     disagreements = 0
     for batch in examples.batches(batch_size):

@@ -1,4 +1,4 @@
-"""Times of calls, measured side by side: in turn, in one process, beside a measure of the noise."""
+"""Times of calls, measured side by side: calls take turns in one process, and a control shows the noise."""
 
 import platform
 import random
@@ -48,7 +48,7 @@ def in_turn(
 def milliseconds(
     call: Callable[[], object], device: Device = "cpu", clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Return how long one call takes: on a GPU between two of its own events, else by the clock."""
+    """Return the milliseconds of one call: on a GPU between two CUDA events, otherwise by the clock."""
     if torch.device(device).type != "cuda":
         begin = clock()
         call()
@@ -63,8 +63,8 @@ def milliseconds(
 
 
 def copies_that_fit(size: int, models: int) -> int:
-    """Return how many copies of each model to make, at most `COPIES`. One copy takes `size` bytes. For large models the
-    place in memory matters less."""
+    """Return the number of copies to make of each model, at most `COPIES`. One copy takes `size` bytes. Large models
+    get fewer copies, because their place in memory matters less."""
     return max(1, min(COPIES, COPIES_BYTES // max(1, size * models)))
 
 
@@ -82,13 +82,13 @@ def copies(makers: Mapping[str, Callable[[], Model]], number: int = COPIES) -> d
 
 
 def taking_turns(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """Return a function that makes these calls in turn, one per call."""
+    """Return a function that makes the next of these calls each time, in a cycle."""
     turns = cycle(calls)
     return lambda: next(turns)()
 
 
 def ratios(times: pd.DataFrame, ours: str, peer: str) -> pd.Series:
-    """Return median and quartiles of `ours` / `peer`, taken round by round: a slow moment slows both."""
+    """Return median and quartiles of `ours` / `peer` over the rounds: a slow moment slows both."""
     ratio = times[ours] / times[peer]
     return pd.Series(
         {
@@ -108,8 +108,9 @@ def ratio_columns(name: str, times: pd.DataFrame, ours: str, peer: str) -> dict[
 
 
 def speed_columns(times: pd.DataFrame, dense: str, pruned: str) -> dict[str, float]:
-    """Return the columns of a model that is timed beside the dense one. `speedup` is the median of dense / pruned,
-    round by round, with quartiles. `latency_ms` is the dense model's median divided by it, so that the two agree."""
+    """Return the columns of a model that is timed beside the dense model. `speedup` is the median, with quartiles, of
+    the ratio dense / pruned of each round. `latency_ms` is the median of the dense model divided by `speedup`, so that
+    the two columns agree."""
     speed = ratio_columns("speedup", times, dense, pruned)
     return {"latency_ms": float(times[dense].median() / speed["speedup"]), **speed}
 

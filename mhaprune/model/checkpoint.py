@@ -19,7 +19,7 @@ from mhaprune.storage.locks import read_bytes
 from mhaprune.storage.seals import Damaged, opened, sealed
 
 FORMAT, VERSION = "mhaprune model", 4
-"""Version 4 ends in a checksum."""
+"""The format of saved model files, and its version. A file of version 4 ends with a checksum."""
 KINDS: dict[str, type] = {
     "settings": dict,
     "heads": list,
@@ -36,9 +36,9 @@ class SavedModel:
     """The content of a file."""
 
     path: str
-    """Where the file was read; not part of its content."""
+    """The path from which the file was read. The path is not part of the content."""
     settings: dict[str, Any]
-    """The task, model, gate and training, as a config has them."""
+    """The settings `task`, `model`, `gate` and `training`, in the form of a config."""
     heads: tuple[HeadId, ...]
     """The heads that are left."""
     weights: dict[str, Tensor]
@@ -48,7 +48,7 @@ class SavedModel:
     facts: dict[str, Any]
     """The identity of the run that saved the model."""
     steps_since: int
-    """Number of steps that it was trained after the first training."""
+    """Number of steps that the model was trained after the first training, for example by fine-tuning."""
     digest: str
     """A fingerprint of the weights."""
 
@@ -109,9 +109,8 @@ def load(path: str) -> SavedModel:
 def restore(
     saved: SavedModel, config: Transformer, vocabulary_size: int, gate: GateConfig | None = None, device: str = "cpu"
 ) -> Seq2Seq:
-    """Return the saved model, built from the objects that `saved.settings` describe.
-
-    Raises ValueError, one line, if the weights do not fit that model or are not those that were saved.
+    """Build the model that `saved.settings` describe, and return it with the saved weights. Raises ValueError, one
+    line, if the weights do not fit the model or have changed since they were saved.
     """
     with foreign(f"model_file={saved.path}: damaged"):
         with torch.device("meta"):  # its settings may say any size, which takes no memory here

@@ -79,7 +79,7 @@ class Transformer(Checked):
 
 
 class Deferred(nn.Module):
-    """A computation as a module, so that a pass which replays the outputs of modules need not do it again."""
+    """A computation as a module, so that passes which replay the outputs of modules can skip it."""
 
     def forward(self, compute: Callable[[], Any]) -> Any:
         return compute()
@@ -135,9 +135,8 @@ class AttentionSublayer(nn.Module):
 
 
 def project_memory(memory_BSD: Tensor, readers: Sequence[AttentionSublayer]) -> list[tuple[Tensor, Tensor] | None]:
-    """The keys and values that each of several cross-attentions finds in the output of the encoder, in one product.
-
-    A block without heads reads nothing: None.
+    """Return the keys and values that each cross-attention makes from the output of the encoder, all computed in one
+    product. For a block without heads, return None.
     """
     attentions = [reader.attention for reader in readers]
     projections = [each for a in attentions if a.num_heads for each in (a.k_proj, a.v_proj)]
@@ -197,7 +196,7 @@ class DecoderLayer(nn.Module):
 
 
 def sinusoids(length: int, d_model: int) -> Tensor:
-    """Positions (length, D): sin and cos of t / 10000^(2i/D), interleaved (Vaswani et al. 2017, section 3.5)."""
+    """Return positions (length, D): sin and cos of t / 10000^(2i/D), interleaved (Vaswani et al. 2017, section 3.5)."""
     angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, d_model, 2) / d_model)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
 
@@ -269,7 +268,7 @@ class EncoderDecoder(nn.Module):
         return {sublayer.block: sublayer for sublayer in sublayers}
 
     def encode(self, source_BS: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the output of the encoder, (B, S, D). `bias` is that of the source, if it is known already."""
+        """Return the output of the encoder, (B, S, D). `bias` is what the method `bias` returns for the source."""
         bias = self.bias(source_BS) if bias is None else bias
         x_BSD = self.embed(self.source_embedding, source_BS)
         for layer in self.encoder:

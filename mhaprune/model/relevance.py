@@ -35,7 +35,7 @@ def with_relevance(model: Module, epsilon: float) -> Module:
 
 
 class _Constant(nn.Linear):
-    """Queries and keys, which receive no relevance: attention weights count as constants."""
+    """A linear map for queries or keys, without gradient: attention weights count as constants."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).detach()

@@ -1,7 +1,6 @@
-"""Many masks in one pass: what masks have in common is computed once.
-
-Masks that agree on all heads up to a block share the states before it. Masks that differ in a block share the outputs
-of its heads: closing a head to g changes the block's output by -(1 - g) c_n O_n.
+"""Many masks in one pass; a part that several masks share is computed once. Masks that agree on all heads before a
+block share the hidden states at its input. Masks that differ in a block share the outputs of its heads: a gate g on
+head n changes the output of the block by -(1 - g) c_n O_n.
 
 Dimensions: M = masks, P = distinct states before a block, C = distinct states after it, Y = distinct memories, B =
 batch, T = positions, S = positions of a memory, H = heads of a block, K = head_dim, D = model width.
@@ -46,15 +45,15 @@ class Branches:
 
     @classmethod
     def root(cls, state_BTD: Tensor, num_masks: int) -> Branches:
-        """Return the start, before the first head: all masks share one state."""
+        """Return the branches before the first head, where all masks share one state."""
         return cls(state_BTD[None], np.arange(num_masks), np.zeros(num_masks, dtype=int))
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Branches:
-        """Apply a part of the model without heads."""
+        """Return the branches after a part of the model that has no heads; the part is applied to each state."""
         return replace(self, states=function(self.states.flatten(0, 1)).unflatten(0, self.states.shape[:2]))
 
     def remember(self, sublayers: Sequence[AttentionSublayer], state_BTD: Tensor) -> Branches:
-        """Begin the decoder: all masks share one state again, and `sublayers` attend to the states so far."""
+        """Begin the decoder: all masks share one new state, and `sublayers` attend to the states of the encoder."""
         keys_values = {}
         memories = project_memory(self.states.flatten(0, 1), sublayers)
         for sublayer, projected in zip(sublayers, memories, strict=True):
@@ -65,7 +64,7 @@ class Branches:
         return Branches(state_BTD[None], self.masks, np.zeros_like(self.rows), (keys_values, self.rows))
 
     def split(self, at_most: int) -> Iterator[Branches]:
-        """Yield parts with at most `at_most` states."""
+        """Yield parts of these branches, each with at most `at_most` states."""
         for start in range(0, len(self.states), at_most):
             here = (self.rows >= start) & (self.rows < start + at_most)
             memory = self.memory and (self.memory[0], self.memory[1][here])
@@ -166,5 +165,5 @@ def _closed(
 
 
 def _take(x_P: Tensor, rows: np.ndarray) -> Tensor:
-    """Return these rows of a tensor; the tensor itself if they are all its rows in order."""
+    """Return these rows of a tensor. If they are all rows in order, return the tensor itself, without a copy."""
     return x_P if np.array_equal(rows, np.arange(len(x_P))) else x_P[rows]

@@ -90,7 +90,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 def stacked(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     """Stack parameters of equal shape into one tensor (P, *shape); each parameter and its gradient become slices of it.
 
-    So one step on a stack is a step on all its parameters. `unstack` undoes it.
+    So one optimiser step on the stack changes all its parameters. `unstack` undoes the stacking.
     """
     by_shape: dict[tuple[torch.Size, torch.dtype], list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -114,10 +114,10 @@ def unstack(parameters: Iterable[nn.Parameter]) -> None:
 class Muon(Optimizer):
     """Momentum whose update of a matrix is made orthogonal (Jordan et al. 2024), for stacks of matrices (P, R, C).
 
-    All matrices of a stack go through the Newton-Schulz iteration together. The learning rate is scaled by
-    0.2·√max(R, C), so that an update is about as large as one of AdamW at the same rate (Liu et al. 2025). The weight
-    decay is that of AdamW. One matrix at a time this is `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, which
-    iterates in bfloat16; here it is the precision of the parameters.
+    All matrices of a stack go through the Newton-Schulz iteration together. The learning rate is scaled by 0.2·√max(R,
+    C), so that an update is about as large as one of AdamW at the same rate (Liu et al. 2025). The weight decay is that
+    of AdamW. For a single matrix it equals `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, except that torch
+    iterates in bfloat16, and this class in the precision of the parameters.
     """
 
     def __init__(

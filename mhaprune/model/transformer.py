@@ -24,8 +24,8 @@ from mhaprune.wrapping.blocks import AttentionBlock, block_of
 from mhaprune.wrapping.gated import GatedModel
 
 TOKENS_AT_ONCE = 2048
-"""The number of tokens in one step of a pass of many masks: enough to be efficient, few enough for the processor's
-cache."""
+"""The number of tokens that one step of a pass with many masks computes at once: enough to be efficient, few enough for
+the processor's cache."""
 WAITING_BYTES = 2**28
 """The largest memory of the states in a pass of many masks, in bytes. Masks that need more are run in several
 passes."""
@@ -70,7 +70,7 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         return module
 
     def call(self, batch: Examples) -> Tensor:
-        """Return the logits of every next token, (B, T, V), given the ones before it."""
+        """Return the logits of each token of the target, (B, T, V), given the true tokens before it."""
         return self(batch.source, shift_right(batch.target))
 
     def judge(self, output: Tensor, batch: Examples) -> AnswerOutcome:
@@ -193,7 +193,7 @@ class Seq2Seq(EncoderDecoder, GatedModel):
         return joined(parts, torch.cat)
 
     def _steps(self, batch: Examples, gates_MN: Tensor, fallback: Fallback) -> list[Callable[[Branches], Branches]]:
-        """Return the steps of a forward pass under many masks."""
+        """Return the parts of a forward pass, each a function of `Branches`."""
         gates = {block: gates_MH.double().cpu().numpy() for block, gates_MH in self.grid.split(gates_MN).items()}
         bias = self.bias(batch.source)
 

@@ -1,4 +1,4 @@
-"""Costs of heads in a unit: counted, or measured for milliseconds."""
+"""The costs of heads and blocks. They are counted, except for milliseconds, which are measured."""
 
 from collections.abc import Callable
 from functools import partial
@@ -36,7 +36,7 @@ class Costs:
         return self.known[unit]
 
     def table(self) -> pd.DataFrame:
-        """Return a table of the costs that were asked for: one row per unit and block."""
+        """Return a table of the costs that were computed so far: one row per unit and block."""
         return pd.DataFrame(
             {"unit": unit, "floor": cost.floor, "block": str(block), "per_block": cost.block[block], "per_head": each}
             for unit, cost in self.known.items()
@@ -94,7 +94,7 @@ def measured(subject: Subject, batch: Data, rounds: int) -> Cost:
     times = in_turn(calls, rounds, device=batch.device).min()
 
     def saved(name: str) -> float:
-        """Return the saved time, at least zero: noise must not make a negative cost."""
+        """Return the time saved by removal, at least zero, because noise must not make a negative cost."""
         return max(0.0, float(times["whole"] - times[name]))
 
     blocks = {block: saved(f"{block} 0") for block in sizes}

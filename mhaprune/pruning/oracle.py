@@ -1,4 +1,5 @@
-"""The best subset of heads: exact if all subsets can be measured, otherwise the best that a search finds.
+"""Find the best subset of heads. The result is exact if all subsets are measured; otherwise it is the best that a
+search finds.
 
 Dimensions: M = masks, N = all heads, E = examples.
 """
@@ -29,15 +30,16 @@ Removed = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Oracle:
-    """Every subset that was measured, with its mean loss and its mean quality. `exact` if no subset was left out."""
+    """Every subset that was measured, with its mean loss and its mean quality. `exact` is True if all subsets were
+    measured."""
 
     subject: Subject
     outcomes: dict[Removed, tuple[float, float]]
     exact: bool
 
     def best(self, removed: int, objective: str) -> HeadMask:
-        """Return the best mask with this number of removed heads, by mean loss or by mean quality. If it is a tie, the
-        other of these two decides."""
+        """Return the best mask with this number of removed heads, by mean loss or by mean quality, as `objective` says.
+        If two masks are equal in it, the other measure decides."""
         others = [name for name in OBJECTIVES if name != objective]
 
         def badness(subset: Removed) -> tuple[float, ...]:
@@ -58,8 +60,8 @@ def find_best(
     also: Iterable[HeadMask] = (),
     remember: Remember | None = None,
 ) -> Oracle:
-    """Measure all subsets or, with more than `MOST_HEADS` heads, those that a beam search with swaps visits. Return
-    their outcomes.
+    """Measure all subsets. With more than `MOST_HEADS` heads, measure only the subsets that a beam search with swaps
+    visits. Return the results.
 
     The search removes one head after the other from the `beam_width` best subsets so far. Then, for each budget, it
     exchanges a removed head for a kept one as long as this lowers the loss. The masks `also` are measured, too.

@@ -40,7 +40,7 @@ class Plan(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """All plans of one scorer and schedule (or of one schedule that uses no scores), and their cost."""
+    """All plans of one scorer and one schedule, and their cost. A schedule that uses no scores has no scorer."""
 
     scorer: str
     """The name of the scorer, or of the schedule if it uses no scores."""
@@ -101,10 +101,9 @@ def plans_of(made: Iterable[Choice]) -> list[Plan]:
 
 
 def scorers_for(scorer: Scorer, kept: Sequence[int], num_heads: int, again: bool = False) -> list[Scorer]:
-    """Return the scorer for each number of heads to keep. A `Budgeted` scorer is told that number.
-
-    Removing no head or every head needs no score, so any scorer serves. A schedule that scores `again` still needs a
-    scorer down to the last head.
+    """Return one scorer for each number of heads to keep. A `Budgeted` scorer is set to this number. To remove no head
+    or all heads, no score is needed, so the scorer does not matter there. But a schedule that scores `again` also
+    scores on the way to no heads, so it gets one that keeps one head.
     """
     if not isinstance(scorer, Budgeted):
         return [scorer] * len(kept)
@@ -142,25 +141,24 @@ def removed_names(mask: HeadMask) -> str:
 
 
 COSTS = ("forward_passes", "backward_passes", "seconds")
-"""The cost of a choice of heads: passes over the score split, and time."""
+"""The columns of the cost of a choice of heads: passes over the score split, and seconds."""
 
 
 @dataclass
 class Search:
-    """One call of a schedule, and its cost beyond the score of the dense model.
-
-    It exists so that scores and searches can be compared at equal cost. Every mask that a schedule measures counts as
-    one forward pass over the score split, although shared prefixes make it faster.
+    """One call of a schedule, and its cost without that of scoring the dense model. With this class, scores and
+    searches can be compared at equal cost. Every mask that a schedule measures counts as one forward pass over the
+    score split, although shared prefixes make it faster.
     """
 
     scoring: Scoring
     name: str = ""
     scorer: Scorer | None = None
-    """None for a schedule that uses no scores."""
+    """The scorer whose scores the schedule uses; None for a schedule that uses no scores."""
     draw: int = 0
     whole: HeadGrid | None = None
     cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COSTS, 0.0))
-    """Passes over the score split, and seconds."""
+    """The cost of the call: passes over the score split, and seconds."""
     refitting: list[Refits] = field(default_factory=list)
 
     def __call__(self, schedule: Schedule, budgets: Sequence[Budget]) -> list[HeadMask]:
@@ -202,8 +200,8 @@ class Search:
 
 
 class Refits:
-    """Pruned copies of a subject, refitted to it on one half of some examples and measured on the other half. The
-    passes are counted."""
+    """A maker of pruned copies of a subject. One half of the examples serves to refit a copy to the subject, the other
+    half to measure it. The passes are counted."""
 
     def __init__(self, subject: Subject, examples: Data) -> None:
         self.subject, self.fitted, self.judged = subject, examples[::2], examples[1::2]
@@ -223,7 +221,7 @@ class Refits:
             return float(measure(left, self.judged).loss.double().mean())
 
     def errors(self, left: Subject) -> Tensor:
-        """Return the refit error of each head of a model, (N of that model,), see `scorers.refit_error`."""
+        """Return the refit error of each head that `left` still has, see `scorers.refit_error`."""
         scores = RefitError()(left, self.fitted, 0)
         self.passes += scores.forward_passes
         return scores.values[0]

@@ -27,7 +27,7 @@ from mhaprune.tables import DENSE, DENSE_AGAIN
 
 class PruningResult(NamedTuple):
     """A table with one row per plan (accuracy on the report and choose splits, size), the outcomes of each mask, and
-    the largest difference of a logit between removing and masking the same heads."""
+    the largest difference between a logit with heads removed and the logit with the same heads masked."""
 
     table: pd.DataFrame
     reported: dict[HeadMask, Outcome]
@@ -62,8 +62,8 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits[Data]) -> Prun
 
 
 class EquivalenceCheck:
-    """The proof that removing heads of a subject equals masking them. `worst` is the largest difference of a logit so
-    far."""
+    """A proof, for one mask after the other, that removing heads of a subject equals masking them. `worst` is the
+    largest difference between two logits so far."""
 
     def __init__(self, subject: Subject, report: Data) -> None:
         self.precise, self.batch, self.worst = subject.in_double(), report.few(), 0.0
@@ -81,8 +81,9 @@ class EquivalenceCheck:
 
 
 def proofs(subject: Subject, report: Data) -> dict[str, float]:
-    """Return the effect of the gates of the weakest block and, for a model that decodes, on how many examples greedy
-    decoding and exact match disagree. Every run that closes heads makes these proofs."""
+    """Return two checks of a model: the smallest effect that closing gates has in any block; and, for a model that
+    decodes, the number of examples on which greedy decoding and exact match disagree. Every run that closes heads makes
+    these checks."""
     checks: dict[str, float] = {"smallest_gate_effect": smallest_effect(subject, report.few())}
     if isinstance(subject, DecodesGreedily):
         checks["greedy_decoding_disagreements"] = greedy_disagreements(subject, report)

@@ -20,27 +20,29 @@ Left = Any
 """A `GatedModel` that has lost heads: our own network, or a pretrained model."""
 Made = TypeVar("Made")
 HISTORY = ["step", "seconds", "loss", "valid_loss", "valid_token_accuracy", VALID_QUALITY]
-"""The first columns of the history of a training, which has a row for each evaluation; none if nothing is trained."""
+"""The first columns of the history of a training. The history has a row for each evaluation, and no rows if nothing is
+trained."""
 
 
 @dataclass(frozen=True)
 class RecoveryContext:
-    """The input of a recovery beside the pruned model: the dense model, how it was trained, and the examples."""
+    """The input of a recovery in addition to the pruned model: the dense model, the settings of its training, and the
+    examples."""
 
     dense: Left
     """The model before heads were removed."""
     training: Descent
-    """How the dense model was trained; for a pretrained model, how it is fine-tuned."""
+    """The training of the dense model; for a pretrained model, the settings for fine-tuning."""
     splits: Splits[Data]
     """The examples."""
     seed: int
     """The seed of the run."""
     extra_steps: int = 0
-    """The largest number of training steps that any model of the run has after those of `training`."""
+    """The largest number of extra training steps that a model of the run gets after the steps of `training`."""
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return `make()`, computed once per key for all models of the run."""
+        """Return the result of `make()`. It is computed once per key and shared by all models of the run."""
         if key not in self._known:
             self._known[key] = make()
         known: Made = self._known[key]
@@ -52,25 +54,25 @@ class Recovery(Checked, ABC):
     """A way to improve a model after heads were removed."""
 
     kept: ClassVar[bool] = True
-    """Whether the cache keeps the result; a recovery of a second need not be kept."""
+    """True if the cache keeps the result. A recovery that takes only a second need not be kept."""
     control: ClassVar[bool] = False
-    """Whether it uses only the shape of the pruned model, not its weights."""
+    """True if the recovery uses only the shape of the pruned model, not its weights."""
 
     @property
     def why_only_ours(self) -> str:
-        """The reason why the recovery does not work for a pretrained model, a text that follows "it"; empty if it
-        works."""
+        """The reason why the recovery does not work for a pretrained model, as the rest of a sentence that begins with
+        "it"; an empty text if it works."""
         return ""
 
     @property
     def extra_steps(self) -> int:
-        """The number of training steps for a pruned model each time the recovery runs; 0 without training and for a
-        control."""
+        """The number of training steps that one call of the recovery adds to a pruned model. It is 0 for a recovery
+        that does not train, and for a control."""
         return 0
 
     @property
     def between(self) -> bool:
-        """True if it runs after every budget, before more heads are removed, and not only at the end."""
+        """True if the recovery runs after every budget, before further removals; False if only at the end."""
         return False
 
     @property
@@ -94,7 +96,8 @@ class Recovery(Checked, ABC):
 
 
 class RecoveryResult(NamedTuple):
-    """The recovered model and the history of its training. If that diverged, the model as it was, and a note."""
+    """The recovered model and the history of its training. If the training diverged: the pruned model without recovery,
+    and a note."""
 
     model: Left
     history: pd.DataFrame
@@ -102,8 +105,8 @@ class RecoveryResult(NamedTuple):
 
 
 def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, remember: Remember) -> RecoveryResult:
-    """Recover a pruned model; a result with `kept` comes from the cache the second time. If the training diverges, the
-    model is returned as it was."""
+    """Recover a pruned model. If the recovery has `kept`, an earlier result is taken from the cache. If the training
+    diverges, the model is returned as it was."""
 
     def make(state: State | None, save: Callable[[State], None]) -> State:
         try:
@@ -128,5 +131,5 @@ def recover(recovery: Recovery, lesson: RecoveryContext, left: Left, draw: int, 
 
 
 def left_digest(left: Left) -> list[Any]:
-    """Identify a pruned model, for the cache: the names of its heads, and a digest of its weights."""
+    """Return facts that identify a pruned model in the cache: its heads, and a digest of its weights."""
     return [[str(head) for head in left.grid], weights_digest(left.module)]

@@ -18,26 +18,25 @@ from mhaprune.settings.ranges import Ge, Gt, Within
 
 @dataclass(frozen=True)
 class FineTune(Recovery):
-    """The training of the pruned model continues, with the settings of the dense model's training except for those
-    below.
-
-    A pretrained model is trained by AdamW down its own loss, on the texts of `model.train`. If that is 0, it
-    uses the *score* split. The learning rate warms up and decays to zero again. With `when=after` every pruned model is
-    fine-tuned once. With `when=between` the model of one budget is fine-tuned before the heads for the next budget are
-    chosen on it (Molchanov et al. 2017, figure 1).
+    """The training of the pruned model continues. All settings that are not listed here stay as they were in the
+    training of the dense model. A pretrained model is trained by AdamW on its own loss, on the texts of `model.train`;
+    if `model.train` is 0, on the *score* split. The learning rate warms up and decays to zero again. With `when=after`
+    every pruned model is fine-tuned once. With `when=between` the model of one budget is fine-tuned before the heads
+    for the next budget are chosen on it (Molchanov et al. 2017, figure 1).
     """
 
     steps: Annotated[int, Ge(1)] = 300
     """Number of optimiser steps."""
     learning_rate: Annotated[float | None, Gt(0)] = None
-    """The highest learning rate, after warm-up. None is 1e-3, for a pretrained model 5e-5."""
+    """The highest learning rate, reached after warm-up. None means 1e-3, or 5e-5 for a pretrained model."""
     batch_size: Annotated[int | None, Ge(1)] = None
-    """Number of examples per step. None is as many as the dense model was trained with, for a pretrained model
-    16."""
+    """Number of examples per step. None means the number in the training of the dense model, or 16 for a pretrained
+    model."""
     when: Literal["after", "between"] = "after"
-    """Whether to fine-tune after all heads are removed, or between two budgets."""
+    """The time of the fine-tuning: `after` all heads are removed, or also `between` two budgets."""
     distillation: Annotated[float, Within(0, 1)] = 0.0
-    """The share of `distil` in the objective (Hinton et al. 2015, at temperature 1). 0 trains on the target alone."""
+    """The weight, 0 to 1, of the distillation loss in the objective (Hinton et al. 2015, at temperature 1). With 0 only
+    the targets are trained on; see `distil`."""
     start: Recovery | None = None
     """A recovery that runs first, each time. With None, training starts from the weights that pruning left."""
 

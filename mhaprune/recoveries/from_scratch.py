@@ -28,7 +28,7 @@ class FromScratch(Recovery):
     control: ClassVar[bool] = True
 
     draws: Annotated[int, Ge(1)] = 3
-    """Number of models to train, each from other random weights."""
+    """Number of models to train, each from different random weights."""
 
     @property
     def why_only_ours(self) -> str:

@@ -24,15 +24,16 @@ class Refit(Recovery):
     kept: ClassVar[bool] = False
 
     examples: Annotated[int, Ge(1)] = 1024
-    """Number of sources; all of the split if that has fewer. 1024 are some 8000 tokens, for at most 129 unknowns per
-    output of the default model. Four times as many gained .04 of exact match at most, with 20 of 24 heads gone."""
+    """Number of sources to read. A smaller split is read whole. 1024 sources are some 8000 tokens, for at most 129
+    unknowns per output of the default model. Four times as many gained .04 of exact match at most, with 20 of 24 heads
+    gone."""
     ridge: Annotated[float, Ge(0)] = 1e-3
-    """The penalty on a change of the weights. 0 is least squares. If a map has many inputs for the number of tokens,
-    the best of this and larger penalties is used, see `recoveries.refitting`."""
+    """The penalty on a change of the weights. With 0 the fit is by least squares. If a map has few tokens for its
+    number of inputs, the best of this and larger penalties is used, see `recoveries.refitting`."""
     feed_forward: bool = True
-    """Whether W_2 is fitted too, or only W_O."""
+    """True to fit W_O and W_2; False to fit only W_O."""
     when: Literal["after", "between"] = "after"
-    """Whether to refit after all heads are removed, or between two budgets."""
+    """The time of the refit: `after` all heads are removed, or also `between` two budgets."""
 
     @property
     def between(self) -> bool:

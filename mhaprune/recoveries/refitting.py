@@ -1,4 +1,4 @@
-"""The last linear map of every sublayer fitted anew in closed form to what the dense model computes.
+"""Fit the last linear map of every sublayer anew, in closed form, to what the dense model computes.
 
 Dimensions: T = tokens, W = inputs of a map, D = outputs.
 """
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 Fitted = TypeVar("Fitted", bound=Subject)
 RIDGE = 1e-3
 ENOUGH = 32
-"""Number of tokens per input of a map from which one ridge is used. With fewer tokens, the best of several is chosen on
-held-out examples."""
+"""The smallest number of tokens, for each input of a map, with which a single ridge is used. With fewer tokens, the
+best of several ridges is chosen on held-out examples."""
 RIDGES = (1, 10, 100, 1e3, 1e4, 1e5)
-"""The factors of the ridge, if several compete."""
+"""Factors that multiply the given ridge, if several ridges compete."""
 PARTS = 10
-"""The smallest number of batches, so that some can be held out to choose the ridge."""
+"""The smallest number of batches to make, so that some can be held out to choose the ridge."""
 
 
 class RefitTargets(NamedTuple):
@@ -39,9 +39,8 @@ class RefitTargets(NamedTuple):
 
 @torch.no_grad()
 def show(dense: Subject, data: Data, batch_size: int = BATCH_SIZE) -> RefitTargets:
-    """Return the targets of a refit, the same for every pruned model. No label is read.
-
-    They hold the streams after all sublayers in the precision of the model.
+    """Return the targets of a refit, which serve for every pruned model. No label is read. The targets hold the
+    residual streams after all sublayers, in the precision of the model.
     """
     _, parts = by_length(dense.answered(data), max(1, min(batch_size, len(data) // PARTS)))
     batches = [batch for batch, _ in parts]
@@ -93,7 +92,7 @@ def ridges(least: float, tokens: int, inputs: int) -> list[float]:
 
 
 HELD_OUT = 5
-"""Every fifth part, from the second on, is held out to choose the ridge."""
+"""Of every five parts, the second is held out to choose the ridge."""
 
 
 @torch.no_grad()
@@ -112,8 +111,8 @@ def correct(
     number, which float64 affords for inputs in float32. If there are several solutions (for example without a ridge and
     with fewer tokens than inputs), the smallest V and c are taken.
 
-    Several ridges are tried on most of the parts. The one that fits the other parts best then fits all of them. If
-    there is only one part, the largest ridge is taken.
+    If there are several ridges, each is fitted on most of the parts, and the best on the held-out parts is used to fit
+    all parts. If there is only one part, the largest ridge is taken.
     """
     D, W = weight_DW.shape
     unknowns = W if bias_D is None else W + 1
@@ -146,7 +145,7 @@ class _Sums(NamedTuple):
         return type(self)(self.gram + other.gram, self.products + other.products)
 
     def solved(self, ridge: float, num_weights: int) -> Tensor:
-        """Return V with c as its last row."""
+        """Return V and c for this ridge as one matrix, with c as the last row."""
         gram = self.gram.clone()
         of_weights = gram.diagonal()[:num_weights]  # a view
         of_weights += ridge * of_weights.sum() / max(1, num_weights)
@@ -156,5 +155,5 @@ class _Sums(NamedTuple):
         return torch.linalg.pinv(gram, hermitian=True) @ self.products
 
     def error(self, change: Tensor) -> float:
-        """Return ‖A V + c − E‖² without the part that V does not change."""
+        """Return the squared error ‖A V + c − E‖², without the term ‖E‖², which is constant."""
         return float((change * (self.gram @ change - 2 * self.products)).sum())

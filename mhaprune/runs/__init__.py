@@ -1,1 +1,1 @@
-"""One run and its settings; sweeps: the list of jobs, how they are done, and their combined results."""
+"""One run and its settings; and sweeps: the list of jobs, their execution and their combined results."""

@@ -24,15 +24,16 @@ from mhaprune.storage.store import RunFolder, read_status, reason
 from mhaprune.tables import LABEL, SETTING, Tables, varying
 
 RESERVED = ("cache", "hydra", LABEL, SETTING, *SWEEP_SETTINGS)
-"""Settings that are not part of the name of a run."""
+"""Settings that do not appear in the label of a run."""
 NOT_SET = "not set"
 
 
 def collect(folders: Iterable[Path], out: Path) -> list[str]:
-    """Combine the runs found in `folders` into `out`. Return the findings in sentences; runs left out come last.
+    """Combine the runs found in `folders` into the folder `out`. Return the findings as sentences; the last sentences
+    name the runs that were left out.
 
-    Each experiment compares its own runs in sentences and figures. Raises ValueError if no run is found, or if `out` is
-    itself a run, whose files would be replaced.
+    The sentences and figures for the runs of an experiment come from its class. Raises ValueError if no run is found,
+    or if `out` is itself a run, whose files would be replaced.
     """
     folders = list(folders)
     if read_status(out).get("kind", COLLECTION) != COLLECTION:
@@ -105,7 +106,7 @@ def _joined(settings: Mapping[str, str], names: Iterable[str]) -> str:
 
 
 def _settings(status: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of a run: its identity, and all other settings of its command line."""
+    """Return the settings of a run by name: the settings in its identity, and all others of its command line."""
     identity = status.get("identity", {})
     settings = {"experiment": status["experiment"].rpartition(".")[2].lower()} if "experiment" in status else {}
     settings |= {name: str(value) for name, value in identity.items() if name not in ("run", LABEL, SETTING)}
@@ -118,7 +119,7 @@ def _settings(status: Mapping[str, Any]) -> dict[str, str]:
 
 
 def compare(kind: type[Experiment], runs: Sequence[FoundRun], tables: Tables) -> tuple[list[str], list[Plot]]:
-    """Return the sentences and the figures that compare runs; the most important numbers come first."""
+    """Return sentences and figures that compare these runs. The most important numbers come first."""
     settings = settings_of(runs)
     numbers = numbers_of(runs, settings)
     plots: list[Plot] = []
@@ -133,7 +134,7 @@ def compare(kind: type[Experiment], runs: Sequence[FoundRun], tables: Tables) ->
 
 
 def settings_of(runs: Sequence[FoundRun]) -> list[Setting]:
-    """Return the settings that differ between runs, the seed left out, in the order in which figures use them.
+    """Return the settings that differ between runs, without the seed. They are in the order in which figures use them.
 
     If several settings always change together, only the first is returned.
     """
@@ -147,7 +148,7 @@ def settings_of(runs: Sequence[FoundRun]) -> list[Setting]:
 
 
 def numbers_of(runs: Sequence[FoundRun], settings: Sequence[Setting]) -> pd.DataFrame:
-    """Return a row per run and headline number, with the values of these settings."""
+    """Return a table with one row per run and headline number, and a column for each of these settings."""
     rows = [
         number._asdict() | {LABEL: run.label} | {each.name: run.settings.get(each.name, NOT_SET) for each in settings}
         for run in runs
@@ -189,7 +190,8 @@ def table_of(runs: Sequence[FoundRun], differ: Sequence[str]) -> pd.DataFrame:
 
 
 def in_common(runs: Sequence[FoundRun]) -> dict[str, pd.DataFrame]:
-    """Return the tables of all runs by name, one run below the other; columns that never vary come last."""
+    """Return one table for each name of a table: the rows of all runs, one run below the other. Columns that do not
+    vary come last."""
     combined = {}
     for name in dict.fromkeys(name for run in runs for name in run.tables):
         having = [run for run in runs if name in run.tables]
@@ -218,7 +220,7 @@ def _how_to_repeat(folders: Sequence[Path], out: Path) -> dict[str, str]:
 
 
 FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$)")
-"""The beginning of a text (not a number) that a spreadsheet would compute as a formula."""
+"""A pattern for the beginning of a text (not a number) that a spreadsheet would take for a formula."""
 
 
 def no_formulas(frame: pd.DataFrame) -> pd.DataFrame:

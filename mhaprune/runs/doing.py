@@ -35,15 +35,16 @@ log = logging.getLogger(__name__)
 Build = Callable[[], Run]
 """A function that makes a run from its settings; raises ValueError for settings that are not allowed."""
 ReadSettings = Callable[[], SweepSettings]
-"""A function that reads the settings of the sweep from the same settings; raises ValueError too."""
+"""A function that reads the settings of a sweep from the settings of a run; raises ValueError for settings that are not
+allowed."""
 GRACE = 20.0
-"""Seconds that a stopped process has to save its state."""
+"""Seconds that a process has to save its state after it is asked to stop."""
 PAUSE = 0.5
-"""Seconds between two checks whether the work is still wanted."""
+"""Seconds between two checks that the work of a fork is still wanted."""
 
 
 def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings: ReadSettings) -> None:
-    """Do one run. Raises RunFailed. A refused run leaves no folder."""
+    """Do one run. Raises RunFailed. A run that is refused for its settings leaves no folder."""
     refused = True
     try:
         settings = read_settings()
@@ -65,9 +66,9 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings
 
 
 def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], read_settings: ReadSettings, start: int) -> None:
-    """Do one job. A failed job does not raise: its status and the log have the failure at once.
-
-    If the sweep of this `start` is no longer running, do nothing and end this process: it may have waited in a queue.
+    """Do one job. A failed job does not raise; its failure is written to the status and the log at once. If the start
+    number `start` of the sweep is no longer running, end this process without doing the job: the job may have waited in
+    a queue.
     """
     root, settings = output.parent, read_settings()
     sweep, owner = Sweep.read(root), whose(root / LOCK)
@@ -145,12 +146,13 @@ def _remove_refused(output: Path) -> None:
 def isolated(
     work: Callable[[], None], time_limit: float | None = None, wanted: Callable[[], bool] = lambda: True
 ) -> str | None:
-    """Do the work in a fork of this process. Return how the fork was killed, or None if it ended by itself.
+    """Do the work in a fork of this process. Return a text that says how the fork was killed, or None if it ended by
+    itself.
 
     The fork starts fast, because everything is imported already. Modules that the fork imports are then imported here
     too, for the next fork. The fork ends if this process ends, and soon after `wanted` returns False. If a signal asks
-    this process to stop, the fork saves first. The work must end by itself within `time_limit`; otherwise the fork is
-    killed a while later.
+    this process to stop, the fork saves first. The work must end by itself within `time_limit` seconds; otherwise the
+    fork is killed some seconds later.
     """
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
@@ -185,9 +187,8 @@ def isolated(
 
 
 def _ended(process: ForkProcess, imported: Connection, seconds: float | None, wanted: Callable[[], bool]) -> bool:
-    """Wait until the process ends or the time is over, and return True. Return False as soon as the work is not wanted.
-
-    At its end the process sends the names of the modules that it has imported.
+    """Wait until the process ends or the time is over, and return True. Return False as soon as `wanted` returns False.
+    When the process ends, it sends the names of its imported modules, which are then imported here.
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     while not imported.poll(min(PAUSE, max(0.0, deadline - time.monotonic()))):

@@ -25,12 +25,12 @@ from mhaprune.storage.store import inside, read_status, reason
 from mhaprune.tables import Tables
 
 RUN, COLLECTION = "run", "collection"
-"""The two values of `kind` in a folder's `status.json`."""
+"""The two values of `kind` in a `status.json`: the folder holds a run, or a collection of runs."""
 MOST = 1000
 """The largest number of settings of a run, and of columns of a table. More would take minutes to read, and no real run
 has more."""
 LARGEST = 10**12
-"""Largest size of a number in a status."""
+"""The largest absolute value of a number in a status that is accepted."""
 PLAIN = dict[str, str | int | float | bool | None]
 FIELDS: dict[str, Any] = {
     "status": str,
@@ -52,7 +52,7 @@ FIELDS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run folder and its status; the status is empty for a job that died before it was written."""
+    """A run folder and its status. The status is empty for a job that died before a status was written."""
 
     folder: Path
     status: Mapping[str, Any]
@@ -67,7 +67,7 @@ class FoundRun:
     tables: Tables = field(default_factory=dict)
     """The tables of the run as they were written."""
     headline: Sequence[Number] = ()
-    """The numbers that a comparison of runs shows first."""
+    """The headline numbers of the run: a comparison of runs shows them first."""
 
     @property
     def place(self) -> str:
@@ -94,7 +94,7 @@ class FoundRun:
 
     @property
     def sentence(self) -> str:
-        """The first finding of the run."""
+        """The first finding of the run, as a sentence."""
         return next(iter(self.status.get("findings", ())), "")
 
     @property
@@ -168,10 +168,8 @@ def read_run(folder: Path) -> FoundRun:
 
 
 def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
-    """Return all runs in and below these folders, one folder after the other.
-
-    Inside a folder, runs are sorted by name, and 2 comes before 10. The jobs of a sweep are in the order of its list;
-    jobs that have not started are included.
+    """Return all runs in and below these folders, one folder after the other. In a folder, runs are sorted by name,
+    with 2 before 10. The jobs of a sweep are in the order of the list of jobs; jobs that have not started are included.
     """
     found: dict[Path, FoundRun] = {}
     for top in folders:

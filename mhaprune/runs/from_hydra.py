@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 Values = Callable[[DictConfig, Sequence[str]], dict[str, Any]]
-"""A function that returns the plain values of a config, given the overrides that made the config."""
+"""A function that takes a config and the overrides that made it, and returns the config as plain values."""
 
 
 class HydraLauncher:
@@ -60,7 +60,7 @@ class HydraLauncher:
         self.fits(job.overrides)
 
     def fits(self, overrides: Sequence[str]) -> Run | None:
-        """Raise ValueError for settings that a job would refuse. A pretrained model is read only once."""
+        """Return the checked run, as `check` does. A pretrained model is read only once."""
         groups = ("model", "data", "objective", "plugins")
         model = [one for one in overrides if re.split(r"[.=@]", one.lstrip("+~"))[0] in groups]
         again = model in self.seen
@@ -82,7 +82,7 @@ class HydraLauncher:
         does.launch([[*job.overrides, place, f"hydra.sweep.subdir={_quoted(job.name)}"] for job in jobs], 0)
 
     def _composed(self, overrides: Sequence[str]) -> DictConfig:
-        """Compose settings as Hydra does, but read YAML files, which is slow, once per choice of options."""
+        """Compose settings as Hydra does, but read the YAML files, which is slow, once per choice of options."""
         given = self.parser.parse_overrides(list(overrides))
         options = [one for one in given if self.is_group(one.key_or_group) and not isinstance(one.value(), dict)]
         own = copy.deepcopy(self.with_options(*(str(one.input_line) for one in options)))
@@ -97,7 +97,8 @@ class HydraLauncher:
 def launch(
     config: DictConfig, loader: ConfigLoader, task: Callable[..., None], how: SweepSettings, values: Values
 ) -> None:
-    """Do the sweep of a multirun's config: `task` is called with the settings of each job and its `start`."""
+    """Do the sweep that this multirun config describes. `task` is called for each job, with the settings of the job and
+    the number of the start."""
     if config.hydra.launcher.get("n_jobs") == 0:
         raise ValueError("hydra.launcher.n_jobs=0: must be 1 or more, or -1 for a job on each core")
     root = _root(config, how)
@@ -179,7 +180,7 @@ def all_settings(overrides: Sequence[Override]) -> list[list[str]]:
 
 
 def to_choose(overrides: Sequence[Override]) -> tuple[list[str], dict[str, BaseDistribution]]:
-    """Return the settings that are fixed for every job, and the allowed values of the others."""
+    """Return the settings that every job has, and the allowed values of the settings to search."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     space: dict[str, BaseDistribution] = {}
@@ -200,7 +201,7 @@ def to_choose(overrides: Sequence[Override]) -> tuple[list[str], dict[str, BaseD
 
 
 def _sources(config: DictConfig) -> list[str]:
-    """Return everything else that decides the settings: the version of torch and the text of all YAML files."""
+    """Return what decides a job beside the overrides: the version of torch and the text of all YAML files."""
     sources = config.hydra.runtime.config_sources
     folders = [conf_folder(), *(Path(source.path) for source in sources if source.schema == "file")]
     files = sorted({path.resolve() for folder in folders for path in folder.rglob("*.yaml")})

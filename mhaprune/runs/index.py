@@ -34,15 +34,13 @@ class Column(NamedTuple):
 
     @property
     def varies(self) -> bool:
-        """True if runs differ in this column. A failed run has no numbers, and is not counted as different."""
+        """True if runs differ in this column. The empty cell of a failed run does not count as a difference."""
         return len(set(self.cells) - ({""} if self.kind else set())) > 1
 
 
 def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts: Mapping[str, str], out: Path) -> str:
-    """Return the page: for each run its state, the settings that vary, its headline numbers, its map of heads, and a
-    link to its report. `facts` has the commands that repeat the runs.
-
-    Columns in which no two runs differ come last.
+    """Return the page: a table that shows, for each run, its state, varying settings, headline numbers, map of heads,
+    and a link to its report. `facts` has the commands that repeat the runs. Columns in which all runs agree come last.
     """
     settings = [{name: str(value) for name, value in {**run.settings, **run.trained_with}.items()} for run in runs]
     values: dict[str, set[str]] = {}

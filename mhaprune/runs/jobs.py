@@ -18,13 +18,13 @@ from mhaprune.storage.locks import is_held, read_bytes
 from mhaprune.storage.store import fingerprint, make_folder, read_status, write_json
 
 FILE = "sweep.json"
-"""The list of the jobs in the folder of a sweep."""
+"""The name of the file, in the folder of a sweep, that lists the jobs."""
 LOCK = ".sweep.lock"
-"""The file that is locked by the process that runs the sweep."""
+"""The name of the file, in the folder of a sweep, that the process which runs the sweep locks."""
 STOP = ".stop"
-"""The file whose presence tells later jobs not to start."""
+"""The name of a file in the folder of a sweep. If it exists, no further job starts."""
 PAUSE = 2.0
-"""Seconds between two looks at a sweep with --watch."""
+"""Seconds between two readings of the folder of a sweep under `--watch`."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Sweep:
     varies: list[str]
     """The names of the settings in which jobs differ."""
     given: str
-    """A fingerprint of all other settings, and of the files that decide settings."""
+    """A fingerprint of the settings that are equal in all jobs, and of the files that decide settings."""
     starts: int
     """Number of times that the sweep was started. Jobs of the same start were timed side by side."""
     command: str
@@ -76,8 +76,9 @@ class Sweep:
     ) -> tuple[Sweep, Sweep | None]:
         """Return a sweep of jobs with these settings, and the sweep that the folder had before, if any.
 
-        `sources` is everything else that decides the settings; `varying` are settings that later jobs may change.
-        Raises ValueError if the folder has other content; `place` is the setting that names the folder.
+        `sources` is everything beside the typed settings that decides a job; `varying` names settings that later jobs
+        may change. Raises ValueError if the folder holds a different sweep or other files. The message names `place`,
+        the setting for the folder.
         """
         before = cls.read(folder)
         if before is None and folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
@@ -105,7 +106,7 @@ class Sweep:
         return replace(self, jobs=list(jobs.values()))
 
     def tells(self, override: str) -> bool:
-        """Return whether jobs differ in the setting of this override."""
+        """Return True if jobs differ in the setting that this override sets."""
         return _key(override) in self.varies
 
     def job(self, name: str) -> Job:
@@ -123,7 +124,7 @@ def _key(override: str) -> str:
 
 
 def watch(folder: Path, pause: Callable[[float], None] = time.sleep) -> Iterator[str]:
-    """Yield the progress each time that it changes, until no process runs the sweep.
+    """Yield the progress in words, each time that it changes, until no process runs the sweep.
 
     Raises ValueError for a folder without a sweep.
     """
@@ -141,8 +142,8 @@ def watch(folder: Path, pause: Callable[[float], None] = time.sleep) -> Iterator
 def progress(folder: Path, idle: int = 0) -> str:
     """Return in words how many jobs are done, running, failed and waiting, and the estimated time left.
 
-    Only the folder is read, so a sweep can be watched from anywhere. `idle` is the number of jobs that can start now
-    beside the running ones.
+    Only the folder is read, so a sweep can be watched from another process or machine. `idle` is the number of further
+    jobs that could start now.
     """
     sweep = Sweep.read(folder)
     if sweep is None:

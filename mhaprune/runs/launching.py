@@ -1,4 +1,4 @@
-"""A sweep from start to end: unfinished jobs, their start, failures and signals, and the combined results."""
+"""A sweep from start to end: start the unfinished jobs, handle failures and signals, and combine the results."""
 
 import functools
 import logging
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 DONE, CHANGED, OPEN = "done", "changed", "open"
 More = Callable[[Sequence[Job]], Sequence[Sequence[str]]]
-"""A function that returns the settings of further jobs from the jobs so far; none at the end."""
+"""A function that returns the settings of further jobs, given the jobs so far; none ends the sweep."""
 
 
 class JobsFailed(ValueError):
@@ -39,13 +39,13 @@ class Launcher(Protocol):
     """An object that composes the settings of jobs and starts jobs."""
 
     def identity(self, job: Job) -> str:
-        """Return the fingerprint that the run of a job would have now."""
+        """Return the fingerprint that the run of this job would have with the present settings and code."""
 
     def check(self, job: Job) -> object:
         """Raise ValueError for a job that would be refused."""
 
     def start(self, jobs: Sequence[Job], starts: int) -> object:
-        """Do jobs for the n-th start of the sweep, one by one or in parallel. A failed job does not raise."""
+        """Do these jobs, one by one or in parallel, in the n-th start of the sweep. A failed job does not raise."""
 
 
 def do_sweep(
@@ -122,11 +122,9 @@ def _locked_sweep(root: Path, place: str) -> Iterator[None]:
 
 
 def standing(root: Path, job: Job, identity: Callable[[Job], str] | None) -> str:
-    """Return DONE for a finished, undamaged job that would give the same results if it were done now; CHANGED for a
-    finished job that would give others; OPEN for all other jobs.
-
-    `identity` returns the fingerprint that the run would have now. This takes long, so `identity` is None if nothing
-    that decides the fingerprint has changed.
+    """Return DONE for a finished, undamaged job whose results would not change if it were done again; CHANGED for one
+    whose results could change; OPEN for all other jobs. `identity` returns the fingerprint that the run of a job would
+    have now. This takes long, so `identity` is None if nothing that decides the fingerprint has changed.
     """
     run = read_run(root / job.name)
     if run.why_not is not None:
@@ -173,7 +171,7 @@ def _do(todo: Sequence[Job], root: Path, retries: int, start: Callable[[Sequence
 
 
 def _status_version(folder: Path) -> tuple[int, int] | None:
-    """Return a value that is different after each writing of the status of a job."""
+    """Return a value that changes whenever the status of a job is written."""
     try:
         found = (folder / "status.json").stat()
     except OSError:
@@ -182,7 +180,7 @@ def _status_version(folder: Path) -> tuple[int, int] | None:
 
 
 def _stop(locks: Sequence[Path]) -> None:
-    """Ask running jobs to stop, also those in other processes of a launcher, and wait until they have saved."""
+    """Ask running jobs to stop, also in other processes of a launcher, and wait until they have saved."""
     running = {lock: process for lock in locks if (process := holder(lock)) not in (None, os.getpid())}
     for process in running.values():
         assert process is not None

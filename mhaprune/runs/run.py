@@ -52,7 +52,7 @@ class Run(Checked):
     training: Training | None
     """The settings of the training. A pretrained model has none."""
     experiment: Experiment
-    """The study of the model."""
+    """The experiment that studies the model."""
     schedule: dict[str, Schedule] = field(default_factory=dict)
     """The methods that choose heads to remove, by name."""
     scorer: dict[str, Scorer] = field(default_factory=dict)
@@ -70,17 +70,19 @@ class Run(Checked):
     cache: str = field(default_factory=lambda: str(results_folder() / "cache"))
     """The folder of the cache: models and scores that were computed before."""
     model_file: str | None = None
-    """A trained model to load. It brings its own `task`, `model`, `gate` and `training`."""
+    """The file of a trained model to load. The file contains the settings `task`, `model`, `gate` and `training`, which
+    replace those of the run."""
     plugins: tuple[str, ...] = ()
-    """Packages of plug-ins that the settings may name, beside mhaprune's own."""
+    """Names of plug-in packages. Settings may name their classes beside those of mhaprune."""
     data: str | None = None
     """The file of texts that a pretrained model reads: `.txt` with a text in each line, `.csv` or `.jsonl`."""
     objective: str | None = None
-    """The loss and quality of a pretrained model, see its option. None means the usual ones for its kind of model."""
+    """The loss and quality of a pretrained model, see the option `objective`. None means the loss and quality that are
+    usual for this kind of model."""
     example: str | int | None = None
     """A source sequence of the user's own, for the experiment to look at. A number is read as a text of digits."""
     tensorboard: bool = False
-    """Whether the run also writes its training for TensorBoard. The results do not change."""
+    """True if the run also writes its training for TensorBoard. The results do not change."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,7 +132,7 @@ class Run(Checked):
 
     @property
     def packages(self) -> list[str]:
-        """The packages whose code decides the results: this one, and those of plug-ins."""
+        """The packages whose code decides the results: mhaprune and the packages of plug-ins."""
         return sorted({module.split(".")[0] for module in modules_of(self)})
 
     def __call__(self, folder: RunFolder) -> Results:
@@ -165,7 +167,7 @@ class Run(Checked):
         return results
 
     def results(self) -> Results:
-        """Train or load the model and run the experiment. Only the cache is written."""
+        """Train or load the model, run the experiment, return its results. Only the cache is written."""
         with self._whole():
             return self._results()
 
@@ -188,7 +190,7 @@ class Run(Checked):
         return f"{option_name(self.experiment)} on {self.source.name}"
 
     def study(self) -> Study:
-        """Return the trained model and everything else that an experiment may use."""
+        """Return a study: the trained model and everything else that an experiment may use."""
         scorers, recoveries = self.usable
         study = self.source.study(self.identity)
         return replace(study, scorers=scorers, schedules=self.schedule, recoveries=recoveries)
@@ -200,7 +202,7 @@ class Run(Checked):
 
     @cached_property
     def source(self) -> Source:
-        """The source of the model and its examples."""
+        """The object that provides the model and its examples: a training, a file or a pretrained model."""
         where: Any = {name: getattr(self, name) for name in ("seed", "device", "num_threads", "cache")}
         if isinstance(self.model, Pretrained):
             assert self._symbols is None, "an example is refused"
@@ -239,10 +241,9 @@ class Run(Checked):
 
 
 def build(config: Mapping[str, Any]) -> Run:
-    """Return the `Run` that a config of plain values describes. Raises `ConfigError` for an invalid config.
-
-    A `model_file` brings its own task and training, and the config's are ignored. Dataclasses are constructed during
-    the check, so a config can name only classes of this package and its plug-ins.
+    """Return the `Run` that a config of plain values describes. Raises `ConfigError` for an invalid config. The task
+    and training in a `model_file` replace those of the config. Checking a config constructs the classes that it names,
+    so it may name only classes of this package and its plug-ins.
     """
     plugins = config.get("plugins", ())
     if isinstance(plugins, list | tuple) and all(isinstance(name, str) for name in plugins):
@@ -257,7 +258,7 @@ def build(config: Mapping[str, Any]) -> Run:
 
 def check(config: Mapping[str, Any], again: bool) -> Run | None:
     """Return the run of these settings. Raises `ConfigError` for settings that `build` would refuse. With `again`, a
-    pretrained model is not read, which takes seconds, and the result is None."""
+    pretrained model is not read, because that takes seconds; then the result is None."""
     if not again or not is_pretrained(config):
         return build(config)
     given = {name: value for name, value in config.items() if name not in (*SWEEP_SETTINGS, *ONLY_TRAINED_HERE)}
@@ -267,7 +268,7 @@ def check(config: Mapping[str, Any], again: bool) -> Run | None:
 
 
 def sweep_settings(config: Mapping[str, Any]) -> SweepSettings:
-    """Return the settings of a config that concern a sweep, not the result of a run."""
+    """Return those settings of a config that control a sweep and do not change the result of a run."""
     return options.construct(SweepSettings, {name: value for name, value in config.items() if name in SWEEP_SETTINGS})
 
 
@@ -276,7 +277,7 @@ ONLY_TRAINED_HERE = ("task", "training", "gate")
 
 
 def is_pretrained(config: Mapping[str, Any]) -> bool:
-    """Return whether `model` names a pretrained model."""
+    """Return True if the `model` of this config is a pretrained model."""
     return _class_in(config.get("model"), Pretrained) is not None
 
 
@@ -302,7 +303,8 @@ SEVERAL = ("scorer", "schedule", "recovery")
 
 
 def _with_what_a_file_brings(config: Mapping[str, Any], saved: SavedModel) -> dict[str, Any]:
-    """Return the config with the file's task and model, without scorers that need gates if the model has none."""
+    """Return the config with the task, model, gate and training of a saved file. If the saved model has no gates,
+    scorers that need gates are left out."""
     parts_of(saved)
     scorers = config.get("scorer", {})
     if saved.settings["gate"] is None and isinstance(scorers, Mapping):

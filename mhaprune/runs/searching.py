@@ -1,4 +1,5 @@
-"""Search by Optuna: the results of earlier jobs decide the settings of the next. The jobs are its only memory."""
+"""Search by Optuna: the results of earlier jobs decide the settings of the next jobs. Nothing but the jobs is
+stored."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ class OptunaSearch:
         return proposals
 
     def check_table(self, tables: Sequence[str]) -> None:
-        """Raise ValueError if the searched table is not among these tables."""
+        """Raise ValueError if these tables do not include the table whose column is searched."""
         table = self.search.column.partition(".")[0]
         if table not in tables:
             raise ValueError(f"{self._key}: there is no table {table}, allowed are {', '.join(tables)}")
@@ -83,7 +84,7 @@ class OptunaSearch:
         return [self._settings({key: own[min(i, len(own) - 1)] for key, own in ends.items()}) for i in range(longest)]
 
     def again(self, before: Sweep) -> list[list[str]]:
-        """Return the settings of the earlier proposed jobs, with the fixed settings of now."""
+        """Return the settings of the jobs before: proposed settings as they were, fixed settings as they are now."""
         return [[*self.fixed, *filter(before.tells, job.overrides)] for job in before.jobs]
 
     def best(self, jobs: Sequence[Job]) -> str:

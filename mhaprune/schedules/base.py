@@ -24,24 +24,22 @@ def not_given(*_: object) -> Any:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The facts about a subject that a schedule may use.
-
-    It exists so that a schedule can choose heads only by the *score* split: it sees scores, losses and gradients, but
-    no examples.
+    """The facts about a subject that a schedule may use: scores, losses and gradients, all from the *score* split, but
+    no examples. So a schedule can choose heads by this split only.
     """
 
     subject: Subject
     """The model that heads are chosen from."""
     score: Callable[[Subject], Tensor]
-    """Returns the score of every head, (N,), of the subject or of a pruned copy of it."""
+    """A function that returns the score of every head, (N,), of the subject or of a pruned copy of it."""
     loss: Callable[[Sequence[HeadMask]], Tensor]
-    """Returns the mean loss in nats under each mask, (M,)."""
+    """A function that returns the mean loss in nats under each mask, (M,)."""
     whole: HeadGrid | None = None
     """The heads before any were removed. None means the heads of the subject."""
     gradients: Callable[[], Tensor] = not_given
-    """Returns the derivative of the loss of every example with respect to every gate, (E, N)."""
+    """A function that returns the derivative of the loss of every example with respect to every gate, (E, N)."""
     refits: Callable[[int], Any] = not_given
-    """Returns a `pruning.plans.Refits` for this number of examples."""
+    """A function that returns a `pruning.plans.Refits` for a given number of examples."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Schedule(Checked, ABC):
     @property
     @abstractmethod
     def scoring(self) -> Literal["once", "repeated", "none"]:
-        """The scores that the schedule uses: of the dense model, also of each smaller model, or none."""
+        """The models whose scores the schedule uses: only the dense model, each smaller model too, or none."""
 
     @property
     def removes(self) -> bool:
@@ -68,7 +66,7 @@ class Schedule(Checked, ABC):
 
 
 def all_but(keep_at_least: int, grid: HeadGrid) -> HeadMask:
-    """Return the mask that keeps this number of heads in every block, or all heads of a block that has fewer."""
+    """Return the mask that keeps this number of heads in every block; smaller blocks keep all their heads."""
     left = Counter(head.block for head in grid)
     removed = set()
     for head in grid:
@@ -83,14 +81,14 @@ class Stepwise(Schedule):
     """A schedule that removes one head after the other."""
 
     scope: Literal["global", "per_block"] = "global"
-    """The heads that compete for removal: all heads of the model, or only those of the blocks with the largest share of
-    heads left."""
+    """The heads that compete for removal: all heads of the model, or only heads in the blocks that have the largest
+    share of their heads left."""
     keep_at_least: Annotated[int, Ge(0)] = 0
     """Number of heads that stay in every block."""
 
     @abstractmethod
     def path(self, evidence: Evidence) -> Iterator[HeadMask]:
-        """Yield masks, each with one more removed head than the mask before, from none to the most allowed."""
+        """Yield masks, from none removed to the most allowed, each with one more removed head than the mask before."""
 
     def smallest(self, grid: HeadGrid) -> HeadMask:
         return all_but(self.keep_at_least, grid)

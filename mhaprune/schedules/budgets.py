@@ -47,7 +47,7 @@ class Budget:
     """A limit on the cost of a model."""
 
     name: str
-    """The number of heads to remove, or the text that the budget was read from."""
+    """The name in tables: the number of heads to remove, or the text that the budget was read from."""
     limit: float
     """The largest cost, in the unit of `cost`."""
     cost: Cost
@@ -62,8 +62,8 @@ class Budget:
         return self.cost(mask) <= self.most
 
     def heads_kept(self, grid: HeadGrid) -> int:
-        """Return roughly how many heads the budget allows, as if every head had the average cost, its share of the
-        block included. It is exact if all heads cost the same and blocks cost nothing."""
+        """Return roughly how many heads the budget allows, as if every head had the average cost. This average includes
+        the costs of blocks. The number is exact if all heads cost the same and blocks cost nothing."""
         whole = self.cost(HeadMask(grid))
         if whole <= self.most:
             return len(grid)
@@ -122,7 +122,7 @@ def with_a_choice(budgets: Sequence[int | float], num_heads: int) -> list[int]:
 
 
 def in_heads(budgets: Sequence[int | float | str], num_heads: int) -> tuple[list[int | float], list[str]]:
-    """Return the budgets in numbers and shares of heads to remove, and the texts in other units.
+    """Return two lists: the budgets as numbers or shares of heads to remove, and the texts in units other than heads.
 
     Raises ValueError for a text that would keep more heads than the model has.
     """
@@ -142,7 +142,8 @@ def in_heads(budgets: Sequence[int | float | str], num_heads: int) -> tuple[list
 
 
 def resolve(budgets: Sequence[int | float | str], smallest: HeadMask, cost: Callable[[str], Cost]) -> list[Budget]:
-    """Return budgets of every kind, from the largest model to the `smallest` that is allowed.
+    """Return `Budget` objects for budgets of every kind, sorted from the largest model to the smallest. `smallest` is
+    the mask with the most heads removed that is allowed.
 
     `cost` returns the cost of heads in a unit. Raises ValueError for a budget that the smallest model exceeds, or that
     the dense model meets already.

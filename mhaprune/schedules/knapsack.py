@@ -17,13 +17,11 @@ from mhaprune.settings.ranges import Ge
 
 @dataclass(frozen=True)
 class Knapsack(Schedule):
-    """The set of heads with the largest sum of scores is kept, of all sets within the budget.
-
-    Other schedules remove the heads with the lowest scores, whatever their cost. This schedule also counts the cost of
-    a block, which is saved if the block loses all its heads. The heads of a block cost the same, so the choice is how
-    many of the best heads of each block to keep: a multiple-choice knapsack (Kellerer et al. 2004, chapter 11; for
-    blocks of a language model Bercovich et al. 2024). It is solved exactly, block by block, on the Pareto front of cost
-    and score.
+    """Of all sets of heads within the budget, the set with the largest sum of scores is kept. Other schedules remove
+    the heads with the lowest scores, whatever these heads cost. This schedule also counts the cost of a block, which is
+    saved if the block loses all its heads. The heads of a block cost the same, so the choice is how many of the best
+    heads of each block to keep: a multiple-choice knapsack (Kellerer et al. 2004, chapter 11; for blocks of a language
+    model Bercovich et al. 2024). It is solved exactly, block by block, on the Pareto front of cost and score.
 
     A sum of scores is meaningful if a score is a rise of the loss, as for `ablation`. A head with a score below zero is
     removed even if the budget allows it, so scores that are never above zero, such as `entropy`, empty the model. With
@@ -67,8 +65,8 @@ class Knapsack(Schedule):
 
 
 def _front(costs: np.ndarray, values: np.ndarray, every_cost: bool) -> np.ndarray:
-    """Return the indices of the points to keep, by ascending cost: the points with more value than every cheaper point
-    or, with `every_cost`, the best point of each cost."""
+    """Return the indices of the points to keep, by ascending cost. They are the points with more value than every
+    cheaper point. With `every_cost`, they are the best point of each cost."""
     order = np.lexsort((-values, costs))
     if every_cost:
         return order[np.diff(costs[order], prepend=-np.inf) > 0]

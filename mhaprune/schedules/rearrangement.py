@@ -21,8 +21,8 @@ class Rearrangement(Stepwise):
     is the empirical Fisher information of the gates of block b: the mean over examples of the outer product of the
     gradient with itself. The first mask uses only the diagonal of F_b. Then removed heads are exchanged for kept heads
     of their block, one pair at a time: always the pair that lowers the sum most, until no exchange lowers it. So each
-    block keeps the number of heads of the first mask. Two heads with similar gradients cost more together than the sum
-    of both, which the diagonal does not show.
+    block keeps the number of heads of the first mask. Two heads with similar gradients cost more if both are removed
+    than the sum of their single costs. The diagonal alone does not show this.
     """
 
     scoring = "none"

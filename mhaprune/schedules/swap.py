@@ -12,7 +12,7 @@ from mhaprune.schedules.budgets import Budget
 
 @dataclass(frozen=True)
 class Swap(Schedule):
-    """The choice of another schedule, improved by exchanging heads.
+    """A choice of heads by another schedule, improved by exchanges.
 
     Each exchange removes one kept head and brings back one removed head. The exchange that lowers the loss most is
     made, until none lowers it.

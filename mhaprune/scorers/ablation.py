@@ -24,9 +24,9 @@ class Ablation(Scorer):
     family: ClassVar[str] = "ablation"
 
     replace: Literal["zero", "mean", "resample", "predicted"] = "zero"
-    """The replacement for the output of a closed head: zeros; its mean over all tokens of the split; its output on
-    another, randomly drawn example, position by position; or a prediction from the other heads of its block. With a
-    prediction, the loss is that after a refit of W_O for the other heads."""
+    """The replacement for the output of a closed head: zeros; the mean of its output over all tokens of the split; its
+    output on another, randomly drawn example, position by position; or a prediction from the other heads of its block.
+    A prediction gives the loss that a refit of W_O for the other heads would give."""
 
     @torch.no_grad()
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
@@ -59,8 +59,8 @@ def predicted(subject: Subject, examples: Data, ridge: float = 1e-3) -> Replacem
 
 
 def resample(examples: Data, seed: int) -> Replacement:
-    """Return the outputs on another example of the split as a replacement. Where the other example is shorter, the
-    output at its last token is repeated."""
+    """Return a replacement: the outputs of the heads on another example of the split. If the other example is shorter,
+    the output at its last token is repeated."""
     if len(examples) < 2:
         raise ValueError("replace=resample: needs another example, the score split has one")
     draw = torch.Generator().manual_seed(seed)

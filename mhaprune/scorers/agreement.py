@@ -12,7 +12,8 @@ from mhaprune.tables import REFERENCE, candidates
 
 
 def spearman(first_N: ArrayLike, second_N: ArrayLike) -> float:
-    """Return the correlation of the average ranks (Spearman 1904); NaN if one of the two is constant."""
+    """Return Spearman's correlation of two lists of values: equal values get their average rank (Spearman 1904). NaN if
+    one of the lists is constant."""
     # Heads below minus heads above: twice the average rank, centred. Sums go by einsum, not `@`: the threads of NumPy's
     # BLAS do not know about num_threads.
     values = (np.asarray(scores_N, dtype=float) for scores_N in (first_N, second_N))
@@ -22,13 +23,15 @@ def spearman(first_N: ArrayLike, second_N: ArrayLike) -> float:
 
 
 def rank_agreement(heads: pd.DataFrame) -> pd.DataFrame:
-    """Return Spearman's correlation, one row per pair of scorers; scorers that draw several times are left out."""
+    """Return a table of Spearman's correlation between the scores of two scorers, one row per pair. Scorers with
+    several draws are left out."""
     scores = {name: heads.loc[heads["scorer"] == name, "score"] for name in candidates(heads)}
     rows = [(*pair, spearman(*(scores[name] for name in pair))) for pair in combinations(scores, 2)]
     return pd.DataFrame(rows, columns=["scorer", "other", "spearman"])
 
 
 def with_reference(agreement: pd.DataFrame, scorer: str) -> float:
-    """Return each scorer's correlation with `REFERENCE`; NaN for the reference itself and for scorers without ranks."""
+    """Return, for each scorer, the correlation of its scores with the scores of `REFERENCE`. It is NaN for `REFERENCE`
+    itself and for scorers without ranks."""
     pair = agreement[["scorer", "other"]].isin([scorer, REFERENCE]).all(axis=1)
     return nan if scorer == REFERENCE or not pair.any() else float(agreement.loc[pair, "spearman"].iloc[0])

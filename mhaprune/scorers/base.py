@@ -27,9 +27,10 @@ class Scores:
     """The importance of every head (higher = more important), and the cost of computing it."""
 
     values: Tensor
-    """(R, N). R is above 1 only for a control that draws at random."""
+    """The scores, (R, N). R is above 1 only for a control that draws at random."""
     stderr: Tensor | None = None
-    """The standard errors of scores that are means, (R, N). They are over examples unless the scorer says otherwise."""
+    """The standard errors (R, N) of scores that are means. They measure the variation between examples, unless the
+    docstring of the scorer names another unit."""
     forward_passes: float = 0.0
     """Number of forward passes over the whole split."""
     backward_passes: float = 0.0
@@ -40,7 +41,7 @@ class Scores:
 
     @classmethod
     def mean_over_examples(cls, values_EN: Tensor, forward_passes: float, backward_passes: float = 0.0) -> Scores:
-        """Return the mean of the values of all examples (E, N), with its standard error and its skewness."""
+        """Return the mean over examples of these values (E, N), with its standard error and its skewness."""
         if len(values_EN) < 2:
             raise ValueError(f"score split of {len(values_EN)}: a standard error needs 2 or more examples")
         values_EN = values_EN.double()
@@ -52,8 +53,8 @@ class Scores:
     def mean_over_tokens(cls, batches: Iterable[TokenValues], forward_passes: float) -> Scores:
         """Return the mean of the heads' values over all tokens of a split.
 
-        Every token counts the same, so a long example counts more than a short one. The standard error is that of a
-        ratio over examples (Cochran 1977, section 2.11).
+        Every token counts the same, so a long example counts more than a short one. The mean is a ratio of two sums
+        over examples, and the standard error is computed for such a ratio (Cochran 1977, section 2.11).
         """
         sums, counts = [], []
         for blocks in batches:
@@ -82,26 +83,26 @@ class Scorer(Checked, ABC):
     """A method that scores heads. It sees the model only through the `Subject` protocol, and of the examples only the
     *score* split.
 
-    Facts about all scorers of a kind are attributes of their class, so that no other module lists scorers by name. A
-    `Budgeted` scorer must know how many heads are kept; `TrainedGates` are trained.
+    Facts about a scorer are attributes of its class, so that no other module lists scorers by name. A `Budgeted` scorer
+    must know how many heads are kept; `TrainedGates` are trained.
     """
 
     family: ClassVar[str] = "other"
     """The kind of the score. Figures put the scorers of one family together."""
 
     reads_examples: ClassVar[bool] = True
-    """Whether the score depends on the examples of the split."""
+    """True if the score depends on the examples of the split."""
     reads_attention: ClassVar[bool] = False
-    """Whether the scorer reads attention weights. For other scorers the model need not compute them."""
+    """True if the scorer reads attention weights. If False, the model need not compute attention weights."""
     needs_gates: ClassVar[bool] = False
-    """Whether the model must have learned gates."""
+    """True if the scorer works only for a model with learned gates."""
     needs: ClassVar[type | None] = None
-    """A protocol of `subject.py` beyond `Subject` that the model must have; None for none."""
+    """A protocol of `subject.py`, beside `Subject`, that the model must support; None if `Subject` is enough."""
     draws_by_head: ClassVar[bool] = False
-    """Whether a random number is drawn for each head, in the order of the grid. If so, removing one head changes the
-    scores of the others."""
+    """True if a random number is drawn for each head, in the order of the grid. Then the removal of a head changes the
+    scores of the other heads."""
     zero_if_silent: ClassVar[bool] = True
-    """Whether a head whose output is zero scores 0."""
+    """True if the score of a head with zero output is 0."""
 
     @abstractmethod
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores: ...
@@ -139,5 +140,5 @@ class Budgeted(Scorer):
         self.heads_to_keep(num_heads)
 
     def keeping(self, heads: int) -> Self:
-        """Return the same scorer with another number of heads to keep."""
+        """Return a copy of this scorer with another number of heads to keep."""
         return replace(self, keep=heads)

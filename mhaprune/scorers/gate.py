@@ -12,7 +12,8 @@ from mhaprune.subject import Subject
 
 @dataclass(frozen=True)
 class Gate(Scorer):
-    """g_n, the weight that training gave to the head in its block (the exercise of d2l.ai's section 11.5).
+    """The learned gate g_n: the weight that training gave to the head in its block (an exercise in section 11.5 of
+    d2l.ai).
 
     The scale of a gate is not identifiable: (g·c, O) and (c, g·O) are the same function. `gate_output` does not have
     this problem.

@@ -19,8 +19,8 @@ from mhaprune.settings.ranges import Ge, Gt
 from mhaprune.subject import Subject
 
 Sample = Callable[[Tensor, int, float, torch.Generator], Tensor]
-"""A function that draws gates (B, N) for a batch of B. Its arguments are logits (N,), B, the finished share of the
-training (0 to 1), and a random generator."""
+"""A function that draws gates (B, N), one row per example. Its arguments are the logits (N,), the batch size B, the
+finished share of the training (0 to 1), and a random generator."""
 
 Penalty = Callable[[Tensor, float], Tensor]
 """A function of the logits (N,) and the finished share of the training. Its value is added to the loss."""

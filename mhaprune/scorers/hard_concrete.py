@@ -30,7 +30,8 @@ class HardConcrete(TrainedGates):
 
     The loss has the penalty λ · (x + x²/2), where x is the expected number of open gates minus the number wanted. λ
     rises while x > 0 and falls while x < 0 (an augmented Lagrangian, after Wang et al. 2020). The number wanted falls
-    from all heads to `keep` over the first half of the steps. A fixed λ would mean something else for every model.
+    from all heads to `keep` over the first half of the steps. With a fixed λ instead, the number of open gates would
+    differ from model to model.
     """
 
     multiplier_rate: Annotated[float, Gt(0)] = 0.02

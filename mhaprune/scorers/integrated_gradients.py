@@ -28,8 +28,8 @@ class IntegratedGradients(Scorer):
     family: ClassVar[str] = "gradient"
 
     path: Literal["block", "all"] = "block"
-    """The gates that are scaled together: those of one block while all others stay open, or those of all blocks. With
-    `all`, gradients come from models in which every head is partly closed."""
+    """The gates that are scaled together. `block`: the gates of one block, while all other gates stay open. `all`: the
+    gates of all blocks, so gradients come from models in which every head is partly closed."""
     steps: Annotated[int, Ge(1)] = 20
     """Number of points of the midpoint rule on each path. Each takes a pass forward and one backward."""
 

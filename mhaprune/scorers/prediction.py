@@ -27,7 +27,8 @@ class Prediction:
     means: Mapping[Block, Tensor]
     """(W,): the mean outputs of all heads, side by side."""
     maps: Mapping[Block, Tensor]
-    """(H, W, K): maps from the outputs minus their means to the part of head n that is not predicted."""
+    """(H, W, K): for each head, the linear map from the outputs of all heads, minus their means, to the part of this
+    head that is not predicted."""
 
     @classmethod
     @torch.no_grad()
@@ -35,7 +36,8 @@ class Prediction:
         """Fit by ridge regression with an intercept over all tokens of a split, padding excluded, in float64.
 
         The penalty on squared coefficients is `ridge` times the mean variance of an output. All regressions of a block
-        come from one inverse P of its regularised covariance: the residual of head n is A P_n (P_nn)⁻¹.
+        come from P, the inverse of its regularised covariance. With the centred outputs A (X, W), the residual of head
+        n is A P_n (P_nn)⁻¹.
         """
         sums: dict[Block, Tensor] = {}
         for batch in examples.batches(BATCH_SIZE):

@@ -1,4 +1,4 @@
-"""The control that every other method has to beat."""
+"""A random order of the heads: the control that every other method must beat."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar

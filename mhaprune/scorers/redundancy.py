@@ -16,18 +16,18 @@ from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
 
 ROUNDING = 1e-12
-"""The smallest variance, as a share of the mean square, that is not taken for rounding."""
+"""The smallest share of the mean square that counts as variance; less is taken for rounding."""
 
 
 @dataclass(frozen=True)
 class Redundancy(Scorer):
-    """1 - the largest cosine between what the head and another head of its block write, c_n O_n less its mean over
-    tokens, taken over all tokens at once.
+    """1 minus the largest cosine between the head and another head of its block. The cosine compares what the two heads
+    write: c_n O_n minus its mean over tokens, as one vector over all tokens.
 
     Bian et al. 2021 call heads redundant whose attention maps are alike. Here what the heads write is compared, because
     heads that look at the same places may still tell the model different things. A head that writes the same at every
-    token scores 0. A head with no other head beside it that varies scores 1. Two heads that repeat each other both
-    score low, so this score belongs with a schedule that scores again after each removal.
+    token scores 0. A head scores 1 if no other head of its block varies between tokens. Two heads that repeat each
+    other both score low, so this score belongs with a schedule that scores again after each removal.
     """
 
     family: ClassVar[str] = "reconstruction"
@@ -53,8 +53,8 @@ class Redundancy(Scorer):
 
 
 def most_alike(products_HH: Tensor, means_HD: Tensor) -> Tensor:
-    """Return the largest cosine of each head with another one, (H,), from the mean products and means of what they
-    write; 1 for a head that does not vary, 0 for one without another head beside it."""
+    """Return, for each head, the largest cosine with another head, (H,). It is computed from the mean products and the
+    means of what heads write. It is 1 for a head that does not vary, and 0 for a head without another varying head."""
     covariance_HH = products_HH - means_HD @ means_HD.T
     variance_H = covariance_HH.diagonal()
     varies_H = variance_H > ROUNDING * products_HH.diagonal()

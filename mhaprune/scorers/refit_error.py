@@ -19,8 +19,8 @@ class RefitError(Scorer):
     removed and W_O is refitted for the other heads. r_n is the part of c_n that a linear regression on the other heads
     does not predict.
 
-    This is the error of the optimal brain surgeon (Hassibi & Stork 1992) for a whole head. Its standard error takes
-    the regression as given.
+    This is the error of the optimal brain surgeon (Hassibi & Stork 1992) for a whole head. The standard error does not
+    include the error of the regression itself.
     """
 
     family: ClassVar[str] = "reconstruction"

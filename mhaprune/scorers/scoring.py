@@ -37,7 +37,7 @@ class Scoring:
         self._done: dict[Scorer, ScorerResult] = {}
 
     def __call__(self, name: str, scorer: Scorer) -> ScorerResult:
-        """Return the scores of a scorer. Raises ValueError, naming it, if it refuses or a score is not finite."""
+        """Return the scores of a scorer. Raises ValueError, with its name, if it refuses or a score is not finite."""
         scorer = self._definite(scorer)
         if scorer not in self._done:
             with naming(name), doing(name):
@@ -45,7 +45,7 @@ class Scoring:
         return self._done[scorer]
 
     def cost(self, scorers: Iterable[Scorer]) -> dict[str, float]:
-        """Return the passes and seconds of these scorers together, as far as they were run."""
+        """Return the sum of passes and seconds of these scorers. Scorers that were not run count as nothing."""
         done = [self._done[scorer] for scorer in dict.fromkeys(map(self._definite, scorers)) if scorer in self._done]
         return {
             "forward_passes": sum(scored.scores.forward_passes for scored in done),

@@ -37,10 +37,10 @@ class Shapley(Scorer):
     draws_by_head: ClassVar[bool] = True
 
     evaluations: Annotated[int, Ge(1)] = 1000
-    """The largest number of evaluations of v. Sampling ends with the last pair that fits into it. All subsets of 16
-    heads are 65536."""
+    """The largest number of evaluations of v. Sampling ends with the last pair of permutations that fits into this
+    number. All subsets of 16 heads take 65536 evaluations."""
     exact_up_to: Annotated[int, Within(0, MOST_HEADS)] = MOST_HEADS
-    """The largest number of heads for which all subsets are evaluated, if they fit into `evaluations`. With 0,
+    """The largest number of heads for which all subsets are evaluated. They must also fit into `evaluations`. With 0,
     permutations are always sampled."""
 
     def check(self, num_heads: int, gated: bool) -> None:

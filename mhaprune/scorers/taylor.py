@@ -18,15 +18,16 @@ class Taylor(Scorer):
     """|∂ℓ/∂ξ_n| at open gates, the first-order estimate of an ablation (Michel et al. 2019, equation 2; Molchanov et
     al. 2017).
 
-    If derivatives are summed before the absolute value is taken, those of different sign cancel. So the score of a head
-    can only fall from level `token` to `example` to `batch`.
+    If derivatives are summed before the absolute value is taken, positive and negative ones cancel. So the score of a
+    head can only fall from level `token` to `example` to `batch`.
     """
 
     family: ClassVar[str] = "gradient"
 
     level: Literal["token", "example", "batch"] = "token"
-    """The numbers whose absolute value is taken: the derivative of each token that the head writes to (the code of
-    Michel et al.), of each example (their paper), or their mean over a batch (most re-implementations)."""
+    """The derivatives whose absolute value is taken. `token`: one for each token that the head writes to (the code of
+    Michel et al.). `example`: one for each example (their paper). `batch`: the mean over a batch (most
+    re-implementations)."""
     batch_size: Annotated[int, Ge(1)] = 32
     """Number of examples of a batch, for level `batch`."""
 

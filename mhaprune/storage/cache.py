@@ -1,4 +1,5 @@
-"""The cache of slow results, such as trained models. A recipe is the key, so none is computed twice."""
+"""The cache of slow results, such as trained models. The key of a result is its recipe: all facts that decide it. So no
+result is computed twice."""
 
 import importlib.util
 import logging
@@ -20,11 +21,11 @@ from mhaprune.storage.store import fingerprint, make_folder, write_bytes
 log = logging.getLogger(__name__)
 
 Make = Callable[[dict[str, Any] | None, Callable[[dict[str, Any]], None]], dict[str, Any]]
-"""A function that computes a content from the state of an interrupted call, or None. Its second argument saves a
-state."""
+"""A function that computes a result. Its first argument is the state that an interrupted call saved, or None; its
+second argument is a function that saves a state."""
 Remember = Callable[[str, dict[str, Any], Make], dict[str, Any]]
-"""A function that returns a cached result about one model, from its kind, the other facts that decide it, and a
-`Make`."""
+"""A function that returns a cached result about one model. Its arguments are the kind of the result, the facts beside
+the model that decide it, and a `Make`, which computes it if it is not cached."""
 
 
 class Cache:
@@ -81,15 +82,15 @@ def no_memory(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
 
 
 def data_digest(examples: Data) -> str:
-    """Return a fingerprint of examples. The settings of the data are not enough: a new version of the package that
-    makes the data may change them."""
+    """Return a fingerprint of examples. A fingerprint of their settings is not enough: a new version of the package
+    that makes the data may make other examples."""
     every = examples.tensors().values()
     return fingerprint([[list(each.shape), sha256(each.cpu().numpy().tobytes()).hexdigest()] for each in every])
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Return a fingerprint of the weights of a model. The recipe is not enough: it may give other bits on another
-    machine."""
+    """Return a fingerprint of the weights of a model. The recipe of the model is not enough, because it may give
+    different bits on another machine."""
     return fingerprint([sha256(value.cpu().numpy().tobytes()).hexdigest() for value in model.state_dict().values()])
 
 
@@ -142,7 +143,8 @@ def _from_cache(kind: str, path: Path, content: dict[str, Any]) -> dict[str, Any
 
 
 def _keep(path: Path, recipe: dict[str, Any], content: dict[str, Any]) -> bool:
-    """Write the file; return False, with a warning, if that fails (full disk), because the result is not lost."""
+    """Write the file. If this fails, for example on a full disk, warn and return False; the result itself is not
+    lost."""
     try:
         write_bytes(path, sealed({"recipe": recipe, "content": content}))
     except OSError as error:
@@ -161,7 +163,8 @@ def _load(path: Path, recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load_or_set_aside(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the content; None if there is none. A damaged file is renamed, with a warning, and counts as none."""
+    """Return the content of the file; None if there is no file. A damaged file is renamed, with a warning, and None is
+    returned."""
     try:
         return _load(path, recipe)
     except FileNotFoundError:

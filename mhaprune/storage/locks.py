@@ -1,4 +1,4 @@
-"""Locks of files. A lock ends with the process that holds it, also if that is killed, and names this process."""
+"""Locks of files. A lock names the process that holds it, and ends with this process, even if the process is killed."""
 
 import errno
 import fcntl

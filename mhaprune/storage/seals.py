@@ -26,7 +26,8 @@ def sealed(content: Any) -> bytes:
 
 
 def opened(data: bytes) -> Any:
-    """Return the content that was given to `sealed`. Raises Damaged for other bytes. Code in the bytes is not run."""
+    """Return the content that was given to `sealed`. Raises Damaged if the bytes are not exactly as `sealed` made them.
+    Code in the bytes is not run."""
     body, seal = data[:-LENGTH], data[-LENGTH:]
     if not seal.startswith(MARK):
         raise Damaged("no checksum at its end, so truncated, foreign or written by an older mhaprune")

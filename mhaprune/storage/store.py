@@ -53,12 +53,13 @@ def make_folder(key: str, path: Path) -> Path:
 
 
 def fingerprint(description: Any) -> str:
-    """Return twelve hexadecimal digits that change when the description does."""
+    """Return twelve hexadecimal digits that identify this description: another description has other digits."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def inside(folder: Path, name: str) -> Path | None:
-    """Return the path of a file by its name below a folder; None if it is outside the folder, by `..` or by a link."""
+    """Return the path of the file with this name below the folder. Return None if the name leads out of the folder, by
+    `..` or by a link."""
     try:
         home = folder.resolve()
         path = (home / name).resolve()
@@ -68,7 +69,8 @@ def inside(folder: Path, name: str) -> Path | None:
 
 
 def refuse_links(key: str, folder: Path, names: Iterable[str]) -> None:
-    """Raise ValueError if a file to be written below the folder is elsewhere, by a link or `..`, or is a pipe."""
+    """Raise ValueError if one of these names, to be written below the folder, leads elsewhere (by a link or `..`) or is
+    not a regular file."""
     home = folder.resolve()
     for name in names:
         path = home / name
@@ -165,7 +167,7 @@ def _refusal(folder: Path) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return an error in one line, for a status."""
+    """Return the message of an error in one line, for a status."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     return " ".join(f"{type(error).__name__}: {error}".split())

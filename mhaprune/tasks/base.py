@@ -13,7 +13,7 @@ from mhaprune.settings.ranges import Checked, Ge, Within
 
 Pair = tuple[Sequence[str], Sequence[str]]
 SplitSize = Annotated[int, Ge(2)]
-"""Number of examples of a split that is not trained on. A standard error needs two."""
+"""Number of examples of a split that is not trained on; at least 2, for a standard error."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Task(Checked, ABC):
     """A sequence-to-sequence task with fixed splits (see `Splits` for what each is for)."""
 
     learnt: ClassVar[float] = 0.99
-    """The exact match from which on a model has learnt the task."""
+    """The lowest exact match at which a model counts as having learnt the task."""
 
     seed: Annotated[int, Ge(0)] = 0
     """The seed of the examples. It is not the seed of the run: models of different seeds share the same examples."""
@@ -40,11 +40,11 @@ class Task(Checked, ABC):
 
     @abstractmethod
     def splits(self) -> Splits[Examples]:
-        """Return the examples, the same ones at every call."""
+        """Return the examples of all splits. Every call returns equal examples."""
 
     @abstractmethod
     def symbols(self, text: str) -> list[str]:
-        """The symbols of a source as a person types it, whether they are in the vocabulary or not."""
+        """Split a source, as a person types it, into symbols. The symbols need not be in the vocabulary."""
 
     @abstractmethod
     def answer(self, source: Sequence[str]) -> Sequence[str] | None:
@@ -126,7 +126,7 @@ class SequenceTask(Task):
         return Vocabulary(tuple(ALPHABET[: self.num_symbols]))
 
     def symbols(self, text: str) -> list[str]:
-        """3 1 2; without blanks, 312, every character is a symbol."""
+        """Split a text at blanks: `3 1 2`. In a text without blanks, such as `312`, every character is a symbol."""
         words = text.split()
         return list(words[0]) if len(words) == 1 else words
 

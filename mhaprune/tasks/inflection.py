@@ -26,8 +26,8 @@ MEANINGS = {
 }
 """The form of the word that each tag asks for."""
 FORMS = {"noun": ("noun0",), "verb": ("verb0", "verb1", "verb2", "verb3"), "adj": ("adj0", "adj1")}
-"""The tags of a part of speech in the order of the table's columns: plural; past, past participle, -ing, -s; -er,
--est."""
+"""The tags of each part of speech, in the order of the columns in the table. Nouns: plural. Verbs: past, past
+participle, -ing, -s. Adjectives: -er, -est."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Inflection(Task):
         return f"{''.join(lemma)} {tag} -> {''.join(self.vocabulary.decode(target))}"
 
     def group(self, source: Sequence[int]) -> str:
-        """Return its tag."""
+        """Return the tag of an example, as the group of the example."""
         return self.vocabulary.decode(source)[-1]
 
     def _pairs(self) -> set[tuple[str, str, str]]:

@@ -13,9 +13,9 @@ class MirrorDifference(SequenceTask):
     """3 1 2 -> 1 0 9, for ten symbols: t_i = (s_i − s_{n−1−i}) mod num_symbols.
 
     It exists because every symbol of the target needs two symbols of the source at once, in order: a − b is not b − a.
-    A head that attends to both places returns the mean of their values. The two symbols can be told apart from this
-    mean only if an earlier layer has marked the half of the source that each is from. (The second half of the target is
-    the first half backwards and negated, so the model can read it off the first half.)
+    A head that attends to both places returns the mean of their values. From this mean alone the order of the two
+    symbols cannot be told. An earlier layer must first mark the half of the source that each symbol is from. (The
+    second half of the target is the first half backwards and negated, so the model can read it off the first half.)
     """
 
     num_symbols: Annotated[int, Within(2, len(ALPHABET))] = 7

@@ -18,13 +18,13 @@ from mhaprune.data import Data
 
 MASK = "attention_mask"
 IGNORED = -100
-"""The label that losses ignore."""
+"""The value of labels that losses ignore."""
 DENSE = "dense"
 """The name of the field that holds the dense model's output, for a loss to read."""
 
 
 class Parts(tuple[Any, ...]):
-    """A batch that is a tuple, together with the dense model's output for it."""
+    """A batch that is a tuple, and the dense model's output for this batch."""
 
     dense: Tensor | None
 
@@ -36,10 +36,9 @@ class Parts(tuple[Any, ...]):
 
 @dataclass(frozen=True, eq=False)
 class Batches(Data):
-    """The examples of a list of batches: dicts, tuples or single tensors, in which every tensor has one row per
-    example.
-
-    A tuple is (inputs ..., target), as a loader of torch makes it. No pass holds more examples than the largest batch.
+    """The examples of a list of batches. A batch is a dict, a tuple or a single tensor; every tensor has one row per
+    example. A tuple is (inputs ..., target), as a loader of torch makes it. No pass holds more examples than the
+    largest batch.
 
     Batches may differ in length. Then they must be dicts with an attention mask, and shorter ones are padded on the
     right. This padding changes no result: when examples are selected, a column of it is removed if it is padding for
@@ -51,7 +50,7 @@ class Batches(Data):
     widths: Mapping[str, Tensor]
     """(E,): for a field with columns, the number of columns that each example had before it was padded here."""
     constants: Mapping[str, Any]
-    """Values that are no tensors, the same for all batches."""
+    """The values in a batch that are not tensors. They are equal in all batches."""
     form: type
     """The type of a batch of the user: dict, tuple or Tensor."""
     largest: int = sys.maxsize
@@ -59,7 +58,8 @@ class Batches(Data):
 
     @classmethod
     def of(cls, batches: Any, name: str) -> Batches:
-        """Return the batches of a split. Raises ValueError, with the name of the split first, for anything else."""
+        """Return the `Batches` of a split that the user gave. Raises ValueError, which names the split, if the value is
+        not a list of batches."""
         if isinstance(batches, Batches):
             return batches
         if isinstance(batches, Mapping | Tensor):
@@ -109,8 +109,8 @@ class Batches(Data):
         return replace(self, fields=fields, widths=widths)
 
     def lengths(self) -> Tensor:
-        """Return the number of tokens of each example, (E,), by the attention mask; without one, the columns of the
-        first field."""
+        """Return the number of tokens of each example, (E,), from the attention mask. Without a mask, count the columns
+        of the first field."""
         if MASK in self.fields and self.fields[MASK].dim() == 2:
             return (self.fields[MASK] != 0).sum(dim=1).cpu()
         return next(iter(self.widths.values()), torch.ones(len(self), dtype=torch.long))
@@ -127,7 +127,7 @@ class Batches(Data):
         return next(iter(self.fields.values())).device
 
     def converted(self, device: torch.device, dtype: torch.dtype) -> Self:
-        """Return the examples on this device, with real numbers in this precision."""
+        """Return the examples on `device`, with floating-point tensors in the precision `dtype`."""
         fields = {k: v.to(device, dtype if v.is_floating_point() else v.dtype) for k, v in self.fields.items()}
         return replace(self, fields=fields)
 
@@ -154,10 +154,9 @@ class Batches(Data):
         return tuple(values.values()) if self.form is not Tensor else next(iter(values.values()))
 
     def valid(self, length: int, of_decoder: bool) -> Tensor:
-        """Return a mask (B, T) that is True at real positions and False on padding. It is taken from the batch's own
-        mask of this length; without one, all positions are real.
-
-        The decoder of an encoder-decoder has its own mask, or labels, which are -100 at padding.
+        """Return a mask (B, T) that is True at real positions and False on padding. It is the attention mask in the
+        batch, if that has this length; otherwise all positions are real. For a decoder it is the decoder's mask, or is
+        made from the labels, which are -100 at padding.
         """
         for name in (f"decoder_{MASK}", "labels") if of_decoder else (MASK,):
             mask = self.fields.get(name)
@@ -177,7 +176,8 @@ def _as_dict(batch: Any, name: str) -> Mapping[str, Any]:
 
 
 def _filled(value: Tensor, longest: int, key: str) -> Tensor:
-    """Pad a tensor (E, columns, ...) to `longest` columns: with the label that a loss ignores, or else with zeros."""
+    """Pad a tensor (E, columns, ...) to `longest` columns. Labels are padded with `IGNORED`, all other fields with
+    zeros."""
     missing = longest - value.shape[1]
     if not missing:
         return value

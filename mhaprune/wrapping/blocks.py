@@ -49,40 +49,40 @@ class AttentionBlock:
     """
 
     path: str
-    """The attention module."""
+    """The path of the attention module in the model."""
     out: str
-    """Its output projection W_O."""
+    """The output projection W_O of the attention module, by its name."""
     heads: int
     """The number of query heads H."""
     query: str | Rows | None = None
-    """The linear module that makes the queries. The rows of a head are neighbours."""
+    """The name of the linear module that makes the queries. The rows of a head lie side by side."""
     key: str | Rows | None = None
-    """The linear module that makes the keys. With fewer key heads than query heads, each serves the same number of
-    query heads.
+    """The name of the linear module that makes the keys. If there are fewer key heads than query heads, each key head
+    serves the same number of query heads.
     """
     value: str | Rows | None = None
-    """The linear module that makes the values. It has as many heads as the keys."""
+    """The name of the linear module that makes the values. It has as many heads as the module of the keys."""
     counts: Sequence[str] = ()
     """Names of attributes of the module that hold the number of heads. The usual names need not be given."""
     columns: tuple[tuple[int, ...], ...] = ()
     """The input columns of W_O that read each head."""
     of_kv: tuple[int, ...] = ()
-    """The key-value head that each query head reads."""
+    """For each query head, the number of the key-value head that it reads."""
     why_not: str = ""
-    """The reason why heads cannot be removed here; empty if they can be. They can be gated in any case."""
+    """The reason why heads of this block cannot be removed; empty if they can. They can be gated in any case."""
     cross: bool = False
-    """Whether it is cross-attention: queries and keys are made from two inputs, each with its own padding."""
+    """True for cross-attention: queries and keys come from two inputs, each with its own padding."""
     names: tuple[int, ...] = ()
     """The number of each head in the model before any removal."""
     silent: int = 0
     """The number of input columns of W_O, from the first on, that belong to a silent head: one that had to stay in a
     layer without heads. These columns are zero, and stay zero in training."""
     whole: bool = field(default=False, repr=False)
-    """Whether `completed` has filled in all fields."""
+    """True if `completed` has filled in all fields."""
 
     def completed(self, model: nn.Module) -> AttentionBlock:
-        """Return the block with its missing fields filled in from the model. Raises `Unsupported` if the module does
-        not fit."""
+        """Return the block with its missing fields filled in from the model. Raises `Unsupported` if the attention
+        module in the model does not fit the given fields."""
         if self.whole:
             return self
         out = self._module(model, self.out)
@@ -130,7 +130,7 @@ class AttentionBlock:
 
     @property
     def owner(self) -> str:
-        """The path of the module that holds W_O. For a `MultiHeadAttention` it is the layer."""
+        """The path of the module that holds W_O; of the layer itself for a `MultiHeadAttention`."""
         return self.out.rpartition(".")[0]
 
     @property
@@ -164,8 +164,8 @@ class AttentionBlock:
 
 
 def block_of(layer: MultiHeadAttention, path: str, called: str | None = None, **facts: Any) -> AttentionBlock:
-    """Describe a `MultiHeadAttention` at `path`. `called` is the path of the module whose call computes the attention,
-    by default the layer itself."""
+    """Return the block that describes the `MultiHeadAttention` at `path`. `called` is the path of the module whose call
+    computes the attention. By default it is `path` too."""
     H, columns = layer.num_heads, neighbours(layer.num_heads * layer.head_dim, layer.num_heads)
     made: dict[str, Any] = {name: Rows(f"{path}.{name[0]}_proj", columns) for name in ("query", "key", "value")}
     known = {"names": tuple(range(H)), "of_kv": tuple(range(H)), "columns": columns, "whole": True}
@@ -208,8 +208,8 @@ def name_blocks(paths: Sequence[str]) -> list[Block]:
 
 
 def _sites(words: Sequence[Sequence[str]]) -> list[str]:
-    """Return the name of the site of each path: the words that not all paths share, or the last words if they share
-    all."""
+    """Return a site for each path: the words of the path that not all paths share. If all paths have the same words,
+    return the last words."""
     shared = set.intersection(*map(set, words)) if words else set()
     short = [".".join(word for word in each if word not in shared) for each in words]
     whole = [".".join(each) or "attention" for each in words]

@@ -23,16 +23,17 @@ from mhaprune.subject import Batch
 from mhaprune.wrapping.gated import GatedModel
 
 Objective = Callable[[Any, Batch], Tensor]
-"""The function that training minimises: a number for a model and a batch, without the penalties of the gates."""
+"""A function that training minimises. It takes a model and a batch and returns a scalar, without the penalties of the
+gates."""
 
 
 @dataclass(frozen=True)
 class Descent(Checked, ABC):
-    """The settings of a training by gradient descent, with linear warm-up, decay to zero and clipped gradients. A call
-    trains a model."""
+    """The settings of a training by gradient descent: the learning rate rises linearly, then decays to zero, and
+    gradients are clipped. A call of the object trains a model."""
 
     fine_tuning_rate: ClassVar[float]
-    """The highest learning rate for a model that is trained already."""
+    """The default of the highest learning rate when a trained model is fine-tuned."""
     quality_name: ClassVar[str]
     """The name of the quality in the progress line."""
 
@@ -56,8 +57,8 @@ class Descent(Checked, ABC):
     evaluate_every: Annotated[int, Ge(1)] = 25
     """Number of steps between two rows of the history: loss, held-out accuracy, gates."""
     checkpoint_every: Annotated[int, Ge(1)] = 500
-    """Number of steps between two saved states. A training that is interrupted saves another before it stops. One that
-    is resumed ends in the same bits."""
+    """Number of steps between two saved states. An interrupted training saves one more state before it stops. A resumed
+    training ends with the same bits as one without a stop."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,16 +74,16 @@ class Descent(Checked, ABC):
 
     @abstractmethod
     def objective(self, model: Any, batch: Batch) -> Tensor:
-        """Return the mean loss of the batch. Training minimises it unless a call names another objective."""
+        """Return the mean loss of the batch, which training minimises unless the caller gives an `objective`."""
 
     def penalties(self, model: Any) -> Sequence[Tensor]:
-        """Return what is added to every objective. The history leaves it out."""
+        """Return the scalars that training adds to the objective. The loss in the history does not include them."""
         return ()
 
     def step(
         self, model: Any, batch: Batch, optimisers: Sequence[Optimizer], objective: Objective | None = None
     ) -> Tensor:
-        """Take one step on the objective plus the penalties. Return the objective before it, detached."""
+        """Take one optimiser step on objective + penalties. Return the objective before the step, detached."""
         loss = (objective or self.objective)(model, batch)
         for optimiser in optimisers:
             optimiser.zero_grad(set_to_none=False)  # the gradients of the parameters may be slices of these
@@ -94,7 +95,8 @@ class Descent(Checked, ABC):
         return loss.detach()
 
     def while_training(self, model: Any) -> AbstractContextManager[None]:
-        """Return a context for the whole training; at its end, what the optimisers changed in the model is undone."""
+        """Return a context for the whole training. When the context ends, it undoes temporary changes that the training
+        needed in the model. The trained weights stay."""
         return nullcontext()
 
     def __call__(
@@ -111,8 +113,8 @@ class Descent(Checked, ABC):
         """Train `model` in place; returns a row for step 0 and one for each evaluation: step, seconds spent on training
         steps so far, loss, held-out accuracy, gates.
 
-        Training minimises `objective`, by default the method `objective` of this class. `state` is what an earlier call
-        gave to `save`; training goes on from there. Raises `Diverged` where the loss is not finite.
+        Training minimises `objective`, by default the method `objective`. `state` is a state that an earlier call gave
+        to `save`; training goes on from there. Raises `Diverged` if the loss is not finite.
         """
         with ExitStack() as stack:
             stack.enter_context(self.while_training(model))
@@ -170,7 +172,7 @@ class Descent(Checked, ABC):
             ) from None
 
     def learning_rate_factor(self, step: int) -> float:
-        """Return the factor of the learning rate at a step: it rises in a line, then falls to zero."""
+        """Return the learning rate at a step as a share of the highest: a linear rise, then a fall to zero."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         progress = min(1.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
@@ -186,7 +188,7 @@ class Descent(Checked, ABC):
 
 
 def parameter_groups(optimisers: Iterable[Optimizer]) -> list[dict[str, Any]]:
-    """The groups of parameters of all optimisers."""
+    """Return the groups of parameters of all optimisers, as one list."""
     return [group for optimiser in optimisers for group in optimiser.param_groups]
 
 
@@ -197,7 +199,7 @@ def _state(model: GatedModel, optimisers: Sequence[Optimizer], device: torch.dev
 
 
 def _restore(state: Mapping[str, Any], model: GatedModel, optimisers: Sequence[Optimizer], running: Tensor) -> None:
-    """Go back to a saved state. `running` is the sum of losses since the last evaluation."""
+    """Restore model, optimisers and `running`, the sum of losses since the last evaluation, from a saved state."""
     model.module.load_state_dict(state["model"])
     for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
         optimiser.load_state_dict(saved)

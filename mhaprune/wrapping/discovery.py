@@ -24,18 +24,20 @@ from mhaprune.wrapping.removal import Cut
 from mhaprune.wrapping.replay import at_rest, is_linear
 
 REMEMBERED = 32
-"""Number of linear modules, the last ones called, among which the source of queries, keys or values is searched."""
+"""Number of linear modules that are remembered, the most recently called ones. The source of queries, keys and values
+is searched among them."""
 
 
 @dataclass
 class _Found:
-    """The facts of one attention call."""
+    """Facts about one attention call that discovery has seen."""
 
     module: nn.Module
     heads: int
     of_kv: Sequence[int]
     rows: dict[str, Rows | str]
-    """The rows of query, key and value by name; or a text that says why there are none."""
+    """The rows of the linear modules that make each head's query, key and value, by these names; or a text that says
+    why they were not found."""
     context: Tensor | None = None
     """The heads' outputs as a leaf, (B, H, T, K)."""
     out: nn.Module | None = None
@@ -45,9 +47,8 @@ class _Found:
 
 def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[AttentionBlock]:
     """Return the blocks in the order in which `call` runs them. Raises `Unsupported`, naming module and reason.
-
-    Attention is found if it calls `F.scaled_dot_product_attention`, if it is two matrix products with a softmax between
-    them, or if it is a `MultiHeadAttention`.
+    Attention is found in three forms: a call of `F.scaled_dot_product_attention`, two matrix products with a softmax
+    between them, and a `MultiHeadAttention`.
     """
     trace = _Trace(model)
     with torch.enable_grad(), at_rest(model), trace.watching():
@@ -185,8 +186,8 @@ class _Trace:
         return found
 
     def _source(self, heads: Tensor) -> Rows | str:
-        """Return the linear module that made these heads, (B, heads, T, K), with the rows of each head; or the reason
-        why there is none. A head that stands there twice has the same rows twice."""
+        """Return the linear module that made these queries, keys or values (B, heads, T, K), with its rows for each
+        head; or the reason why none was found. A head that occurs twice in the tensor has the same rows twice."""
         if not heads.requires_grad:
             return "made by no linear module"
         weights = torch.rand_like(heads) + 0.5  # without them, parts could cancel
@@ -240,7 +241,7 @@ class _Trace:
         self._add(_Found(caller, block.heads, block.of_kv, rows, out=out, columns=block.columns))
 
     def _columns(self, x: Tensor, leaf: Tensor, found: _Found) -> tuple[tuple[int, ...], ...]:
-        """Return the columns of x that read each head, found by a gradient for each column."""
+        """Return, for each head, the columns of x that depend on it, found by a gradient for each column."""
         of_head: list[list[int]] = [[] for _ in range(found.heads)]
         for column in range(x.shape[-1]):
             (gradient,) = torch.autograd.grad(x[..., column].sum(), leaf, retain_graph=True)

@@ -23,16 +23,15 @@ from mhaprune.wrapping.replay import at_rest, find_maps, walk
 
 
 class GatedModel(ABC):
-    """The base of all subjects: a module and its blocks of heads. For what its methods promise, see `subject.py`.
-
-    It exists so that every model is seen in one way. A subclass says how the model is called with a batch, how its
+    """The base of all subjects: a module and its blocks of heads. `subject.py` describes the methods. Because of this
+    class, all other code treats every model in one way. A subclass says how the model is called with a batch, how its
     output is judged and which positions are real. All else follows from the blocks: gates are hooks for the length of
     one call, removal makes a copy, and the module is never changed.
     """
 
     blocks: tuple[AttentionBlock, ...]
     names: tuple[Block, ...]
-    """The names of the blocks."""
+    """The name of each block, a site and a layer, in the order of `blocks`."""
 
     @property
     @abstractmethod
@@ -40,7 +39,7 @@ class GatedModel(ABC):
 
     @abstractmethod
     def with_module(self, module: Any, blocks: Sequence[AttentionBlock]) -> Self:
-        """Return a subject of another module, otherwise like this one."""
+        """Return a copy of this subject with another module and, for it, another list of blocks."""
 
     @abstractmethod
     def call(self, batch: Batch) -> Any:
@@ -55,8 +54,8 @@ class GatedModel(ABC):
 
     @abstractmethod
     def real(self, batch: Batch, path: str, length: int) -> Tensor:
-        """Return a mask (B, T) that is False on padding, for the `length` positions that the module at `path` writes
-        to."""
+        """Return a mask (B, `length`) that is False on padding. Its columns are the positions that the attention module
+        at `path` writes to."""
 
     @abstractmethod
     def mapped(self, batch: Batch, block: Block, weights: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -101,7 +100,7 @@ class GatedModel(ABC):
         fallback: Fallback | None = None,
         seen: Callable[[Block, Tensor], None] | None = None,
     ) -> Any:
-        """Return a context in which every call of the module is gated, see `hooked`."""
+        """Return a context in which gates apply to every call of the module. For the arguments see `hooked`."""
         return hooked(self.module, self.by_name, batch_size, self._pieces(gates, batch_size), fallback, seen)
 
     def outputs(self, batch: Batch, gates: Gates | None = None) -> Tensor:
@@ -119,7 +118,7 @@ class GatedModel(ABC):
         return {name: found[name] for name in self.names}
 
     def attention_maps(self, batch: Batch) -> dict[Block, AttentionMap]:
-        """Raises ValueError for a model that computes attention in a way that shows no weights."""
+        """Return the attention weights. Raises ValueError if the model computes attention without showing them."""
         batch, maps = self.placed(batch), {}
         with torch.no_grad(), attention_weights(self.module, [block.path for block in self.blocks]) as seen:
             self.run_gated(batch)

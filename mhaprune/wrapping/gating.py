@@ -27,7 +27,8 @@ def hooked(
     fallback: Mapping[Block, Tensor] | None = None,
     seen: Seen | None = None,
 ) -> Iterator[None]:
-    """Multiply every head's output by its gate while this lasts: (H,), (B, H) or (B, H, T) for each block.
+    """While the context lasts, multiply the output of every head by its gate. Gates are (H,), (B, H) or (B, H, T) for
+    each block.
 
     `fallback` replaces the output of a closed head, (B, H, T, K) or broadcastable to it. `seen` receives each input of
     an output projection, before any gate.

@@ -1,7 +1,5 @@
-"""Call a function of one's own at every attention call of a model.
-
-There are two kinds of calls: `F.scaled_dot_product_attention`, which most models use; and two matrix products with a
-softmax between them.
+"""Put a function in the place of every attention call of a model. An attention call has one of two forms:
+`F.scaled_dot_product_attention`, which most models use, or two matrix products with a softmax between them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,19 +18,18 @@ PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 
 class AttentionCalls(TorchFunctionMode):
-    """A mode of torch in which every attention calls `through(attend, query, key, value, options)` instead.
-
-    `attend` is the original function, query is (B, H, T, K). Attention is a call of `F.scaled_dot_product_attention`,
-    or two matrix products: the first becomes weights that sum to 1, the second multiplies them with the values. Then
-    the weights are in `options`.
+    """A mode of torch in which every attention calls `through(attend, query, key, value, options)` instead. `attend` is
+    the original function, query is (B, H, T, K). Attention is a call of `F.scaled_dot_product_attention`, or two matrix
+    products: the first becomes weights that sum to 1, the second multiplies them with the values. In the second form
+    `options` holds the weights.
     """
 
     def __init__(self, through: Callable[[Attend, Tensor, Tensor, Tensor, dict[str, Any]], Any]) -> None:
         super().__init__()
         self.through = through
         self.products: dict[torch.Size, tuple[Tensor, Tensor]] = {}
-        """The two factors of each product, by its shape. They are queries and keys if the product becomes attention
-        weights."""
+        """The two factors of each recent matrix product, by the shape of the product. If the product becomes attention
+        weights, its factors are queries and keys."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -52,15 +49,14 @@ class AttentionCalls(TorchFunctionMode):
 
 
 def _are_weights(scores: Tensor) -> bool:
-    """Return whether all scores are positive or 0, and sum to 1 or, beside an attention sink, less."""
+    """Return True if no score is negative and each row sums to at most 1 (less with an attention sink)."""
     return bool((scores >= 0).all() and (scores.sum(dim=-1) <= 1 + 1e-3).all())
 
 
 @contextmanager
 def attention_weights(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Collect the attention weights (B, H, T, U) of the modules at these paths while this lasts.
-
-    For the fused function they are computed from its arguments; other attention returns them.
+    """Collect the attention weights (B, H, T, U) of the modules at these paths while the context lasts. The fused
+    function does not return weights, so they are computed from its arguments; in other attention they are read.
     """
     found: dict[str, Tensor] = {}
     running: list[str] = []

@@ -20,7 +20,7 @@ from mhaprune.wrapping.batches import DENSE, IGNORED, MASK, Batches, Parts
 from mhaprune.wrapping.replay import tensors_in
 
 Judge = Callable[[Any, Any], Tensor]
-"""From what the model returns and a batch to one number per example, (B,)."""
+"""A function of the model's output and the batch: one number per example, (B,)."""
 
 
 def classification(output: Any, batch: Any) -> Tensor:
@@ -43,7 +43,7 @@ def language_model(output: Any, batch: Any) -> Tensor:
 
 
 def next_token_accuracy(output: Any, batch: Any) -> Tensor:
-    """The share of the tokens (see `language_model`) that the model ranks first."""
+    """The share of tokens, as in `language_model`, that the model ranks first, for each example."""
     return _mean_over_tokens(*_next_token(output, batch), _token_hits)
 
 
@@ -142,7 +142,7 @@ def _logits(output: Any) -> Tensor:
 
 
 def _field(batch: Any, name: str) -> Tensor:
-    """Return a field of a batch that is a dict; of a tuple, its last part, the target."""
+    """Return the named field of a batch that is a dict; if it is a tuple, its last part, the target."""
     if isinstance(batch, Parts):
         part: Tensor | None = batch.dense if name == DENSE else batch[-1]
         if part is not None:
@@ -207,7 +207,8 @@ def judged(output: Any, given: Any, size: int, loss: Judge, quality: Judge) -> L
 
 
 def flat(output: Any, batch: Batches) -> Tensor:
-    """Return all real numbers of an output as one row; padding is left out where the mask tells it."""
+    """Return all floating-point numbers of an output as one row. Padding is left out of tensors (B, T, ...) that fit
+    the attention mask."""
     mask, parts = batch.fields.get(MASK), []
     for value in tensors_in(output):
         if value.is_floating_point():

@@ -28,7 +28,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Cut:
-    """A description of a removal in plain values. With it, a fresh model can be given the same shapes."""
+    """A description of a removal in plain values. A freshly built model can be cut to the same shapes by it."""
 
     shapes: dict[str, list[int]] = field(default_factory=dict)
     """The new shape of the weight of each linear module that was cut."""
@@ -41,9 +41,8 @@ class Cut:
 
     @classmethod
     def of(cls, model: nn.Module) -> Cut | None:
-        """Return the removals that a model of transformers has had so far; None for none.
-
-        Raises `Unsupported` for a description that this version cannot read.
+        """Return the description of all removals that a model of transformers has had, read from its config; None if
+        there was none. Raises `Unsupported` if this version cannot read the description.
         """
         noted = getattr(getattr(model, "config", None), "mhaprune", None)
         if noted is None:
@@ -72,7 +71,8 @@ HELD = {name for name, value in vars(nn.Module()).items() if isinstance(value, d
 
 
 def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """Return a copy that shares no weights. It equals `copy.deepcopy` in a fifth of the time: a run makes hundreds."""
+    """Return a copy of a module that shares no weights. The result equals that of `copy.deepcopy`, in a fifth of the
+    time. A run makes hundreds of copies."""
     memo = {} if memo is None else memo
     if id(module) in memo:
         known: nn.Module = memo[id(module)]
@@ -90,11 +90,10 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
 def remove_heads(
     model: nn.Module, blocks: Sequence[AttentionBlock], kept: Sequence[Sequence[int]]
 ) -> tuple[nn.Module, list[AttentionBlock]]:
-    """Return a copy of the model with only the heads `kept`, by their place in each block, and its blocks.
-
-    In a layer that loses all heads, one silent head stays: views with -1 and key-value caches need at least one. A
-    `MultiHeadAttention`, or attention of torch.nn, can be without heads. Raises `Unsupported` where heads can be gated
-    but not removed.
+    """Return a copy of the model with only the heads `kept`, and the blocks of this copy. `kept` lists positions in
+    each block. A layer that loses all heads keeps one silent head, because views with -1 and key-value caches need one.
+    A `MultiHeadAttention`, or attention of torch.nn, can be without heads. Raises `Unsupported` where heads can be
+    gated but not removed.
     """
     model = copied(model)
     left, cut = [], Cut()
@@ -150,10 +149,9 @@ def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int
 
 
 def _block_without(model: nn.Module, block: AttentionBlock, keep: Sequence[int], stay: Sequence[int]) -> AttentionBlock:
-    """Describe a block as it will be when only the heads `keep` are left. The model has not been cut yet.
-
-    `stay` are the heads whose weights stay in the model: the same as `keep`, or one head if `keep` is empty. That one
-    puts out only zeros and does not count as a head.
+    """Return the block as it will be when only the heads `keep` are left. The model has not been cut yet. `stay` are
+    the heads whose weights stay in the model: equal to `keep`, or one silent head if `keep` is empty. A silent head
+    outputs only zeros and does not count as a head.
     """
     dropped = _rows_to_drop([(block, stay)])
     kv_left = sorted({block.of_kv[h] for h in stay})

@@ -1,8 +1,7 @@
-"""Passes that differ from an open pass only from some block on: the part before it is replayed, not computed.
-
-A head changes the model when the output projection of its block is called. All modules that finished before that call
-return the same whatever the gate is. So the outermost of them return what they returned in the open pass. The result is
-equal, bit for bit.
+"""Passes with gates that replay the part before the first closed gate from a pass with all gates open. A gate has no
+effect before the output projection of its block is called. Modules that finish before that call return the same
+whatever the gate is. So the outermost of these modules return their outputs of the open pass. The result is equal, bit
+for bit.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,8 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def switched_off(attributes: Iterable[tuple[str, Any]]) -> Iterator[None]:
-    """Set these attributes of these objects to False while this lasts. Attributes that are missing or no flags stay."""
+    """Set these attributes of these objects to False while the context lasts. Attributes that are missing or not true
+    are left alone."""
     changed = [(name, owner) for name, owner in attributes if getattr(owner, name, False)]
     try:
         for name, owner in changed:
@@ -59,7 +59,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 @dataclass
 class _Call:
-    """A call of a module: its begin and end, its output, and how often tensors in the output had been written to."""
+    """A recorded call of a module: its begin and end, its output, and how often the tensors of the output had been
+    written to at the end."""
 
     module: nn.Module
     begin: int
@@ -69,7 +70,7 @@ class _Call:
 
     @property
     def intact(self) -> bool:
-        """True if the output is still here, and was not written to in place."""
+        """True if the output is still available and has not been written to in place since the call."""
         return self.versions == _versions(self.output)
 
 
@@ -87,9 +88,9 @@ class Replay:
     def begin(self) -> None:
         """Forget the last pass; the next one is recorded."""
         self.calls: list[_Call] = []
-        """In the order in which they ended."""
+        """The recorded calls, in the order in which they ended."""
         self.called: dict[str, int] = {}
-        """When an output projection was first called."""
+        """The time of the first call of each output projection, counted in begins and ends of calls."""
         self._clock, self._begun = count(), dict[nn.Module, list[int]]()
 
     def enter(self, module: nn.Module) -> None:
@@ -110,8 +111,8 @@ class Replay:
 
     @contextmanager
     def until(self, outs: Sequence[str]) -> Iterator[None]:
-        """Replay all calls that ended before the first call of one of these output projections; all calls if there are
-        none.
+        """While the context lasts, replay all calls that ended before any of the output projections `outs` was first
+        called. If none of them was called, replay all calls.
 
         An output that has been written to in place is computed again.
         """
@@ -184,20 +185,22 @@ def _versions(output: Any) -> list[int]:
 
 
 LOOKED_AT = 12
-"""Number of module inputs that are compared with a map's output, in search of its sum with the residual stream."""
+"""Number of module inputs that are examined after a map, to find the one that holds the sum of the map's output and the
+residual stream."""
 NO_READERS = (nn.Dropout, nn.Identity)
 
 
 @dataclass(frozen=True)
 class Map:
-    """A linear map that ends a sublayer, and the first module that reads the residual stream after it."""
+    """A linear map that ends a sublayer, and its reader, the first module to read the residual stream after it."""
 
     path: str
     reader: str | None
-    """The path of that module; None if the map's output is added to nothing. Then the map is fitted to its own output.
+    """The path of the reader; None if the output of the map is added to nothing. Without a reader, a refit fits the map
+    to its own output.
     """
     call: int = 0
-    """Which call of that module it is, from 0."""
+    """The number of the call of the reader in one pass, counted from 0."""
 
 
 def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -> list[Map]:
@@ -245,11 +248,11 @@ def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -
 def walk(
     model: nn.Module, maps: Sequence[Map], runs: Sequence[Callable[[], Any]]
 ) -> Iterator[tuple[Map, list[tuple[Tensor, Tensor]]]]:
-    """Yield each map, in forward order, with its input in every run and the residual stream after it.
-
-    A run is a pass over a batch. It stops when both are known. The run for the next map replays what was finished
-    before this map was called and computes the rest with the weights as they are by then. So all maps together cost
-    little more than one pass. Nothing is replayed if the model calls a reader several times, as with shared layers.
+    """Yield each map, in forward order, with its input in every pass over a batch and the residual stream after it. A
+    pass stops when both are known. The pass for the next map replays the modules that finished before the present map
+    was called. It computes the rest with the present weights, which the caller may have changed. So all maps together
+    cost little more than one pass. Nothing is replayed if the model calls a reader several times, as with shared
+    layers.
     """
     once = not any(each.call for each in maps)
     replays = [Replay(model, [each.path for each in maps]) for _ in runs]

@@ -15,7 +15,7 @@ UNEVEN = "mhaprune_sdpa"
 
 
 def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Cut the weights of linear modules, by their paths, to these shapes, in place. They are not filled."""
+    """Give the weights of linear modules, by path, these smaller shapes, in place, without filling them."""
     for path, shape in shapes.items():
         module = model.get_submodule(path)
         outputs = shape[0] if isinstance(module, nn.Linear) else shape[1]
@@ -25,7 +25,7 @@ def shrink(model: Any, shapes: Mapping[str, Sequence[int]], attributes: Mapping[
 
 
 def finish(model: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Set attributes of modules, by their paths. Their weights have the new shapes already."""
+    """Set attributes of modules, by path. The weights of the modules must have the new shapes already."""
     for path, values in attributes.items():
         module = model.get_submodule(path)
         for name, value in values.items():

@@ -37,7 +37,7 @@ ALLOWED: dict[str, Any] = {
     "head": Ge(0),
     "dropout": Within(0, 1),
 }
-"""Allowed ranges of numbers in a config, by a part of the key."""
+"""Allowed ranges of numbers in a config. A range is for all keys that contain this text."""
 CHECKSUMS = "checksums.json"
 """The name of the file that holds a checksum of every other file."""
 CODE = "modeling_mhaprune"
@@ -58,11 +58,10 @@ class {name}(transformers.{name}):
 
 
 def save_folder(model: nn.Module, path: str | Path) -> None:
-    """Write a pruned model of transformers into a folder that its `AutoModel...` class reads, in a place without
-    mhaprune too: `AutoModelFor....from_pretrained(path, trust_remote_code=True)`.
-
-    A model whose config alone says its shapes needs no such code. Raises `Unsupported`, one line, for a model that is
-    not one of transformers, and for one that holds attention of torch.nn, which `wrap` made into a layer of ours.
+    """Write a pruned model of transformers into a folder. Its `AutoModel...` class reads the folder, also if mhaprune
+    is not installed: `AutoModelFor....from_pretrained(path, trust_remote_code=True)`. `trust_remote_code` is not needed
+    if the config alone describes the shapes. Raises `Unsupported`, one line, for a model that is not one of
+    transformers, and for one that holds attention of torch.nn, which `wrap` made into a layer of ours.
     """
     native = _native(model)
     if foreign := [path for path, module in model.named_modules() if isinstance(module, TorchAttention)]:
@@ -97,7 +96,8 @@ def _note_checksums(folder: Path) -> None:
 
 
 def _check(folder: Path) -> None:
-    """Raise `Unsupported`, one line, if a file has changed since `save_folder`: transformers would not notice."""
+    """Raise `Unsupported`, one line, if a file has changed since `save_folder` wrote it. transformers would not notice
+    the change."""
     if not (folder / CHECKSUMS).exists():  # written by save_pretrained alone
         return
     with foreign(f"{folder}: damaged, {CHECKSUMS} does not fit"):
@@ -111,7 +111,7 @@ def _check(folder: Path) -> None:
 
 
 def _native(model: nn.Module) -> type:
-    """Return the class of transformers of a model, also of one that was loaded with code from its folder."""
+    """Return the transformers class of a model, also if the model was loaded with code from its folder."""
     name = type(model).__name__
     try:
         import transformers

@@ -25,8 +25,8 @@ class TorchAttention(nn.Module):
         super().__init__()
         self.layer, self.batch_first = layer, batch_first
         self.names = tuple(names)
-        """The remaining heads, by their numbers in the unpruned layer. A mask may have a part for each head of that
-        layer."""
+        """The remaining heads, by their numbers in the unpruned layer. They are needed because an attention mask may
+        have a part for each head of the unpruned layer."""
         self.whole = layer.num_heads
 
     @property

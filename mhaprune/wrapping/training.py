@@ -41,7 +41,7 @@ class PlainTraining(Descent):
 
     @contextmanager
     def while_training(self, model: WrappedModel) -> Iterator[None]:
-        """Raises ValueError for a model whose weights are all frozen."""
+        """Train within this context. Raises ValueError if all weights of the model are frozen."""
         if not any(weight.requires_grad for weight in model.model.parameters()):
             raise ValueError("recovery=fine_tune: none of the model's weights asks for a gradient, all are frozen")
         with ExitStack() as undo:

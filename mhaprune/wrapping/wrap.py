@@ -41,7 +41,7 @@ class ModelWithData:
     seed: int
     """The seed of scores that draw random numbers."""
     unseen: tuple[str, ...] = ()
-    """Attention layers in which no head was found."""
+    """The paths of the attention layers in which no head was found."""
 
     def __repr__(self) -> str:
         blocks, idle = len(self.subject.blocks), self.proven.without_effect
@@ -59,7 +59,7 @@ class ModelWithData:
 
     @property
     def words(self) -> dict[str, str]:
-        """The names of the quality, the timed call and the unit of the loss in tables, by column."""
+        """Three names that tables show, by column: the quality, the timed call and the unit of the loss."""
         return {
             QUALITY_NAME: self.quality_name,
             TIMED_NAME: "a forward pass",
@@ -174,17 +174,18 @@ class Proofs(NamedTuple):
     """The results of the proofs."""
 
     smallest_effect: float
-    """The smallest effect of a gate on the outputs that is not zero, see `gate_effects`."""
+    """The smallest effect that a gate has on the outputs, without gates that have none. See `gate_effects`."""
     without_effect: tuple[HeadId, ...]
     """The heads whose gates change no output of the examples that were tried."""
     difference: float
-    """The largest difference of an output between heads masked and heads removed; NaN if removal was not tried."""
+    """The largest difference between an output with heads masked and the same output with heads removed. NaN if removal
+    was not tried."""
     why_not: str
-    """Why heads cannot be removed; empty where they can."""
+    """The reason why heads cannot be removed; an empty text if they can."""
 
 
 def prove(subject: WrappedModel, batch: Batches) -> Proofs:
-    """Prove, in float64 on two examples, that gates have an effect and that removed equals masked.
+    """Prove, in float64 on two examples, that gates have an effect and that removing heads equals masking them.
 
     Raises `Unsupported` for a model whose outputs cannot be compared, and if no gate has an effect.
     """
@@ -214,7 +215,7 @@ def prove(subject: WrappedModel, batch: Batches) -> Proofs:
 
 
 def _comparable(precise: WrappedModel, few: Batches) -> None:
-    """Raise `Unsupported` for outputs that are empty, not finite, or different in each pass."""
+    """Raise `Unsupported` for outputs that are empty, not finite, or different in two equal passes."""
     try:
         with torch.no_grad():
             first, again = precise.outputs(few), precise.outputs(few)

@@ -38,7 +38,7 @@ class WrappedModel(GatedModel):
     without_effect: frozenset[HeadId] = frozenset()
     """The heads whose gates change no output."""
     _lengths: WeakKeyDictionary[Batches, dict[Block, int]] = field(default_factory=WeakKeyDictionary, repr=False)
-    """The number of positions of each block in batches that were run."""
+    """The number of positions that each block writes to, for every batch that was run."""
 
     @property
     def module(self) -> nn.Module:
@@ -48,7 +48,7 @@ class WrappedModel(GatedModel):
         return self.changed(model=module, blocks=tuple(blocks))
 
     def changed(self, **parts: Any) -> Self:
-        """Return a subject with some fields replaced."""
+        """Return a copy of this subject with some fields replaced."""
         return replace(self, **parts, _lengths=WeakKeyDictionary())
 
     def placed(self, batch: Batches) -> Batches:
@@ -75,7 +75,8 @@ class WrappedModel(GatedModel):
 
     @torch.no_grad()
     def evaluate_masks(self, batch: Batches, gates: Tensor, fallback: Fallback | None = None) -> LossAndQuality:
-        """Run mask by mask. What comes before the first gate that is not 1 is taken from an open pass, see `Replay`."""
+        """Run mask by mask. Everything before the first gate that is not 1 is replayed from a pass with all gates open,
+        see `Replay`."""
         batch = self.placed(batch)
         replay = Replay(self.model, [block.out for block in self.blocks])
         rows: list[LossAndQuality] = []
@@ -117,12 +118,12 @@ class WrappedModel(GatedModel):
             return self.call(self.placed(batch))
 
     def count_flops(self, batch: Batches) -> int:
-        """Count with torch's counter, which does not see fused attention; that is switched off."""
+        """Count with torch's counter. Fused attention is switched off, because the counter does not see it."""
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             self.predict(batch)
         return int(counter.get_total_flops())
 
     @cached_property
     def two_sided(self) -> bool:
-        """True if it has an encoder and a decoder, each with positions of its own."""
+        """True if the model has an encoder and a decoder, each with positions of its own."""
         return all(any(part in block.path for block in self.blocks) for part in ("encoder", "decoder"))
