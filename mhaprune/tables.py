@@ -132,8 +132,8 @@ def in_brackets(tables: Tables) -> str:
 
 
 def _named_by(column: str, tables: Tables) -> str | None:
-    """Return the value in this column, from the first row of the first table that has the column. A file returns an
-    empty text as NaN."""
+    """Return the text in this column, from the first row of the first table that has it; None if no table has it. NaN
+    is returned as an empty text, because a file stores an empty text so."""
     found = next((frame[column].iloc[0] for frame in tables.values() if column in frame and len(frame)), None)
     return found if found is None or isinstance(found, str) else ""
 

@@ -30,7 +30,8 @@ class Findings:
     tables: dict[str, pd.DataFrame]
     """Tidy tables by name. Figures and sentences are made from them."""
     checks: dict[str, float] = field(default_factory=dict)
-    """The numbers that the proofs of the run found, by name, for `status.json`."""
+    """The numbers that the proofs measured, by name, for `status.json`: for example, the largest difference between
+    masking and removing the same heads."""
     files: dict[str, bytes] = field(default_factory=dict)
     """Contents of further files, by their path in the run folder."""
 

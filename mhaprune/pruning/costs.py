@@ -80,8 +80,8 @@ def measured(subject: Subject, batch: Data, rounds: int) -> Cost:
 
     These models take turns: the dense model, the model without any head, and for each block the model without this
     block and the model with one head in it. The fastest round of each model counts, because other processes can only
-    add time. The time of all heads together is divided between the blocks, in proportion to the time that the model
-    saves without each block.
+    add time. The time that the model saves without any head is divided between the blocks, in proportion to the time
+    that it saves without each block alone.
     """
     grid, everything = subject.grid, HeadMask(subject.grid)
     models = {"whole": subject.without(everything), "none": subject.without(everything.without(*grid))}

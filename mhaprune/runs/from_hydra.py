@@ -60,7 +60,8 @@ class HydraLauncher:
         self.fits(job.overrides)
 
     def fits(self, overrides: Sequence[str]) -> Run | None:
-        """Return the checked run, as `check` does. A pretrained model is read only once."""
+        """Check these settings and return their run. A pretrained model is read only the first time; then the result is
+        None for the same model."""
         groups = ("model", "data", "objective", "plugins")
         model = [one for one in overrides if re.split(r"[.=@]", one.lstrip("+~"))[0] in groups]
         again = model in self.seen

@@ -45,7 +45,8 @@ class Launcher(Protocol):
         """Raise ValueError for a job that would be refused."""
 
     def start(self, jobs: Sequence[Job], starts: int) -> object:
-        """Do these jobs, one by one or in parallel, in the n-th start of the sweep. A failed job does not raise."""
+        """Do these jobs, one by one or in parallel. `starts` counts the starts of the sweep, this one included. A
+        failed job does not raise."""
 
 
 def do_sweep(

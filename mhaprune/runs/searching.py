@@ -112,7 +112,8 @@ class OptunaSearch:
         )
 
     def _value(self, job: Job) -> float | None:
-        """Return the searched value of a job; None for a job that is not done."""
+        """Return the number that the search optimises, from a job; None if the job is not done or its column holds no
+        number."""
         folder, (table, _, column) = self.root / job.name, self.search.column.partition(".")
         if read_status(folder).get("status") != "done":
             return None

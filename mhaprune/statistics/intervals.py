@@ -61,8 +61,8 @@ def _mean_within(values_E: np.ndarray, least: float, most: float) -> tuple[float
 
 
 def moments(values_EN: np.ndarray) -> np.ndarray:
-    """Return the mean over examples, its standard error and its skewness, (3, N). The skewness of a mean is the
-    skewness of the examples, divided by √E.
+    """Return the mean over the E examples, and the standard error and the skewness of this mean, (3, N). The skewness
+    of a mean is the skewness of the examples, divided by √E.
 
     The skewness is 0 if all examples are equal.
     """
@@ -168,7 +168,8 @@ def prediction_interval(values_S: ArrayLike) -> tuple[float, float]:
 
 
 def _student(values_S: ArrayLike, factor: float) -> tuple[float, float]:
-    """Return the mean ± Student's t times `factor` standard errors."""
+    """Return the ends of the interval mean ± t · `factor` · standard error, with the quantile t of Student's
+    distribution."""
     values_S = np.asarray(values_S, dtype=float)
     n = len(values_S)
     if n < LEAST_RUNS:

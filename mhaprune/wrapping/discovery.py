@@ -232,7 +232,8 @@ class _Trace:
                 found.out = module
 
     def _own(self, layer: MultiHeadAttention, out: nn.Module) -> None:
-        """Record a `MultiHeadAttention`, whose layout is known. The called module may be one around it."""
+        """Record a `MultiHeadAttention`, whose layout is known. If a module that contains it calls its output
+        projection, that module is recorded."""
         caller = self.running[-2]
         inside = set(caller.modules())
         self.found = [found for found in self.found if found.module not in inside or found.out is not None]

@@ -59,8 +59,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 @dataclass
 class _Call:
-    """A recorded call of a module: its begin and end, its output, and how often the tensors of the output had been
-    written to at the end."""
+    """A recorded call of a module: the times of its begin and end (in calls), its output, and for each tensor of the
+    output, how often it had been written to when the call ended."""
 
     module: nn.Module
     begin: int
