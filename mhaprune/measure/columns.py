@@ -65,8 +65,8 @@ def accuracy_columns(outcome: Outcome) -> dict[str, float]:
 
 
 def interval_for(name: str, values_E: np.ndarray) -> Callable[[np.ndarray], tuple[float, float]]:
-    """Return the function that computes the 95 % interval of a mean. Name and values decide: one function for 0 and 1 only,
-    one for shares, one for other numbers."""
+    """Return the function that computes the 95 % interval of a mean. Name and values decide: there is a
+    function for values that are 0 or 1, one for shares, and one for other numbers."""
     if name in (QUALITY, "loss") and yes_or_no(values_E):
         return wilson_interval
     return share_interval if name != "loss" and values_E.min() >= 0 and values_E.max() <= 1 else mean_interval
