@@ -77,8 +77,9 @@ class HeadId(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadGrid:
-    """The heads of one model in the order of the flat axis N, block by block. Blocks may have different numbers of
-    heads, and a block may have none, because a removal can take any heads.
+    """The heads of one model in the order of the flat axis N, block by block.
+
+    Blocks may have different numbers of heads, and a block may have none, because a removal can take any heads.
     """
 
     blocks: tuple[Block, ...]

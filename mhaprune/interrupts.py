@@ -1,6 +1,7 @@
-"""Signals and a time limit that ask a run to stop. Before a run stops, it saves the state of work that can be
-continued. Python handles signals only in the main thread, so in other threads these functions do nothing. An ignored
-signal stays ignored.
+"""Signals and a time limit that ask a run to stop.
+
+Before a run stops, it saves the state of work that can be continued. Python handles signals only in the main thread, so
+in other threads these functions do nothing. An ignored signal stays ignored.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The steps of a run, one within another, and the progress line that shows them. A step is a piece of work that counts
-its items; it does not know the terminal or the steps around it. A terminal shows one bar; other outputs get a new line
-every few seconds.
+"""The steps of a run, one within another, and the progress line that shows them.
+
+A step is a piece of work that counts its items; it does not know the terminal or the steps around it. A terminal shows
+one bar; other outputs get a new line every few seconds.
 """
 
 import sys

@@ -16,9 +16,10 @@ from mhaprune.heads import Block, HeadGrid, HeadMask
 
 
 class Outcome(Protocol):
-    """The results of a model on the examples of a batch: a NamedTuple of tensors (B,). Each kind of model can have its
-    own measure of quality: exact match for our tasks; accuracy, agreement or one minus drift for others. Each field
-    becomes a column of a table. No field is a mean over the batch.
+    """The results of a model on the examples of a batch: a NamedTuple of tensors (B,).
+
+    Each kind of model can have its own measure of quality: exact match for our tasks; accuracy, agreement or one minus
+    drift for others. Each field becomes a column of a table. No field is a mean over the batch.
     """
 
     @property
@@ -157,6 +158,7 @@ class Subject(Protocol):
 
     def value_weights(self) -> dict[Block, Tensor]:
         """Return, for each block, the rows of W_V that make the values of each head, (H, K, width of the input of W_V).
+
         Blocks and heads are in the order of `grid`.
         """
         ...

@@ -119,7 +119,7 @@ class HeadBudgets(Experiment):
     """A study of models that have lost some of their heads."""
 
     budgets: tuple[int | float, ...] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
-    """How many heads to remove: shares of all heads (0.25) or numbers of heads (6)."""
+    """Numbers of heads to remove: shares of all heads (0.25) or numbers of heads (6)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,9 +11,11 @@ from mhaprune.tables import CHOOSE_DROP, CHOOSE_QUALITY, ENDS, NOTHING, QUALITY,
 
 
 def summary_of(curve: pd.DataFrame, dense: pd.Series, tolerance: float, *more: str) -> dict[str, Any]:
-    """Choose a row of `curve` for a summary, and return its quality, its speed-up and the columns `more`. `curve` has
-    one model per row. The chosen model has the most heads removed among those that lose at most `tolerance` of exact
-    match, as observed; if there is none, it is the dense model. The number at 95 % confidence is from `surely`.
+    """Choose a row of `curve` for a summary, and return its quality, its speed-up and the columns `more`.
+
+    `curve` has one model per row. The chosen model has the most heads removed among those that lose at most `tolerance`
+    of exact match, as observed; if there is none, it is the dense model. The number at 95 % confidence is from
+    `surely`.
     """
     within = curve[curve[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - tolerance]
     order = (within if len(within) else dense.to_frame().T).sort_values("heads_removed", ascending=False, kind="stable")

@@ -175,9 +175,10 @@ def output_difference(
 
 @torch.no_grad()
 def greedy_disagreements(subject: DecodesGreedily, examples: Data, batch_size: int = BATCH_SIZE) -> int:
-    """Return the number of examples on which greedy decoding and exact match disagree. In theory they always agree, by
-    induction over the tokens. A number above 0 means that rounding broke a tie between two tokens, or that the code has
-    an error.
+    """Return the number of examples on which greedy decoding and exact match disagree.
+
+    In theory they always agree, by induction over the tokens. A number above 0 means that rounding broke a tie between
+    two tokens, or that the code has an error.
     """
     disagreements = 0
     for batch in examples.batches(batch_size):

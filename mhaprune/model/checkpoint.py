@@ -109,8 +109,9 @@ def load(path: str) -> SavedModel:
 def restore(
     saved: SavedModel, config: Transformer, vocabulary_size: int, gate: GateConfig | None = None, device: str = "cpu"
 ) -> Seq2Seq:
-    """Build the model that `saved.settings` describe, and return it with the saved weights. Raises ValueError, one
-    line, if the weights do not fit the model or have changed since they were saved.
+    """Build the model that `saved.settings` describe, and return it with the saved weights.
+
+    Raises ValueError, one line, if the weights do not fit the model or have changed since they were saved.
     """
     with foreign(f"model_file={saved.path}: damaged"):
         with torch.device("meta"):  # its settings may say any size, which takes no memory here

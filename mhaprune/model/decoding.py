@@ -43,12 +43,13 @@ def attention_step(
     memory: tuple[Tensor, Tensor] | None = None,
     bias: Tensor | None = None,
 ) -> Step:
-    """Return a function that computes the sublayer for one new position. Called for one position after the other, the
-    function returns the outputs that the sublayer returns for the whole text at once. With a `memory`, each position
-    attends to these keys and values, (B, H, S, K), and `bias` is added; otherwise to all positions so far. Whatever is
-    the same for all tokens is computed here, once, because the time of decoding depends on the number of operations.
-    One matrix makes queries, keys and values, and the gates, which are the same for all examples, are multiplied into
-    W_O. There is no dropout.
+    """Return a function that computes the sublayer for one new position.
+
+    Called for one position after the other, the function returns the outputs that the sublayer returns for the whole
+    text at once. With a `memory`, each position attends to these keys and values, (B, H, S, K), and `bias` is added;
+    otherwise to all positions so far. Whatever is the same for all tokens is computed here, once, because the time of
+    decoding depends on the number of operations. One matrix makes queries, keys and values, and the gates, which are
+    the same for all examples, are multiplied into W_O. There is no dropout.
     """
     attention, norm = sublayer.attention, sublayer.norm
     heads, output_bias = attention.num_heads, attention.out_proj.bias

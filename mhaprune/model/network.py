@@ -136,7 +136,9 @@ class AttentionSublayer(nn.Module):
 
 def project_memory(memory_BSD: Tensor, readers: Sequence[AttentionSublayer]) -> list[tuple[Tensor, Tensor] | None]:
     """Return the keys and values that each cross-attention makes from the output of the encoder, all computed in one
-    product. For a block without heads, return None.
+    product.
+
+    For a block without heads, return None.
     """
     attentions = [reader.attention for reader in readers]
     projections = [each for a in attentions if a.num_heads for each in (a.k_proj, a.v_proj)]

@@ -1,6 +1,7 @@
-"""Many masks in one pass; a part that several masks share is computed once. Masks that agree on all heads before a
-block share the hidden states at its input. Masks that differ in a block share the outputs of its heads: a gate g on
-head n changes the output of the block by -(1 - g) c_n O_n.
+"""Many masks in one pass; a part that several masks share is computed once.
+
+Masks that agree on all heads before a block share the hidden states at its input. Masks that differ in a block share
+the outputs of its heads: a gate g on head n changes the output of the block by -(1 - g) c_n O_n.
 
 Dimensions: M = masks, P = distinct states before a block, C = distinct states after it, Y = distinct memories, B =
 batch, T = positions, S = positions of a memory, H = heads of a block, K = head_dim, D = model width.

@@ -101,9 +101,11 @@ def plans_of(made: Iterable[Choice]) -> list[Plan]:
 
 
 def scorers_for(scorer: Scorer, kept: Sequence[int], num_heads: int, again: bool = False) -> list[Scorer]:
-    """Return one scorer for each number of heads to keep. A `Budgeted` scorer is set to this number. To remove no head
-    or all heads, no score is needed, so the scorer does not matter there. But a schedule that scores `again` also
-    scores on the way to no heads, so it gets one that keeps one head.
+    """Return one scorer for each number of heads to keep.
+
+    A `Budgeted` scorer is set to this number. To remove no head or all heads, no score is needed, so the scorer does
+    not matter there. But a schedule that scores `again` also scores on the way to no heads, so it gets one that keeps
+    one head.
     """
     if not isinstance(scorer, Budgeted):
         return [scorer] * len(kept)
@@ -146,9 +148,10 @@ COSTS = ("forward_passes", "backward_passes", "seconds")
 
 @dataclass
 class Search:
-    """One call of a schedule, and its cost without that of scoring the dense model. With this class, scores and
-    searches can be compared at equal cost. Every mask that a schedule measures counts as one forward pass over the
-    score split, although shared prefixes make it faster.
+    """One call of a schedule, and its cost without that of scoring the dense model.
+
+    With this class, scores and searches can be compared at equal cost. Every mask that a schedule measures counts as
+    one forward pass over the score split, although shared prefixes make it faster.
     """
 
     scoring: Scoring

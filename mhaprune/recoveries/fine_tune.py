@@ -18,11 +18,13 @@ from mhaprune.settings.ranges import Ge, Gt, Within
 
 @dataclass(frozen=True)
 class FineTune(Recovery):
-    """The training of the pruned model continues. All settings that are not listed here stay as they were in the
-    training of the dense model. A pretrained model is trained by AdamW on its own loss, on the texts of `model.train`;
-    if `model.train` is 0, on the *score* split. The learning rate warms up and decays to zero again. With `when=after`
-    every pruned model is fine-tuned once. With `when=between` the model of one budget is fine-tuned before the heads
-    for the next budget are chosen on it (Molchanov et al. 2017, figure 1).
+    """The training of the pruned model continues.
+
+    All settings that are not listed here stay as they were in the training of the dense model. A pretrained model is
+    trained by AdamW on its own loss, on the texts of `model.train`; if `model.train` is 0, on the *score* split. The
+    learning rate warms up and decays to zero again. With `when=after` every pruned model is fine-tuned once. With
+    `when=between` the model of one budget is fine-tuned before the heads for the next budget are chosen on it
+    (Molchanov et al. 2017, figure 1).
     """
 
     steps: Annotated[int, Ge(1)] = 300

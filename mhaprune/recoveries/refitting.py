@@ -39,8 +39,9 @@ class RefitTargets(NamedTuple):
 
 @torch.no_grad()
 def show(dense: Subject, data: Data, batch_size: int = BATCH_SIZE) -> RefitTargets:
-    """Return the targets of a refit, which serve for every pruned model. No label is read. The targets hold the
-    residual streams after all sublayers, in the precision of the model.
+    """Return the targets of a refit, which serve for every pruned model.
+
+    No label is read. The targets hold the residual streams after all sublayers, in the precision of the model.
     """
     _, parts = by_length(dense.answered(data), max(1, min(batch_size, len(data) // PARTS)))
     batches = [batch for batch, _ in parts]

@@ -66,9 +66,10 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings
 
 
 def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], read_settings: ReadSettings, start: int) -> None:
-    """Do one job. A failed job does not raise; its failure is written to the status and the log at once. If the start
-    number `start` of the sweep is no longer running, end this process without doing the job: the job may have waited in
-    a queue.
+    """Do one job.
+
+    A failed job does not raise; its failure is written to the status and the log at once. If the start number `start`
+    of the sweep is no longer running, end this process without doing the job: the job may have waited in a queue.
     """
     root, settings = output.parent, read_settings()
     sweep, owner = Sweep.read(root), whose(root / LOCK)
@@ -187,8 +188,10 @@ def isolated(
 
 
 def _ended(process: ForkProcess, imported: Connection, seconds: float | None, wanted: Callable[[], bool]) -> bool:
-    """Wait until the process ends or the time is over, and return True. Return False as soon as `wanted` returns False.
-    When the process ends, it sends the names of its imported modules, which are then imported here.
+    """Wait until the process ends or the time is over, and return True.
+
+    Return False as soon as `wanted` returns False. When the process ends, it sends the names of its imported modules,
+    which are then imported here.
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     while not imported.poll(min(PAUSE, max(0.0, deadline - time.monotonic()))):

@@ -168,8 +168,10 @@ def read_run(folder: Path) -> FoundRun:
 
 
 def find_runs(folders: Iterable[Path]) -> list[FoundRun]:
-    """Return all runs in and below these folders, one folder after the other. In a folder, runs are sorted by name,
-    with 2 before 10. The jobs of a sweep are in the order of the list of jobs; jobs that have not started are included.
+    """Return all runs in and below these folders, one folder after the other.
+
+    In a folder, runs are sorted by name, with 2 before 10. The jobs of a sweep are in the order of the list of jobs;
+    jobs that have not started are included.
     """
     found: dict[Path, FoundRun] = {}
     for top in folders:

@@ -40,7 +40,9 @@ class Column(NamedTuple):
 
 def index_of(title: str, runs: Sequence[FoundRun], differ: Sequence[str], facts: Mapping[str, str], out: Path) -> str:
     """Return the page: a table that shows, for each run, its state, varying settings, headline numbers, map of heads,
-    and a link to its report. `facts` has the commands that repeat the runs. Columns in which all runs agree come last.
+    and a link to its report.
+
+    `facts` has the commands that repeat the runs. Columns in which all runs agree come last.
     """
     settings = [{name: str(value) for name, value in {**run.settings, **run.trained_with}.items()} for run in runs]
     values: dict[str, set[str]] = {}

@@ -124,8 +124,10 @@ def _locked_sweep(root: Path, place: str) -> Iterator[None]:
 
 def standing(root: Path, job: Job, identity: Callable[[Job], str] | None) -> str:
     """Return DONE for a finished, undamaged job whose results would not change if it were done again; CHANGED for one
-    whose results could change; OPEN for all other jobs. `identity` returns the fingerprint that the run of a job would
-    have now. This takes long, so `identity` is None if nothing that decides the fingerprint has changed.
+    whose results could change; OPEN for all other jobs.
+
+    `identity` returns the fingerprint that the run of a job would have now. This takes long, so `identity` is None if
+    nothing that decides the fingerprint has changed.
     """
     run = read_run(root / job.name)
     if run.why_not is not None:

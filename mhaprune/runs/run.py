@@ -241,9 +241,11 @@ class Run(Checked):
 
 
 def build(config: Mapping[str, Any]) -> Run:
-    """Return the `Run` that a config of plain values describes. Raises `ConfigError` for an invalid config. The task
-    and training in a `model_file` replace those of the config. Checking a config constructs the classes that it names,
-    so it may name only classes of this package and its plug-ins.
+    """Return the `Run` that a config of plain values describes.
+
+    Raises `ConfigError` for an invalid config. The task and training in a `model_file` replace those of the config.
+    Checking a config constructs the classes that it names, so it may name only classes of this package and its
+    plug-ins.
     """
     plugins = config.get("plugins", ())
     if isinstance(plugins, list | tuple) and all(isinstance(name, str) for name in plugins):

@@ -25,7 +25,9 @@ def not_given(*_: object) -> Any:
 @dataclass(frozen=True)
 class Evidence:
     """The facts about a subject that a schedule may use: scores, losses and gradients, all from the *score* split, but
-    no examples. So a schedule can choose heads by this split only.
+    no examples.
+
+    So a schedule can choose heads by this split only.
     """
 
     subject: Subject

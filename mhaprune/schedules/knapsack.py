@@ -17,11 +17,13 @@ from mhaprune.settings.ranges import Ge
 
 @dataclass(frozen=True)
 class Knapsack(Schedule):
-    """Of all sets of heads within the budget, the set with the largest sum of scores is kept. Other schedules remove
-    the heads with the lowest scores, whatever these heads cost. This schedule also counts the cost of a block, which is
-    saved if the block loses all its heads. The heads of a block cost the same, so the choice is how many of the best
-    heads of each block to keep: a multiple-choice knapsack (Kellerer et al. 2004, chapter 11; for blocks of a language
-    model Bercovich et al. 2024). It is solved exactly, block by block, on the Pareto front of cost and score.
+    """Of all sets of heads within the budget, the set with the largest sum of scores is kept.
+
+    Other schedules remove the heads with the lowest scores, whatever these heads cost. This schedule also counts the
+    cost of a block, which is saved if the block loses all its heads. The heads of a block cost the same, so the choice
+    is how many of the best heads of each block to keep: a multiple-choice knapsack (Kellerer et al. 2004, chapter 11;
+    for blocks of a language model Bercovich et al. 2024). It is solved exactly, block by block, on the Pareto front of
+    cost and score.
 
     A sum of scores is meaningful if a score is a rise of the loss, as for `ablation`. A head with a score below zero is
     removed even if the budget allows it, so scores that are never above zero, such as `entropy`, empty the model. With

@@ -119,7 +119,7 @@ class Budgeted(Scorer):
     """A scorer that must know how many heads are kept. It runs again for every budget."""
 
     keep: int | float = 0.5
-    """How many heads are kept: a number of heads (6) or a share of all heads (0.5)."""
+    """The size of the pruned model: a number of heads (6) or a share of all heads (0.5)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -58,10 +58,12 @@ def settings_of(group: str, name: str) -> Settings:
 def options_of(
     package: str, groups: Mapping[str, type], several: Iterable[str]
 ) -> Iterator[tuple[str, str, str | None, Settings]]:
-    """Find the options of a plug-in. Each option is a YAML in the folder `conf` of the plug-in, or only a class. Yield
-    its group, its name, the place of its settings in the config (None: the name of the group), and its settings, with
-    defaults for fields that the YAML leaves out. `groups` maps each group to the class of its options; a run may have
-    more than one option of the groups `several`.
+    """Find the options of a plug-in.
+
+    Each option is a YAML in the folder `conf` of the plug-in, or only a class. Yield its group, its name, the place of
+    its settings in the config (None: the name of the group), and its settings, with defaults for fields that the YAML
+    leaves out. `groups` maps each group to the class of its options; a run may have more than one option of the groups
+    `several`.
     """
     with_yaml = set()
     for folder in getattr(importlib.import_module(package), "__path__", ()):
@@ -185,8 +187,9 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def describe(value: Any, named: Callable[[object], str] | None = None) -> Any:
-    """Return a configured object as plain values, with its class under `_target_`, so that `build` can read it. The
-    function `named`, if given, makes the text under `_target_` from the object.
+    """Return a configured object as plain values, with its class under `_target_`, so that `build` can read it.
+
+    The function `named`, if given, makes the text under `_target_` from the object.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: describe(getattr(value, field.name), named) for field in dataclasses.fields(value)}

@@ -116,8 +116,9 @@ class Source(ABC):
     @property
     @abstractmethod
     def decisive(self) -> dict[str, Any]:
-        """Facts that change the results but are not settings, such as a digest of the weights. In the fingerprint of
-        the run, a fact replaces the setting of the same name.
+        """Facts that change the results but are not settings, such as a digest of the weights.
+
+        In the fingerprint of the run, a fact replaces the setting of the same name.
         """
 
     @property

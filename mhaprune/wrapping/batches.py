@@ -36,9 +36,10 @@ class Parts(tuple[Any, ...]):
 
 @dataclass(frozen=True, eq=False)
 class Batches(Data):
-    """The examples of a list of batches. A batch is a dict, a tuple or a single tensor; every tensor has one row per
-    example. A tuple is (inputs ..., target), as a loader of torch makes it. No pass holds more examples than the
-    largest batch.
+    """The examples of a list of batches.
+
+    A batch is a dict, a tuple or a single tensor; every tensor has one row per example. A tuple is (inputs ...,
+    target), as a loader of torch makes it. No pass holds more examples than the largest batch.
 
     Batches may differ in length. Then they must be dicts with an attention mask, and shorter ones are padded on the
     right. This padding changes no result: when examples are selected, a column of it is removed if it is padding for
@@ -154,9 +155,10 @@ class Batches(Data):
         return tuple(values.values()) if self.form is not Tensor else next(iter(values.values()))
 
     def valid(self, length: int, of_decoder: bool) -> Tensor:
-        """Return a mask (B, T) that is True at real positions and False on padding. It is the attention mask in the
-        batch, if that has this length; otherwise all positions are real. For a decoder it is the decoder's mask, or is
-        made from the labels, which are -100 at padding.
+        """Return a mask (B, T) that is True at real positions and False on padding.
+
+        It is the attention mask in the batch, if that has this length; otherwise all positions are real. For a decoder
+        it is the decoder's mask, or is made from the labels, which are -100 at padding.
         """
         for name in (f"decoder_{MASK}", "labels") if of_decoder else (MASK,):
             mask = self.fields.get(name)

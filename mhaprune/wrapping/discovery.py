@@ -46,9 +46,10 @@ class _Found:
 
 
 def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[AttentionBlock]:
-    """Return the blocks in the order in which `call` runs them. Raises `Unsupported`, naming module and reason.
-    Attention is found in three forms: a call of `F.scaled_dot_product_attention`, two matrix products with a softmax
-    between them, and a `MultiHeadAttention`.
+    """Return the blocks in the order in which `call` runs them.
+
+    Raises `Unsupported`, naming module and reason. Attention is found in three forms: a call of
+    `F.scaled_dot_product_attention`, two matrix products with a softmax between them, and a `MultiHeadAttention`.
     """
     trace = _Trace(model)
     with torch.enable_grad(), at_rest(model), trace.watching():

@@ -23,10 +23,11 @@ from mhaprune.wrapping.replay import at_rest, find_maps, walk
 
 
 class GatedModel(ABC):
-    """The base of all subjects: a module and its blocks of heads. `subject.py` describes the methods. Because of this
-    class, all other code treats every model in one way. A subclass says how the model is called with a batch, how its
-    output is judged and which positions are real. All else follows from the blocks: gates are hooks for the length of
-    one call, removal makes a copy, and the module is never changed.
+    """The base of all subjects: a module and its blocks of heads.
+
+    `subject.py` describes the methods. Because of this class, all other code treats every model in one way. A subclass
+    says how the model is called with a batch, how its output is judged and which positions are real. All else follows
+    from the blocks: gates are hooks for the length of one call, removal makes a copy, and the module is never changed.
     """
 
     blocks: tuple[AttentionBlock, ...]

@@ -1,5 +1,7 @@
-"""Put a function in the place of every attention call of a model. An attention call has one of two forms:
-`F.scaled_dot_product_attention`, which most models use, or two matrix products with a softmax between them.
+"""Put a function in the place of every attention call of a model.
+
+An attention call has one of two forms: `F.scaled_dot_product_attention`, which most models use, or two matrix products
+with a softmax between them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,10 +20,11 @@ PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 
 class AttentionCalls(TorchFunctionMode):
-    """A mode of torch in which every attention calls `through(attend, query, key, value, options)` instead. `attend` is
-    the original function, query is (B, H, T, K). Attention is a call of `F.scaled_dot_product_attention`, or two matrix
-    products: the first becomes weights that sum to 1, the second multiplies them with the values. In the second form
-    `options` holds the weights.
+    """A mode of torch in which every attention calls `through(attend, query, key, value, options)` instead.
+
+    `attend` is the original function, query is (B, H, T, K). Attention is a call of `F.scaled_dot_product_attention`,
+    or two matrix products: the first becomes weights that sum to 1, the second multiplies them with the values. In the
+    second form `options` holds the weights.
     """
 
     def __init__(self, through: Callable[[Attend, Tensor, Tensor, Tensor, dict[str, Any]], Any]) -> None:
@@ -55,8 +58,10 @@ def _are_weights(scores: Tensor) -> bool:
 
 @contextmanager
 def attention_weights(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Collect the attention weights (B, H, T, U) of the modules at these paths while the context lasts. The fused
-    function does not return weights, so they are computed from its arguments; in other attention they are read.
+    """Collect the attention weights (B, H, T, U) of the modules at these paths while the context lasts.
+
+    The fused function does not return weights, so they are computed from its arguments; in other attention they are
+    read.
     """
     found: dict[str, Tensor] = {}
     running: list[str] = []

@@ -42,7 +42,9 @@ class Cut:
     @classmethod
     def of(cls, model: nn.Module) -> Cut | None:
         """Return the description of all removals that a model of transformers has had, read from its config; None if
-        there was none. Raises `Unsupported` if this version cannot read the description.
+        there was none.
+
+        Raises `Unsupported` if this version cannot read the description.
         """
         noted = getattr(getattr(model, "config", None), "mhaprune", None)
         if noted is None:
@@ -90,10 +92,11 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
 def remove_heads(
     model: nn.Module, blocks: Sequence[AttentionBlock], kept: Sequence[Sequence[int]]
 ) -> tuple[nn.Module, list[AttentionBlock]]:
-    """Return a copy of the model with only the heads `kept`, and the blocks of this copy. `kept` lists positions in
-    each block. A layer that loses all heads keeps one silent head, because views with -1 and key-value caches need one.
-    A `MultiHeadAttention`, or attention of torch.nn, can be without heads. Raises `Unsupported` where heads can be
-    gated but not removed.
+    """Return a copy of the model with only the heads `kept`, and the blocks of this copy.
+
+    `kept` lists positions in each block. A layer that loses all heads keeps one silent head, because views with -1 and
+    key-value caches need one. A `MultiHeadAttention`, or attention of torch.nn, can be without heads. Raises
+    `Unsupported` where heads can be gated but not removed.
     """
     model = copied(model)
     left, cut = [], Cut()
@@ -149,9 +152,10 @@ def resize(module: Any, rows: Sequence[int] | None = None, columns: Sequence[int
 
 
 def _block_without(model: nn.Module, block: AttentionBlock, keep: Sequence[int], stay: Sequence[int]) -> AttentionBlock:
-    """Return the block as it will be when only the heads `keep` are left. The model has not been cut yet. `stay` are
-    the heads whose weights stay in the model: equal to `keep`, or one silent head if `keep` is empty. A silent head
-    outputs only zeros and does not count as a head.
+    """Return the block as it will be when only the heads `keep` are left.
+
+    The model has not been cut yet. `stay` are the heads whose weights stay in the model: equal to `keep`, or one silent
+    head if `keep` is empty. A silent head outputs only zeros and does not count as a head.
     """
     dropped = _rows_to_drop([(block, stay)])
     kv_left = sorted({block.of_kv[h] for h in stay})

@@ -1,7 +1,8 @@
-"""Passes with gates that replay the part before the first closed gate from a pass with all gates open. A gate has no
-effect before the output projection of its block is called. Modules that finish before that call return the same
-whatever the gate is. So the outermost of these modules return their outputs of the open pass. The result is equal, bit
-for bit.
+"""Passes with gates that replay the part before the first closed gate from a pass with all gates open.
+
+A gate has no effect before the output projection of its block is called. Modules that finish before that call return
+the same whatever the gate is. So the outermost of these modules return their outputs of the open pass. The result is
+equal, bit for bit.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -248,8 +249,9 @@ def find_maps(model: nn.Module, outs: Collection[str], run: Callable[[], Any]) -
 def walk(
     model: nn.Module, maps: Sequence[Map], runs: Sequence[Callable[[], Any]]
 ) -> Iterator[tuple[Map, list[tuple[Tensor, Tensor]]]]:
-    """Yield each map, in forward order, with its input in every pass over a batch and the residual stream after it. A
-    pass stops when both are known. The pass for the next map replays the modules that finished before the present map
+    """Yield each map, in forward order, with its input in every pass over a batch and the residual stream after it.
+
+    A pass stops when both are known. The pass for the next map replays the modules that finished before the present map
     was called. It computes the rest with the present weights, which the caller may have changed. So all maps together
     cost little more than one pass. Nothing is replayed if the model calls a reader several times, as with shared
     layers.

@@ -58,10 +58,12 @@ class {name}(transformers.{name}):
 
 
 def save_folder(model: nn.Module, path: str | Path) -> None:
-    """Write a pruned model of transformers into a folder. Its `AutoModel...` class reads the folder, also if mhaprune
-    is not installed: `AutoModelFor....from_pretrained(path, trust_remote_code=True)`. `trust_remote_code` is not needed
-    if the config alone describes the shapes. Raises `Unsupported`, one line, for a model that is not one of
-    transformers, and for one that holds attention of torch.nn, which `wrap` made into a layer of ours.
+    """Write a pruned model of transformers into a folder.
+
+    Its `AutoModel...` class reads the folder, also if mhaprune is not installed: `AutoModelFor....from_pretrained(path,
+    trust_remote_code=True)`. `trust_remote_code` is not needed if the config alone describes the shapes. Raises
+    `Unsupported`, one line, for a model that is not one of transformers, and for one that holds attention of torch.nn,
+    which `wrap` made into a layer of ours.
     """
     native = _native(model)
     if foreign := [path for path, module in model.named_modules() if isinstance(module, TorchAttention)]:

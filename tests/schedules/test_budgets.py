@@ -83,6 +83,11 @@ def test_counted_costs_are_those_of_a_model_without_the_heads(removed: set[int])
     assert flops(mask) == smaller.count_flops(batch)
 
 
+def test_operations_are_those_of_one_example(model: Seq2Seq, splits: Splits) -> None:
+    batch = splits.report[:4]
+    assert costs(model, splits)("flops")(HeadMask(model.grid)) == pytest.approx(model.count_flops(batch) / len(batch))
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that charges 7 for a model, 2 for a block with heads and 0.5 for each of them, and 3 less without any head:

@@ -164,6 +164,13 @@ class Products(ByHand):
         return torch.matmul(q, k.permute(0, 1, 3, 2)).div(2).softmax(-1) @ v
 
 
+class Unnormalised(ByHand):
+    """Two products with numbers between them that do not sum to 1."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.matmul(q, k.mT).relu() @ v
+
+
 class Tower(nn.Module):
     def __init__(self, kind: type[ByHand] = ByHand) -> None:
         super().__init__()
@@ -180,6 +187,11 @@ def test_attention_written_out_is_found() -> None:
     assert heads.prune(3).my_attention.num_heads == 3
     (seen,) = heads.subject.attention_maps(heads.splits["score"]).values()
     torch.testing.assert_close(seen.weights.sum(-1), torch.ones(B, H, T))
+
+
+def test_products_without_weights_are_no_attention() -> None:
+    with pytest.raises(ValueError, match="no attention found"):
+        wrap(randomised(Tower(Unnormalised)), square, score=[torch.randn(B, T, D)])
 
 
 def test_blocks_by_hand() -> None:

@@ -75,7 +75,7 @@ class Compare(HeadBudgets):
     """
 
     oracle: Literal["auto", "exact", "beam"] = "auto"
-    """Which subsets compete to be the best: all (`exact`, for up to 16 heads), or those found by the scorers, the
+    """The subsets that compete to be the best: all (`exact`, for up to 16 heads), or those found by the scorers, the
     searches and a beam search with swaps (`beam`). `auto` is `exact` if that is possible."""
     beam_width: Annotated[int, Ge(1)] = 8
     """Number of subsets that the beam search keeps at each step."""

@@ -47,8 +47,8 @@ class Prune(WithinTolerance):
     """
 
     budgets: tuple[int | float | str, ...] = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-    """How many heads to remove: shares of all heads (0.25) or numbers of heads (6). A text is an upper bound on a cost
-    of the model: `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms` (the time of one greedy decoding)."""
+    """Numbers of heads to remove: shares of all heads (0.25) or numbers of heads (6). A text is an upper bound on a
+    cost of the model: `12 heads`, `40000 parameters`, `1e6 flops` or `2.5 ms` (the time of one greedy decoding)."""
 
     recovers = True
     tables = ("smallest", "recovery", "latency", "costs", "recovery_training", "training")

@@ -83,6 +83,7 @@ def evenly(grid: HeadGrid, count: int) -> HeadMask:
 
 class Matchup:
     """Timing of dense models, pruned models and models built small, in turn, with several copies and random weights.
+
     `masks` are masks of the whole model; the first mask removes nothing. `shape` may be only a part of it.
     """
 
