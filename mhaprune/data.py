@@ -76,7 +76,7 @@ class Data(ABC):
     def device(self) -> torch.device: ...
 
     def __iter__(self) -> NoReturn:
-        """Raise TypeError: examples are not iterable. Python would else try the items 0, 1, 2."""
+        """Raise TypeError: examples are not iterable. Python would otherwise try the items 0, 1, 2."""
         raise TypeError("examples are read in batches: for batch in examples.batches(128)")
 
     def few(self) -> Self:

@@ -187,8 +187,8 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
 
 
 def _share(steps: Sequence[Step]) -> float:
-    """Return the finished share (0 to 1) of the items of the outermost step. The present item counts by its own share.
-    Return 0 if the number of items is not known."""
+    """Return the finished share (0 to 1) of the items of the first of these steps. The present item counts by its own
+    share. Return 0 if the number of items is not known."""
     if not steps or not steps[0].total:
         return 0.0
     step, to_do = steps[0], steps[0].total - steps[0].before

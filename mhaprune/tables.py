@@ -133,7 +133,7 @@ def in_brackets(tables: Tables) -> str:
 
 def _named_by(column: str, tables: Tables) -> str | None:
     """Return the text in this column, from the first row of the first table that has it; None if no table has it. NaN
-    is returned as an empty text, because a file stores an empty text so."""
+    is returned as an empty text, because an empty text in a file is read as NaN."""
     found = next((frame[column].iloc[0] for frame in tables.values() if column in frame and len(frame)), None)
     return found if found is None or isinstance(found, str) else ""
 

@@ -96,7 +96,7 @@ class Experiment(Checked, ABC):
 
     @staticmethod
     def say_in_common(tables: Tables) -> Iterator[str]:
-        """Yield sentences about several runs together; no sentence if the experiment does not compare runs."""
+        """Yield sentences about several runs together; none if the experiment does not compare runs in words."""
         return iter(())
 
     @staticmethod

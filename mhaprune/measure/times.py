@@ -88,7 +88,7 @@ def taking_turns(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
 
 
 def ratios(times: pd.DataFrame, ours: str, peer: str) -> pd.Series:
-    """Return median and quartiles of `ours` / `peer` over the rounds: a slow moment slows both."""
+    """Return median and quartiles of `ours` / `peer`, one ratio per round, because a slow moment slows both."""
     ratio = times[ours] / times[peer]
     return pd.Series(
         {

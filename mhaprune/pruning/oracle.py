@@ -60,8 +60,8 @@ def find_best(
     also: Iterable[HeadMask] = (),
     remember: Remember | None = None,
 ) -> Oracle:
-    """Measure all subsets. With more than `MOST_HEADS` heads, measure only the subsets that a beam search with swaps
-    visits. Return the results.
+    """Measure all subsets. With `method` beam, or more than `MOST_HEADS` heads, measure only those that a beam search
+    with swaps visits. Return the results.
 
     The search removes one head after the other from the `beam_width` best subsets so far. Then, for each budget, it
     exchanges a removed head for a kept one as long as this lowers the loss. The masks `also` are measured, too.

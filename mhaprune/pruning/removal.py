@@ -81,9 +81,9 @@ class EquivalenceCheck:
 
 
 def proofs(subject: Subject, report: Data) -> dict[str, float]:
-    """Return two checks of a model: the smallest effect that closing gates has in any block; and, for a model that
-    decodes, the number of examples on which greedy decoding and exact match disagree. Every run that closes heads makes
-    these checks."""
+    """Return checks of a model: the effect of the gates of the weakest block, see `smallest_effect`; and, for a model
+    that decodes, the number of examples on which greedy decoding and exact match disagree. Every run that closes heads
+    makes these checks."""
     checks: dict[str, float] = {"smallest_gate_effect": smallest_effect(subject, report.few())}
     if isinstance(subject, DecodesGreedily):
         checks["greedy_decoding_disagreements"] = greedy_disagreements(subject, report)

@@ -40,7 +40,7 @@ allowed."""
 GRACE = 20.0
 """Seconds that a process has to save its state after it is asked to stop."""
 PAUSE = 0.5
-"""Seconds between two checks that the work of a fork is still wanted."""
+"""Seconds between two checks of a job: if it is still wanted, if it still runs."""
 
 
 def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings: ReadSettings) -> None:

@@ -60,8 +60,8 @@ class HydraLauncher:
         self.fits(job.overrides)
 
     def fits(self, overrides: Sequence[str]) -> Run | None:
-        """Check these settings and return their run. A pretrained model is read only the first time; then the result is
-        None for the same model."""
+        """Return the run of these settings. Raises ValueError for settings that a job would refuse. A pretrained model
+        is read only the first time; afterwards, the result for the same model is None."""
         groups = ("model", "data", "objective", "plugins")
         model = [one for one in overrides if re.split(r"[.=@]", one.lstrip("+~"))[0] in groups]
         again = model in self.seen

@@ -31,7 +31,7 @@ def rank_agreement(heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_reference(agreement: pd.DataFrame, scorer: str) -> float:
-    """Return, for each scorer, the correlation of its scores with the scores of `REFERENCE`. It is NaN for `REFERENCE`
-    itself and for scorers without ranks."""
+    """Return the correlation of the scores of `scorer` with the scores of `REFERENCE`. It is NaN for `REFERENCE` itself
+    and for a scorer without ranks."""
     pair = agreement[["scorer", "other"]].isin([scorer, REFERENCE]).all(axis=1)
     return nan if scorer == REFERENCE or not pair.any() else float(agreement.loc[pair, "spearman"].iloc[0])

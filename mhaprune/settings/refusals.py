@@ -11,7 +11,7 @@ from pathlib import Path
 from mhaprune.settings.plugins import PACKAGE
 
 BROUGHT = ("task", "model", "gate", "training")
-"""Settings of a run that are stored in a saved model, so that the user cannot set them beside `model_file`."""
+"""Settings of a run that are stored in a saved model, so the user cannot set them beside `model_file`."""
 
 
 class RunFailed(BaseException):

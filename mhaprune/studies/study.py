@@ -85,7 +85,8 @@ class Study:
         return self.origin
 
     def lesson(self, extra_steps: int = 0) -> RecoveryContext:
-        """Return the input of a recovery: model, training settings, splits, seed, steps so far."""
+        """Return the input of a recovery. `extra_steps` are the most training steps that recoveries still add to a
+        model."""
         return RecoveryContext(self.subject, self.training, self.splits, self.seed, self.steps_since + extra_steps)
 
     @property

@@ -29,8 +29,8 @@ def read_rows(path: str, *needed: str) -> list[Row]:
     """Return the rows of a file, always in the same random order.
 
     In `.txt` every line that is not empty is a text; `.csv` and `.jsonl` have a column `text` and may have `label` and
-    `target`. Raises ValueError, with a message of one line, if the file cannot be read, or if a row has no text or
-    lacks a `needed` column.
+    `target`. Raises ValueError, with a message of one line, if the file cannot be read, or if the text or a `needed`
+    column of a row is missing or empty.
     """
     readers = {".txt": _lines, ".csv": _csv, ".jsonl": _jsonl}
     kind = Path(path).suffix

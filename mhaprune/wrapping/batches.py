@@ -59,8 +59,8 @@ class Batches(Data):
 
     @classmethod
     def of(cls, batches: Any, name: str) -> Batches:
-        """Return the `Batches` of a split that the user gave. Raises ValueError, which names the split, if the value is
-        not a list of batches."""
+        """Return the `Batches` of a split that the user gave. Raises ValueError, which names the split, for anything
+        that cannot be read as batches."""
         if isinstance(batches, Batches):
             return batches
         if isinstance(batches, Mapping | Tensor):

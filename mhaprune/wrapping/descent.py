@@ -199,7 +199,7 @@ def _state(model: GatedModel, optimisers: Sequence[Optimizer], device: torch.dev
 
 
 def _restore(state: Mapping[str, Any], model: GatedModel, optimisers: Sequence[Optimizer], running: Tensor) -> None:
-    """Restore model, optimisers and `running`, the sum of losses since the last evaluation, from a saved state."""
+    """Restore model, optimisers, random generators and `running`, the sum of losses since the last evaluation."""
     model.module.load_state_dict(state["model"])
     for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
         optimiser.load_state_dict(saved)

@@ -55,8 +55,8 @@ class GatedModel(ABC):
 
     @abstractmethod
     def real(self, batch: Batch, path: str, length: int) -> Tensor:
-        """Return a mask (B, `length`) that is False on padding. Its columns are the positions that the attention module
-        at `path` writes to."""
+        """Return a mask (B, `length`) that is False on padding. Its columns are the positions that the module at `path`
+        writes to."""
 
     @abstractmethod
     def mapped(self, batch: Batch, block: Block, weights: Tensor | None) -> tuple[Tensor, Tensor]:

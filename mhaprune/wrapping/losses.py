@@ -207,8 +207,8 @@ def judged(output: Any, given: Any, size: int, loss: Judge, quality: Judge) -> L
 
 
 def flat(output: Any, batch: Batches) -> Tensor:
-    """Return all floating-point numbers of an output as one row. Padding is left out of tensors (B, T, ...) that fit
-    the attention mask."""
+    """Return all floating-point numbers of an output as one row. Padding is left out of tensors (B, T, D) that fit the
+    attention mask."""
     mask, parts = batch.fields.get(MASK), []
     for value in tensors_in(output):
         if value.is_floating_point():

@@ -1,4 +1,4 @@
-"""Passes with gates that replay the part before the first closed gate from a pass with all gates open.
+"""Passes that differ from an open pass only from some block on: they replay the part before it.
 
 A gate has no effect before the output projection of its block is called. Modules that finish before that call return
 the same whatever the gate is. So the outermost of these modules return their outputs of the open pass. The result is
@@ -60,8 +60,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 @dataclass
 class _Call:
-    """A recorded call of a module: the times of its begin and end (in calls), its output, and for each tensor of the
-    output, how often it had been written to when the call ended."""
+    """A recorded call of a module: the times of its begin and end (counted in begins and ends of calls), its output,
+    and for each tensor of the output, how often it had been written to when the call ended."""
 
     module: nn.Module
     begin: int

@@ -157,6 +157,19 @@ def test_an_exchange_leaves_every_block_what_it_must_keep(model: Seq2Seq) -> Non
         assert sum(head.block == first for head in mask.removed) == gone
 
 
+def test_per_block_heads_are_exchanged_within_their_block(model: Seq2Seq) -> None:
+    """The schedule takes the first head of every block, and the loss would have the last one of it removed."""
+    firsts, lasts = ({model.grid.heads[model.grid.positions(block)[n]] for block in model.grid.blocks} for n in (0, -1))
+    scores = torch.tensor([float(head not in firsts) for head in model.grid])
+
+    def loss(masks: Sequence[HeadMask]) -> Tensor:
+        return torch.tensor([-float(len(mask.removed & lasts)) for mask in masks])
+
+    judge = Evidence(model, judged(model, scores).score, loss)
+    (mask,) = Swap(OneShot(scope="per_block"))(judge, removing([len(firsts)], model.grid))
+    assert mask.removed == lasts
+
+
 def test_blocks_are_compared_with_what_they_were_before_anything_was_removed(model: Seq2Seq) -> None:
     """A block that has given a head is not the next to give one, also when what is left is a model of its own."""
     scores = torch.arange(len(model.grid)).double()

@@ -58,7 +58,8 @@ class Regrets:
         return values
 
     def columns(self, plans: Sequence[Plan]) -> dict[str, float]:
-        """Return `regret_quality` and `regret_loss` with intervals. If no loss differs, `regret_loss` is 0 to 0."""
+        """Return `regret_quality` and `regret_loss` with intervals. If no loss differs, the interval of `regret_loss`
+        is 0 to 0."""
         quality_E, loss_E = self.regret(plans, QUALITY), self.regret(plans, "loss")
         of_loss = intervals.mean_interval if loss_E.any() else lambda values_E: (0.0, 0.0)
         columns = intervals.with_interval("regret_quality", quality_E, intervals.difference_interval)

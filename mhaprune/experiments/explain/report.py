@@ -34,7 +34,7 @@ WRITING = ("decoder_self", "cross")
 MOST_ROWS = 72
 """Largest number of heads in one figure; the most important heads are shown."""
 CLEAR = 0.05
-"""The smallest number in a cell: a share of attention, compared with a head that looks everywhere equally."""
+"""The smallest difference that a cell shows, as a share of attention, from a head that looks everywhere equally."""
 ABOVE_CHANCE = 0.15
 """A pattern names a head if the head pays it at least this share of the attention that is possible beyond chance.
 Chance is large if few keys are allowed: 1 / (i + 1) in row i of a causal block."""
