@@ -103,7 +103,10 @@ def tokens(task: Task, ids: Tensor) -> list[str]:
 def check_examples(field: str, numbers: Sequence[int], have: int) -> None:
     """Raise ValueError for an example number that the report split, with `have` examples, does not have."""
     if max(numbers, default=0) >= have:
-        raise ValueError(f"experiment.{field}={max(numbers)}: the report split has examples 0 to {have - 1}")
+        raise ValueError(
+            f"experiment.{field}={max(numbers)}: the report split has examples 0 to {have - 1} (task.report or"
+            " model.report)"
+        )
 
 
 def shown_by(model: Seq2Seq, trained: Trained, numbers: Sequence[int]) -> list[Shown]:

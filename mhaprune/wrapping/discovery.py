@@ -10,8 +10,7 @@ Dimensions: B = batch, T = queries, U = keys, H = query heads, G = key-value hea
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from mhaprune.attention.layer import MultiHeadAttention
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, Unsupported, block_of, neighbours
-from mhaprune.wrapping.interception import Attend, AttentionCalls
+from mhaprune.wrapping.interception import Attend, AttentionCalls, attention_interface
 from mhaprune.wrapping.removal import Cut
 from mhaprune.wrapping.replay import at_rest, is_linear
 
@@ -34,22 +33,23 @@ class _Found:
 
     module: nn.Module
     heads: int
-    of_kv: Sequence[int]
-    rows: dict[str, Rows | str]
+    of_kv: tuple[int, ...]
+    rows: dict[str, Rows | str] = field(default_factory=dict)
     """The rows of the linear modules that make each head's query, key and value, by these names; or a text that says
     why they were not found."""
     context: Tensor | None = None
-    """The heads' outputs as a leaf, (B, H, T, K)."""
+    """The heads' outputs as a leaf, (B, H, T, K), or (B, T, H, K) if `heads_last`."""
+    heads_last: bool = False
     out: nn.Module | None = None
     columns: tuple[tuple[int, ...], ...] = ()
     cross: bool = False
 
 
 def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[AttentionBlock]:
-    """Return the blocks in the order in which `call` runs them.
+    """Return the blocks in the order in which `call` runs them. Raises `Unsupported`, naming module and reason.
 
-    Raises `Unsupported`, naming module and reason. Attention is found in three forms: a call of
-    `F.scaled_dot_product_attention`, two matrix products with a softmax between them, and a `MultiHeadAttention`.
+    Attention is found if it calls `F.scaled_dot_product_attention` or the attention interface of transformers, if it is
+    two matrix products with a softmax between them, or if it is a `MultiHeadAttention`.
     """
     trace = _Trace(model)
     with torch.enable_grad(), at_rest(model), trace.watching():
@@ -61,7 +61,7 @@ def discover(model: nn.Module, call: Callable[[nn.Module], object]) -> list[Atte
         if found.out is None:
             raise Unsupported(f"{path} ({type(found.module).__name__}): no linear module reads what its heads say")
         rows: dict[str, Any] = {name: rows for name, rows in found.rows.items() if isinstance(rows, Rows)}
-        facts: dict[str, Any] = {"columns": found.columns, "of_kv": tuple(found.of_kv), "cross": found.cross}
+        facts: dict[str, Any] = {"columns": found.columns, "of_kv": found.of_kv, "cross": found.cross}
         facts["why_not"] = next((f"its {n} is {r}" for n, r in found.rows.items() if isinstance(r, str)), "")
         facts["names"] = tuple(range(found.heads))
         block = AttentionBlock(path, trace.paths[found.out], found.heads, whole=True, **facts, **rows)
@@ -112,8 +112,8 @@ def nothing_found(model: nn.Module) -> str:
         if by_name and (linear := [name for name, part in module.named_modules() if name and is_linear(part)])
     ]
     message = (
-        f"{type(model).__name__}: no attention found. It does not call F.scaled_dot_product_attention, multiplies no"
-        " weights with values, and holds no nn.MultiheadAttention."
+        f"{type(model).__name__}: no attention found. It calls neither F.scaled_dot_product_attention nor the attention"
+        " interface of transformers, multiplies no weights with values, and holds no nn.MultiheadAttention."
     )
     if not candidates:
         return f'{message} Name the blocks by hand: blocks=[AttentionBlock("PATH", out="NAME OF W_O", heads=NUMBER)]'
@@ -136,6 +136,7 @@ class _Trace:
         self.found: list[_Found] = []
         self.read: dict[str, Tensor] = {}
         """The last input of each linear module, by its path."""
+        self.inside = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -147,6 +148,7 @@ class _Trace:
                 handles.append(module.register_forward_hook(self._leave))
                 for handle in handles:
                     stack.callback(handle.remove)
+            stack.enter_context(attention_interface(self._of_interface))
             stack.enter_context(AttentionCalls(self._of_call))
             yield
 
@@ -164,21 +166,26 @@ class _Trace:
         self.leaves = [*self.leaves[-REMEMBERED:], (module, leaf)]
         return leaf.clone()  # what comes next may work in place
 
+    def _of_interface(self, attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Any:
+        found = self._begin(module, query, key, value)
+        self.inside = True
+        out, *others = attend(query.detach(), key.detach(), value.detach())
+        self.inside = False
+        found.context, found.heads_last = out.detach().requires_grad_(), True  # (B, T, H, K)
+        return (found.context, *others)
+
     def _of_call(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, options: Any) -> Any:
-        if query.dim() != 4 or not self.running:
+        if self.inside or query.dim() != 4 or not self.running:
             return attend(query, key, value)
-        H, G = query.shape[1], key.shape[1]
-        of_kv, keys, values = [h * G // H for h in range(H)], self._source(key), self._source(value)
-        if isinstance(keys, Rows) and isinstance(values, Rows):
-            pairs = list(zip(keys.heads, values.heads, strict=True))
-            distinct = list(dict.fromkeys(pairs))  # each stands here several times if the model repeats it
-            of_kv = [distinct.index(pairs[g]) for g in of_kv]
-            keys = Rows(keys.path, tuple(key for key, _ in distinct))
-            values = Rows(values.path, tuple(value for _, value in distinct))
-        rows = {"query": self._source(query), "key": keys, "value": values}
-        found = self._add(_Found(self.running[-1], H, of_kv, rows))
+        found = self._begin(self.running[-1], query, key, value)
         found.context = attend(query.detach(), key.detach(), value.detach()).detach().requires_grad_()  # (B, H, T, K)
         return found.context.clone()
+
+    def _begin(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> _Found:
+        H, G = query.shape[1], key.shape[1]
+        of_kv = getattr(module, "kept_of_kv", None) or [h * G // H for h in range(H)]
+        rows = {"query": self._source(query), "key": self._source(key), "value": self._source(value)}
+        return self._add(_Found(module, H, tuple(of_kv), rows))
 
     def _add(self, found: _Found) -> _Found:
         made = [self.read.get(rows.path) for rows in found.rows.values() if isinstance(rows, Rows)]
@@ -187,8 +194,8 @@ class _Trace:
         return found
 
     def _source(self, heads: Tensor) -> Rows | str:
-        """Return the linear module that made these queries, keys or values (B, heads, T, K), with its rows for each
-        head; or the reason why none was found. A head that occurs twice in the tensor has the same rows twice."""
+        """Return the linear module that made these heads, (B, heads, T, K), with the rows of each head; or the reason
+        why there is none."""
         if not heads.requires_grad:
             return "made by no linear module"
         weights = torch.rand_like(heads) + 0.5  # without them, parts could cancel
@@ -207,10 +214,8 @@ class _Trace:
             return f"made by {len(sources)} linear modules, {names}"
         ((i, each),) = sources.items()
         path = self.paths[self.leaves[i][0]]
-        for a, b in combinations(range(len(each)), 2):
-            repeated = each[a] == each[b] and torch.equal(heads[:, a], heads[:, b])
-            if not repeated and set(each[a]) & set(each[b]):
-                return f"mixed from the heads of {path} (a norm over all heads?)"
+        if len({row for head in each for row in head}) != sum(map(len, each)):
+            return f"mixed from the heads of {path} (a norm over all heads?)"
         return Rows(path, tuple(each))
 
     def _reads(self, module: nn.Module, x: Any) -> None:
@@ -225,7 +230,7 @@ class _Trace:
                 (reached,) = torch.autograd.grad(x.sum(), leaf, retain_graph=True, allow_unused=True)
                 if reached is None:
                     continue
-                context = leaf.transpose(1, 2)
+                context = leaf if found.heads_last else leaf.transpose(1, 2)
                 if x.numel() == context.numel() and torch.equal(x.detach().flatten(), context.detach().flatten()):
                     found.columns = neighbours(x.shape[-1], found.heads)
                 else:
@@ -245,9 +250,10 @@ class _Trace:
     def _columns(self, x: Tensor, leaf: Tensor, found: _Found) -> tuple[tuple[int, ...], ...]:
         """Return, for each head, the columns of x that depend on it, found by a gradient for each column."""
         of_head: list[list[int]] = [[] for _ in range(found.heads)]
+        other = (0, 1, 3) if found.heads_last else (0, 2, 3)
         for column in range(x.shape[-1]):
             (gradient,) = torch.autograd.grad(x[..., column].sum(), leaf, retain_graph=True)
-            for h in gradient.abs().sum((0, 2, 3)).nonzero().flatten().tolist():
+            for h in gradient.abs().sum(other).nonzero().flatten().tolist():
                 of_head[h].append(column)
         if len({column for columns in of_head for column in columns}) != sum(map(len, of_head)):
             raise Unsupported(

@@ -1,9 +1,10 @@
-"""Put a function in the place of every attention call of a model.
+"""Call a function of one's own at every attention call of a model.
 
-An attention call has one of two forms: `F.scaled_dot_product_attention`, which most models use, or two matrix products
-with a softmax between them.
+There are three kinds of calls: `F.scaled_dot_product_attention`, which most models use; two matrix products with a
+softmax between them; and the attention interface of transformers, which knows the calling module.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -52,8 +53,38 @@ class AttentionCalls(TorchFunctionMode):
 
 
 def _are_weights(scores: Tensor) -> bool:
-    """Return True if no score is negative and each row sums to at most 1 (less with an attention sink)."""
-    return bool((scores >= 0).all() and (scores.sum(dim=-1) <= 1 + 1e-3).all())
+    sums = scores.detach().sum(dim=-1)
+    return bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+
+
+@contextmanager
+def attention_interface(through: Callable[[Attend, nn.Module, Tensor, Tensor, Tensor], Any]) -> Iterator[None]:
+    """Make every call of the attention interface of transformers call `through(attend, module, query, key, value)`
+    instead. No config is changed."""
+    if "transformers" not in sys.modules:  # then the model is none of its own, and importing it takes seconds
+        yield
+        return
+    from transformers import modeling_utils
+
+    interface: Any = modeling_utils.AttentionInterface
+    original = interface.get_interface
+
+    def get_interface(self: Any, name: str, default: Any) -> Any:
+        function = original(self, name, default)
+
+        def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+            def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
+                return function(module, q, k, v, *args, **kwargs)
+
+            return through(run, module, query, key, value)
+
+        return attend
+
+    interface.get_interface = get_interface
+    try:
+        yield
+    finally:
+        interface.get_interface = original
 
 
 @contextmanager
@@ -72,10 +103,17 @@ def attention_weights(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[s
             found[running[-1]] = weights_of(query, key, options)
         return attend(query, key, value)
 
+    def of_interface(attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Any:
+        out, weights, *others = attend(query, key, value)
+        if module in names and weights is not None:
+            found[names[module]] = weights
+        return (out, weights, *others)
+
     with ExitStack() as stack:
         for module, path in names.items():
             stack.callback(module.register_forward_pre_hook(lambda *_, path=path: running.append(path)).remove)
             stack.callback(module.register_forward_hook(lambda *_: (running.pop(), None)[1]).remove)
+        stack.enter_context(attention_interface(of_interface))
         stack.enter_context(AttentionCalls(of_call))
         yield found
 

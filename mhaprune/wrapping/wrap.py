@@ -203,7 +203,8 @@ def prove(subject: WrappedModel, batch: Batches) -> Proofs:
     if not why_not:
         try:
             removed = ((precise.without(mask), mask.gates(precise.device)) for mask in _masks(precise))
-            worst = max(output_difference(precise, smaller, few, gates_N) for smaller, gates_N in removed)
+            found = [output_difference(precise, smaller, few, gates_N) for smaller, gates_N in removed]
+            worst = float(torch.tensor(found, dtype=torch.double).max())  # NaN if one of them is
             if not worst <= MAX_DIFFERENCE:
                 why_not = f"masked and removed differ by {worst:.3g}, allowed is {MAX_DIFFERENCE:g}"
         except Unsupported as error:

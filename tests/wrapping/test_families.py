@@ -258,6 +258,23 @@ def test_an_even_model_is_plain_where_the_config_has_a_place_for_it(tmp_path: Pa
     assert uneven.config.mhaprune
 
 
+def test_attention_that_a_user_registered_is_found() -> None:
+    """It multiplies by einsum, so that the attention interface of transformers alone shows it."""
+
+    def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+        scores = torch.einsum("bhtk,bhuk->bhtu", query, key) * options["scaling"]
+        weights = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf).softmax(-1)
+        return torch.einsum("bhtu,bhuk->bthk", weights, value), weights
+
+    transformers.AttentionInterface.register("by_einsum", attend)
+    batch = {"input_ids": batch_of(FAMILIES["llama"])["input_ids"]}
+    heads = wrap(make(FAMILIES["llama"], "by_einsum"), size_of_output, score=[batch])
+    assert repr(heads) == repr(heads_of("llama"))
+    for seen in heads.subject.attention_maps(heads.splits["score"]).values():
+        torch.testing.assert_close(seen.weights.sum(-1), torch.ones(seen.weights.shape[:-1]))
+
+
 @pytest.mark.parametrize("family", UNKNOWN.values(), ids=UNKNOWN)
 def test_attention_that_is_not_found_is_refused_with_a_template(family: Family) -> None:
     with pytest.raises(ValueError, match=f"no attention found.*{re.escape(family.why_not)}") as refused:
