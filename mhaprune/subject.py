@@ -4,7 +4,7 @@ Dimensions: B = batch, T = positions, H = heads of a block, K = head_dim, D = mo
 vocabulary.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
@@ -171,8 +171,9 @@ class Subject(Protocol):
         """Return a copy from which the masked heads are removed. Learned gates are folded into the weights."""
         ...
 
-    def in_double(self) -> Self:
-        """Return a copy that computes in float64, so that rounding errors are negligible."""
+    def removal_proof(self, batch: Batch) -> Callable[[HeadMask], float]:
+        """Return a function that takes a mask and computes, in float64, the largest difference between an output of the
+        batch with these heads masked and the same output with them removed."""
         ...
 
     def copied(self) -> Self:

@@ -130,7 +130,7 @@ def bias_lost_with_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A classic: a block that loses its last head loses the bias of W_O too."""
     plain = Seq2Seq.without
 
-    def faulty(self: Seq2Seq, mask: HeadMask) -> Seq2Seq:
+    def faulty(self: Seq2Seq, mask: HeadMask, shared: bool = False) -> Seq2Seq:
         pruned = plain(self, mask)
         with torch.no_grad():
             for sublayer in pruned.attention_sublayers().values():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pandas as pd
 from torch import nn
@@ -59,6 +59,7 @@ def wrap(
     blocks: Sequence[AttentionBlock] | None = None,
     call: Callable[[nn.Module, Any], Any] | None = None,
     seed: Annotated[int, Within(0, 2**32 - 1)] = 0,
+    prove: Literal["blocks", "whole", "none"] = "blocks",
 ) -> Heads:
     """Find the heads of a model, and prove that they can be gated and removed. The model itself does not change.
 
@@ -70,6 +71,9 @@ def wrap(
     it. The model is called as `model(**batch)`, `model(*inputs)` or `model(batch)`, and never with the target.
     `call(model, batch)` replaces this. No pass has more examples than your largest batch.
 
+    `prove="blocks"` compares removing and masking for one attention layer after the other, in float64; "whole" does so
+    for a copy of the model; "none" proves nothing now. A removal is always proved.
+
     `blocks` names the attention layers by hand, for a model in which they are not found. Raises `Unsupported`, one
     line, for a model that cannot be understood.
 
@@ -78,7 +82,7 @@ def wrap(
     8 heads in 2 blocks, all with an effect, all removable
     """
     splits = {"score": score, "choose": choose, "report": report, "train": train}
-    return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed)))
+    return Heads(**vars(understand(model, loss, splits, quality, blocks, call, seed, prove)))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

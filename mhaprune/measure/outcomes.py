@@ -82,8 +82,9 @@ def check_weights_finite(model: nn.Module) -> None:
     """Raise `Diverged` for a weight that is not finite. Fused attention on the CPU turns a NaN in W_Q into zeros, so
     outputs do not show it."""
     for name, weight in model.named_parameters():
-        if not (finite := weight.isfinite()).all():
-            bad = weight[~finite]
+        # The smallest and the largest are finite only if all are; so no tensor of this size is made.
+        if weight.numel() and not torch.stack(weight.detach().aminmax()).isfinite().all():
+            bad = weight[~weight.isfinite()]
             raise Diverged(f"its weight {name} is {bad[0].item()} in {len(bad)} of {weight.numel()} places")
 
 
@@ -126,9 +127,9 @@ def gate_gradients(
     return torch.cat(parts)[order.argsort()]
 
 
-def gate_effects(subject: Subject, batch: Batch) -> Tensor:
-    """Return how much each gate changes the outputs, (N,): the derivative, with all gates open, of a random weighted
-    sum of all outputs.
+def gate_effects(subject: Subject, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return how much each gate changes the outputs, (N,), and the outputs with all gates open. The effect of a gate is
+    the absolute derivative, with all gates open, of a random weighted sum of all outputs.
 
     It is exactly 0 if a gate changes nothing on this batch. The difference of two passes would not be exact: it would
     contain rounding.
@@ -136,10 +137,10 @@ def gate_effects(subject: Subject, batch: Batch) -> Tensor:
     gates_N = all_open(subject, 1)[0].requires_grad_()
     outputs = subject.outputs(batch, gates_N)
     if not outputs.requires_grad:
-        return torch.zeros_like(gates_N)
+        return torch.zeros_like(gates_N), outputs
     direction = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)
     (effects_N,) = torch.autograd.grad((outputs * direction).sum(), gates_N, materialize_grads=True, allow_unused=True)
-    return effects_N
+    return effects_N.abs(), outputs.detach()
 
 
 @torch.no_grad()

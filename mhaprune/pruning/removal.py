@@ -16,7 +16,6 @@ from mhaprune.measure.outcomes import (
     gate_effects,
     greedy_disagreements,
     measure,
-    output_difference,
 )
 from mhaprune.measure.times import copies, copies_that_fit, in_turn, speed_columns, taking_turns
 from mhaprune.progress import track
@@ -63,18 +62,17 @@ def prune(subject: Subject, plans: Sequence[Plan], splits: Splits[Data]) -> Prun
 
 class EquivalenceCheck:
     """A proof, for one mask after the other, that removing heads of a subject equals masking them. `worst` is the
-    largest difference between two logits so far."""
+    largest difference between two outputs so far."""
 
     def __init__(self, subject: Subject, report: Data) -> None:
-        self.precise, self.batch, self.worst = subject.in_double(), report.few(), 0.0
+        self.difference, self.worst = subject.removal_proof(report.few()), 0.0
 
     def prove(self, mask: HeadMask) -> None:
         """Raise `ProofFailed` if removal and masking of these heads differ."""
-        gates_N = mask.gates(self.batch.device)
-        difference = output_difference(self.precise, self.precise.without(mask), self.batch, gates_N)
+        difference = self.difference(mask)
         if not difference <= MAX_DIFFERENCE:
             raise ProofFailed(
-                f"masked and removed differ by {difference:.3g} in a logit, allowed is {MAX_DIFFERENCE:g};"
+                f"masked and removed differ by {difference:.3g}, allowed is {MAX_DIFFERENCE:g};"
                 f" removed: {removed_names(mask) or 'none'}"
             )
         self.worst = max(self.worst, difference)
@@ -94,10 +92,10 @@ def smallest_effect(subject: Subject, batch: Data) -> float:
     """Compute, for each block, the largest effect of a gate (see `gate_effects`). Return the smallest of these over all
     blocks.
 
-    In float64, a nearly closed gate also changes the output. Raises `ProofFailed` if all gates of a block have no
+    Raises `ProofFailed` if all gates of a block have no
     effect: its heads would look useless. Blocks whose output is not used do not count.
     """
-    effects = subject.grid.split(gate_effects(subject.in_double(), batch).abs())
+    effects = subject.grid.split(gate_effects(subject, batch)[0])
     largest = {block: float(effects_H.max()) for block, effects_H in effects.items() if len(effects_H)}
     for block in subject.unread():
         largest.pop(block, None)

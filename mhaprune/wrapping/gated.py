@@ -18,7 +18,7 @@ from mhaprune.subject import AttentionMap, Batch, Fallback, Gates, LastMap, Outc
 from mhaprune.wrapping.blocks import AttentionBlock, Rows, grid_of, weight_of
 from mhaprune.wrapping.gating import head_by_head, hooked
 from mhaprune.wrapping.interception import attention_weights
-from mhaprune.wrapping.removal import copied, remove_heads
+from mhaprune.wrapping.removal import copied, in_double, remove_heads
 from mhaprune.wrapping.replay import at_rest, find_maps, walk
 
 
@@ -161,17 +161,26 @@ class GatedModel(ABC):
         sizes = zip(gates, self.grid.sizes, strict=True)
         return torch.cat([self._a_weight.new_ones(size) if gates_H is None else gates_H for gates_H, size in sizes])
 
-    def without(self, mask: HeadMask) -> Self:
+    def without(self, mask: HeadMask, shared: bool = False) -> Self:
+        """Return the subject without the masked heads. If `shared`, it is only to be looked at: weights that are not
+        cut are those of this subject."""
         gone = [head in mask.removed for head in self.grid]
         kept = [[n for n, at in enumerate(self.grid.positions(name)) if not gone[at]] for name in self.names]
-        return self.with_module(*remove_heads(self.module, self.blocks, kept))
+        return self.with_module(*remove_heads(self.module, self.blocks, kept, shared))
 
     def in_double(self) -> Self:
-        module: Any = copied(self.module).double()
-        # The eager attention of transformers takes its softmax in float32, whatever the model computes in.
-        if getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager" and module._supports_sdpa:
-            module.set_attn_implementation("sdpa")
-        return self.with_module(module, self.blocks)
+        """Return a copy that computes in float64, so that rounding errors are negligible."""
+        return self.with_module(in_double(self.module, of=self.module), self.blocks)
+
+    def removal_proof(self, batch: Batch) -> Callable[[HeadMask], float]:
+        precise = self.in_double()
+
+        @torch.no_grad()
+        def difference(mask: HeadMask) -> float:
+            removed = precise.without(mask, shared=True).outputs(batch)
+            return float((precise.outputs(batch, mask.gates(precise.device)) - removed).abs().max())
+
+        return difference
 
     def copied(self) -> Self:
         return self.with_module(copied(self.module), self.blocks)

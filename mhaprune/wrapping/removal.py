@@ -89,16 +89,28 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     return twin
 
 
+def in_double(module: nn.Module, of: nn.Module) -> nn.Module:
+    """Return a copy of a model, or of a part `of` it, that computes in float64."""
+    module = copied(module).double()
+    # The eager attention of transformers takes its softmax in float32, whatever the model computes in.
+    for config in (getattr(part, "config", None) for part in module.modules() if getattr(of, "_supports_sdpa", False)):
+        if getattr(config, "_attn_implementation", None) == "eager":
+            config._attn_implementation = "sdpa"  # type: ignore[union-attr]
+    return module
+
+
 def remove_heads(
-    model: nn.Module, blocks: Sequence[AttentionBlock], kept: Sequence[Sequence[int]]
+    model: nn.Module, blocks: Sequence[AttentionBlock], kept: Sequence[Sequence[int]], shared: bool = False
 ) -> tuple[nn.Module, list[AttentionBlock]]:
-    """Return a copy of the model with only the heads `kept`, and the blocks of this copy.
+    """Return a copy of the model with only the heads `kept`, and the blocks of this copy. If `shared`, weights that are
+    not cut are those of the model.
 
     `kept` lists positions in each block. A layer that loses all heads keeps one silent head, because views with -1 and
     key-value caches need one. A `MultiHeadAttention`, or attention of torch.nn, can be without heads. Raises
     `Unsupported` where heads can be gated but not removed.
     """
-    model = copied(model)
+    tensors = (*model.parameters(), *model.buffers()) if shared else ()
+    model = copied(model, {id(tensor): tensor for tensor in tensors})
     left, cut = [], Cut()
     generic: list[tuple[AttentionBlock, list[int]]] = []
     for block, keep in zip(blocks, kept, strict=True):

@@ -58,6 +58,18 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(each)
 
 
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return nested mappings, lists and tuples with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: mapped(each, change) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [mapped(each, change) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
 @dataclass
 class _Call:
     """A recorded call of a module: the times of its begin and end (counted in begins and ends of calls), its output,

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mhaprune.data import Splits
-from mhaprune.heads import HeadGrid, HeadId, HeadMask
-from mhaprune.measure.outcomes import (
-    MAX_DIFFERENCE,
-    Diverged,
-    check_weights_finite,
-    gate_effects,
-    measure,
-    output_difference,
-)
+from mhaprune.heads import HeadGrid
+from mhaprune.measure.outcomes import Diverged, check_weights_finite
 from mhaprune.tables import LOSS_UNIT, QUALITY_NAME, TIMED_NAME
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock, Unsupported, name_blocks
 from mhaprune.wrapping.discovery import discover, unseen
 from mhaprune.wrapping.losses import Drift, Judge, name_of, quality_for, unit_of
+from mhaprune.wrapping.proofs import Proofs, run_proofs
 from mhaprune.wrapping.replay import at_rest
 from mhaprune.wrapping.torch_nn import converted
 from mhaprune.wrapping.wrapped import WrappedModel
@@ -50,6 +44,8 @@ class ModelWithData:
             f"{len(idle)} without effect ({_first(idle)})" if idle else "all with an effect",
             f"none removable: {self.proven.why_not}" if self.proven.why_not else "all removable",
         ]
+        if self.subject.prove == "none":
+            parts[1:] = ["not proved"]
         return ", ".join(parts) + (f"; not seen: {_first(self.unseen)}" if self.unseen else "")
 
     @property
@@ -80,6 +76,7 @@ def understand(
     blocks: Sequence[AttentionBlock] | None = None,
     call: Callable[[nn.Module, Any], Any] | None = None,
     seed: int = 0,
+    prove: str = "blocks",
 ) -> ModelWithData:
     """Find and prove the heads of a model, see `mhaprune.wrap`; `given` holds the batches of each split, or None."""
     check_weights(model)
@@ -91,15 +88,20 @@ def understand(
     model = converted(model)
     weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     first = splits["score"][:2].converted(weight.device, weight.dtype)
-    _check_call(model, first, run)
     if blocks is None:
-        found = discover(model, lambda one: run(one, first.arguments()))
+        try:
+            found = discover(model, lambda one: run(one, first.arguments()))
+        except Exception as error:
+            if not isinstance(error, Unsupported):
+                _check_call(model, first, run)  # the plain call, whose error says more
+            raise
     else:
         if not blocks:
             raise ValueError("blocks=[]: must name an attention layer, or be left out")
+        _check_call(model, first, run)
         found = [block.completed(model) for block in blocks]
     names = name_blocks([block.path for block in found])
-    subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run)
+    subject = WrappedModel(model, tuple(found), tuple(names), loss, quality, run, prove=prove)
     drifts = [judge for judge in (loss, quality) if isinstance(judge, Drift)]
     if len({judge.represent for judge in drifts}) > 1:
         raise ValueError("quality: looks at the output in another way than the loss, both must share one `represent`")
@@ -110,8 +112,7 @@ def understand(
         )
     if drifts:
         splits = {name: with_dense(subject, split, drifts[0]) for name, split in splits.items()}
-    measure(subject, splits["score"][:2])  # a loss that cannot be used is refused before anything long
-    proven = prove(subject, splits["score"])
+    proven = run_proofs(subject, splits["score"][:2], prove)
     subject = subject.changed(without_effect=frozenset(proven.without_effect))
     return ModelWithData(subject, Splits(**splits), name_of(quality), proven, seed, tuple(unseen(model, found)))
 
@@ -168,80 +169,3 @@ def check_weights(model: nn.Module) -> None:
 
 def _first(names: Sequence[object]) -> str:
     return ", ".join(map(str, names[:8])) + (", ..." if len(names) > 8 else "")
-
-
-class Proofs(NamedTuple):
-    """The results of the proofs."""
-
-    smallest_effect: float
-    """The smallest effect that a gate has on the outputs, without gates that have none. See `gate_effects`."""
-    without_effect: tuple[HeadId, ...]
-    """The heads whose gates change no output of the examples that were tried."""
-    difference: float
-    """The largest difference between an output with heads masked and the same output with heads removed. NaN if removal
-    was not tried."""
-    why_not: str
-    """The reason why heads cannot be removed; an empty text if they can."""
-
-
-def prove(subject: WrappedModel, batch: Batches) -> Proofs:
-    """Prove, in float64 on two examples, that gates have an effect and that removing heads equals masking them.
-
-    Raises `Unsupported` for a model whose outputs cannot be compared, and if no gate has an effect.
-    """
-    precise, few = subject.in_double(), batch[:2]
-    _comparable(precise, few)
-    effects_N = gate_effects(precise, few).abs()
-    without_effect = tuple(head for head, effect in zip(precise.grid, effects_N, strict=True) if effect == 0)
-    if len(precise.grid) and len(without_effect) == len(precise.grid):
-        raise Unsupported(
-            "model: closing a head changes no output, whichever head it is: its outputs have no gradient, or a layer"
-            " after the heads has only zeros, as before training"
-        )
-    effect = float(effects_N[effects_N > 0].min()) if len(precise.grid) else float("nan")
-    worst, why_not = float("nan"), next((f"{path}: {reason}" for path, reason in subject.why_not.items()), "")
-    if not why_not:
-        try:
-            removed = ((precise.without(mask), mask.gates(precise.device)) for mask in _masks(precise))
-            found = [output_difference(precise, smaller, few, gates_N) for smaller, gates_N in removed]
-            worst = float(torch.tensor(found, dtype=torch.double).max())  # NaN if one of them is
-            if not worst <= MAX_DIFFERENCE:
-                why_not = f"masked and removed differ by {worst:.3g}, allowed is {MAX_DIFFERENCE:g}"
-        except Unsupported as error:
-            why_not = str(error)
-        except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            why_not = f"a model with heads removed does not run ({reason})"
-    return Proofs(effect, without_effect, worst, why_not)
-
-
-def _comparable(precise: WrappedModel, few: Batches) -> None:
-    """Raise `Unsupported` for outputs that are empty, not finite, or different in two equal passes."""
-    try:
-        with torch.no_grad():
-            first, again = precise.outputs(few), precise.outputs(few)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise Unsupported(f"model: does not compute in float64, in which proofs are made ({reason})") from None
-    if not first.numel():
-        raise Unsupported("model: returns no tensor of real numbers, so nothing can be compared")
-    if not first.isfinite().all():
-        raise Unsupported("model: an output is not finite, so nothing can be compared")
-    moved = float((first - again).abs().max())
-    if moved > MAX_DIFFERENCE * max(1.0, float(first.abs().max())):
-        raise Unsupported(
-            f"model: draws random numbers in evaluation, two passes over the same examples differ by {moved:.3g}, so"
-            " scores would be noise; fix them: call=lambda model, batch: (torch.manual_seed(0), model(**batch))[1]"
-        )
-
-
-def _masks(subject: WrappedModel) -> list[HeadMask]:
-    """Return the masks of the proof: nothing removed, one head, a ragged set, and one whole block."""
-    everything, grid = HeadMask(subject.grid), subject.grid
-    full = [block for block, size in zip(grid.blocks, grid.sizes, strict=True) if size]
-    if not full:
-        return [everything]
-    of_block = [[head for head in grid if head.block == block] for block in full]
-    one = everything.without(of_block[0][-1])
-    ragged = everything.without(*(head for i, heads in enumerate(of_block) for head in heads[: i % len(heads)]))
-    return [everything, one, ragged, everything.without(*of_block[-1])]

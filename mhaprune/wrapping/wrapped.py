@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mhaprune.heads import Block, HeadId
+from mhaprune.heads import Block, HeadId, HeadMask
 from mhaprune.measure.outcomes import joined
 from mhaprune.subject import Fallback
 from mhaprune.wrapping.batches import Batches
 from mhaprune.wrapping.blocks import AttentionBlock
 from mhaprune.wrapping.gated import GatedModel
 from mhaprune.wrapping.losses import Judge, LossAndQuality, flat, judged
+from mhaprune.wrapping.proofs import BlockProof
 from mhaprune.wrapping.replay import Replay, at_rest, recorders
 
 
@@ -37,6 +38,9 @@ class WrappedModel(GatedModel):
     """The function that calls the model with a batch in the user's form."""
     without_effect: frozenset[HeadId] = frozenset()
     """The heads whose gates change no output."""
+    prove: str = "blocks"
+    """What a proof of a removal compares, see `run_proofs`: "whole" models, or else one attention module after the
+    other."""
     _lengths: WeakKeyDictionary[Batches, dict[Block, int]] = field(default_factory=WeakKeyDictionary, repr=False)
     """The number of positions that each block writes to, for every batch that was run."""
 
@@ -104,10 +108,13 @@ class WrappedModel(GatedModel):
     def unread(self) -> Collection[Block]:
         return set(self.names) - {head.block for head in self.grid if head not in self.without_effect}
 
-    @property
-    def why_not(self) -> dict[str, str]:
-        """The blocks whose heads cannot be removed, with the reason."""
-        return {block.path: block.why_not for block in self.blocks if block.why_not}
+    def removal_proof(self, batch: Batches) -> Callable[[HeadMask], float]:
+        if self.prove == "whole":
+            return super().removal_proof(batch)
+        proof = BlockProof(self, batch)
+        with torch.no_grad(), proof.recording():
+            self.run_gated(proof.batch)
+        return proof
 
     def answered(self, data: Batches) -> Batches:
         """Return the examples as they are: a pretrained model reads no labels except those among its inputs."""

@@ -1,7 +1,7 @@
 """Proofs of `wrap`, its answers for models that it cannot prove, and what a gate does."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -90,15 +90,77 @@ def test_attention_that_was_not_seen_is_named(name: str, kind: str) -> None:
     assert repr(heads) == f"8 heads in 2 blocks, all with an effect, all removable; not seen: layers.0.{name}"
 
 
-def test_a_model_that_has_no_float64_is_refused_in_one_line() -> None:
+def test_a_model_that_has_no_float64_is_proved_block_by_block_or_refused_in_one_line() -> None:
     class Single(Classifier):
         def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
             if self.output.weight.dtype == torch.double:
                 raise RuntimeError("Expected Float32, got Double\nand more")
             return super().forward(input_ids, attention_mask, labels)
 
-    with pytest.raises(ValueError, match=r"does not compute in float64, .* \(Expected Float32, got Double\)$"):
-        wrapped(Single())
+    assert repr(wrapped(Single())) == "8 heads in 2 blocks, all with an effect, all removable"
+    with pytest.raises(ValueError, match=r"does not compute in it \(Expected Float32, got Double\)$"):
+        wrapped(Single(), prove="whole")
+
+
+class OnlySingle(nn.Embedding):
+    """A part of a model that can have no copy in another precision."""
+
+    def _apply(self, change: Any, recurse: bool = True) -> Self:
+        raise AssertionError("a part without heads is copied")
+
+
+def test_only_attention_is_copied_to_float64() -> None:
+    model = Classifier()
+    model.embedding = OnlySingle(*model.embedding.weight.shape)
+    heads = wrapped(model)
+    assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
+    left = heads.subject.without(heads.mask(0.5), shared=True)
+    assert left.model.embedding.weight is model.embedding.weight
+    assert heads.without(heads.mask(0.5)).model.embedding.weight is not model.embedding.weight
+    with pytest.raises(AssertionError, match="a part without heads is copied"):
+        wrapped(model, prove="whole")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_kind_of_proof_finds_the_same(dtype: torch.dtype) -> None:
+    """In float64, also for a model that computes in less."""
+    torch.manual_seed(0)
+    model = Classifier().to(dtype)
+    by_block, whole, none = (wrapped(model, prove=kind) for kind in ("blocks", "whole", "none"))
+    for heads in (by_block, whole):
+        assert repr(heads) == "8 heads in 2 blocks, all with an effect, all removable"
+        assert heads.proven.difference < 1e-14
+    assert by_block.proven.smallest_effect == pytest.approx(whole.proven.smallest_effect, rel=0.5)
+    assert repr(none) == "8 heads in 2 blocks, not proved"
+    mask = by_block.mask(keep=3, by="magnitude")
+    assert [len(heads.without(mask).grid) for heads in (by_block, whole, none)] == [3, 3, 3]
+
+
+def test_a_weight_that_is_also_read_elsewhere_shows_in_the_whole_model() -> None:
+    """Each attention module alone is right."""
+
+    class ReadsKeys(Classifier):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            keys = self.attention[0].k_proj(self.embedding(input_ids)).sum(dim=(1, 2))
+            said = super().forward(input_ids, attention_mask, labels)
+            return {"logits": said["logits"] + keys[:, None]}
+
+    heads = wrapped(ReadsKeys())
+    assert heads.proven.why_not.startswith("masked and removed differ by")
+
+
+class NearlyRight(MultiHeadAttention):
+    """Attention that depends on how many heads it has, by less than float32 shows in an output."""
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        out, weights = super().forward(*given, **named)
+        return out + 1e-7 * self.num_heads, weights
+
+
+def test_a_fault_that_rounding_could_hide_shows_in_the_module_alone() -> None:
+    model = Classifier()
+    model.attention = nn.ModuleList(NearlyRight(16, 4) for _ in range(2))
+    assert wrapped(model).proven.why_not.endswith("e-07, allowed is 1e-09")
 
 
 class Random(Classifier):
