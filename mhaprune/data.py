@@ -159,7 +159,8 @@ class Splits(Generic[Part]):
 
     @property
     def valid(self) -> Part:
-        """The examples that the quality is measured on during training."""
+        """The examples that the quality is measured on during training. If the user gives none, the choose split is
+        used."""
         return self["valid" if "valid" in self.given else "choose"]
 
 

@@ -25,7 +25,8 @@ class TimeLimit(ValueError):
 
 
 def _handlers(*more: int) -> dict[int, Any]:
-    """Return the handlers of the signals that can be handled here."""
+    """Return the present handlers of `SIGNALS` and of the signals `more`, without ignored signals. Empty outside the
+    main thread."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     found = {number: signal.getsignal(number) for number in (*SIGNALS, *more)}
@@ -40,8 +41,8 @@ def _set(handlers: Mapping[int, Any]) -> None:
 class HeldSignals:
     """Delays signals while a loop is in the middle of a step, when its state cannot be saved.
 
-    The loop checks `asked` at the end of each step. If a signal has come, it saves and calls `stop`, which has the
-    effect that the signal would have had at once.
+    The loop checks `asked` at the end of each step. If `asked` is True, the loop saves its state and calls `stop`. Then
+    the delayed signal has the effect that it would have had at once.
     """
 
     def __init__(self) -> None:
@@ -73,8 +74,9 @@ class HeldSignals:
 
 @contextmanager
 def handling(handler: Handler | None = None, before: Mapping[int, Any] | None = None) -> Iterator[None]:
-    """Use `handler`, if given, for the signals that ask to stop, while the body runs. At the end, set the handlers
-    `before`, even if the body has set others. By default they are the handlers at the beginning."""
+    """Handle the signals that ask to stop by `handler`, if given, while the body runs. At the end, set the handlers in
+    `before`, even if the body has set others. By default, `before` holds the handlers that were set at the
+    beginning."""
     before = _handlers() if before is None else before
     if handler is not None:
         _set(dict.fromkeys(before, handler))

@@ -27,8 +27,8 @@ REDRAWN = 0.5
 """Seconds between two updates of the progress bar."""
 BAR = "{percentage:3.0f}%|{bar:16}| {desc}"
 SLOWEST = 0.2
-"""The smallest believed ratio of measured to usual time of a stage: no machine is taken to be more than 1 / `SLOWEST`
-times as fast as the machine on which the stages were timed."""
+"""The smallest ratio of the measured to the usual time of a stage that is believed. No machine counts as more than 1 /
+`SLOWEST` times as fast as the machine on which the stages were timed."""
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class Step:
     """The number of items; None if it is not known."""
     done: int = 0
     on: Callable[[], str] | None = None
-    """Returns the name of the present item. It is called only when the line is written."""
+    """A function that returns the name of the present item. It is called only when the progress line is written."""
     note: str = ""
     """A remark on the progress."""
     stages: Stages = field(default_factory=dict)
@@ -106,8 +106,9 @@ _at_work = threading.Lock()
 
 @contextmanager
 def shown(label: str = "", stream: TextIO | None = None, lines: bool = False) -> Iterator[None]:
-    """Show the progress of the body on the stream, stderr by default. A job of a sweep has its label before each line.
-    With `lines` a terminal gets lines too, because the bars of parallel jobs would overwrite each other.
+    """Show the progress of the body on the stream, stderr by default. Each line begins with `label`, for example the
+    label of a job in a sweep. With `lines` a terminal gets lines too, because the bars of parallel jobs would overwrite
+    each other.
 
     A thread writes, so loops do not pause. Writing from the loops would not be enough: torch.compile, a call of another
     library and the wait for another process can take minutes without a loop. A `shown` within another one, or without a
@@ -162,8 +163,8 @@ def _words(step: Step) -> str:
 
 
 def seconds_left(steps: Sequence[Step]) -> float | None:
-    """Return the seconds until the outermost step ends. Return None if they are not known: if the step has no stages,
-    or if the present stage takes longer than usual and has no count of items.
+    """Return the seconds until the outermost step ends. Return None if they are not known: if the outermost step has no
+    stages, or if its present stage takes longer than usual and the finished share of this stage is 0 or not known.
 
     The remaining stages are assumed to take their usual time, at the speed of the finished stages on this machine. A
     stage that took almost no time is not used for the speed: the model came from the cache.
@@ -187,8 +188,8 @@ def seconds_left(steps: Sequence[Step]) -> float | None:
 
 
 def _share(steps: Sequence[Step]) -> float:
-    """Return the finished share (0 to 1) of the items of the first of these steps. The present item counts by its own
-    share. Return 0 if the number of items is not known."""
+    """Return the finished share (0 to 1) of the items of `steps[0]`. Its present item counts by the finished share of
+    `steps[1:]`, the steps inside it. Return 0 if the number of items is not known."""
     if not steps or not steps[0].total:
         return 0.0
     step, to_do = steps[0], steps[0].total - steps[0].before

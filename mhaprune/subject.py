@@ -141,7 +141,7 @@ class Subject(Protocol):
         ...
 
     def unread(self) -> Collection[Block]:
-        """Return the blocks whose output is not used, so that closing their heads must change nothing."""
+        """Return the blocks that cannot change the output of the model: closing their heads must change nothing."""
         ...
 
     def head_outputs(self, batch: Batch) -> dict[Block, Tensor]:
@@ -185,13 +185,14 @@ class Subject(Protocol):
         ...
 
     def last_maps(self, batches: Sequence[Batch]) -> Iterator[LastMap]:
-        """Yield the last map of every sublayer in a pass over the batches, in forward order. The caller may change a
-        map; what follows is computed with the change. So a refit can fit one map after the other."""
+        """Yield the last linear map of every sublayer, in forward order, while the batches pass through the model. If
+        the caller changes a map, the rest of the pass is computed with the change. So a refit can fit one map after the
+        other."""
         ...
 
     def predict(self, batch: Batch) -> Any:
-        """Run the model once, as it is timed. Our own model decodes greedily, with as many steps as the padded targets
-        have columns."""
+        """Run the model once on a batch: the call that is timed. Our own model decodes greedily, as many tokens as the
+        padded targets have columns."""
         ...
 
     def count_parameters(self) -> int: ...
@@ -208,7 +209,7 @@ class DecodesGreedily(Protocol):
     def evaluate(self, batch: Batch, gates: Gates | None = None, fallback: Fallback | None = None) -> Outcome: ...
 
     def decodes_right(self, batch: Batch) -> Tensor:
-        """Return a mask (B,) that is True for examples whose greedy answer equals the target."""
+        """Return a mask (B,): True for each example whose target equals the answer of greedy decoding."""
         ...
 
 

@@ -23,11 +23,11 @@ OTHER_HEAD = [f"other_{column}" for column in HEAD]
 LABEL = "label"
 """The column with the label of a run, which distinguishes it from other runs."""
 SETTING = "setting"
-"""The label without the seed: the same for runs that differ only in their seed."""
+"""The column with the label of a run without its seed. Runs that differ only in their seed have equal texts here."""
 QUALITY = "quality"
 """The column of the quality of a model: exact match for our own, see `quality_name`."""
 QUALITY_NAME = "quality_name"
-"""The column with the name of another quality."""
+"""The column with the name of the quality, if it is not exact match."""
 TIMED_NAME = "timed"
 """The column with the name of the timed call, if it is not greedy decoding."""
 LOSS_UNIT = "loss_unit"
@@ -44,7 +44,7 @@ SURE = "heads_removed_sure"
 LOSS_RISE = "loss_rise"
 """The column of the mean rise of the loss with heads closed, in nats."""
 INTERACTION = "interaction"
-"""The column with the cost of closing two heads together, minus the sum of their costs alone, in nats."""
+"""The column with the cost of closing two heads together, minus the costs of closing each of them alone, in nats."""
 ENDS = ("", "_low", "_high")
 """The endings of the names of three columns: a number, and the lower and upper end of its 95 % interval."""
 QUARTILES = ("", "_q1", "_q3")
@@ -53,9 +53,10 @@ QUARTILES = ("", "_q1", "_q3")
 DENSE = "dense"
 """The name of the row of the dense model, which has all its heads."""
 DENSE_AGAIN = "dense again"
-"""The row of the same model timed a second time, the A/A control: its ratio to `DENSE` is noise."""
+"""The name of a second row of the dense model, which is timed twice as an A/A control: the ratio of the two times is
+noise."""
 NOTHING = "nothing"
-"""The name of no recovery: the model as the removal left it."""
+"""The entry of the column `recovery` for a model without recovery, as the removal left it."""
 REFERENCE = "ablation"
 """The name of the scorer with which all others are compared."""
 UNINFORMED = "control"
@@ -64,7 +65,8 @@ grey."""
 GATE = "gate_"
 """The prefix of the columns of gates in a table of training; the name of the head follows."""
 BEST_OF_SIZE = "best of each size"
-"""The schedule and scorer in the rows of models trained from scratch in the best shape of each size."""
+"""The entry of the columns `schedule` and `scorer` in rows of the control: models trained from scratch, for each number
+of heads in the shape of the best pruned model."""
 
 
 def block_order(site: str, layer: int) -> tuple[int, str, int]:
@@ -93,12 +95,12 @@ def by_block(heads: Iterable[HeadId]) -> str:
 
 
 def named(heads: pd.DataFrame) -> list[HeadId]:
-    """The heads of the rows of a table, in their order."""
+    """Return the head of each row of a table, in the order of the rows."""
     return [HeadId(str(site), int(layer), int(head)) for site, layer, head in heads[HEAD].itertuples(index=False)]
 
 
 def blocks_in(heads: pd.DataFrame) -> list[tuple[str, int]]:
-    """The blocks of the rows of a table, each once, in the order of the table."""
+    """Return the blocks that a table names, each once, in the order of the rows."""
     return list(heads[BLOCK].drop_duplicates().itertuples(index=False, name=None))
 
 

@@ -16,7 +16,7 @@ from mhaprune.settings.ranges import Checked, Ge
 
 
 class HeadGate(nn.Module, ABC):
-    """The trained part of a gate. A call without arguments returns the gates (H,) of the block."""
+    """The learned gates of one block, as a module. A call without arguments returns the gates, (H,)."""
 
     @abstractmethod
     def forward(self) -> Tensor: ...
@@ -31,8 +31,8 @@ class GateConfig(Checked, ABC):
     """The settings of the gates of a block. A call with a number of heads returns a `HeadGate`."""
 
     learning_rate: Annotated[float, Ge(0)] = 0.1
-    """Learning rate of the gates alone. At the rate of the weights they hardly move: scaling a gate and scaling the
-    slice of W_O that reads its head are the same function."""
+    """Learning rate of the gates alone. At the learning rate of the weights, gates hardly move, because scaling the
+    slice of W_O that reads a head has the same effect as scaling its gate."""
 
     @abstractmethod
     def __call__(self, num_heads: int) -> HeadGate: ...

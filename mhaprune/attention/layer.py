@@ -31,8 +31,8 @@ class MultiHeadAttention(nn.Module):
     - `qdim`, `kdim`, `vdim`: widths of query, key and value, each `embed_dim` by default.
     - `head_dim`: width of one head, by default `embed_dim // num_heads`.
     - `dropout`: probability of dropping an attention weight in training.
-    - `bias`: whether the four projections have a bias.
-    - `gate`: makes the learned gate of each head; None for a layer without learned gates.
+    - `bias`: True for a bias in the four projections.
+    - `gate`: settings of the learned gates; None for a layer without learned gates.
 
     Raises ValueError if `num_heads` does not divide `embed_dim` and no `head_dim` is given, and for a size or a dropout
     that cannot be.
@@ -156,7 +156,7 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries (B, H, T, K), keys and values (B, H, U, K) of every head. One product makes all three if
-        they come from one tensor."""
+        query, key and value are one tensor."""
         if query is key is value:
             queries, keys, values = project_together(query, [self.q_proj, self.k_proj, self.v_proj])
         else:
@@ -208,18 +208,19 @@ class MultiHeadAttention(nn.Module):
         return self.out_proj(self.gated(context_BHTK, gates))
 
     def gated(self, context_BHTK: Tensor, gates: Tensor | None = None) -> Tensor:
-        """Return what W_O reads, (B, T, H·K): the heads side by side, each multiplied by its gate."""
+        """Return the input of W_O, (B, T, H·K): the outputs of the heads side by side, each multiplied by its gate."""
         scale = self.head_scale() if gates is None else self.head_scale() * gates.unsqueeze(-2)
         return context_BHTK.transpose(1, 2).flatten(2) * self._spread(scale)
 
     def effective_output(self, gates_H: Tensor | None = None) -> Tensor:
-        """Return W_O, (D, H·K), with the columns of head n multiplied by its gate."""
+        """Return W_O, (D, H·K), with the columns of each head multiplied by the gate of this head."""
         scale = self.head_scale() if gates_H is None else self.head_scale() * gates_H
         return self.out_proj.weight * self._spread(scale)
 
     @torch.no_grad()
     def keep_heads(self, kept: Sequence[int]) -> None:
-        """Remove all other heads of the layer, in place. `kept` are positions in the layer; there may be none.
+        """Remove all heads of the layer except `kept`, in place. `kept` holds the positions of heads in the layer, and
+        may be empty.
 
         Rows of W_Q, W_K and W_V and *columns* of W_O are cut; the bias of W_O stays, also without heads. Learned gates
         and mask are folded into W_O, so the layer has no gate any more. The new layer returns what the old layer
@@ -237,8 +238,8 @@ class MultiHeadAttention(nn.Module):
         self.head_mask = torch.ones_like(self.head_mask[: len(kept)])
 
     def _spread(self, scale: Tensor) -> Tensor:
-        """Repeat a scale (..., H) for each of a head's K columns, (..., H·K): one long inner loop instead of many short
-        ones."""
+        """Repeat the scale of each head, (..., H), for its K columns: (..., H·K). Then a product takes one long inner
+        loop instead of many short ones."""
         return scale.unsqueeze(-1).expand(*scale.shape, self.head_dim).flatten(-2)
 
     def head_scale(self) -> Tensor:
@@ -255,7 +256,8 @@ def project_together(x: Tensor, projections: Sequence[nn.Linear]) -> Sequence[Te
 
 
 def side_by_side(projections: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of one linear map: several maps of one input, with outputs side by side."""
+    """Return the weight and the bias of one linear map that does the work of several maps of one input: it returns
+    their outputs side by side."""
     weights: list[Tensor] = [projection.weight for projection in projections]
     biases: list[Tensor] = [projection.bias for projection in projections if projection.bias is not None]
     return torch.cat(weights), torch.cat(biases) if biases else None

@@ -73,7 +73,7 @@ class Experiment(Checked, ABC):
     figures: ClassVar[Figures] = ()
     """The figures of one run, in the order of the report."""
     tables: ClassVar[tuple[str, ...]] = ()
-    """The tables that the experiment may return. A search checks its column with them. Empty if not known."""
+    """The names of tables that the experiment may return; a search refuses other tables. Empty if not known."""
     figures_over_runs: ClassVar[Figures] = ()
     """The figures that compare several runs. Their tables have the columns `label` and `setting`."""
     stages: ClassVar[Stages] = NO_STAGES

@@ -14,8 +14,8 @@ def summary_of(curve: pd.DataFrame, dense: pd.Series, tolerance: float, *more: s
     """Choose a row of `curve` for a summary, and return its quality, its speed-up and the columns `more`.
 
     `curve` has one model per row. The chosen model has the most heads removed among those that lose at most `tolerance`
-    of exact match, as observed; if there is none, it is the dense model. The number at 95 % confidence is from
-    `surely`.
+    of exact match, as observed; if there is none, it is the dense model. `surely` computes the number at 95 %
+    confidence.
     """
     within = curve[curve[CHOOSE_QUALITY] >= dense[CHOOSE_QUALITY] - tolerance]
     order = (within if len(within) else dense.to_frame().T).sort_values("heads_removed", ascending=False, kind="stable")
@@ -41,7 +41,7 @@ def surely(curve: pd.DataFrame, tolerance: float) -> float:
 
 
 def surely_words(row: Mapping[str, Any] | pd.Series, kept: bool = False) -> str:
-    """Return in words the number of heads to remove (with `kept`: to keep) at 95 % confidence; empty for a control."""
+    """Return in words how many heads can be removed (with `kept`: stay) at 95 % confidence; empty if not known."""
     sure = row.get(SURE, nan)
     if isnan(sure):
         return ""
@@ -68,9 +68,9 @@ def headline(summary: pd.DataFrame, tables: Tables) -> list[Number]:
 
 
 def caveats(tables: Tables, sure: bool, tolerance: float, recovered: str) -> Iterator[str]:
-    """Yield sentences of caution. If `sure` (a sentence says "surely"), explain this word, and warn if the choose split
-    is too small: then even the interval of the dense model against itself ends above the tolerance. Name the failed
-    recoveries in the table `recovered`."""
+    """Yield sentences of caution. `sure` means that another sentence says "surely". Then this word is explained, with a
+    warning if the choose split is too small: if even the interval of the dense model against itself ends above the
+    tolerance. Recoveries that failed, as the table named `recovered` says, are listed too."""
     if sure:
         yield (
             f"Surely means that the 95 % interval of the {quality_name(tables)} lost on the choose split ends within"

@@ -47,8 +47,8 @@ def show(
 
 
 def examples_table(shown: Iterable[Shown], train: Examples) -> pd.DataFrame:
-    """Return one row per example, numbered from 0. Columns: the source and the answers, whether the model `ended` its
-    answer, the number of `symbols` in the source, and in the longest source of training, `trained_symbols`."""
+    """Return one row per example, numbered from 0: source, answers, whether the model `ended` its answer, the number of
+    `symbols` in the source, and `trained_symbols`, this number for the longest source of training."""
     rows = []
     trained = train.source.shape[1] - 1
     for number, example in enumerate(shown):
@@ -101,7 +101,7 @@ def tokens(task: Task, ids: Tensor) -> list[str]:
 
 
 def check_examples(field: str, numbers: Sequence[int], have: int) -> None:
-    """Raise ValueError for an example number that the report split, with `have` examples, does not have."""
+    """Raise ValueError for a number that is no example of the report split, which has `have` examples."""
     if max(numbers, default=0) >= have:
         raise ValueError(
             f"experiment.{field}={max(numbers)}: the report split has examples 0 to {have - 1} (task.report or"
@@ -136,7 +136,7 @@ def answer_tables(
 
 def text_tables(study: Study, numbers: Sequence[int]) -> dict[str, pd.DataFrame]:
     """Return two tables for a pretrained model: `examples`, one row per text, and `attention` (see `attention_table`).
-    If the tokens of a text are not known, their positions are their names."""
+    If the tokens of a text are not known, they are named by their positions."""
     texts, parts = [], list[pd.DataFrame]()
     for example, number in enumerate(numbers):
         batch = study.splits.report[number : number + 1]
@@ -156,8 +156,8 @@ def text_tables(study: Study, numbers: Sequence[int]) -> dict[str, pd.DataFrame]
 def turned_wrong(
     subject: Seq2Seq, task: Task, asked: Sequence[Shown], examples: Examples, closed: Outcome, shown: int
 ) -> pd.DataFrame:
-    """Close each head, and return the examples whose answer turns wrong, with this answer, a row each. For each head,
-    examples that the user `asked` for come first, then up to `shown` of `examples`."""
+    """Return a row per head and example whose answer turns wrong when this head is closed, with the wrong answer. For
+    each head, the examples `asked` come first, then up to `shown` of the `examples`."""
     right_E = closed.quality[0] == 1
     rows: list[dict[str, Any]] = []
     for head in track(subject.grid, "heads", name=str):

@@ -26,7 +26,7 @@ class Results:
     sentences: list[str]
     """The findings in words, the most important one first."""
     checks: dict[str, float]
-    """The proofs of the run."""
+    """The numbers that the proofs of the run measured, by name."""
     files: dict[str, bytes]
     """Contents of the other files of the run folder by path, for example saved models."""
     found: dict[str, pd.DataFrame]

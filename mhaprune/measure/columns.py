@@ -14,7 +14,8 @@ from mhaprune.tasks.base import Task
 
 
 def evaluate(subject: Subject, task: Task, report: Examples, shown: int) -> dict[str, pd.DataFrame]:
-    """Return the tables `accuracy`, `groups`, and `examples`: the answers to the first `shown` examples."""
+    """Return three tables: `accuracy` (one row), `groups` (exact match in each), and `examples` (the answers to the
+    first `shown` examples)."""
     outcome = measure(subject, report)
     heads = {"heads_total": len(subject.grid), "heads": join_names(subject.grid)}
     accuracy = heads | accuracy_columns(outcome) | size_columns(subject, report)
@@ -65,8 +66,8 @@ def accuracy_columns(outcome: Outcome) -> dict[str, float]:
 
 
 def interval_for(name: str, values_E: np.ndarray) -> Callable[[np.ndarray], tuple[float, float]]:
-    """Return the function that computes the 95 % interval of a mean. Name and values decide: there is a
-    function for values that are 0 or 1, one for shares, and one for other numbers."""
+    """Return the function that computes the 95 % interval of the mean of a column: `wilson_interval` for a quality or
+    loss of only 0 and 1, `share_interval` for other shares from 0 to 1 (never for a loss), else `mean_interval`."""
     if name in (QUALITY, "loss") and yes_or_no(values_E):
         return wilson_interval
     return share_interval if name != "loss" and values_E.min() >= 0 and values_E.max() <= 1 else mean_interval

@@ -145,7 +145,8 @@ def gate_effects(subject: Subject, batch: Batch) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def head_norms(subject: Subject, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-    """Return for each block ‖c_n O_n‖₂ of every head and token, (B, H, T), and the real tokens, (B, T)."""
+    """Return for each block ‖c_n O_n‖₂ of every head and token, (B, H, T), and a mask of the real tokens, (B, T). c_n
+    is the output of a head, O_n the slice of W_O that reads it."""
     outputs, weights, valid = subject.head_outputs(batch), subject.output_weights(), subject.queries(batch)
     return [((outputs[block] @ weights[block]).norm(dim=-1), valid[block]) for block in outputs]
 

@@ -71,7 +71,7 @@ def copies_that_fit(size: int, models: int) -> int:
 def copies(makers: Mapping[str, Callable[[], Model]], number: int = COPIES) -> dict[str, list[Model]]:
     """Make `number` copies with each maker, in a random order.
 
-    If all copies of one model were neighbours in memory, they could be 2 % slower than those of another.
+    If all copies of one model were neighbours in memory, they could be 2 % slower than the copies of another model.
     """
     made: dict[str, list[Model]] = {name: [] for name in makers}
     draw = random.Random(0)
@@ -88,7 +88,8 @@ def taking_turns(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
 
 
 def ratios(times: pd.DataFrame, ours: str, peer: str) -> pd.Series:
-    """Return median and quartiles of `ours` / `peer`, one ratio per round, because a slow moment slows both."""
+    """Return the median times of `ours` and `peer`, and the median and quartiles of the ratio `ours` / `peer`. Each
+    round gives one ratio, because a slow moment slows both."""
     ratio = times[ours] / times[peer]
     return pd.Series(
         {
@@ -102,15 +103,16 @@ def ratios(times: pd.DataFrame, ours: str, peer: str) -> pd.Series:
 
 
 def ratio_columns(name: str, times: pd.DataFrame, ours: str, peer: str) -> dict[str, float]:
-    """Return the ratio as three columns of a table: `name`, `name_q1` and `name_q3`."""
+    """Return the ratio `ours` / `peer` as three columns of a table: its median `name`, and its quartiles `name_q1` and
+    `name_q3`."""
     ratio = ratios(times, ours, peer)
     return {name: ratio["ratio"], f"{name}_q1": ratio["q1"], f"{name}_q3": ratio["q3"]}
 
 
 def speed_columns(times: pd.DataFrame, dense: str, pruned: str) -> dict[str, float]:
     """Return the columns of a model that is timed beside the dense model. `speedup` is the median, with quartiles, of
-    the ratio dense / pruned of each round. `latency_ms` is the median of the dense model divided by `speedup`, so that
-    the two columns agree."""
+    the ratio dense / pruned of each round. `latency_ms` is the median time of the dense model divided by `speedup`, so
+    that the two columns agree."""
     speed = ratio_columns("speedup", times, dense, pruned)
     return {"latency_ms": float(times[dense].median() / speed["speedup"]), **speed}
 

@@ -33,7 +33,7 @@ KINDS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class SavedModel:
-    """The content of a file."""
+    """The content of the file of a saved model."""
 
     path: str
     """The path from which the file was read. The path is not part of the content."""
@@ -60,7 +60,7 @@ def to_bytes(
     facts: Mapping[str, Any],
     steps_since: int = 0,
 ) -> bytes:
-    """Return the content of a file that `load` can read."""
+    """Return the bytes of a model file, which `load` can read."""
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -76,7 +76,8 @@ def to_bytes(
 
 
 def load(path: str) -> SavedModel:
-    """Read a file. Raises ValueError, one line, if it is missing, damaged, of another format or of another version."""
+    """Read the file of a saved model. Raises ValueError, one line, if the file is missing, damaged, of another format
+    or of another version."""
     try:
         data = read_bytes(Path(path))
     except (OSError, ValueError) as error:  # ValueError: a zero byte
@@ -109,9 +110,10 @@ def load(path: str) -> SavedModel:
 def restore(
     saved: SavedModel, config: Transformer, vocabulary_size: int, gate: GateConfig | None = None, device: str = "cpu"
 ) -> Seq2Seq:
-    """Build the model that `saved.settings` describe, and return it with the saved weights.
+    """Build a model with the sizes in `config` and the heads in `saved`, and return it with the saved weights.
 
-    Raises ValueError, one line, if the weights do not fit the model or have changed since they were saved.
+    Raises ValueError, one line, if the weights do not fit the model, are not finite, or have changed since they were
+    saved.
     """
     with foreign(f"model_file={saved.path}: damaged"):
         with torch.device("meta"):  # its settings may say any size, which takes no memory here

@@ -19,14 +19,15 @@ Step = Callable[[Tensor], Tensor]
 
 
 class KVCache:
-    """The keys and values of the positions decoded so far. The memory for `max_tokens` of them is taken once."""
+    """The keys and values of the positions decoded so far. The memory for `max_tokens` positions is taken once."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens, self.length = max_tokens, 0
         self.stored: Tensor | None = None
 
     def append(self, newest_B2HK: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values of the newest position; return those of all positions, (B, H, T, K) each."""
+        """Add the keys and values of the newest position. Return the keys and the values of all positions so far, (B,
+        H, T, K) each."""
         if self.stored is None:
             batch, two, heads, head_dim = newest_B2HK.shape
             self.stored = newest_B2HK.new_empty(batch, two, heads, self.max_tokens, head_dim)
@@ -46,10 +47,10 @@ def attention_step(
     """Return a function that computes the sublayer for one new position.
 
     Called for one position after the other, the function returns the outputs that the sublayer returns for the whole
-    text at once. With a `memory`, each position attends to these keys and values, (B, H, S, K), and `bias` is added;
-    otherwise to all positions so far. Whatever is the same for all tokens is computed here, once, because the time of
-    decoding depends on the number of operations. One matrix makes queries, keys and values, and the gates, which are
-    the same for all examples, are multiplied into W_O. There is no dropout.
+    text at once. With a `memory`, keys and values of (B, H, S, K), each position attends to the memory. Without one, it
+    attends to all positions so far. `bias` is added to the scores. Whatever is the same for all tokens is computed
+    here, once, because the time of decoding depends on the number of operations. One matrix makes queries, keys and
+    values, and the gates, which are the same for all examples, are multiplied into W_O. There is no dropout.
     """
     attention, norm = sublayer.attention, sublayer.norm
     heads, output_bias = attention.num_heads, attention.out_proj.bias

@@ -40,7 +40,7 @@ class Transformer(Checked):
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Probability of dropping attention weights, hidden feed-forward values and sublayer outputs in training."""
     tie_output: bool = True
-    """Whether one matrix embeds the target and predicts it (Press & Wolf 2017)."""
+    """True if one matrix embeds the target and also predicts it (Press & Wolf 2017)."""
     max_length: Annotated[int, Ge(1)] = 64
     """Longest source or target in tokens, with the end of sequence."""
 
@@ -79,14 +79,15 @@ class Transformer(Checked):
 
 
 class Deferred(nn.Module):
-    """A computation as a module, so that passes which replay the outputs of modules can skip it."""
+    """A module that runs the function it is called with. A pass that replays the outputs of modules can so skip the
+    function."""
 
     def forward(self, compute: Callable[[], Any]) -> Any:
         return compute()
 
 
 class AttentionSublayer(nn.Module):
-    """x + attention(norm(x)). Keys and values are made from the sequence itself, or are given.
+    """x + attention(norm(x)). Keys and values are made from x itself, unless `keys_values` are given.
 
     A block without heads adds the bias of W_O and computes nothing else.
     """
@@ -189,8 +190,8 @@ class DecoderLayer(nn.Module):
         self.feed_forward = feed_forward
 
     def forward(self, x_BTD: Tensor, memory: tuple[Tensor, Tensor] | None, bias: Tensor) -> Tensor:
-        """`memory` holds the keys and values that the cross-attention makes from the encoder's output; None if it has
-        no heads."""
+        """Return the states after the layer. `memory` holds the keys and values that the cross-attention makes from the
+        encoder's output; None if the cross-attention has no heads."""
         # No padding mask is needed here: targets are padded on the right, and a causal mask hides everything to the
         # right.
         x_BTD = self.self_attention(x_BTD, is_causal=True)
@@ -198,7 +199,8 @@ class DecoderLayer(nn.Module):
 
 
 def sinusoids(length: int, d_model: int) -> Tensor:
-    """Return positions (length, D): sin and cos of t / 10000^(2i/D), interleaved (Vaswani et al. 2017, section 3.5)."""
+    """Return the encodings of the positions t, (length, D): sin and cos of t / 10000^(2i/D), interleaved (Vaswani et
+    al. 2017, section 3.5)."""
     angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, d_model, 2) / d_model)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
 

@@ -20,7 +20,8 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def with_relevance(model: Module, epsilon: float) -> Module:
-    """Return a copy with the same outputs, whose gradients are relevance; the model itself is not changed."""
+    """Return a copy of the model with the same outputs, in which gradient × input is relevance. The model itself is not
+    changed."""
     model = copy.deepcopy(model)
     for path, module in model.named_modules():
         # The copied layers become layers of another class, with the same parameters.

@@ -37,7 +37,7 @@ class Branches:
     states: Tensor
     """The distinct hidden states, (P, B, T, D)."""
     masks: np.ndarray
-    """The number of each mask among all masks of the pass, (M,)."""
+    """For each mask, its index among all masks of the pass, (M,)."""
     rows: np.ndarray
     """For each mask, the index of its state in `states`, (M,)."""
     memory: tuple[Mapping[Block, tuple[Tensor, Tensor]], np.ndarray] | None = None
@@ -80,8 +80,8 @@ class Branches:
         bias: Tensor | None = None,
         is_causal: bool = False,
     ) -> Branches:
-        """Apply one attention block under gates (all masks, H). The states attend to themselves, or to the block's
-        memory. `bias` (B, 1, 1, S) is added to the scores."""
+        """Apply one attention block under gates (all masks, H). The states attend to the memory of the block if there
+        is one, otherwise to themselves. `bias` (B, 1, 1, S) is added to the scores."""
         attention = sublayer.attention
         if attention.num_heads == 0:
             return replace(self, states=self.states + attention.out_proj.bias)
@@ -103,7 +103,7 @@ class Branches:
 
 
 def depth_first(root: Branches, steps: Sequence[Callable[[Branches], Branches]], at_most: int) -> Iterator[Branches]:
-    """Yield the ends of all branches, in parts.
+    """Yield the branches after the last step, in parts.
 
     Each step takes at most `at_most` states at once. A part is run to its end before the next one starts, so that the
     current states are few and stay in the processor's cache.

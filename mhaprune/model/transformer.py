@@ -47,7 +47,7 @@ class Seq2Seq(EncoderDecoder, GatedModel):
 
     @cached_property
     def blocks(self) -> tuple[AttentionBlock, ...]:  # type: ignore[override]
-        """The attention blocks of the network as it was built, described at the first use."""
+        """The descriptions of the attention blocks of the network as it was built. They are made at the first use."""
         paths = {module: path for path, module in self.named_modules()}
         sublayers = self.attention_sublayers()
         return tuple(

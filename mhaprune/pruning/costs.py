@@ -62,8 +62,8 @@ class Costs:
 
 
 def counted(unit: str, subject: Subject, count: Callable[[Subject], float]) -> Cost:
-    """Return the cost in a unit that can be counted. For each block, the model is counted with one head removed. All
-    heads of a block cost the same, and the block itself costs nothing."""
+    """Return the cost in a unit that can be counted. The cost of a head is `count` of the dense model minus `count` of
+    the model without one head of the block. Heads of a block cost the same; the block itself costs nothing."""
     grid, everything = subject.grid, HeadMask(subject.grid)
     dense = count(subject.without(everything))
     per_head = {

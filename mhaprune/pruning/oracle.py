@@ -25,7 +25,7 @@ OBJECTIVES = ("loss", QUALITY)
 
 
 Removed = tuple[int, ...]
-"""The removed heads by their index on N, ascending."""
+"""The indices on N of the removed heads, ascending."""
 
 
 @dataclass(frozen=True)

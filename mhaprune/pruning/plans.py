@@ -40,7 +40,8 @@ class Plan(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """All plans of one scorer and one schedule, and their cost. A schedule that uses no scores has no scorer."""
+    """All plans of one scorer and one schedule, and their cost. If the schedule uses no scores, there is no scorer, and
+    the name of the schedule stands in its place."""
 
     scorer: str
     """The name of the scorer, or of the schedule if it uses no scores."""
@@ -65,8 +66,9 @@ def choices(
     """Yield a choice for each scorer, with a plan for each draw and budget. For a schedule that uses no scores, yield
     one choice under the name of the schedule.
 
-    `name` is the name of the schedule, by default its option's. `draws` is the largest number of draws of a random
-    scorer, by default all. `whole` is the grid before any heads were removed, by default the subject's.
+    `name` is the name of the schedule, by default the name of its option. `draws` is the largest number of draws of a
+    random scorer, by default all. `whole` is the grid before any heads were removed, by default the grid of the
+    subject.
     """
     subject, how = scoring.subject, name or option_name(schedule)
 
@@ -104,8 +106,8 @@ def scorers_for(scorer: Scorer, kept: Sequence[int], num_heads: int, again: bool
     """Return one scorer for each number of heads to keep.
 
     A `Budgeted` scorer is set to this number. To remove no head or all heads, no score is needed, so the scorer does
-    not matter there. But a schedule that scores `again` also scores on the way to no heads, so it gets one that keeps
-    one head.
+    not matter there. But a schedule that scores smaller models `again` also needs scores on the way to no heads. There
+    it gets a scorer that keeps one head.
     """
     if not isinstance(scorer, Budgeted):
         return [scorer] * len(kept)
@@ -148,7 +150,7 @@ COSTS = ("forward_passes", "backward_passes", "seconds")
 
 @dataclass
 class Search:
-    """One call of a schedule, and its cost without that of scoring the dense model.
+    """One call of a schedule, and its cost. The cost of scoring the dense model is not included.
 
     With this class, scores and searches can be compared at equal cost. Every mask that a schedule measures counts as
     one forward pass over the score split, although shared prefixes make it faster.

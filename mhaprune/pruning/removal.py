@@ -109,7 +109,7 @@ def time_removed(subject: Subject, plans: Sequence[Plan], batch: Data, rounds: i
     """Time one `predict` of the batch. Return one row per plan, then two rows of the dense model.
 
     The second dense row shows the noise: its speed-up should be 1. Each round calls every model once, in random order.
-    A model has several copies, and each call uses the next one. The columns are those of the plan and of
+    A model has several copies, and each call uses the next one. The columns come from `plan_columns` and
     `speed_columns`; `timed_examples` is the size of the batch. The gates of the dense model are folded into its weights
     too, because folding must not count as a speed-up.
     """

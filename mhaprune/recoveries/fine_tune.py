@@ -18,13 +18,13 @@ from mhaprune.settings.ranges import Ge, Gt, Within
 
 @dataclass(frozen=True)
 class FineTune(Recovery):
-    """The training of the pruned model continues.
+    """A recovery that trains the pruned model further.
 
-    All settings that are not listed here stay as they were in the training of the dense model. A pretrained model is
-    trained by AdamW on its own loss, on the texts of `model.train`; if `model.train` is 0, on the *score* split. The
-    learning rate warms up and decays to zero again. With `when=after` every pruned model is fine-tuned once. With
-    `when=between` the model of one budget is fine-tuned before the heads for the next budget are chosen on it
-    (Molchanov et al. 2017, figure 1).
+    Warm-up takes at most a tenth of the steps. All other settings that are not listed here stay as they were in the
+    training of the dense model. A pretrained model is trained by AdamW on its own loss, on the texts of `model.train`;
+    if `model.train` is 0, on the *score* split. The learning rate warms up and decays to zero again. With `when=after`
+    every pruned model is fine-tuned once. With `when=between` the model of one budget is fine-tuned before the heads
+    for the next budget are chosen on it (Molchanov et al. 2017, figure 1).
     """
 
     steps: Annotated[int, Ge(1)] = 300
@@ -80,8 +80,8 @@ class FineTune(Recovery):
 
 
 def distil(model: Seq2Seq, batch: Examples, teacher: Seq2Seq, share: float) -> Tensor:
-    """Return (1 - share) · cross-entropy + share · KL(teacher ‖ model), each the mean per target token in nats. Labels
-    are not smoothed: the teacher does that."""
+    """Return (1 - share) · cross-entropy + share · KL(teacher ‖ model), each the mean per target token in nats. The
+    labels are not smoothed, because the teacher's probabilities are smooth already."""
     with torch.no_grad():
         taught = teacher.call(batch).log_softmax(dim=-1)
     said = model.call(batch).log_softmax(dim=-1)

@@ -22,7 +22,8 @@ class FromScratch(Recovery):
     """A model of the pruned shape, trained from random weights (Voita et al. 2019, section 6.3; Liu et al. 2019).
 
     It has as many heads in each block as the pruned model, and trains for as many steps as the dense model and its
-    fine-tuning together. It has no learned gates, because those of the pruned model are folded into its weights too.
+    fine-tuning together. It has no learned gates, because the learned gates of the pruned model are folded into the
+    weights too.
     """
 
     control: ClassVar[bool] = True

@@ -13,12 +13,13 @@ from mhaprune.settings.ranges import Ge
 
 @dataclass(frozen=True)
 class Refit(Recovery):
-    """The last linear map of each sublayer, W_O or W_2, is fitted anew, see `recoveries.refitting`; nothing is trained.
+    """A recovery that fits the last linear map of each sublayer anew: W_O, or W_2 of a feed-forward part, see
+    `recoveries.refitting`. Nothing is trained.
 
-    It reads inputs, but no labels: sources of the *train* split, with the dense model's answers as inputs of the
-    decoder. For a pretrained model it reads texts of its own, or those of the *score* split. Similar methods: Kwon et
-    al. 2022 fit one number per head; K-prune (Park et al. 2024) fits to the output of the dense sublayer. All follow
-    the optimal brain surgeon (Hassibi & Stork 1992), which corrects the other weights when one is removed.
+    A refit reads inputs, but no labels: sources of the *train* split, with the dense model's answers as inputs of the
+    decoder. For a pretrained model without a *train* split, it reads the texts of the *score* split. Similar methods:
+    Kwon et al. 2022 fit one number per head; K-prune (Park et al. 2024) fits to the output of the dense sublayer. All
+    follow the optimal brain surgeon (Hassibi & Stork 1992), which corrects the other weights when one is removed.
     """
 
     kept: ClassVar[bool] = False

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 Fitted = TypeVar("Fitted", bound=Subject)
 RIDGE = 1e-3
 ENOUGH = 32
-"""The smallest number of tokens, for each input of a map, with which a single ridge is used. With fewer tokens, the
-best of several ridges is chosen on held-out examples."""
+"""The smallest number of tokens per input of a map for which a single ridge is used. With fewer tokens, the best of
+several ridges is chosen on held-out examples."""
 RIDGES = (1, 10, 100, 1e3, 1e4, 1e5)
 """Factors that multiply the given ridge, if several ridges compete."""
 PARTS = 10
@@ -30,8 +30,8 @@ PARTS = 10
 
 
 class RefitTargets(NamedTuple):
-    """The targets of a refit: batches without labels and, for each batch, the dense model's residual stream at all real
-    tokens, (tokens, D)."""
+    """The targets of a refit: batches without labels and, for each sublayer and batch, the dense model's residual
+    stream after the sublayer at all real tokens, (tokens, D)."""
 
     batches: Sequence[Batch]
     streams: Sequence[Sequence[Tensor]]
@@ -39,7 +39,7 @@ class RefitTargets(NamedTuple):
 
 @torch.no_grad()
 def show(dense: Subject, data: Data, batch_size: int = BATCH_SIZE) -> RefitTargets:
-    """Return the targets of a refit, which serve for every pruned model.
+    """Return the targets of a refit. The same targets serve for every pruned model.
 
     No label is read. The targets hold the residual streams after all sublayers, in the precision of the model.
     """
@@ -93,7 +93,7 @@ def ridges(least: float, tokens: int, inputs: int) -> list[float]:
 
 
 HELD_OUT = 5
-"""Of every five parts, the second is held out to choose the ridge."""
+"""Of every five batches, the second is held out to choose the ridge."""
 
 
 @torch.no_grad()
@@ -112,8 +112,8 @@ def correct(
     number, which float64 affords for inputs in float32. If there are several solutions (for example without a ridge and
     with fewer tokens than inputs), the smallest V and c are taken.
 
-    If there are several ridges, each is fitted on most of the parts, and the best on the held-out parts is used to fit
-    all parts. If there is only one part, the largest ridge is taken.
+    With several ridges, each is fitted on the parts that are not held out, and the ridge with the smallest error on the
+    held-out parts is used to fit all parts. With only one part, the largest ridge is taken.
     """
     D, W = weight_DW.shape
     unknowns = W if bias_D is None else W + 1
@@ -137,7 +137,8 @@ def correct(
 
 
 class _Sums(NamedTuple):
-    """The sums AᵀA and AᵀE of `correct`. A has a column of ones for the bias."""
+    """The sums AᵀA and AᵀE that `correct` needs. A holds the inputs of the map, and a column of ones if the map has a
+    bias; E holds what its output lacks."""
 
     gram: Tensor
     products: Tensor
@@ -146,7 +147,8 @@ class _Sums(NamedTuple):
         return type(self)(self.gram + other.gram, self.products + other.products)
 
     def solved(self, ridge: float, num_weights: int) -> Tensor:
-        """Return V and c for this ridge as one matrix, with c as the last row."""
+        """Return the change of the map for this ridge as one matrix: V for the weight and, if the map has a bias, c as
+        the last row."""
         gram = self.gram.clone()
         of_weights = gram.diagonal()[:num_weights]  # a view
         of_weights += ridge * of_weights.sum() / max(1, num_weights)
@@ -156,5 +158,6 @@ class _Sums(NamedTuple):
         return torch.linalg.pinv(gram, hermitian=True) @ self.products
 
     def error(self, change: Tensor) -> float:
-        """Return the squared error ‖A V + c − E‖², without the term ‖E‖², which is constant."""
+        """Return the squared error of this change of the map, ‖A V + c − E‖² in `correct`, without the constant term
+        ‖E‖²."""
         return float((change * (self.gram @ change - 2 * self.products)).sum())

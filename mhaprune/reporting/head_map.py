@@ -17,7 +17,7 @@ from mhaprune.reporting.plots import Plot, number
 from mhaprune.tables import REFERENCE, blocks_in, named
 
 REMOVED = "removed"
-"""The name of a head that was removed before the run."""
+"""The text in the column `name` for a head that was removed before the run."""
 
 
 class Verdict(NamedTuple):
@@ -55,11 +55,11 @@ def in_small(verdict: Verdict) -> SmallMap:
 LIGHTEST = 0.3
 """The palest colour of a head that stays, so that it never looks like a head that can be removed."""
 TALLEST = 14.0
-"""Largest height of all rows in inches; with more rows, each is lower."""
+"""Height of all rows together, in inches, above which each row is drawn lower."""
 LETTER = 0.112
 """Width of a letter of the title, in inches."""
 LONGEST = 8.0
-"""Width of the title in inches; a figure with many tiles may be wider."""
+"""Width in inches at which a long title is broken into lines; in a wider figure, the title is wider too."""
 
 
 def heads_that_matter(verdict: Verdict) -> Plot:

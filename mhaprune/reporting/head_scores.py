@@ -12,7 +12,7 @@ from mhaprune.reporting.plots import Plot, elided, short
 from mhaprune.tables import HEAD, Tables, candidates
 
 MOST_NUMBERS = 8
-"""Largest number of scorers with scores written into the cells."""
+"""Largest number of scorers for which scores are written into the cells."""
 TALLEST = 11.0
 """Largest height in inches. With more heads than fit, rows shrink and lose their numbers."""
 

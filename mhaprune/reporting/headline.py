@@ -48,12 +48,12 @@ class Number(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name in a table."""
+        """The name as a column of a table: `what`, with the recovery if there is one."""
         return f"{self.what}, after {self.after}" if self.after else self.what
 
 
 def share_number(what: str, value: float, whole: float = math.nan, after: str = "") -> Number:
-    """Return a quality as a `Number`. A value from 0 to 1 counts as a share, with these two limits."""
+    """Return a quality as a `Number`. A value from 0 to 1 counts as a share, so its limits are 0 and 1."""
     ends = (0.0, 1.0) if 0 <= value <= 1 else (-math.inf, math.inf)
     return Number(what, float(value), float(whole), after, *ends)
 

@@ -14,15 +14,15 @@ from matplotlib.image import AxesImage
 MATTERS = "Blues"
 """Darker means more: how much a head matters, or how much it attends."""
 WEIGHTS: Any = {"cmap": MATTERS, "vmin": 0, "vmax": 1}
-"""Attention weights from 0 to 1, beside other numbers. Maps of attention alone end at their largest weight."""
+"""The colours of weights from 0 to 1, beside other numbers. Maps of attention alone end at their largest weight."""
 LOST = "Reds"
-"""Darker means more loss of accuracy, by a choice, a group or a mistake."""
+"""Darker means that a choice of heads loses more quality."""
 EXTRA_COST = "RdBu_r"
 """Signed: red costs more than expected, blue less."""
 VALUES = "PuOr_r"
 """Signed numbers that are neither good nor bad: orange is positive, purple negative."""
 MISSING = "#d9d9d9"
-"""A cell without a number: a removed head, or no measurement."""
+"""The colour of a cell without a number: a removed head, or no measurement."""
 
 
 def heat_map(
@@ -35,7 +35,7 @@ def heat_map(
     written: np.ndarray | None = None,
     **colours: Any,
 ) -> AxesImage:
-    """Draw `values` with the names of rows and columns that are not empty and, with `write`, a number in every cell.
+    """Draw `values` as colours with row and column names (empty names are left out) and, with `write`, numbers.
 
     The cells show the numbers `written`, by default the values. `colours` are passed to `imshow`. NaN is grey.
     """

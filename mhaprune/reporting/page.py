@@ -84,7 +84,7 @@ def _text(value: object) -> str:
 
 
 def fill(template: str, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any) -> str:
-    """Return the named template with these values, escaped. Raises jinja2's UndefinedError for a missing value."""
+    """Return a template filled with `values`, which are escaped. Raises jinja2's UndefinedError for a missing value."""
     loader = PackageLoader("mhaprune.reporting", ".")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     environment.filters |= {"text": _text, **(filters or {})}

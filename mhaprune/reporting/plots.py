@@ -79,7 +79,7 @@ class Plot:
         return self.alt or self.caption
 
     def _repr_png_(self) -> bytes:
-        """Return the picture for a notebook."""
+        """Return the figure as a PNG file, for a notebook."""
         return self.png
 
     def _render(self, kind: str, metadata: dict[str, None], **options: Any) -> bytes:
@@ -92,11 +92,11 @@ class Plot:
 
 Drawn = Plot | Iterable[Plot] | None
 Figures = tuple[Callable[[Tables], Drawn], ...]
-"""Functions that draw a figure from tables; None if a table is missing."""
+"""Functions that draw figures from tables. Each returns None if a table that it needs is missing."""
 
 
 def needs(*names: str) -> Callable[[Callable[[Tables], Drawn]], Callable[[Tables], Drawn]]:
-    """Return a decorator that draws nothing if one of these tables is missing or empty."""
+    """Return a decorator. The decorated function draws nothing if one of these tables is missing or empty."""
 
     def wrap(figure: Callable[[Tables], Drawn]) -> Callable[[Tables], Drawn]:
         @wraps(figure)
@@ -144,13 +144,14 @@ def errors(frame: pd.DataFrame, column: str, ends: Sequence[str] = ENDS) -> np.n
 
 
 def ceiling(highest: pd.Series, families: pd.Series) -> float:
-    """Return the upper end of an axis. Controls may lie above it: a very high control would squeeze the others."""
+    """Return the upper end of an axis for all but controls. A very high control would squeeze the others."""
     return 1.15 * max(highest[families != UNINFORMED].max(), 1.0) if (families != UNINFORMED).any() else np.inf
 
 
 def room_for(values: pd.Series, ends: Iterable[float]) -> tuple[float, float]:
-    """Return the ends of an axis that shows all values, and intervals unless they are much wider. With two or three
-    runs an interval may be so long that the values could not be told apart; it is then cut at the edge of the panel."""
+    """Return the ends of an axis that shows all values and, unless they are much wider, all intervals, which end at
+    `ends`. With two or three runs an interval may be so long that the values could not be told apart; it is then cut at
+    the edge of the panel."""
     low, high = float(values.min()), float(values.max())
     span = max(high - low, 0.02 * max(abs(high), abs(low))) or 1.0
     ends = [end for end in ends if not np.isnan(end)]
@@ -192,7 +193,7 @@ def panelled(
 def draw_curve(
     axes: Axes, frame: pd.DataFrame, x: str, y: str = QUALITY, ends: Sequence[str] = ENDS, **style: Any
 ) -> None:
-    """Draw column `y` against column `x` as a line with intervals, from columns whose names end in `ends`."""
+    """Draw column `y` against column `x` as a line with intervals, whose ends are columns named `y` + one of `ends`."""
     frame = frame.sort_values(x, kind="stable")
     axes.errorbar(frame[x], frame[y], errors(frame, y, ends), **{"capsize": 2, "elinewidth": 1, **style})
 
@@ -216,7 +217,7 @@ def number(value: float, decimals: int) -> str:
 
 
 def wrapped(words: str, inches: float) -> str:
-    """Return the words in lines of at most this width, at the size of a title; a word that is too long is cut."""
+    """Return the words in lines of at most this width, at the size of a title; too long a word is broken."""
     return textwrap.fill(words, max(int(inches / 0.085), 6), break_on_hyphens=False)
 
 

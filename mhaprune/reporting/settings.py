@@ -66,5 +66,5 @@ ALL_RUNS = Setting("", ("all runs",), numeric=False)
 
 
 def by_use(settings: Iterable[Setting]) -> list[Setting]:
-    """Return settings as a figure needs them: first numeric settings, then words; in each, most values first."""
+    """Return settings as a figure needs them: numeric settings before others; in both groups, most values first."""
     return sorted(settings, key=lambda each: (not each.numeric, -len(each.values)))

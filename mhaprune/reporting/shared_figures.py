@@ -32,7 +32,7 @@ MOST_LINES = 12
 
 @needs("heads", "agreement")
 def agreement(tables: Tables) -> Plot | None:
-    """Draw the cost of closing each head against its rank: a panel per other scorer, with Spearman's correlation."""
+    """Draw the cost of closing each head against its rank by another scorer: panels with Spearman's correlation."""
     heads, pairs = tables["heads"], tables["agreement"]
     others = [name for name in candidates(heads) if name != REFERENCE]
     reference = heads[heads["scorer"] == REFERENCE].set_index(HEAD)

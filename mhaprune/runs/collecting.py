@@ -77,7 +77,7 @@ def collect(folders: Iterable[Path], out: Path) -> list[str]:
 def named(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
     """Return the runs with labels, and the settings that differ between them, the seed last.
 
-    A label lists the settings in which runs differ. If that is not unique, the folder is added.
+    A label lists the settings in which runs differ. If a label is empty or not unique, the folder is added to it.
     """
     settings = [_settings(run.status) for run in runs]
     if len({mine.get("experiment") for mine in settings}) == 1:
@@ -148,7 +148,7 @@ def settings_of(runs: Sequence[FoundRun]) -> list[Setting]:
 
 
 def numbers_of(runs: Sequence[FoundRun], settings: Sequence[Setting]) -> pd.DataFrame:
-    """Return a table with one row per run and headline number, and a column for each of these settings."""
+    """Return a table with one row per run and headline number, and a column for each setting in `settings`."""
     rows = [
         number._asdict() | {LABEL: run.label} | {each.name: run.settings.get(each.name, NOT_SET) for each in settings}
         for run in runs
@@ -190,8 +190,8 @@ def table_of(runs: Sequence[FoundRun], differ: Sequence[str]) -> pd.DataFrame:
 
 
 def in_common(runs: Sequence[FoundRun]) -> dict[str, pd.DataFrame]:
-    """Return one table for each name of a table: the rows of all runs, one run below the other. Columns that do not
-    vary come last."""
+    """Return the tables of all runs by name. A table has the rows of all runs, one run below the other. Columns that do
+    not vary come last."""
     combined = {}
     for name in dict.fromkeys(name for run in runs for name in run.tables):
         having = [run for run in runs if name in run.tables]

@@ -40,7 +40,7 @@ allowed."""
 GRACE = 20.0
 """Seconds that a process has to save its state after it is asked to stop."""
 PAUSE = 0.5
-"""Seconds between two checks of a job: if it is still wanted, if it still runs."""
+"""Seconds between two checks whether a job is still wanted and whether it still runs."""
 
 
 def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings: ReadSettings) -> None:
@@ -68,8 +68,9 @@ def do_alone(build: Build, output: Path, overrides: Sequence[str], read_settings
 def do_in_sweep(build: Build, output: Path, overrides: Sequence[str], read_settings: ReadSettings, start: int) -> None:
     """Do one job.
 
-    A failed job does not raise; its failure is written to the status and the log at once. If the start number `start`
-    of the sweep is no longer running, end this process without doing the job: the job may have waited in a queue.
+    A failed job does not raise; its failure is written to the status and the log at once. If the sweep has ended or was
+    started again since its start number `start`, this process ends without doing the job: the job may have waited in a
+    queue.
     """
     root, settings = output.parent, read_settings()
     sweep, owner = Sweep.read(root), whose(root / LOCK)

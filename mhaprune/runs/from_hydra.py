@@ -1,4 +1,4 @@
-"""The part of a sweep that needs Hydra: it composes the settings of jobs, and its launchers start them."""
+"""The part of a sweep that needs Hydra: it composes the settings of jobs, and starts jobs by Hydra's launchers."""
 
 from __future__ import annotations
 
@@ -132,7 +132,8 @@ def files_of_hydra(config: DictConfig) -> list[str]:
 
 
 def _end_workers_of_joblib_with_this_process() -> None:
-    """End joblib's workers with this process. A worker that starts while it is killed would wait forever."""
+    """Make joblib's workers end with this process. Otherwise one that starts as this process is killed waits
+    forever."""
     from joblib import register_parallel_backend
     from joblib.parallel import BACKENDS
 
@@ -149,7 +150,7 @@ def _root(config: DictConfig, how: SweepSettings) -> Path:
 
 
 def check_counts(overrides: Sequence[Override], how: SweepSettings) -> None:
-    """Raise ValueError for a sweep over no values, or over more than `max_jobs`. Long ranges are not expanded."""
+    """Raise ValueError for a setting without values, or for more than `max_jobs` jobs. Long ranges are not expanded."""
     counts = {}
     for one in overrides:
         if one.is_sweep_override() and not one.is_interval_sweep():

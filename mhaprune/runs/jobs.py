@@ -1,4 +1,5 @@
-"""The list of jobs of a sweep, a file in its folder that is written before the first job starts; and their progress."""
+"""The list of jobs of a sweep, and the progress of these jobs. The list is a file in the folder of the sweep, written
+before the first job starts."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from mhaprune.storage.store import fingerprint, make_folder, read_status, write_
 FILE = "sweep.json"
 """The name of the file, in the folder of a sweep, that lists the jobs."""
 LOCK = ".sweep.lock"
-"""The name of the file, in the folder of a sweep, that the process which runs the sweep locks."""
+"""The name of a file in the folder of a sweep. The process that runs the sweep holds a lock on this file."""
 STOP = ".stop"
 """The name of a file in the folder of a sweep. If it exists, no further job starts."""
 PAUSE = 2.0

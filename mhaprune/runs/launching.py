@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 DONE, CHANGED, OPEN = "done", "changed", "open"
 More = Callable[[Sequence[Job]], Sequence[Sequence[str]]]
-"""A function that returns the settings of further jobs, given the jobs so far; none ends the sweep."""
+"""A function that takes the jobs so far and returns the settings of further jobs. An empty list ends the sweep."""
 
 
 class JobsFailed(ValueError):

@@ -73,7 +73,7 @@ class Run(Checked):
     """The file of a trained model to load. The file contains the settings `task`, `model`, `gate` and `training`, which
     replace those of the run."""
     plugins: tuple[str, ...] = ()
-    """Names of plug-in packages. Settings may name their classes beside those of mhaprune."""
+    """Names of plug-in packages. Settings may name classes of these packages, as well as classes of mhaprune."""
     data: str | None = None
     """The file of texts that a pretrained model reads: `.txt` with a text in each line, `.csv` or `.jsonl`."""
     objective: str | None = None
@@ -172,7 +172,7 @@ class Run(Checked):
             return self._results()
 
     def _whole(self) -> AbstractContextManager[Step]:
-        """Return a step with the stages of the run, for the progress line."""
+        """Return a context in which the progress line shows the stages of the run."""
         stages = self.experiment.stages or {option_name(self.experiment): 5}
         model = 30.0 if self.training is None else SECONDS_A_STEP * self.training.steps
         return doing(self._title, stages={MODEL: model, **stages, SHOW: 3})
@@ -243,9 +243,9 @@ class Run(Checked):
 def build(config: Mapping[str, Any]) -> Run:
     """Return the `Run` that a config of plain values describes.
 
-    Raises `ConfigError` for an invalid config. The task and training in a `model_file` replace those of the config.
-    Checking a config constructs the classes that it names, so it may name only classes of this package and its
-    plug-ins.
+    Raises `ConfigError` for an invalid config. The task, model, gate and training in a `model_file` replace those of
+    the config. Checking a config constructs the classes that it names, so it may name only classes of this package and
+    its plug-ins.
     """
     plugins = config.get("plugins", ())
     if isinstance(plugins, list | tuple) and all(isinstance(name, str) for name in plugins):
@@ -284,7 +284,7 @@ def is_pretrained(config: Mapping[str, Any]) -> bool:
 
 
 def _class_in(settings: Any, base: type) -> Any:
-    """Return the class that settings name; None if they name no class of this kind."""
+    """Return the class that settings name; None if they name no class of the kind `base`."""
     target = settings.get("_target_") if isinstance(settings, Mapping) else None
     return find_class(base, target) if isinstance(target, str) else None
 
@@ -306,7 +306,7 @@ SEVERAL = ("scorer", "schedule", "recovery")
 
 def _with_what_a_file_brings(config: Mapping[str, Any], saved: SavedModel) -> dict[str, Any]:
     """Return the config with the task, model, gate and training of a saved file. If the saved model has no gates,
-    scorers that need gates are left out."""
+    scorers that need gates are left out, unless no other scorer remains."""
     parts_of(saved)
     scorers = config.get("scorer", {})
     if saved.settings["gate"] is None and isinstance(scorers, Mapping):

@@ -69,13 +69,13 @@ class OptunaSearch:
         return proposals
 
     def check_table(self, tables: Sequence[str]) -> None:
-        """Raise ValueError if these tables do not include the table whose column is searched."""
+        """Raise ValueError if `tables` lacks the table whose column the search optimises."""
         table = self.search.column.partition(".")[0]
         if table not in tables:
             raise ValueError(f"{self._key}: there is no table {table}, allowed are {', '.join(tables)}")
 
     def each_value(self) -> list[list[str]]:
-        """Return settings that contain every choice, and both ends of every range, at least once."""
+        """Return the settings of a few jobs that together contain every choice, and both ends of every range."""
         ends: dict[str, Sequence[Any]] = {
             key: getattr(each, "choices", None) or (each.low, each.high)  # type: ignore[attr-defined]
             for key, each in self.space.items()
@@ -84,7 +84,7 @@ class OptunaSearch:
         return [self._settings({key: own[min(i, len(own) - 1)] for key, own in ends.items()}) for i in range(longest)]
 
     def again(self, before: Sweep) -> list[list[str]]:
-        """Return the settings of the jobs before: proposed settings as they were, fixed settings as they are now."""
+        """Return the settings of the earlier jobs: proposed settings as they were, fixed settings as they are now."""
         return [[*self.fixed, *filter(before.tells, job.overrides)] for job in before.jobs]
 
     def best(self, jobs: Sequence[Job]) -> str:

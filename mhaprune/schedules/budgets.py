@@ -17,7 +17,8 @@ UNITS = ("heads", *COUNTED_UNITS, "ms")
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a model: floor + Σ (block_b + n_b · head_b) over the blocks b that have n_b > 0 heads left."""
+    """The cost of a model, from the fields `floor`, `block` and `head`: floor + Σ (block_b + n_b · head_b) over the
+    blocks b that have n_b > 0 heads left."""
 
     unit: str
     """One of `UNITS`."""
@@ -145,8 +146,8 @@ def resolve(budgets: Sequence[int | float | str], smallest: HeadMask, cost: Call
     """Return `Budget` objects for budgets of every kind, sorted from the largest model to the smallest. `smallest` is
     the mask with the most heads removed that is allowed.
 
-    `cost` returns the cost of heads in a unit. Raises ValueError for a budget that the smallest model exceeds, or that
-    the dense model meets already.
+    `cost` returns the `Cost` for a unit. Raises ValueError for a budget below the cost of the smallest model, and for a
+    text with a limit above the cost of the dense model.
     """
     grid, most = smallest.grid, len(smallest.removed)
     counts, texts = in_heads(budgets, len(grid))

@@ -16,8 +16,8 @@ class GreedyRefit(Stepwise):
 
     At each step every block proposes a head: the one that the other heads of the block can best replace, by
     `refit_error` on the smaller model. For each proposal the model without that head is refitted and its loss is
-    measured. The head with the lowest loss is removed. The refit (`recoveries.refitting`) changes only W_O. One half of
-    the examples is for the refits, the other half for the losses.
+    measured. The head whose removal gives the lowest loss is removed. The refit (`recoveries.refitting`) changes only
+    W_O. One half of the examples is for the refits, the other half for the losses.
 
     Use it with `recovery=[refit]`: the masks are chosen for models that are refitted afterwards. Without a refit, these
     models are often worse than those of other schedules.

@@ -67,8 +67,8 @@ class Knapsack(Schedule):
 
 
 def _front(costs: np.ndarray, values: np.ndarray, every_cost: bool) -> np.ndarray:
-    """Return the indices of the points to keep, by ascending cost. They are the points with more value than every
-    cheaper point. With `every_cost`, they are the best point of each cost."""
+    """Return the indices of the points (cost, value) to keep, by ascending cost. Without `every_cost`, keep each point
+    that has more value than every cheaper point. With it, keep the point of most value at each cost."""
     order = np.lexsort((-values, costs))
     if every_cost:
         return order[np.diff(costs[order], prepend=-np.inf) > 0]

@@ -41,7 +41,7 @@ class Rearrangement(Stepwise):
 
 
 def _exchanged(removed: set[int], block: range, fisher_NN: Tensor) -> list[int]:
-    """Return the removed heads of the block after the exchanges, ascending."""
+    """Return the positions on N, ascending, of the block's removed heads after the exchanges."""
 
     def rise(heads: list[int]) -> float:
         return float(fisher_NN[heads][:, heads].sum())

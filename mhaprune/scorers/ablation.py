@@ -47,7 +47,8 @@ class Ablation(Scorer):
 
 
 def predicted(subject: Subject, examples: Data, ridge: float = 1e-3) -> Replacement:
-    """Predict a head by a ridge regression on the other heads of its block, fitted to the split."""
+    """Return a replacement: for each head, its prediction from the other heads of its block by a ridge regression,
+    fitted to the split."""
     prediction = Prediction.fit(subject, examples, ridge)
 
     def replacement(subject: Subject, batch: Batch, at: Tensor) -> Fallback:
@@ -59,8 +60,8 @@ def predicted(subject: Subject, examples: Data, ridge: float = 1e-3) -> Replacem
 
 
 def resample(examples: Data, seed: int) -> Replacement:
-    """Return a replacement: the outputs of the heads on another example of the split. If the other example is shorter,
-    the output at its last token is repeated."""
+    """Return a replacement: for each example, the outputs of the heads on another, randomly drawn example of the split.
+    If the drawn example is shorter, the output at its last token is repeated."""
     if len(examples) < 2:
         raise ValueError("replace=resample: needs another example, the score split has one")
     draw = torch.Generator().manual_seed(seed)

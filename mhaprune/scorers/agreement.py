@@ -23,15 +23,15 @@ def spearman(first_N: ArrayLike, second_N: ArrayLike) -> float:
 
 
 def rank_agreement(heads: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of Spearman's correlation between the scores of two scorers, one row per pair. Scorers with
-    several draws are left out."""
+    """Return a table with one row per pair of scorers: Spearman's correlation of their scores. Scorers with several
+    draws are left out."""
     scores = {name: heads.loc[heads["scorer"] == name, "score"] for name in candidates(heads)}
     rows = [(*pair, spearman(*(scores[name] for name in pair))) for pair in combinations(scores, 2)]
     return pd.DataFrame(rows, columns=["scorer", "other", "spearman"])
 
 
 def with_reference(agreement: pd.DataFrame, scorer: str) -> float:
-    """Return the correlation of the scores of `scorer` with the scores of `REFERENCE`. It is NaN for `REFERENCE` itself
-    and for a scorer without ranks."""
+    """Return the correlation of the scores of `scorer` with the scores of `REFERENCE`. It is NaN for `REFERENCE`
+    itself, and if `agreement` has no row for the pair, for example because one of them has several draws."""
     pair = agreement[["scorer", "other"]].isin([scorer, REFERENCE]).all(axis=1)
     return nan if scorer == REFERENCE or not pair.any() else float(agreement.loc[pair, "spearman"].iloc[0])

@@ -13,7 +13,7 @@ from mhaprune.subject import Subject
 
 @dataclass(frozen=True)
 class AllButOne(Scorer):
-    """Minus the mean loss when all other heads of its block are closed (Michel et al. 2019, section 3.3)."""
+    """Minus the mean loss if the head is the only open head of its block (Michel et al. 2019, section 3.3)."""
 
     family: ClassVar[str] = "ablation"
     zero_if_silent: ClassVar[bool] = False

@@ -13,8 +13,8 @@ from mhaprune.subject import Batch, Subject
 
 @dataclass(frozen=True)
 class Confidence(Scorer):
-    """Mean over query tokens of the largest attention weight, end of sequence excluded from queries and keys (Voita et
-    al. 2019, section 4)."""
+    """The largest attention weight of each query token, averaged over the query tokens. The end of sequence counts
+    neither as a query nor as a key (Voita et al. 2019, section 4)."""
 
     family: ClassVar[str] = "attention"
     reads_attention: ClassVar[bool] = True

@@ -13,8 +13,8 @@ from mhaprune.subject import Batch, Subject
 
 @dataclass(frozen=True)
 class Entropy(Scorer):
-    """Minus the mean entropy, in nats, of the attention distribution over query tokens, padding excluded (Michel et al.
-    2019, appendix)."""
+    """Minus the entropy, in nats, of the attention weights of a query token, averaged over all query tokens without
+    padding (Michel et al. 2019, appendix)."""
 
     family: ClassVar[str] = "attention"
     reads_attention: ClassVar[bool] = True

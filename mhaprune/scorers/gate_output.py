@@ -13,7 +13,8 @@ from mhaprune.subject import Subject
 
 @dataclass(frozen=True)
 class GateOutput(Scorer):
-    """g_n · mean over tokens of ‖c_n O_n‖₂: the learned gate times the size of what it scales, which is identifiable.
+    """g_n · mean over tokens of ‖c_n O_n‖₂: the learned gate g_n times the size of what it scales. c_n is the output of
+    the head, and O_n the slice of W_O that reads it. Unlike g_n alone, the product is identifiable.
 
     For a model without gates, g_n = 1.
     """

@@ -23,7 +23,8 @@ Sample = Callable[[Tensor, int, float, torch.Generator], Tensor]
 finished share of the training (0 to 1), and a random generator."""
 
 Penalty = Callable[[Tensor, float], Tensor]
-"""A function of the logits (N,) and the finished share of the training. Its value is added to the loss."""
+"""A function that returns a scalar to add to the loss. Its arguments are the logits (N,) and the finished share of the
+training (0 to 1)."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class TrainedGates(Budgeted):
         penalty: Penalty | None = None,
         bound: float = math.inf,
     ) -> tuple[Tensor, float]:
-        """Train on the mean loss under sampled gates. Logits are clamped to ± `bound`. Return the logits after every
-        step, (steps, N) in float64, and the number of passes over the examples.
+        """Train the logits of the gates, clamped to ± `bound`, on the mean loss under sampled gates. Return the logits
+        after every optimiser step, (steps, N) in float64, and the number of passes over all examples.
 
         Raises `Diverged` where the loss is not finite.
         """

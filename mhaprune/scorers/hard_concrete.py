@@ -17,8 +17,8 @@ TEMPERATURE, STRETCH = 1 / 3, 0.1
 LOGIT_BOUND = 4.6
 """The largest logit. Beyond it a gate is so certain that no gradient could change it."""
 FIRST_MULTIPLIER = 1e-3
-"""The first λ, in nats per head. Steps multiply λ (they do not add to it), because the importance of heads spans orders
-of magnitude."""
+"""The first value of λ, the factor of the penalty on open gates, in nats per head. Each optimiser step multiplies λ
+(and does not add to it), because the importance of heads spans orders of magnitude."""
 
 
 @dataclass(frozen=True)

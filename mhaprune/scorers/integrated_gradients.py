@@ -22,7 +22,8 @@ class IntegratedGradients(Scorer):
 
     With `path=block`, this is the attention attribution of Hao et al., A ⊙ ∫₀¹ ∂F/∂A dα, summed over queries and keys:
     the output of a head is linear in its attention weights A, so at weights α·A the sum Σ A ⊙ ∂F/∂A is ∂F/∂ξ_n at gate
-    α. They rank heads by the largest entry of that attribution, not by its sum, and their F is a probability, here -ℓ.
+    α. Hao et al. rank heads by the largest entry of this attribution, not by its sum. Their F is a probability; here F
+    is -ℓ.
     """
 
     family: ClassVar[str] = "gradient"
@@ -31,7 +32,7 @@ class IntegratedGradients(Scorer):
     """The gates that are scaled together. `block`: the gates of one block, while all other gates stay open. `all`: the
     gates of all blocks, so gradients come from models in which every head is partly closed."""
     steps: Annotated[int, Ge(1)] = 20
-    """Number of points of the midpoint rule on each path. Each takes a pass forward and one backward."""
+    """Number of points of the midpoint rule on each path. Each point takes one forward and one backward pass."""
 
     def __call__(self, subject: Subject, examples: Data, seed: int) -> Scores:
         open_N, grid = all_open(subject, 1)[0], subject.grid

@@ -14,8 +14,8 @@ from mhaprune.subject import CarriesRelevance, Subject
 
 @dataclass(frozen=True)
 class Lrp(Scorer):
-    """The head's share in its block of the relevance for the top logits, by layer-wise relevance propagation with the
-    ε-rule (Bach et al. 2015; for heads Voita et al. 2019, section 4).
+    """The share of the head in the relevance of all heads of its block for the largest logit at each token, by
+    layer-wise relevance propagation with the ε-rule (Bach et al. 2015; for heads Voita et al. 2019, section 4).
 
     The relevance R_n of an example is summed over its tokens. The share is |R_n| over the sum of |R| in its block:
     without absolute values, heads of opposite sign could sum to zero.

@@ -12,7 +12,8 @@ from mhaprune.subject import Subject
 
 @dataclass(frozen=True)
 class Magnitude(Scorer):
-    """‖W_V^n‖_F · ‖g_n O_n‖_F, the usual control of weight pruning. A learned gate counts as a part of O_n."""
+    """‖W_V^n‖_F · ‖g_n O_n‖_F, the usual control of weight pruning. W_V^n makes the values of head n, O_n is the slice
+    of W_O that reads the head, and g_n is its learned gate, if it has one."""
 
     family: ClassVar[str] = "weights"
     reads_examples: ClassVar[bool] = False

@@ -36,8 +36,8 @@ class Prediction:
         """Fit by ridge regression with an intercept over all tokens of a split, padding excluded, in float64.
 
         The penalty on squared coefficients is `ridge` times the mean variance of an output. All regressions of a block
-        come from P, the inverse of its regularised covariance. With the centred outputs A (X, W), the residual of head
-        n is A P_n (P_nn)⁻¹.
+        come from P (W, W), the inverse of its regularised covariance. With the centred outputs A (X, W), the residual
+        of head n is A P_n (P_nn)⁻¹: P_n are the K columns of P for head n, P_nn is its (K, K) block.
         """
         sums: dict[Block, Tensor] = {}
         for batch in examples.batches(BATCH_SIZE):
@@ -60,7 +60,7 @@ class Prediction:
         return cls(means, maps)
 
     def missed(self, outputs: Mapping[Block, Tensor]) -> dict[Block, Tensor]:
-        """Return the part of the outputs (B, H, T, K) that is not predicted."""
+        """Return, for each block, the part of the outputs (B, H, T, K) of its heads that is not predicted."""
         return {
             block: (
                 (_side_by_side(context) - self.means[block].to(context)) @ self.maps[block].to(context)[:, None]

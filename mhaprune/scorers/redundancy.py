@@ -16,13 +16,15 @@ from mhaprune.scorers.base import Scorer, Scores
 from mhaprune.subject import Subject
 
 ROUNDING = 1e-12
-"""The smallest share of the mean square that counts as variance; less is taken for rounding."""
+"""The smallest ratio of variance to mean square that counts. If the ratio is smaller, the variance is taken for
+rounding."""
 
 
 @dataclass(frozen=True)
 class Redundancy(Scorer):
     """1 minus the largest cosine between the head and another head of its block. The cosine compares what the two heads
-    write: c_n O_n minus its mean over tokens, as one vector over all tokens.
+    write: the output c_n times O_n, the slice of W_O that reads the head, minus the mean over tokens, as one vector
+    over all tokens.
 
     Bian et al. 2021 call heads redundant whose attention maps are alike. Here what the heads write is compared, because
     heads that look at the same places may still tell the model different things. A head that writes the same at every

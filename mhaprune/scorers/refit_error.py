@@ -16,8 +16,8 @@ from mhaprune.subject import Batch, Subject
 @dataclass(frozen=True)
 class RefitError(Scorer):
     """Mean over tokens of ‖g_n r_n O_n‖²: the squared error that remains in the output of the block if head n is
-    removed and W_O is refitted for the other heads. r_n is the part of c_n that a linear regression on the other heads
-    does not predict.
+    removed and W_O is refitted for the other heads. r_n is the part of the head's output that a linear regression on
+    the other heads does not predict, g_n is its learned gate, O_n its slice of W_O.
 
     This is the error of the optimal brain surgeon (Hassibi & Stork 1992) for a whole head. The standard error does not
     include the error of the regression itself.

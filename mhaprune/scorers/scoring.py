@@ -30,14 +30,16 @@ class ScorerResult(NamedTuple):
 
 
 class Scoring:
-    """The scores of one subject on one split. Each is computed once; if it is trained, the cache keeps it."""
+    """The scores of one subject on one split. Each scorer runs once. The cache, if there is one, keeps the scores of
+    `TrainedGates`."""
 
     def __init__(self, subject: Subject, examples: Data, seed: int, remember: Remember | None = None) -> None:
         self.subject, self.examples, self.seed, self.remember = subject, examples, seed, remember
         self._done: dict[Scorer, ScorerResult] = {}
 
     def __call__(self, name: str, scorer: Scorer) -> ScorerResult:
-        """Return the scores of a scorer. Raises ValueError, with its name, if it refuses or a score is not finite."""
+        """Return the scores of a scorer. Raises ValueError, with the name of the scorer, if the scorer refuses the
+        model or if a score is not finite."""
         scorer = self._definite(scorer)
         if scorer not in self._done:
             with naming(name), doing(name):

@@ -28,17 +28,17 @@ class Shapley(Scorer):
     """Shapley value of the head in the game v(S) = -mean loss with only the heads S open (Shapley 1953; for attention
     heads Held & Yang 2022). The scores sum to v(all) - v(none).
 
-    If all 2^N subsets fit into `evaluations`, it is computed from all of them, with a standard error over examples.
-    Otherwise permutations are sampled (Castro et al. 2009) in pairs, one and its reverse, with a standard error over
-    pairs.
+    If N is at most `exact_up_to` and all 2^N subsets fit into `evaluations`, the value is computed from all subsets,
+    with a standard error over examples. Otherwise permutations are sampled (Castro et al. 2009) in pairs, one and its
+    reverse, with a standard error over pairs.
     """
 
     family: ClassVar[str] = "game"
     draws_by_head: ClassVar[bool] = True
 
     evaluations: Annotated[int, Ge(1)] = 1000
-    """The largest number of evaluations of v. Sampling ends with the last pair of permutations that fits into this
-    number. All subsets of 16 heads take 65536 evaluations."""
+    """The largest number of masks whose mean loss is measured. Sampling ends with the last pair of permutations that
+    fits into this number. All subsets of 16 heads take 65536 evaluations."""
     exact_up_to: Annotated[int, Within(0, MOST_HEADS)] = MOST_HEADS
     """The largest number of heads for which all subsets are evaluated. They must also fit into `evaluations`. With 0,
     permutations are always sampled."""

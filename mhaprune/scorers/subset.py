@@ -47,7 +47,8 @@ class Subset(TrainedGates):
 
 
 def relaxed_top_k(logits_BN: Tensor, k: int, temperature: float) -> Tensor:
-    """Return gates (B, N) that sum to k. As the temperature falls to 0, the k highest become 1 and the others 0.
+    """Return gates (B, N) that sum to k. As the temperature falls to 0, the gates of the k highest logits become 1, and
+    the others become 0.
 
     It computes in float64: in float32 it returns NaN below a temperature of about 0.1.
     """

@@ -47,7 +47,8 @@ class Taylor(Scorer):
 
 
 def token_gradients(subject: Subject, examples: Data, batch_size: int = BATCH_SIZE) -> Tensor:
-    """Return for every example the sum over tokens of |∂ℓ/∂ξ|, (E, N), with a gate for each token."""
+    """Return for every example and head the sum over tokens of |∂ℓ/∂ξ|, (E, N). ξ is a gate of one head at one
+    token."""
     dtype = all_open(subject, 1).dtype
     order, batches = by_length(examples, batch_size)
     parts = []

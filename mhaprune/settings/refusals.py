@@ -15,7 +15,7 @@ BROUGHT = ("task", "model", "gate", "training")
 
 
 class RunFailed(BaseException):
-    """Carries the error of a run past Hydra, which would print every `Exception` in its own way."""
+    """Raised to carry the error of a run past Hydra, which would print every `Exception` in its own way."""
 
 
 def one_line(error: BaseException) -> str:

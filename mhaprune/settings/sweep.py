@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from mhaprune.settings.ranges import Checked, Gt, Within
 
 LONGEST = 100
-"""Largest number of characters in a name; file systems allow 255 bytes."""
+"""Largest number of characters in the name of a sweep or job; file systems allow 255 bytes."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,13 @@ class SweepSettings(Checked):
     on_failure: Literal["continue", "stop"] = "continue"
     """After a failed job, `continue` starts the next jobs, and `stop` starts none."""
     retries: Annotated[int, Within(0, 100)] = 0
-    """The number of times that a failed job is tried again at once."""
+    """The number of times that the same command tries a failed job again. A job with a wrong setting is not tried
+    again."""
     max_jobs: Annotated[int, Within(1, 1_000_000)] = 10_000
     """The largest number of jobs in a sweep, so that a typing error does not fill the memory."""
     time_limit: Annotated[float | None, Gt(0)] = None
-    """The seconds after which a job is stopped. It counts as failed. Another try continues where it stopped."""
+    """The seconds after which a job is stopped. The stopped job counts as failed. The next try continues where the job
+    stopped."""
     search: SearchSettings | None = None
     """The settings of a search. None means no search: all combinations of settings are done."""
 

@@ -17,8 +17,8 @@ CONFIDENCE = 0.95
 QUANTILE = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 SIGN_FLIPS = 4999
 MOST_SKEWED = 0.75
-"""No interval is returned for a mean with a larger skewness. Such a mean depends on two examples or fewer (or on about
-eight exponentially distributed examples), and up to 80 of 100 intervals would be wrong."""
+"""The largest skewness of a mean that gets an interval. A mean with a larger skewness depends on two examples or fewer
+(or on about eight exponentially distributed examples), and up to 80 of 100 intervals would be wrong."""
 LEAST_RUNS = 3
 """The smallest number of runs for an interval over runs."""
 
@@ -38,7 +38,7 @@ def mean_interval(values_E: np.ndarray) -> tuple[float, float]:
 def share_interval(values_E: np.ndarray) -> tuple[float, float]:
     """Return the interval of a mean over examples whose values are shares, between 0 and 1.
 
-    It equals `mean_interval` if enough examples differ.
+    If enough examples differ, it is `mean_interval`, cut to the range 0 to 1.
     """
     low, high = mean_interval(values_E) if len(values_E) > 1 else (math.nan, math.nan)
     return _mean_within(values_E, 0.0, 1.0) if math.isnan(low) else (max(0.0, low), min(1.0, high))
@@ -50,7 +50,8 @@ def difference_interval(values_E: np.ndarray) -> tuple[float, float]:
 
 
 def _mean_within(values_E: np.ndarray, least: float, most: float) -> tuple[float, float]:
-    """Return the interval of `mean_interval` after two examples are added, one 1 above the mean and one 1 below.
+    """Return `mean_interval` for the examples and two added ones, with the values mean + 1 and mean − 1. The interval
+    is cut to the range `least` to `most`.
 
     Bonett and Price (2012) add them to differences of 0/1 outcomes. Without them, the interval would have nearly no
     width if few examples differ.
@@ -96,8 +97,8 @@ def skewed_ends(moments_3N: np.ndarray, quantile: float = QUANTILE) -> tuple[np.
 
 
 def paired_interval(first_E: np.ndarray, second_E: np.ndarray) -> tuple[float, float]:
-    """Return the interval of the share of successes in `first` minus that in `second`, on the same examples; values are
-    0 or 1.
+    """Return the interval of a difference: the share of successes in `first` minus the share in `second`, on the same
+    examples. Values are 0 or 1.
 
     It is the score interval of Tango (1998, equations 8 to 11): all differences that McNemar's test does not reject.
     Unlike the bootstrap, it is reliable even if few or no examples differ.
@@ -142,8 +143,8 @@ def with_interval(
 
 
 def sign_flip_p(differences_E: np.ndarray, seed: int = 0) -> float:
-    """Return the two-sided p of paired differences, by random signs: if signs are chance, their mean is 0 (Fisher
-    1935).
+    """Return the two-sided p of paired differences, by giving them random signs: if only chance decides each sign, the
+    expected mean difference is 0 (Fisher 1935).
 
     It is reliable if only a few examples differ: for four of one sign, p = 1/8.
     """

@@ -43,7 +43,8 @@ class Cache:
         """Return the result of `make`, from the file if there is one.
 
         Otherwise `make(state, save)` is called: `state` is the last one that an interrupted call passed to `save`, or
-        None. Content is plain containers and tensors. A second process that wants the same recipe waits for the first.
+        None. A result or state consists of plain containers and tensors. A second process that wants the same recipe
+        waits for the first.
         """
         path = self.folder / f"{kind}-{fingerprint(recipe)}.pt"
         partial = path.with_suffix(".partial.pt")
@@ -95,7 +96,8 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def sources(*modules: str) -> dict[str, str]:
-    """Return the digests of the source files that decide a result: for each module, the files of its room.
+    """Return, for each room that holds one of these modules, a digest of all its source files. These files decide a
+    result.
 
     A room is a part of this package, such as `mhaprune.model`; all modules of a plug-in are in the room of its package.
     Files are read once per process, so later edits do not change the digest of the running code.

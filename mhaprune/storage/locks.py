@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 PATIENCE = 1.0
 """Seconds of waiting before a warning names the process that has the lock."""
 PAUSE = 0.05
-"""Seconds between two tries."""
+"""Seconds between two tries to lock a file."""
 
 
 def regular(path: str, flags: int) -> int:
-    """Open a regular file, for `open(path, opener=regular)`. Pipes are refused, because they would block, and so is
+    """Open a regular file, for `open(path, opener=regular)`. Raises OSError for a pipe, which would block, and for
     writing through a link."""
     links = 0 if flags & os.O_ACCMODE == os.O_RDONLY else os.O_NOFOLLOW
     try:
@@ -46,8 +46,8 @@ def read_bytes(path: Path) -> bytes:
 
 @contextmanager
 def locked(path: Path, refusal: str | None = None) -> Iterator[None]:
-    """Lock the file `path` while the body runs. If another process has locked it: wait, or raise ValueError with the
-    `refusal`, in which {holder} is replaced by that process.
+    """Lock the file `path` while the body runs. If another process has locked the file: without a `refusal`, wait; with
+    one, raise ValueError with the `refusal`, in which {holder} is replaced by that process.
 
     The file is not removed afterwards. Otherwise two processes could hold locks on two files of the same name.
     """

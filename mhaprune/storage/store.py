@@ -81,7 +81,7 @@ def refuse_links(key: str, folder: Path, names: Iterable[str]) -> None:
 class RunFolder:
     """The folder of one run. `status.json` says running, done or failed, and lists the files of the run.
 
-    It is locked while the run is recorded. So two runs never share a folder, and a killed run is recognised: its status
+    A run locks its folder until it ends. So two runs never share a folder, and a killed run is recognised: its status
     says running, but no process has the lock.
     """
 
@@ -190,7 +190,8 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def set_failed(folder: Path, why: str) -> None:
-    """Write into the status of a killed run how it ended."""
+    """Write `failed` and the reason `why` into the status of a killed run. Nothing is written if the run is done or
+    failed, or if a run still uses the folder."""
     status = read_status(folder)
     if status.get("status") not in ("done", "failed") and not is_held(folder / LOCK):  # or another run uses the folder
         files = status.pop("files", {})

@@ -1,4 +1,4 @@
-"""A model of transformers from a folder, with texts from a file."""
+"""A model of the library transformers, read from a folder, with texts from a file."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ OBJECTIVES: dict[str, dict[str, Objective]] = {
 
 @dataclass(frozen=True)
 class Hf(Pretrained):
-    """A model of transformers. `data` is a file of texts, see `study.texts`.
+    """A model of the library transformers. `data` is a file of texts, see `studies.texts`.
 
-    The objective `drift` needs only texts: one minus the cosine between the outputs now and with all heads; for a
-    classifier between the probabilities of the classes. `likelihood` is the cross-entropy of the next token or, for an
-    encoder-decoder, of the column `target`. `classification` is the cross-entropy of the column `label`.
+    The objective `drift` needs only texts. It is one minus the cosine between the present output and the output with
+    all heads; for a classifier, outputs are the probabilities of the classes. `likelihood` is the cross-entropy of the
+    next token or, for an encoder-decoder, of the column `target`. `classification` is the cross-entropy of the column
+    `label`.
     """
 
     path: str | None = None
@@ -86,7 +87,7 @@ def model_with_texts(
     model: Pretrained,
     packages: Sequence[str] = (),
 ) -> PretrainedModel:
-    """Return a model of transformers with texts in batches."""
+    """Return the model in `folder`, with its texts in batches."""
     network, tokenizer = folder.model(task), folder.tokenizer()
     classes = getattr(folder.config, "num_labels", 0)
     if name == DRIFT and task == "sequence-classification" and classes < 2:
@@ -142,8 +143,8 @@ INSTALL = "pip install -e '.[hf]'"
 
 
 class Folder:
-    """A folder of transformers or, with `hub`, the name of a model to download. Its Python code runs only with
-    `trust_remote_code`. Raises ValueError for anything else."""
+    """A folder with a model of the library transformers or, with `hub`, the name of a model to download. Python code of
+    the model runs only with `trust_remote_code`. Raises ValueError if there is no model that can be read."""
 
     def __init__(self, path: str, hub: bool = False, trust_remote_code: bool = False) -> None:
         try:

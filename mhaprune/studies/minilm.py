@@ -26,7 +26,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 class Minilm(Pretrained):
     """all-MiniLM-L6-v2: six layers of twelve heads (Wang et al. 2020). Its texts are English sentences from the
     documentation of Python's standard library, or the texts of the file `data`. Its objective is drift: one minus the
-    cosine between a sentence's embedding with all heads and now."""
+    cosine between the present embedding of a sentence and the embedding with all heads."""
 
     def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
         try:

@@ -1,4 +1,4 @@
-"""A pretrained model with its examples: an option of the group `model`, and a source of the model of a run."""
+"""A pretrained model with its examples: as an option of the group `model`, and as the source of a run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Pretrained(Checked, ABC):
 
     @abstractmethod
     def read(self, data: str | None, objective: str | None, cache: str) -> PretrainedModel:
-        """Read the model and its examples. Raises ValueError, one line, if they cannot be read."""
+        """Read the model and its examples. Raises ValueError, with a message of one line, if they cannot be read."""
 
     @property
     def title(self) -> str:
@@ -100,7 +100,7 @@ class PretrainedModel(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedSource(Source):
-    """A pretrained model with its examples. It is read and its heads are proved at first use."""
+    """A pretrained model with its examples. At first use the model is read, and its heads are found and proved."""
 
     model: Pretrained
     data: str | None
@@ -251,7 +251,8 @@ def batched(rows: Sequence[Any]) -> list[Sequence[Any]]:
 
 
 def chosen(objective: str | None, known: Mapping[str, Objective], whose: str) -> tuple[str, Objective]:
-    """Return `objective` and its value in `known`, by default the first. Raises ValueError for an unknown name."""
+    """Return the name and value of `objective` in `known`, by default the first. Raises ValueError for an unknown
+    name."""
     name = objective or next(iter(known))
     if name not in known:
         raise ValueError(f"objective={name}: {whose} is judged by {' or '.join(known)}")

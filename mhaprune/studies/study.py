@@ -40,8 +40,8 @@ class Trained:
     splits: Splits[Examples]
     training: Training
     save: Callable[..., bytes]
-    """Takes a model and its number of training steps since the training of this study. Returns the content of a file
-    that `model_file` loads."""
+    """A function that takes a model and its number of training steps since the training of this study, and returns the
+    content of a file that `model_file` loads."""
     example: Sequence[str] | None = None
     """The symbols of the user's own source sequence; None without one."""
 
@@ -60,8 +60,8 @@ class Study:
     remember: Remember
     """The cache of results for exactly this model."""
     saved: Callable[..., dict[str, bytes]] = lambda name, model, steps=0: {}
-    """Takes a name, a model and its number of training steps since the training of this study. Returns the files of the
-    saved model by their paths; none by default."""
+    """A function that takes a name, a model and its number of training steps since the training of this study. It
+    returns the files of the saved model by their paths; none by default."""
     scorers: Mapping[str, Scorer] = field(default_factory=dict)
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
     recoveries: Mapping[str, Recovery] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Study:
     words: Mapping[str, str] = field(default_factory=dict)
     """Columns for every table that name the quality, the loss and the timed call. Empty for mhaprune's own tasks."""
     tokens: Callable[[Any], list[list[str]]] | None = None
-    """Returns the tokens of each example of a batch as texts; None if they are not known."""
+    """A function that returns the tokens of each example of a batch as texts; None if the tokens are not known."""
     trained_with: Mapping[str, Any] = field(default_factory=dict)
     """The threads, device and version of torch that trained the model; empty if they are not known."""
     origin: Trained | None = None
@@ -143,7 +143,8 @@ class Source(ABC):
 
     @abstractmethod
     def usable(self, scorers: Mapping[str, Scorer], recoveries: Mapping[str, Recovery]) -> tuple[Any, Any]:
-        """Return the supported scorers and recoveries; log others. Raises ValueError if one kind has none left."""
+        """Return supported scorers and recoveries; log others. Raises ValueError if no scorer or no recovery is
+        left."""
 
     @abstractmethod
     def check(self) -> None:

@@ -64,8 +64,8 @@ def read_rows(path: str, *needed: str) -> list[Row]:
 
 
 def in_splits(rows: Sequence[Row], sizes: Mapping[str, int], where: str) -> dict[str, list[Row]]:
-    """Return `sizes` rows for each split, in order. A repeated text is used once, so that no two splits share it.
-    Raises ValueError if there are too few texts."""
+    """Return the rows of each split, taken in order; `sizes` has the number of rows of each split. A repeated text is
+    used once, so that no two splits share it. Raises ValueError if there are too few texts."""
     distinct = list({row.text: row for row in reversed(rows)}.values())[::-1]
     if len(distinct) < sum(sizes.values()):
         wanted = " ".join(f"model.{name}={size}" for name, size in sizes.items())

@@ -34,7 +34,8 @@ participle, -ing, -s. Adjectives: -er, -est."""
 class Inflection(Task):
     """walk verb3 -> walks. The splits share no lemma, so no form of a reported word was seen in training.
 
-    Lemmas and forms consist of the letters a to z. Where a lemma has several forms, the first is kept.
+    Lemmas and forms consist of the letters a to z. If the table has several forms for one tag of a lemma, the first is
+    kept.
     """
 
     learnt: ClassVar[float] = 0.88
@@ -71,7 +72,7 @@ class Inflection(Task):
         return Splits(**{name: self.encode(part) for name, part in parts.items()})
 
     def symbols(self, text: str) -> list[str]:
-        """A lemma and a tag: walk verb3."""
+        """Split a text such as `walk verb3` into the letters of the lemma and the tag."""
         return [symbol for word in text.split() for symbol in ([word] if word[-1].isdigit() else word)]
 
     def read(self, text: str) -> list[str]:

@@ -84,13 +84,13 @@ def head_map(tables: Tables) -> Verdict:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """Return three numbers, without recovery and after each: heads that can be removed, quality, speed-up."""
+    """Return three numbers, without recovery and after each recovery: heads that can be removed, quality, speed-up."""
     return can_go.headline(tables["summary"], tables)
 
 
 @needs("pruning")
 def accuracy_curves(tables: Tables) -> Plot:
-    """Draw the quality against heads removed, for every scorer, with the band of the random control."""
+    """Draw the quality against the number of removed heads: a line per scorer, and a band for a random control."""
     pruning, quality = tables["pruning"], quality_name(tables)
     names = candidates(pruning)
     figure = Figure(figsize=(7, 4.6))

@@ -96,8 +96,8 @@ class Ablate(HeadBudgets, WithinTolerance):
 
 
 def recover_and_answer(study: Study, plans: Sequence[Plan]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Prune by each plan, recover the model, and return two tables: rows as in `pruning`, for each recovery; and, for
-    mhaprune's own model, answers to the first example, also without a recovery. The dense model is not recovered."""
+    """Prune by each plan, recover the model, and return two tables. The first has rows as in `pruning`. The second has
+    answers of mhaprune's own model to the first example, also without a recovery. The dense model is not recovered."""
     subject, splits, lesson = study.subject, study.splits, study.lesson()
     rows, answers = list[dict[str, Any]](), list[dict[str, Any]]()
     dense = measure(subject.without(HeadMask(subject.grid)), splits.choose)

@@ -21,9 +21,9 @@ LAYOUT = (
     ("head outputs", "gate", "gated outputs"),
     ("merged heads", "output"),
 )
-"""The rows of the figure: the steps of a call, in order."""
+"""The rows of the figure. Each row has the names of the steps that it shows, from left to right."""
 COLOURS_OF = {"scaled scores": "scores", "masked scores": "scores", "head outputs": "gated outputs"}
-"""Steps that share the colour scale of another step, so that the effect of a division or a gate is visible."""
+"""Names of steps, each with the step whose colours it shares, so that the effect of a division or a gate is visible."""
 
 
 def say(tables: Tables) -> Iterator[str]:

@@ -93,8 +93,8 @@ class Anatomy(Experiment):
 
 
 def call_in(subject: Seq2Seq, head: HeadId, example: Examples, some: Examples) -> LayerCall:
-    """Return the call of the layer of `head` while the model writes `example`. The longest example of `some` is in the
-    same batch, so that a shorter `example` is padded."""
+    """Return the layer of `head` with the inputs that it gets while the model writes `example`. The longest example of
+    `some` is in the same batch, so that a shorter `example` is padded."""
     longest = int((some.source != PAD).sum(dim=1).argmax())
     rows = [(example.source[0], example.target[0]), (some.source[longest], some.target[longest])]
     batch = Examples(*(pad_sequence(list(ids), batch_first=True, padding_value=PAD) for ids in zip(*rows, strict=True)))

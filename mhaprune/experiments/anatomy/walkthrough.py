@@ -21,7 +21,7 @@ from mhaprune.attention.layer import MultiHeadAttention
 
 
 class Step(NamedTuple):
-    """A tensor between the inputs and the output: its name, its formula, its axes and its value."""
+    """A tensor of a call, from the inputs to the output: its name, its formula, its axes and its value."""
 
     name: str
     formula: str
@@ -78,7 +78,7 @@ def walk(call: LayerCall) -> list[Step]:
 @torch.no_grad()
 def head_by_head(call: LayerCall) -> Tensor:
     """Return the output (B, T, D) as a sum over separate attentions, one per head, each with its own projections: query
-    (qdim, K), key (kdim, K), value (vdim, K), output (K, D). It must equal one wide projection."""
+    (qdim, K), key (kdim, K), value (vdim, K), output (K, D). One wide projection must give the same."""
     layer = call.layer
     output_BTD = call.query.new_zeros(*call.query.shape[:2], layer.embed_dim)
     if layer.out_proj.bias is not None:
@@ -122,7 +122,7 @@ def steps_table(steps: Sequence[Step]) -> pd.DataFrame:
 
 
 def values_table(steps: Sequence[Step], head: int) -> pd.DataFrame:
-    """Return one row per number of the first example. A tensor with an axis of heads shows only one head."""
+    """Return one row per number in the tensors of the first example; of tensors with an axis of heads, only `head`."""
     parts = []
     for number, step in enumerate(steps, 1):
         value = step.value[0]

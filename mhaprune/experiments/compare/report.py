@@ -26,8 +26,9 @@ REGRET = "regret_quality"
 
 
 def say(tables: Tables) -> Iterator[str]:
-    """Yield sentences about the first method on the choose split, at any cost and at few passes: the methods that tie
-    with it, the cheapest of all these, and the methods that are better on the report split at 95 % confidence."""
+    """Yield sentences about the best method on the choose split, at any cost and within few passes. They name the
+    methods that tie with it on the report split, the cheapest of the best and the tied methods, and the methods that
+    are better on the report split at 95 % confidence."""
     quality = quality_name(tables)
     for _, row in tables["winner"].drop_duplicates("choice").iterrows():
         limit, first, count = limit_words(row["most_passes"]), row["first"], round(passes(row))
@@ -58,8 +59,8 @@ def _names(cell: object) -> str:
 
 
 def over_runs(tables: Tables) -> Iterator[str]:
-    """Yield, for each task, the best method on the choose splits at few passes and at any cost, with intervals over
-    runs."""
+    """Yield sentences for each task: the best method on the choose splits, within few passes and at any cost, and its
+    regret with an interval over runs."""
     methods, winners = tables["methods"], tables["winner"]
     for task, runs in methods[methods["family"] != UNINFORMED].groupby("task", sort=False):
         dearest = runs.assign(passes=passes(runs)).groupby("scorer")["passes"].max()
@@ -86,7 +87,7 @@ def over_runs(tables: Tables) -> Iterator[str]:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """Return the regret of the best choice at few passes."""
+    """Return the regret of the method chosen within few passes or, if none is that cheap, chosen at any cost."""
     return [Number("points of regret", 100 * float(tables["winner"].iloc[-1][REGRET]))]
 
 
@@ -103,8 +104,8 @@ def limit_words(most_passes: float) -> str:
 
 @needs("pruning")
 def regret_map(tables: Tables) -> Plot | None:
-    """Draw the loss of each method against the best subset, by budget and on average, with its cost; the best method on
-    top."""
+    """Draw how much quality each method loses against the best subset: for each budget, and on average beside the cost
+    of the method. The best method is on top."""
     methods = tables["methods"].sort_values(REGRET, kind="stable")
     regrets = tables["pruning"].pivot_table(index="scorer", columns="heads_removed", values=REGRET, dropna=False)
     total = int(tables["pruning"]["heads_total"].max())

@@ -32,9 +32,9 @@ from mhaprune.tables import CHOOSE_QUALITY, QUALITY, UNINFORMED
 
 
 class Regrets:
-    """Regret: the loss of a choice of heads against the best choice, example by example. It is computed from the plans
-    of scorers and of the oracle and from the outcomes of both on the report split. The `scorer` of an oracle's plan is
-    its objective: "loss" or "quality"."""
+    """Regret: how much worse plans are than the oracle, on each example. `plans` are from scorers and searches, `best`
+    from the oracle; `reported` has the outcome of each mask on the report split. A plan in `best` has its objective,
+    "loss" or "quality", in the field `scorer`."""
 
     def __init__(self, plans: Iterable[Plan], best: Iterable[Plan], reported: Mapping[HeadMask, Outcome]) -> None:
         self.plans, self.reported = list(plans), reported
@@ -68,7 +68,8 @@ class Regrets:
 
 @dataclass(frozen=True)
 class Compare(HeadBudgets):
-    """Scorers, searches × budgets × oracle: tables `winner`, `methods`, `heads`, `pruning`, `oracle` and `training`.
+    """Scorers and searches × budgets, against an oracle: tables `winner`, `methods`, `heads`, `pruning`, `oracle`,
+    `training`.
 
     A schedule that uses no scores is a search, and competes with the scorers under its own name. The oracle is the best
     subset of heads on the *choose* split. Regret is how much worse a chosen subset is than the oracle on the *report*
@@ -145,8 +146,8 @@ class Compare(HeadBudgets):
         return with_proofs(study, tables, pruned.difference)
 
     def _contestants(self, study: Study, scoring: Scoring) -> dict[str, Choice]:
-        """Return the choices of heads by name; the plans of a choice get the same name. The first schedule that uses a
-        scorer has the scorer's name; each later schedule has the name `scorer + schedule`."""
+        """Return the choices of heads by name. A choice is named after its scorer or search, or `scorer + schedule` if
+        an earlier schedule used the scorer too. The plans of a choice get its name as their `scorer`."""
         budgets, found = self.removals(scoring.subject.grid), dict[str, Choice]()
         for how, schedule in track(study.schedules.items(), "schedule"):
             for choice in choices(scoring, study.scorers, schedule, budgets, how):
@@ -185,8 +186,8 @@ def winner_table(methods: pd.DataFrame, regrets: Regrets, few_passes: float) -> 
 
 
 def winner_columns(order: pd.DataFrame, regrets: Regrets) -> dict[str, Any]:
-    """Compare the `first` method on the choose split with all others on the report split, by sign-flip tests at 95 %
-    confidence for all comparisons together (Holm 1979).
+    """Take the best method on the choose split, `first`, and compare it with each other method on the report split, by
+    sign-flip tests at 95 % confidence for all comparisons together (Holm 1979).
 
     Significantly different methods are listed as `worse` or `better`, all others as `tied`. The `choice` is the
     cheapest method among `first` and `tied`; its regret and cost are in the same row.

@@ -25,9 +25,9 @@ from mhaprune.subject import AttentionMap, Subject
 from mhaprune.tables import HEAD
 
 LARGEST = 0.5
-"""A head is named after a pattern if its largest weight falls on the pattern for at least this share of queries, and if
-its attention to the pattern exceeds chance. Voita et al. 2019, section 5.2, require a share of 0.9, but do not compare
-with chance, so a weight that is only a little larger than the others is enough."""
+"""A head is named after a pattern only if its largest weight falls on the pattern for at least this share of queries,
+and if its attention to the pattern exceeds chance. Voita et al. 2019, section 5.2, require a share of 0.9, but do not
+compare with chance: there, a largest weight may be only a little larger than the others."""
 APPLIES = 0.5
 """A pattern names a head only if it has a place for at least this share of the queries."""
 EVERYWHERE = 0.05
@@ -116,12 +116,12 @@ PLACES: dict[str, Points] = {
     "=read": symbol_read,
     "=write": lambda view: (view.keys[:, None] == view.writes[:, :, None]) & (view.keys != EOS)[:, None],
 }
-"""The places of each pattern. Positions count from 0, and n is the position of the last symbol. A decoder's query at i
-is about to write symbol i, and has read symbol i − 1."""
+"""For each pattern, a function that returns its places. Positions count from 0, and n is the position of the last
+symbol. A decoder's query at i is about to write symbol i, and has read symbol i − 1."""
 
 
 def near(*names: str) -> dict[str, str]:
-    """Return names in words for the places near the query. The first name is for two places before it."""
+    """Return words by place near the query: the first is for two places before the query, the next for one place."""
     return dict(zip(NEAR, names, strict=False))
 
 
@@ -158,15 +158,16 @@ OF_ANY_SITE = {
     "first": "first token",
     "last": "last token",
 }
-"""The patterns of each site of a pretrained model."""
+"""The patterns of every site of a pretrained model, with their names in words."""
 
 
 class Observed(NamedTuple):
     """Tables of the places that the heads of a subject look at on a split.
 
     `patterns` has one row per head and pattern of its site. `mass` is the share of the head's attention that falls on
-    the pattern; `largest` is how often its largest weight does; `chance` is the mass of a head with even attention.
-    They are means over the `queries` for which the pattern has a place, a share `applies` of all queries.
+    the pattern; `largest` is the share of queries whose largest weight falls on it; `chance` is the mass that even
+    attention would have. All three are means over the `queries` for which the pattern has a place. `applies` is the
+    share of these queries among all.
 
     `looks` has one row per head: `entropy` in nats, as the scorer of that name defines it; `unevenness`, the share of
     its attention that must move to make it even; its `name` in words and its `pattern`, both empty if none is clear.
@@ -234,7 +235,8 @@ def _sums(first_H: Tensor, *others: Tensor) -> np.ndarray:
 
 
 def named_after(patterns: pd.DataFrame) -> tuple[str, str]:
-    """Return the meaning and the name of the pattern that names a head; both empty if no pattern is clear.
+    """Return the pattern that names a head, first in words, then as its key in `PLACES`; both empty if no pattern is
+    clear.
 
     If several patterns are clear, the one with the largest mass / chance names the head. For example on `reverse` the
     symbol to write always stands at the reverse position, but copies of it stand elsewhere too.

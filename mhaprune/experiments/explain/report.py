@@ -34,10 +34,10 @@ WRITING = ("decoder_self", "cross")
 MOST_ROWS = 72
 """Largest number of heads in one figure; the most important heads are shown."""
 CLEAR = 0.05
-"""The smallest difference that a cell shows, as a share of attention, from a head that looks everywhere equally."""
+"""The smallest difference that is written in a cell: the attention of a head minus even attention, as shares."""
 ABOVE_CHANCE = 0.15
-"""A pattern names a head if the head pays it at least this share of the attention that is possible beyond chance.
-Chance is large if few keys are allowed: 1 / (i + 1) in row i of a causal block."""
+"""A pattern names a head only if the attention to it exceeds chance by at least this share of the most that is
+possible, 1 − chance. Chance is large if few keys are allowed: 1 / (i + 1) in row i of a causal block."""
 COLUMNS = ("i−2", "i−1", "i", "i+1", "i+2", "n−i−1", "n−i", "n−i+1", "first", "last", "end", "=read", "=write")
 """The patterns of all sites, in the order of the figure."""
 

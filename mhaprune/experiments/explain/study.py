@@ -1,6 +1,6 @@
 """See inside the heads: what they look at, what they contribute, and what breaks without them.
 
-Dimensions: E = examples of a split, M = the model with all heads open and with each head closed, N = all heads.
+Dimensions: E = examples of a split, N = all heads, M = 1 + N: first all heads open, then each head closed in turn.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Explain(Experiment):
     """Numbers of the examples of the report split to show, counted from 0. If empty, the run's own `example` is shown,
     or else the first of the split."""
     shown: Annotated[int, Ge(0)] = 3
-    """Number of examples to list for each head that become wrong without the head."""
+    """Largest number of further examples to list for each head: examples that turn wrong without this head."""
     tolerance_nats: Annotated[float, Ge(0)] = 0.01
     """The largest cost of a prunable head, in nats of mean loss."""
 

@@ -70,7 +70,7 @@ def other_heads(pairs: pd.DataFrame) -> list[HeadId]:
 
 @needs("pairs")
 def interactions(tables: Tables) -> Plot:
-    """Draw the matrix of second differences, head by head."""
+    """Draw the interaction of each pair of heads, as a matrix with a row and a column per head."""
     pairs, heads = tables["pairs"], named(tables["alone"])
     place, values = {head: i for i, head in enumerate(heads)}, np.full((len(heads), len(heads)), np.nan)
     first, second = (np.array([place[head] for head in own]) for own in (named(pairs), other_heads(pairs)))

@@ -99,7 +99,7 @@ class Interact(Experiment):
 
 def kinds_of_pairs(pairs: pd.DataFrame, alone: pd.DataFrame) -> list[str]:
     """Return the kind of each pair: `STAND_IN`, `TOGETHER`, `BROKEN` or, for a small or unsure interaction, `NEITHER`.
-    A head breaks the model if closing it alone leaves at most half of the quality."""
+    A negative interaction is `BROKEN` if one head closed alone leaves at most half of the quality."""
     broken = set(named(alone[alone[QUALITY] <= alone["open_quality"] / 2]))
     breaks = [bool({first, second} & broken) for first, second in zip(named(pairs), other_heads(pairs), strict=True)]
     counts = (pairs[INTERACTION].abs() >= pairs["tolerance"]) & (pairs[f"{INTERACTION}_p"] < 1 - CONFIDENCE)

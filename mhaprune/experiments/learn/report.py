@@ -48,15 +48,15 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """Return the steps to the target, which a run may never reach, and the quality at the end."""
+    """Return two numbers: the steps to the target, NaN if it is not reached, and the quality at the end."""
     row = tables["reached"].iloc[0]
     steps = float(row["steps"]) if row["reached"] else math.nan
     return [Number("steps to the target", steps, least=0.0), share_number("exact match at the end", row[LAST])]
 
 
 def over_runs(tables: Tables) -> Iterator[str]:
-    """Yield, for each task, how many runs of every setting reach the target and when, and how each setting compares
-    with the first."""
+    """Yield sentences for each task: how many runs of every setting reach the target and when, and how each other
+    setting compares with the first setting."""
     reached = tables["reached"]
     for task, runs in by_task(reached):
         on = f"On {task}: " if reached["task"].nunique() > 1 else ""
@@ -94,7 +94,7 @@ def _how_many(runs: pd.DataFrame) -> str:
 
 
 def _compared_with_first(name: str, runs: pd.DataFrame, first: str, others: pd.DataFrame) -> str:
-    """Return a comparison with the first setting in words, over the seeds with which both reach the target."""
+    """Return in words a comparison of two settings, over the seeds with which the runs of both reach the target."""
     steps, seconds = (paired_ratios(runs, others, time) for time in TIMES)
     if steps.empty:
         return f"{name} is not compared with {first}: no seed reaches the target with both."
@@ -106,8 +106,8 @@ def _compared_with_first(name: str, runs: pd.DataFrame, first: str, others: pd.D
 
 
 def paired_ratios(runs: pd.DataFrame, others: pd.DataFrame, time: str) -> pd.Series:
-    """Return, for each seed, the time of `runs` divided by the time of `others`. A seed with a run that misses the
-    target is left out. If several runs have one seed, their geometric mean is taken."""
+    """Return, for each seed, the `time` ("steps" or "seconds") of `runs` divided by the `time` of `others`. A seed with
+    a run that misses the target is left out. If several runs have one seed, their geometric mean is taken."""
     logarithms = (np.log(rows[time].where(rows["reached"])).groupby(rows["seed"]) for rows in (runs, others))
     mine, theirs = (own.agg(lambda times: times.mean(skipna=False)) for own in logarithms)
     return np.exp(mine - theirs).dropna()

@@ -63,7 +63,7 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def head_map(tables: Tables) -> Verdict:
-    """Return the heads of the smallest model within the tolerance. Controls are left out."""
+    """Return the map of the heads that stay in the smallest model within the tolerance. Controls are left out."""
     smallest = tables["smallest"]
     best = most_removed(smallest[~smallest["control"]])
     stays = dict.fromkeys(head_names(best["removed"]), False) | dict.fromkeys(head_names(best["kept"]), True)
@@ -156,5 +156,5 @@ def survivors(tables: Tables) -> Plot | None:
 
 
 def _places(table: pd.DataFrame) -> dict[int, int]:
-    """Return the position of each size on an axis: the largest first, equally spaced, because small sizes matter."""
+    """Return the place of each number of kept heads on an axis: largest first, equally spaced, as small ones matter."""
     return {int(kept): i for i, kept in enumerate(sorted(table["heads_kept"].unique(), reverse=True))}

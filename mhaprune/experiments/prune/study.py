@@ -40,10 +40,11 @@ class Prune(WithinTolerance):
     `recovery_training` and `training`. `models/` has the model of each row of `smallest` that has lost heads, except
     controls.
 
-    Each row of `smallest` is a schedule, scorer and recovery: the smallest model that loses at most `tolerance` of the
-    dense exact match on the *choose* split, and its exact match on the *report* split. `heads_removed_sure` heads can
-    be removed at 95 % confidence (see `can_go.py`). A control recovery trains the best shape of each number of heads
-    kept. It stands for several draws, so it has no `heads_removed_sure`.
+    Each row of `smallest` has, for a schedule, a scorer and a recovery, the smallest model that loses at most
+    `tolerance` of the dense exact match on the *choose* split, and its exact match on the *report* split.
+    `heads_removed_sure` heads can be removed at 95 % confidence (see `can_go.py`). A control recovery trains, from new
+    weights, the best shape of each number of heads kept. Its row stands for several draws, so this row has no
+    `heads_removed_sure`.
     """
 
     budgets: tuple[int | float | str, ...] = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
@@ -118,7 +119,7 @@ class Prune(WithinTolerance):
 
 
 def choose_next(study: Study, scorer: str, name: str, left: Subject, budget: Budget) -> Plan:
-    """Return a plan with the next heads to remove from the model `left`. Schedule `name` scores this model anew."""
+    """Return a plan with the next heads to remove from the model `left`, chosen anew by the schedule `name`."""
 
     def remember(kind: str, what: dict[str, Any], make: Make) -> dict[str, Any]:
         return study.remember(kind, what | {"left": left_digest(left)}, make)

@@ -19,11 +19,11 @@ from mhaprune.subject import Subject
 from mhaprune.tables import NOTHING, join_names
 
 WAY = ["schedule", "scorer", "recovery"]
-"""The columns that identify a model at a budget; a control also needs `draw`."""
+"""The columns that, with the budget, identify a model; a control also needs `draw`."""
 
 
 class Trial(NamedTuple):
-    """A model without the heads of a plan, recovered or not, and its row of the table.
+    """A model without the heads of a plan, recovered or not, and its row of the table `recovery`.
 
     `plan.mask` is a mask of the dense model. The column `steps` counts training after pruning; for a control trained
     from scratch, all of its training.

@@ -1,4 +1,4 @@
-"""Models of one shape, timed in turn: dense, with heads removed, built without these heads; and times of parts."""
+"""Time models in turn: dense, with heads removed, built without these heads. Also time attention and feed-forward."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -84,7 +84,8 @@ def evenly(grid: HeadGrid, count: int) -> HeadMask:
 class Matchup:
     """Timing of dense models, pruned models and models built small, in turn, with several copies and random weights.
 
-    `masks` are masks of the whole model; the first mask removes nothing. `shape` may be only a part of it.
+    `masks` are masks of the whole model; the first mask removes nothing. `shape` is the shape of this model, or of its
+    decoder alone.
     """
 
     def __init__(
@@ -104,9 +105,9 @@ class Matchup:
         self.models = {name: [model.to(device) for model in models] for name, models in made.items()}
 
     def speed(self, work: Workload, rounds: int) -> pd.DataFrame:
-        """Return a row per mask, with the columns of `speed_columns` and three ratios. `built_ratio` is the time of
-        removed over built, `aa_ratio` dense over its copy, both round by round. `flop_ratio` is operations of dense
-        over removed."""
+        """Return a row per mask, with the columns of `speed_columns` and three ratios. `built_ratio` is the time with
+        heads removed / the time of the model built without them. `aa_ratio` is the time of the dense model / the time
+        of its copy. `flop_ratio` is the operations of the dense model / the operations with heads removed."""
         batch = work.batch(self.vocabulary_size, self.device)
         calls = {name: [work.call(model, batch) for model in models] for name, models in self.models.items()}
         turns = {name: times.taking_turns(copies) for name, copies in calls.items()}
@@ -130,7 +131,7 @@ class Matchup:
         return pd.DataFrame(rows)
 
     def parts(self, work: Workload, rounds: int) -> pd.DataFrame:
-        """Return a row per part of the dense model: its median time, and its share of the whole time."""
+        """Return the median time of attention, feed-forward and the rest of the dense model, and the share of each."""
         batch, model = work.batch(self.vocabulary_size, self.device), self.models[DENSE][0]
         spent = time_parts(model, lambda watched: work.call(watched, batch)(), rounds, device=self.device)
         medians = spent.median()
@@ -148,7 +149,8 @@ ATTENTION, FEED_FORWARD, REST = "attention", "feed_forward", "rest"
 def time_parts(
     model: Seq2Seq, run: Callable[[Seq2Seq], object], rounds: int, warmup: int = 2, device: times.Device = "cpu"
 ) -> pd.DataFrame:
-    """Return milliseconds of each part (columns) in every round (rows) of `run` on a copy of the model.
+    """Return milliseconds of attention, feed-forward and the rest (columns) in each round (row) of `run` on a copy of
+    `model`.
 
     The time of attention includes normalisation, the residual addition, and computing keys and values from the
     encoder's output. The rest is embedding, output, choice of a token, and Python between the parts; on a GPU, also the

@@ -42,20 +42,20 @@ def say(tables: Tables) -> Iterator[str]:
 
 
 def headline(tables: Tables) -> list[Number]:
-    """Return the largest speed-up of fresh models with about half of the heads."""
+    """Return the largest speed-up of fresh models with about half of the heads removed; NaN if none were timed."""
     largest = at_half(tables["speed"])["speedup"].max() if "speed" in tables else math.nan
     return [Number("times as fast with half of the heads", float(largest), 1.0, least=0.0)]
 
 
 def at_half(speed: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows for whole answers in which the share of removed heads is nearest to one half."""
+    """Return the rows that time whole answers, where the share of removed heads is nearest to one half."""
     whole = speed[speed["what"] == ("both" if (speed["what"] == "both").any() else "decoder")]
     off_half = (whole["model_heads_removed"] / whole["model_heads"] - 0.5).abs()
     return whole[off_half == off_half.min()]
 
 
 def _where(row: pd.Series) -> str:
-    """Return a size in words, with the quartiles of its speed-up and of a dense model timed against a second one."""
+    """Return a size in words, with the quartiles of its speed-up and of the dense model timed against its copy."""
     lengths = " → ".join(str(int(row[name])) for name in ("source_length", "target_length"))
     size = f"d_model {int(row['timed_d_model'])}, batch {int(row['batch_size'])}, {lengths} tokens"
     return f"{size} ({_quartiles(row, 'speedup')}; the dense model against itself {_quartiles(row, 'aa_ratio')})"
@@ -95,7 +95,8 @@ def _quartiles(row: pd.Series, name: str) -> str:
 
 @needs("speed")
 def speedup_curves(tables: Tables) -> Plot:
-    """Draw speed-up against heads removed: a row of panels per part, a column per width, a line per batch size."""
+    """Draw speed-up against heads removed: a row each for encoder, decoder, both; a column per width; a line per
+    size."""
     speed = tables["speed"]
     rows, columns = _whats(speed), list(speed["timed_d_model"].unique())
     count, xlabel = len(rows) * len(columns), f"heads removed, of {int(speed['model_heads'].max())}"
@@ -166,7 +167,7 @@ def accuracy_milliseconds(tables: Tables) -> Plot:
 
 @needs("parts")
 def time_by_part(tables: Tables) -> Plot:
-    """Draw the share of attention, feed-forward and the rest in the dense model's time: a panel per model part."""
+    """Draw the shares of attention, feed-forward and rest in the time of the dense encoder, decoder, and both."""
     parts = tables["parts"]
     whats, sizes = _whats(parts), ["timed_d_model", *SIZE]
     most = max(len(parts.loc[parts["what"] == what, sizes].drop_duplicates()) for what in whats)

@@ -35,8 +35,8 @@ class Speed(HeadBudgets):
     dense model, a second copy of it (A/A), one with heads removed, and one built without them.
 
     The trained model shows the quality too. Its heads are removed as the schedule and the scorers choose, and
-    `tradeoff` has exact match beside the milliseconds of a greedy decoding. A pretrained model has only this table: its
-    quality beside the milliseconds of a forward pass.
+    `tradeoff` has exact match beside the milliseconds of a greedy decoding. For a pretrained model, `speed` and `parts`
+    are left out, and `tradeoff` has its quality beside the time of a forward pass.
     """
 
     d_models: Sizes = (64, 256, 512)
